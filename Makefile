@@ -4,19 +4,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE := setup.cfg setup.py pyproject.toml $(wildcard tarshards/*/*.[ch])
-unexport PYTHONDONTWRITEBYTECODE  # tests start thousands of processes, which would compile the package anew
+unexport PYTHONDONTWRITEBYTECODE  # tests start thousands of processes, which would each compile the package again
 
 demo: $(VENV)/.demo
 	$(BIN)/python notebooks/digits.py
 
-# Tests wait for some of their time, so there is one process more than cores; one without tests takes others from another.
+# Tests spend some of their time waiting, so use one process more than cores; an idle process steals tests from another.
 PARALLEL := -n $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))') --dist worksteal
 
-# The laws of the package itself.
+# The tests of the package itself.
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) -m "not interop" $(PYTEST)
 
-# The laws that need no torch: make test-core PYTHON=python3.13; and on each other Python that is found.
+# The tests that need no torch: make test-core PYTHON=python3.13. test-pythons runs them on each other Python it finds.
 CORE = .venv-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())')
 test-core:
 	$(MAKE) VENV=$(CORE) $(CORE)/.test-core
@@ -31,18 +31,18 @@ test-pythons:
 	    done; \
 	done
 
-# Foreign packages and servers: DALI, Dask, Kubernetes' schema and client, S3, Slurm; and webdataset's own tests, which
-# are in its source distribution only.
+# Tests against other packages and servers: DALI, Dask, Kubernetes' schema and client, S3, Slurm; and webdataset's own
+# tests, which only its source distribution contains.
 test-interop: $(VENV)/.interop $(VENV)/squirrel
 	-$(BIN)/python tests/compat/run_upstream.py --fetch
 	$(BIN)/python -m pytest $(PARALLEL) -m interop $(PYTEST)
 
-# Squirrel lies apart from the other packages: it asks for an old urllib3, and has fsspec open gs:// with it.
+# Squirrel is installed separately: it requires an old urllib3 and registers its own gs:// with fsspec.
 $(VENV)/squirrel: $(VENV)/.interop
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
 	    squirrel-core==0.20.2 mako more-itertools msgpack-numpy ruamel.yaml
 
-# Long schedules, fuzzing and kills: the property tests and the kills of `make test`, SOAK times as many of each.
+# Long schedules, fuzzing and kills: the property and kill tests of `make test`, each SOAK times as often.
 SOAK ?= 20
 soak: $(VENV)/.test
 	TARSHARDS_SOAK=$(SOAK) $(BIN)/python -m pytest $(PARALLEL) -m "(hypothesis or soak) and not interop" $(PYTEST)
@@ -52,14 +52,14 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# All of them, or some: make bench ONLY=core; tasks, programs or parts: ONLY="cold growth,tools"; some peers: PEERS=a,b
+# All benchmarks, or some: make bench ONLY=core; tasks, programs or parts: ONLY="cold growth,tools"; peers: PEERS=a,b
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py $(ONLY) $(PEERS:%=--peers=%)
 
 asan: $(VENV)/.test
 	PYTHON=$(BIN)/python bash tests/asan.sh
 
-# The programs that the tests use, with apt, as root or with sudo; kernels are compiled by the next command.
+# Install the programs that the tests use with apt, as root or with sudo; the next command compiles the kernels.
 programs:
 	$(PYTHON) tests/programs.py
 	rm -f $(addprefix $(VENV)/.,demo test interop bench)

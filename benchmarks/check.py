@@ -20,8 +20,8 @@ FOLDER = DATA / "check"
 THREADS = 2
 KEYS = 10_000_000
 COUNT_KEYS = """
-from tarshards.verbs.check.duplicates import KeyPlaces
-with KeyPlaces() as keys:
+from tarshards.verbs.check.duplicates import KeyOrigins
+with KeyOrigins() as keys:
     for number in range({count}):
         keys.add(f"some/folder/{{number % ({count} - 1000):012d}}", (number // 10_000, number))
     assert sum(1 for _ in keys.duplicates()) == 1000

@@ -49,6 +49,9 @@ RATE = 80.0  # MB/s of the link
 TRIP = 0.05  # seconds
 LIMIT = 40.0  # seconds of a case after its start, at most
 WINDOW = 2.0  # seconds in which a rate is measured
+FEWEST = (
+    1000  # samples in them, of a peer on this disk; fewer are no rate, such as of one that unpacks a chunk meanwhile
+)
 WARM = {"samples": 20.0, "shards": 15.0, "link": 2.0}  # seconds before that, at most: of many shards a whole epoch
 PEERS = ("webdataset_", "litdata_", "streaming_", "lance_", "grain_")
 TOOLS = {  # their arguments before the shards
@@ -269,7 +272,11 @@ def prepared(peer: Peer, python: str, size: int) -> Row:
 
 def foreign(peer: Peer, python: str, part: str, data: Row, small: Row) -> Row:
     request = {"do": "foreign", "peer": peer.file, "small": small, "workers": int(peer.threaded("stream")), **data}
-    return run_case(python, request | {"warm": WARM[part], "window": WINDOW})
+    row = run_case(python, request | {"warm": WARM[part], "window": WINDOW})
+    if "rate" in row and row["rate"] * WINDOW < FEWEST:
+        del row["rate"]
+        row["failed"] = f"fewer than {FEWEST:,} samples in {WINDOW:.0f} s"
+    return row
 
 
 # The tools.

@@ -41,7 +41,7 @@ class Training:
             raise click.UsageError(f"--batch {batch} cannot be shared out equally among {ranks} ranks")
         self.output = output
         self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
-        # A batch over all ranks is the same samples on any number of ranks: each takes every ranks-th of them.
+        # A global batch has the same samples for any number of ranks: rank r takes every ranks-th sample from r.
         self.loader = ArrayLoader(
             ShardDataset(shards, shuffle=True, seed=seed), batch // ranks, fields=FIELDS, device=str(self.device)
         )
@@ -55,7 +55,7 @@ class Training:
         signal.signal(signal.SIGTERM, self.terminate)
 
     def terminate(self, *_: object) -> None:
-        """Note that this rank is to end."""
+        """Record that this rank must end."""
         self.terminated = True
 
     def resume(self) -> None:
@@ -69,13 +69,13 @@ class Training:
                 part.load_state_dict(states[0][name])
 
     def save(self) -> None:
-        """Write the checkpoint, which is the same on every rank; the one before is replaced when it is complete."""
+        """Write the checkpoint, the same on every rank; it replaces the previous one when it is complete."""
         if distributed.get_rank() == 0:
             with open_url(self.output, "wb") as file:
                 torch.save({name: part.state_dict() for name, part in self.parts.items()}, file)
 
     def run(self, epochs: int, every: int) -> None:
-        """Train until *epochs* are complete; save after each, and in between after every *every* steps."""
+        """Train until *epochs* are complete; save after each epoch, and every *every* steps in between."""
         while (epoch := self.loader.state_dict()["epoch"]) < epochs:
             for batch in self.loader:
                 self.optimizer.zero_grad()
@@ -84,10 +84,10 @@ class Training:
                 self.optimizer.step()
                 if self.is_preempted():
                     self.save()
-                    distributed.barrier()  # no rank leaves, and has the others ended, before that is done
-                    distributed.destroy_process_group()  # a thread of it that outlives the interpreter aborts the rank
+                    distributed.barrier()  # no rank may leave, which would end the others, before this is done
+                    distributed.destroy_process_group()  # its threads would abort the rank at exit
                     sys.exit(PREEMPTED)
-                if self.loader.state_dict()["batches"] % every == 0:  # at the last batch it is 0, of the next epoch
+                if self.loader.state_dict()["batches"] % every == 0:  # 0 after the last batch, as in the next epoch
                     self.save()
             self.say(f"epoch {epoch}: loss {loss.item():.3f}")
         self.loader.ledger.check(distributed.group.WORLD)  # planned = delivered + ..., over all ranks
@@ -104,7 +104,7 @@ class Training:
         return int(value.item())
 
     def accuracy(self, shards: str) -> float:
-        """Return the part of the images in *shards* that the model labels right; this rank reads them all."""
+        """Return the fraction of images in *shards* that the model labels correctly; this rank reads all of them."""
         right = []
         with torch.no_grad():
             for batch in ArrayLoader(ShardDataset(shards, world=World()), 256, fields=FIELDS, device=str(self.device)):

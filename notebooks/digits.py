@@ -51,7 +51,7 @@ def read_with_tarfile(shards: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def samples_per_second(*readers: Callable[[], Iterable[Any]], passes: int = 9) -> list[float]:
-    """Return the speed of each reader: the median of *passes* passes, in turns."""
+    """Return the speed of each reader: the median of *passes* passes, with the readers taking turns."""
     speeds: list[list[float]] = [[] for _ in readers]
     for _ in range(passes):
         for reader, speed in zip(readers, speeds):

@@ -1,4 +1,4 @@
-"""Datasets in plain tar shards: streamed into training, piped through Unix tools, nothing lost silently.
+"""Datasets in plain tar shards: streamed into training, piped through Unix tools, with no silent data loss.
 
 The packages, each importing only from those before it: ``storage`` (URLs to bytes), ``tar`` (bytes to members),
 ``samples`` (members to samples), ``index``, ``epoch``, ``stream``, ``loaders``, ``write``, ``verbs``, ``run``,
@@ -47,9 +47,9 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.loaders.arrays import augment as augment
     from tarshards.loaders.arrays import readers as readers
     from tarshards.loaders.arrays.loader import ArrayLoader as ArrayLoader
-    from tarshards.loaders.torch.dataset import ShardDataset as ShardDataset
-    from tarshards.loaders.torch.dataset import torch_iterable as torch_iterable
-    from tarshards.loaders.torch.loader import ShardLoader as ShardLoader
+    from tarshards.loaders.torch.shard_dataset import ShardDataset as ShardDataset
+    from tarshards.loaders.torch.shard_dataset import torch_iterable as torch_iterable
+    from tarshards.loaders.torch.shard_loader import ShardLoader as ShardLoader
     from tarshards.samples.codecs.registry import decoder as decoder
     from tarshards.samples.codecs.registry import encoder as encoder
     from tarshards.samples.ledger import Ledger as Ledger
@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.storage.remote import Remote as Remote
     from tarshards.stream import ops as ops
     from tarshards.stream.collate import collate as collate
-    from tarshards.stream.mix import mix as mix
+    from tarshards.stream.mixed import mix as mix
     from tarshards.stream.stream import Stream as Stream
     from tarshards.tar.read import Member as Member
     from tarshards.tar.read import read_members as read_members
@@ -75,7 +75,7 @@ if TYPE_CHECKING:  # the same names; a test compares them
 
 __version__ = "0.1.0"
 
-#: The modules that are namespaces of their own.
+#: The modules that are public namespaces.
 _NAMESPACES = {
     "augment": "loaders.arrays.augment",
     "dali": "loaders.dali",
@@ -83,7 +83,7 @@ _NAMESPACES = {
     "readers": "loaders.arrays.readers",
     "webdataset": "webdataset",
 }
-#: The others, by the module that each is in.
+#: The other names, by their modules.
 _MODULES = {
     "catalog": "Catalog",
     "epoch.packing": "bucket pack",
@@ -102,8 +102,8 @@ _MODULES = {
     "index.columns": "attach_columns build_columns",
     "index.sidecar": "Index",
     "loaders.arrays.loader": "ArrayLoader",
-    "loaders.torch.dataset": "ShardDataset torch_iterable",
-    "loaders.torch.loader": "ShardLoader",
+    "loaders.torch.shard_dataset": "ShardDataset torch_iterable",
+    "loaders.torch.shard_loader": "ShardLoader",
     "samples.codecs.registry": "decoder encoder",
     "samples.ledger": "Ledger",
     "samples.member_file": "MemberFile",
@@ -112,7 +112,7 @@ _MODULES = {
     "storage.opening": "open_shard open_url",
     "storage.remote": "Remote",
     "stream.collate": "collate",
-    "stream.mix": "mix",
+    "stream.mixed": "mix",
     "stream.stream": "Stream",
     "tar.read": "Member read_members",
     "write.dataset": "write_dataset",
@@ -121,13 +121,13 @@ _MODULES = {
     "write.shards": "ShardWriter TarWriter write_samples",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
-#: What some of these names need that may not be installed.
+#: Optional packages that some of these names need.
 _NEEDED = {"dali": "nvidia.dali"}
 _NEEDED |= dict.fromkeys(("ShardDataset", "ShardLoader", "torch_iterable", "webdataset"), "torch")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":  # what `import *` gives here; dali's name is too common for it
+    if name == "__all__":  # the names for `import *`; dali's name is too common for it
         return [each for each in _found() if each != "dali"]
     if name in _NAMESPACES:
         value: Any = import_module(f"tarshards.{_NAMESPACES[name]}")
@@ -144,13 +144,13 @@ def __dir__() -> list[str]:
 
 
 def _found() -> list[str]:
-    """The public names, without those whose needs are not installed, so that help() and `import *` work."""
+    """The public names whose dependencies are installed, so that help() and `import *` work."""
     from importlib.util import find_spec
 
     def is_there(module: str) -> bool:
         try:
             return find_spec(module) is not None
-        except ImportError:  # of the package that it is in
+        except ImportError:  # the parent package is missing
             return False
 
     there = {module: is_there(module) for module in set(_NEEDED.values())}

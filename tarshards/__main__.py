@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def report() -> Iterator[str]:
-    """Yield the lines that say what this installation consists of."""
+    """Yield the lines that describe this installation."""
     yield f"tarshards {tarshards.__version__}, Python {platform.python_version()}, {platform.platform()}"
     missing = [name for name in KERNELS if not _is_compiled(name)]
     yield f"kernels   {len(KERNELS) - len(missing)} of {len(KERNELS)} compiled"

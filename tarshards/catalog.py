@@ -1,4 +1,4 @@
-"""Catalogs: one YAML file that names datasets, their versions and splits, and says which shards each split has.
+"""Catalogs: one YAML file that names datasets, their versions and splits, and the shards of each split.
 
     tarshards_catalog: 1
     datasets:
@@ -12,9 +12,9 @@
               shards: imagenet/train.shards.json
               digest: sha256:5f16...
 
-All names are relative to the file. ``catalog.yaml#imagenet@2/train`` is a shard expression wherever one is taken. The
-digest of a split pins what its manifest says; when that changes, the split is not read any more. Catalogs of Squirrel
-are read too.
+All names are relative to the file. ``catalog.yaml#imagenet@2/train`` can be used wherever shard expressions are. The
+digest of a split pins the content of its manifest; when that changes, reading the split is an error. Catalogs of
+Squirrel can also be read.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 KIND = "tarshards_catalog"
 VERSION = 1
 MAX_BYTES = 1 << 24
-#: The ops that a catalog may name: they say what a sample of the dataset is. What they get is data, never code.
+#: The ops that a catalog may name, which define a sample of the dataset. Their arguments are data, never code.
 OPS = ("decode", "keep_fields", "rename_fields", "select_fields", "to_tuple")
-#: Squirrel's drivers, and what their data is here.
+#: Squirrel's drivers, and our names of their formats.
 DRIVERS = {"webdataset": "tar", "messagepack": "msgpack", "jsonl": "jsonl", "csv": "csv", "parquet": "parquet"}
 
 NAMES = "letters, digits and _.+-, a letter or digit first"
@@ -59,8 +59,8 @@ class Split(NamedTuple):
     digest: str | None = None
 
 
-class Version(NamedTuple):
-    """One version of a dataset; *format* is "tar", or for a source of Squirrel what its driver reads."""
+class DatasetVersion(NamedTuple):
+    """One version of a dataset; *format* is "tar", or for a source of Squirrel the format of its driver."""
 
     dataset: str
     version: str
@@ -76,7 +76,7 @@ class Version(NamedTuple):
 
 
 class Check(NamedTuple):
-    """What ``Catalog.verify`` found of one split: its shards, samples and bytes, and what is wrong."""
+    """The result of ``Catalog.verify`` for one split: its shards, samples, bytes and faults."""
 
     entry: str
     shards: int
@@ -93,14 +93,14 @@ class Catalog:
     value; without ``/split`` it is the only one. Iterating gives the versions, oldest first.
 
     >>> catalog = Catalog("sets/catalog.yaml")
-    >>> catalog.versions["digits"] = {"1": Version("digits", "1", {"train": Split(("a-{0..1}.tar",))})}
+    >>> catalog.versions["digits"] = {"1": DatasetVersion("digits", "1", {"train": Split(("a-{0..1}.tar",))})}
     >>> [shard.url for shard in catalog.shards("digits")]
     ['sets/a-0.tar', 'sets/a-1.tar']
     """
 
     def __init__(self, url: str | os.PathLike[str] | Location, remote: Remote | None = None):
         self.location = Location.of(url, remote)
-        self.versions: dict[str, dict[str, Version]] = {}
+        self.versions: dict[str, dict[str, DatasetVersion]] = {}
         self.is_foreign = False
 
     @classmethod
@@ -118,26 +118,26 @@ class Catalog:
     def locked(
         cls, url: str | os.PathLike[str] | Location, remote: Remote | None = None, *, create: bool = False
     ) -> Iterator[Catalog]:
-        """Read the catalog file *url* to change and save it in the with-block, for which other processes wait.
+        """Read the catalog file *url* to change and save it in the with-block; other processes wait for its end.
 
-        With *create* it may be a new one. A remote file is not locked: of two that change it at once, the later wins.
+        With *create* it may be new. A remote file is not locked: if two processes change it at once, the later wins.
         """
         location = Location.of(url, remote)
         folder = None if location.path is None else os.path.dirname(os.path.realpath(location.path))
         with locked(folder) if folder is not None and os.access(folder, os.R_OK) else nullcontext():
             yield cls(location, remote) if create and not location.exists() else cls.load(location, remote)
 
-    def __iter__(self) -> Iterator[Version]:
+    def __iter__(self) -> Iterator[DatasetVersion]:
         for dataset in sorted(self.versions, key=natural_order):
             for version in sorted(self.versions[dataset], key=natural_order):
                 yield self.versions[dataset][version]
 
-    def __getitem__(self, entry: str) -> Version:
+    def __getitem__(self, entry: str) -> DatasetVersion:
         """Return the version that *entry* names; raise UrlError, with the names that exist, if there is none."""
         return self._find(entry)[0]
 
-    def _find(self, entry: str) -> tuple[Version, str | None]:
-        """Return the version, and the name of the split where *entry* has one."""
+    def _find(self, entry: str) -> tuple[DatasetVersion, str | None]:
+        """Return the version, and the name of the split if *entry* has one."""
         parsed = _ENTRY.fullmatch(entry)
         if parsed is None:
             raise self._error(f"{entry!r} is not dataset, dataset@version or dataset@version/split")
@@ -163,7 +163,7 @@ class Catalog:
         versions = [version] if "@" in entry or split is not None else list(self.versions[version.dataset].values())
         return [f"{each.name}/{name}" for each in versions for name in ([split] if split else sorted(each.splits))]
 
-    def _split(self, entry: str) -> tuple[Version, str, Split]:
+    def _split(self, entry: str) -> tuple[DatasetVersion, str, Split]:
         version, name = self._find(entry)
         if name is None:
             if len(version.splits) != 1:
@@ -173,10 +173,10 @@ class Catalog:
         return version, name, self._choose(version.splits, name, f"split of {version.name}")
 
     def shards(self, entry: str) -> Shards:
-        """Return the shards of a split, their URLs complete.
+        """Return the shards of a split, with complete URLs.
 
-        Raises StateError, with both digests, if they are not those that were pinned; UrlError for an entry that does
-        not exist, or is not of tar shards.
+        Raises StateError, with both digests, if they differ from the pinned ones; UrlError for an entry that does not
+        exist or does not have tar shards.
         """
         version, name, split = self._split(entry)
         shards = self._expand(version, split)
@@ -191,7 +191,7 @@ class Catalog:
             )
         return shards
 
-    def _expand(self, version: Version, split: Split) -> Shards:
+    def _expand(self, version: DatasetVersion, split: Split) -> Shards:
         if version.format != "tar":
             if version.format not in DRIVERS.values():
                 raise self._error(f"{version.name} needs Squirrel's driver {version.format}, which is not supported")
@@ -201,7 +201,7 @@ class Catalog:
     def stream(self, entry: str, **options: Any) -> Stream:
         """Return the stream of a split, with the ops of its version; *options* are those of ``Stream.from_shards``.
 
-        Of a folder of Squirrel's msgpack shards they are those of ``read_msgpack``.
+        For a folder of Squirrel's msgpack shards they are those of ``read_msgpack``.
         """
         from tarshards.stream.stream import Stream
 
@@ -215,7 +215,7 @@ class Catalog:
         shards = self.shards(entry)
         return self._apply(Stream.from_shards(shards, **{"remote": self.location.remote, **options}), version)
 
-    def _apply(self, stream: Stream, version: Version) -> Stream:
+    def _apply(self, stream: Stream, version: DatasetVersion) -> Stream:
         for each in version.ops:
             ((name, given),) = each.items()
             args = given if isinstance(given, list) else [] if given is None or isinstance(given, dict) else [given]
@@ -235,11 +235,11 @@ class Catalog:
         *,
         card: str | None = None,
         ops: Iterable[Mapping[str, Any]] = (),
-    ) -> Version:
+    ) -> DatasetVersion:
         """Add the version *entry*, ``dataset@version``, and pin its splits; names are relative to the current folder.
 
-        Raises UrlError if it exists, as versions are never edited, or if a manifest does not say how many samples and
-        bytes each shard has. ``save`` writes the file.
+        Raises UrlError if it exists, since versions are never edited, or if a manifest lacks the numbers of samples and
+        bytes of a shard. ``save`` writes the file.
         """
         dataset, at, version = entry.partition("@")
         for name in (dataset, version, *splits):
@@ -276,9 +276,9 @@ class Catalog:
         return [name for each in spec for name in self._relative(each)]
 
     def pin(self, entry: str | None = None) -> list[str]:
-        """Give the splits of *entry*, or of the whole catalog, their digests; return the names of those that had none.
+        """Add digests to the splits of *entry*, or of the whole catalog; return the names of those that had none.
 
-        Raises StateError for a split that was pinned and has changed.
+        Raises StateError for a pinned split that has changed.
         """
         self._check_ours()
         pinned = []
@@ -299,8 +299,8 @@ class Catalog:
     def verify(self, entry: str | None = None, *, content: bool = False) -> Iterator[Check]:
         """Compare the splits of *entry*, or of the whole catalog, with their digests, and the files with the manifests.
 
-        A file has to exist and to have its size, and its index, if there is one, the digest in the manifest; with
-        *content* it is read, and has to have its SHA-256, where the manifest or the card of the version has one.
+        Each file must exist with its size, and its index, if any, must have the digest in the manifest; with *content*
+        the file is read and must have its SHA-256, if the manifest or the card of the version has one.
         """
         for name in self.entries(entry):
             version, _, split = self._split(name)
@@ -320,13 +320,13 @@ class Catalog:
             samples, size = sum(shard.samples or 0 for shard in shards), sum(shard.size or 0 for shard in shards)
             yield Check(name, len(shards), samples, size, split.digest is not None, faults)
 
-    def card(self, version: Version) -> Location | None:
-        """Return where the card of *version* is, None if it has none; raise UrlError for what it may not name."""
+    def card(self, version: DatasetVersion) -> Location | None:
+        """Return the location of the card of *version*, None if it has none; raise UrlError for a forbidden one."""
         if version.card is None:
             return None
         return Location.of(resolve(self.location, version.card), self.location.remote)
 
-    def _sums(self, version: Version) -> dict[str, str]:
+    def _sums(self, version: DatasetVersion) -> dict[str, str]:
         """Return the SHA-256 of the shards that the card of *version* lists, by their URLs; none without a card."""
         import json
 
@@ -338,7 +338,7 @@ class Catalog:
             urls = [url if ":" in url or os.path.isabs(url) else card.beside(url).url for url, _ in found]
             return {os.path.normpath(url): sha256 for url, (_, sha256) in zip(urls, found)}
         except (ValueError, LookupError, TypeError) as error:
-            raise self._error(f"{version.name}: {card.name} is no card: {type(error).__name__}: {error}") from error
+            raise self._error(f"{version.name}: {card.name} is not a card: {type(error).__name__}: {error}") from error
 
     def dump(self) -> str:
         """Return the text of the file: sorted, one entry a line, the same for the same catalog."""
@@ -358,11 +358,11 @@ class Catalog:
         )
         return dumped
 
-    def save(self, *, sync: bool = True) -> None:
-        """Write the file, whole or not at all; what it had besides entries, such as comments, is lost."""
+    def save(self) -> None:
+        """Write the file atomically; comments and everything besides entries are dropped."""
         self._check_ours()
         text = self.dump().encode()
-        with Location.of(self.location, sync=sync).open("wb") as stream:
+        with self.location.open("wb") as stream:
             stream.write(text)
 
     def _check_ours(self) -> None:
@@ -406,7 +406,7 @@ class Catalog:
                 read = self._version(dataset, version, fields)
                 self.versions.setdefault(dataset, {})[version] = read
 
-    def _version(self, dataset: str, version: str, fields: Any) -> Version:
+    def _version(self, dataset: str, version: str, fields: Any) -> DatasetVersion:
         name = f"{dataset}@{version}"
         self._check_keys(self._mapping(fields, name), {"splits", "card", "ops", "metadata"}, name)
         card, ops, metadata = fields.get("card"), fields.get("ops") or [], fields.get("metadata") or {}
@@ -422,10 +422,12 @@ class Catalog:
             raise self._error(f"{name}: ops is a list, not {shortened(ops)}")
         for each in ops:
             if not isinstance(each, dict) or len(each) != 1 or (op := next(iter(each))) not in OPS:
-                raise self._error(f"{name}: {shortened(each)} is none of the ops {', '.join(OPS)}, with its arguments")
+                raise self._error(
+                    f"{name}: {shortened(each)} is not one of the ops {', '.join(OPS)}, with its arguments"
+                )
             if isinstance(each[op], dict) and each[op].keys() & {"allow_unsafe", "on_error"}:
                 raise self._error(f"{name}: a catalog may not set allow_unsafe or on_error of {op}")
-        return Version(
+        return DatasetVersion(
             dataset, version, splits, card, tuple(ops), metadata=self._mapping(metadata, f"{name}: metadata")
         )
 
@@ -468,7 +470,7 @@ class Catalog:
             format = DRIVERS.get(driver, driver) if isinstance(url, str) else driver
             splits = {"data": Split((url if isinstance(url, str) else "",))}
             metadata = self._mapping(fields.get("metadata") or {}, f"{dataset}@{version}: metadata")
-            added = Version(dataset, version, splits, format=format, metadata=metadata)
+            added = DatasetVersion(dataset, version, splits, format=format, metadata=metadata)
             self.versions.setdefault(dataset, {})[version] = added
 
 
@@ -478,10 +480,10 @@ def expand(file: Location, entry: str) -> Shards:
 
 
 def digest_of(shards: Iterable[Shard], ops: Iterable[Mapping[str, Any]] = ()) -> str:
-    """Return the digest of a split: of the names, samples, sizes and checksums of its shards, in order, and of its ops.
+    """Return the digest of a split: over the names, samples, sizes and checksums of its shards, in order, and its ops.
 
-    Where all shards have digests of their keys and members, it is of these too. It is the same wherever the dataset
-    lies.
+    If all shards have digests of their keys and members, it covers these too. It does not depend on the dataset's
+    location.
 
     >>> digest_of([Shard("a.tar", 3, 2048)]) == digest_of([Shard("http://host/d/a.tar", 3, 2048, indexed=True)])
     True
@@ -524,7 +526,7 @@ class _Squirrel(NamedTuple):
 
 
 def _loader(yaml: Any) -> Any:
-    """Return a safe loader: names as they are written, none twice; no aliases, which could stand for any amount."""
+    """Return a safe loader: names as written, none twice; no aliases, which could expand to any size."""
 
     class Loader(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
@@ -564,8 +566,8 @@ def _loader(yaml: Any) -> Any:
 def _plain_dumper(yaml: Any) -> Any:
     """Return a safe dumper that writes no aliases, which the loader refuses."""
 
-    class Dumper(yaml.SafeDumper):
+    class PlainDumper(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
-    return Dumper
+    return PlainDumper

@@ -13,8 +13,8 @@ TarshardsError
 ├── StateError       (ValueError) a state from another dataset, version or kind of run
 └── AuditError       (ValueError) samples that were neither delivered nor accounted for
 
-Each is also the error of Python in brackets, so that ``except OSError`` catches whatever a URL fails with. Bad
-arguments raise Python's own TypeError and ValueError; the functions at the end check them.
+Each is also the Python error in brackets, so ``except OSError`` catches every failure of a URL. Bad arguments raise
+Python's own TypeError and ValueError; the functions at the end check them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 class TarshardsError(Exception):
     """Base of all errors; *url*, *offset* (bytes), *key* and *field* are None where unknown.
 
-    *cost* says what is lost where reading goes on after it, for a ledger.
+    *cost* tells a ledger what is left out if reading continues after the error.
 
     >>> str(TarshardsError("bad checksum", url="a.tar", offset=512))
     'a.tar: offset 512: bad checksum'
@@ -59,18 +59,19 @@ class TarshardsError(Exception):
 
 
 def _rebuild(kind: type[TarshardsError], arguments: tuple[Any, ...]) -> TarshardsError:
-    """Return an error with its text alone; the pickle sets the rest, notes included, as attributes."""
+    """Return an error with only its text; the pickle sets the rest, notes included, as attributes."""
     error = kind.__new__(kind)
     error.args = arguments
     return error
 
 
-# A worker of torch's DataLoader sends not the error but its class, and the traceback as text; the loader then calls the
-# class with the text. So in a worker each error gets a class of its own, and the pickle of that class holds the error.
+# A worker of torch's DataLoader does not send the error but its class, and the traceback as text; the loader then calls
+# # the class with the text. So in a worker each error gets its own class, and the pickle of that class contains the
+# error.
 
 
 class _ClassOfOne(type):
-    """The class of a single error; *error* is what pickling that error gives."""
+    """The class of a single error; *error* is the pickle of that error."""
 
     error: tuple[Any, ...]
 
@@ -87,7 +88,7 @@ def _kind_of(error: TarshardsError) -> Any:
 
 
 def _class_of(error: TarshardsError) -> Any:
-    """Return a class for *error* alone, which looks like its own; attributes that it gets later are part of it."""
+    """Return a class for only *error*, which looks like its real class; attributes set later are included."""
     kind = _kind_of(error)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "error": error.__reduce__()}
     return _ClassOfOne(kind.__name__, (kind,), names)
@@ -99,7 +100,7 @@ def _pickle_class(kind: _ClassOfOne) -> Any:
     build, arguments, state = kind.error
     try:
         pickle.dumps(state)
-    except Exception:  # a user has added what cannot be pickled, and the DataLoader would wait for it for ever
+    except Exception:  # a user's attribute cannot be pickled, and the DataLoader would wait for it forever
         state = {name: value for name, value in state.items() if isinstance(value, str | int | None)}
     return _Arrived, (build, arguments, state)
 
@@ -108,7 +109,7 @@ copyreg.pickle(_ClassOfOne, _pickle_class)
 
 
 class _Arrived:
-    """What the class of an error is where a DataLoader raises it again: called with the text, it returns the error."""
+    """The class of an error when a DataLoader raises it again: called with the text, it returns the error."""
 
     def __init__(self, build: Any, arguments: tuple[Any, ...], state: dict[str, Any]):
         self.__name__ = arguments[0].__name__
@@ -122,20 +123,20 @@ class _Arrived:
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an error in the process that it comes from, as text: the cause of the error that arrives."""
+    """The traceback of an error in its original process, as text: the cause of the unpickled error."""
 
 
 class OpenError(TarshardsError, OSError):
     """A URL that cannot be opened, or fails while it is read or written.
 
-    *errno* is that of the OSError behind it, and ENOENT where a server says that nothing is there; None where unknown.
+    *errno* is that of the underlying OSError, or ENOENT if a server reports a missing file; None where unknown.
 
     >>> error = OpenError("no answer", url="http://host/a.tar")
     >>> error.filename, error.strerror, error.errno
     ('http://host/a.tar', 'no answer', None)
     """
 
-    # OSError would change the text of an error that has its own attributes of these names.
+    # OSError changes the text of an error that sets its own attributes with these names.
     errno: int | None = None
 
     def __init__(self, reason: str, *, errno: int | None = None, **origin: Any):
@@ -197,7 +198,7 @@ class AuditError(TarshardsError, ValueError):
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
-    """Return the argument *name* as an int: any integer, numpy's too, but no bool.
+    """Return the argument *name* as an int: any integer, also numpy's, but not a bool.
 
     Raises TypeError for anything else, and ValueError for less than *least*.
 
@@ -230,7 +231,7 @@ def flag(name: str, value: Any, advice: str = "") -> bool:
 
 
 def visible(text: str) -> str:
-    r"""Escape control characters, line breaks, and bytes that are not UTF-8, for names that others gave.
+    r"""Escape control characters, line breaks, and bytes that are not UTF-8, in untrusted names.
 
     >>> visible("tab\there \x1b[31m"), visible("latin\udce9")
     ('tab\\there \\x1b[31m', 'latin\\xe9')
@@ -239,7 +240,7 @@ def visible(text: str) -> str:
 
 
 def shortened(value: Any) -> str:
-    """Return how messages show an argument: its repr, without addresses, in one line of at most 100 characters.
+    """Return the form of an argument in messages: its repr, without addresses, in one line of at most 100 characters.
 
     >>> shortened("64"), len(shortened("64" * 99)), shortened(object())
     ("'64'", 100, '<object object>')
@@ -249,7 +250,7 @@ def shortened(value: Any) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the question for the one of *known* that is most like *name*, whatever its case; "" if none is.
+    """Return a question for the closest of *known* to *name*, ignoring case; "" if none is close.
 
     >>> did_you_mean("PNG", ["cls", "png"]), did_you_mean("txt", ["cls", "png"])
     ("; did you mean 'png'?", '')
@@ -262,7 +263,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def is_coroutine_function(function: Any) -> bool:
-    """Say whether calling *function* gives a coroutine: an ``async def``, an object with one, a partial of either.
+    """Return whether *function* returns a coroutine: an ``async def``, an object with one, or a partial of either.
 
     >>> is_coroutine_function(str)
     False
@@ -276,7 +277,7 @@ def is_coroutine_function(function: Any) -> bool:
 
 
 def check_function(function: Any, caller: str) -> None:
-    """Raise TypeError, which names *caller*, for what is no function, or one whose coroutines nobody would await."""
+    """Raise TypeError, which names *caller*, if *function* is no function, or nobody would await its coroutines."""
     if not callable(function):
         raise TypeError(f"{caller} takes a function, not {shortened(function)}")
     if is_coroutine_function(function):

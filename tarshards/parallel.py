@@ -1,10 +1,9 @@
 """Ordered, bounded work over any executor, and child processes that are ended reliably.
 
-``settled_map`` keeps a window of calls running, and ``bounded_map`` does so and raises the first failure;
-``DaemonThreads`` wait for a network; ``EventLoop`` runs coroutines; ``ProcessPool`` runs calls in processes, and a
-process that dies fails only its own call; ``ChildGroup`` is a program and all that it starts, ended as one. The
-processes of ``run.samples`` import this module, so it loads ``multiprocessing`` and ``asyncio`` only when a pool or a
-loop starts.
+``settled_map`` keeps a window of calls running, and ``bounded_map`` also raises the first failure; ``DaemonThreads``
+wait for a network; ``EventLoop`` runs coroutines; ``ProcessPool`` runs calls in processes, and a process that dies
+fails only its own call; ``ChildGroup`` is a program with its descendants, which end together. The processes of
+``run.samples`` import this module, so it loads ``multiprocessing`` and ``asyncio`` only when a pool or a loop starts.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tarshards.errors import OpError, RemoteTraceback, shortened
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-TICK = 0.2  # seconds; a signal that comes just before a wait is seen only after it
+TICK = 0.2  # seconds; a signal that arrives just before a wait takes effect only after it
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 PIPE = -1  # for ChildGroup: a new pipe
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -35,11 +34,11 @@ IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 def settled_map(
     function: Callable[[Any], Any], items: Iterable[Any], *, executor: Executor, window: int, ordered: bool = True
 ) -> Generator[tuple[Any, Any, BaseException | None], None, None]:
-    """Yield every item with ``function(item)``, or with what it raised; at most *window* are under way or waiting.
+    """Yield every item with ``function(item)`` or its exception; at most *window* calls are running or waiting.
 
-    They come in the order of the items, or with ``ordered=False`` as they are done. An exception of the items is
-    raised, and CancelledError for a call that someone else cancelled; breaking off cancels what has not begun and
-    waits for what has.
+    Results come in the order of the items, or with ``ordered=False`` as they finish. An exception of the iterable is
+    raised, and CancelledError for a call that someone else cancelled. Closing the generator cancels calls that have not
+    begun and waits for running ones.
     """
     check_executor(executor)
     pending: list[tuple[Future[Any], Any]] = []
@@ -59,13 +58,13 @@ def settled_map(
 def bounded_map(
     function: Callable[[Any], Any], items: Iterable[Any], *, executor: Executor, window: int, ordered: bool = True
 ) -> Generator[Any, None, None]:
-    """Yield ``function(item)`` for every item, as ``settled_map`` does, and raise the first exception."""
+    """Yield ``function(item)`` for every item, like ``settled_map``, and raise the first exception."""
     with closing(settled_map(function, items, executor=executor, window=window, ordered=ordered)) as settled:
-        yield from map(_result, settled)  # no frame holds a result while the next is made: its memory may be reused
+        yield from map(_result, settled)  # no frame holds a result while the next is made, so its memory can be reused
 
 
 def check_executor(executor: Any) -> Executor:
-    """Return what ``executor=`` gives; raise TypeError for what cannot be given calls."""
+    """Return the value of ``executor=``; raise TypeError for anything that cannot take calls."""
     if not hasattr(executor, "submit"):
         raise TypeError(f"executor= takes an Executor of concurrent.futures, not {shortened(executor)}")
     return executor
@@ -92,7 +91,7 @@ def _result(outcome: tuple[Any, Any, BaseException | None]) -> Any:
 
 
 class DaemonThreads(Executor):
-    """An executor of at most *workers* threads that wait for a network, and do not keep the process from ending.
+    """An executor of at most *workers* threads that wait for a network; they do not prevent the process from exiting.
 
     >>> list(DaemonThreads(2).map(abs, [-1, 2]))
     [1, 2]
@@ -123,15 +122,15 @@ class DaemonThreads(Executor):
                     future.set_result(function(*args, **options))
                 except BaseException as error:
                     future.set_exception(error)
-            del future, function, args, options  # else they are held while there is nothing to do
+            del future, function, args, options  # else they would be held while the thread is idle
             with self._lock:
-                self._idle += self._calls.empty()  # fewer than wait, at times: then a thread more is started
+                self._idle += self._calls.empty()  # may be fewer than are idle: then one more thread is started
 
 
 class EventLoop(Executor):
-    """An executor of coroutine functions, at most *workers* at once, on an event loop in a thread of its own.
+    """An executor of coroutine functions, at most *workers* at once, on an event loop in its own thread.
 
-    Shutting it down cancels what is under way, and waits for that to end.
+    Shutting it down cancels running coroutines and waits for them to end.
 
     >>> async def double(number):
     ...     return 2 * number
@@ -166,7 +165,7 @@ class EventLoop(Executor):
         await self._end.wait()
         if left := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in left:
-                if not task.cancelling():  # a second cancellation would break off its cleaning up
+                if not task.cancelling():  # a second cancellation would interrupt its clean-up
                     task.cancel()
             await asyncio.wait(left)
 
@@ -179,7 +178,7 @@ class EventLoop(Executor):
 
 
 class _Call(Future[Any]):
-    """A future whose cancelling ends the process that is at it."""
+    """A future; cancelling it ends the process that runs the call."""
 
     process: Any = None
 
@@ -193,9 +192,9 @@ class _Call(Future[Any]):
 class ProcessPool(Executor):
     """An executor of *workers* processes (default: the cores), which are started when the first call comes.
 
-    A process that dies, by a signal or by ``os._exit``, fails its call with OpError, and another takes its place: the
-    standard pool fails every call instead. Functions and results are pickled; processes begin as Python's default is.
-    *shared* is given to each process once, for ``call_shared``. Cancelling a call that has begun ends its process,
+    If a process dies, by a signal or by ``os._exit``, its call fails with OpError and another process replaces it; the
+    standard pool fails every call instead. Functions and results are pickled; processes start by Python's default
+    method. *shared* is sent to each process once, for ``call_shared``. Cancelling a running call ends its process,
     unless the pool *finishes* such calls.
 
     >>> with ProcessPool(2) as pool:
@@ -234,7 +233,7 @@ class ProcessPool(Executor):
             thread.join()
 
     def _start(self) -> None:
-        # Before any thread, for a process that is forked has but one.
+        # Processes before threads: a forked one has none of our threads, but may inherit a lock that one of them holds.
         processes: list[_Process] = []
         threads: list[Thread] = []
         try:
@@ -243,7 +242,7 @@ class ProcessPool(Executor):
             for process in processes:
                 threads.append(Thread(target=self._serve, args=(process,), daemon=True))
                 threads[-1].start()
-        except BaseException:  # a signal, too
+        except BaseException:  # also a signal's
             for _ in threads:
                 self._calls.put(None)
             for process in processes:
@@ -272,8 +271,9 @@ _FROM_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 class _Process:
     """A process and the pipe to it."""
 
-    # A forked process has copies of the pipes of those before it: one after the other, the last is free of them.
-    # Starting a process also asks how every other ended, and only the first to ask learns it: no start during a join.
+    # A forked process holds copies of our ends of the pipes to those before it. If we die, the last one finds its pipe
+    # closed and ends, then the one before it; two that start at once would hold each other's ends. And starting a
+    # process reaps others that have ended, whose exit status a join at that moment would miss.
     _one_at_a_time = Lock()
 
     def __init__(self, shared: Any) -> None:
@@ -285,23 +285,23 @@ class _Process:
             self._pipe, theirs = context.Pipe()
             try:
                 self._process = context.Process(target=_work, args=(theirs, self._pipe, shared), daemon=True)
-                # Of what is forked, our handlers would be called in the hooks of the fork, which lose what they raise.
+                # A signal during the hooks of a fork would call our handlers there, and what they raise would be lost.
                 before = signal.pthread_sigmask(signal.SIG_BLOCK, _FROM_THE_PARENT if forks else ())
                 try:
                     self._process.start()
                 finally:
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
             except BaseException:
-                self._pipe.close()  # by which it ends
+                self._pipe.close()  # ends the process
                 raise
             finally:
                 theirs.close()
         self.dead = False
-        # Where they are not forked, processes first import the main module.
+        # Processes that are not forked first import the main module.
         self._imports = not forks
 
     def ask(self, work: Any) -> Any:
-        """Return the result of a call, or raise what it raised; OpError if the process died of it."""
+        """Return the result of a call, or raise its exception; OpError if the process died."""
         try:
             self._pipe.send(work)
             error, result, traceback = self._pipe.recv()
@@ -333,7 +333,7 @@ class _Process:
 
 
 def call_shared(item: Any) -> Any:
-    """Call what the pool of this process shares."""
+    """Call the object that the pool of this process shares."""
     return _shared(item)
 
 
@@ -351,9 +351,9 @@ def _work(pipe: Connection, theirs: Connection, shared: Any) -> None:
     while True:
         try:
             work = pipe.recv()
-        except (EOFError, ConnectionError):  # who asks has ended
+        except (EOFError, ConnectionError):  # the parent has ended
             return
-        except Exception as error:  # of what cannot be unpickled here
+        except Exception as error:  # for calls that cannot be unpickled here
             pipe.send(_reply_of(error))
             continue
         if work is None:
@@ -372,7 +372,7 @@ def _work(pipe: Connection, theirs: Connection, shared: Any) -> None:
 
 
 def _reply_of(error: Exception) -> tuple[Exception, None, str]:
-    """Return what tells the other end of *error*, in words where it cannot be made there again."""
+    """Return a reply with *error* for the other end, as text if it cannot be unpickled there."""
     import pickle
     from traceback import format_exception
 
@@ -403,7 +403,7 @@ def wait_for(descriptor: int, event: int, deadline: float | None) -> bool:
 
 
 class ChildGroup:
-    """A child process that leads its own process group; other threads than the one that waits may only ``signal`` it.
+    """A child process that leads its own process group; only the waiting thread may do more than ``signal`` it.
 
     *arguments* start with the program, which is looked up on the PATH. *stdin*, *stdout* and *stderr* are each a
     descriptor, the path of a file, or PIPE; by default the child inherits ours. It also inherits the descriptor *held*.
@@ -423,7 +423,7 @@ class ChildGroup:
         held: int | None = None,
     ):
         self.status: int | None = None
-        self._reaping = RLock()  # a signal handler may come in between
+        self._reaping = RLock()  # a signal handler may interrupt
         self.stdin = self.stdout = -1
         theirs: list[int] = []
         try:
@@ -475,7 +475,7 @@ class ChildGroup:
             os.close(descriptor)
 
     def reap(self) -> int:
-        """Wait for the leader and return its exit status; other processes of the group go on."""
+        """Wait for the leader and return its exit status; other processes of the group continue."""
         if self.status is None:
             with suppress(ChildProcessError):  # SIGCHLD is ignored
                 self.wait()

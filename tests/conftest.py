@@ -42,6 +42,9 @@ if find_spec("torch"):
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# The servers of tests are on this machine.
+os.environ["no_proxy"] = "*"
+
 # No test outlives a power loss, and a disk takes milliseconds to flush a file.
 os.fsync = lambda descriptor: None
 

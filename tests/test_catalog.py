@@ -194,11 +194,11 @@ def test_a_stream_has_the_ops_of_its_version(here):
 @pytest.mark.parametrize(
     ("ops", "reason"),
     [
-        ([{"map": "print"}], "is none of the ops decode"),
+        ([{"map": "print"}], "is not one of the ops decode"),
         ([{"decode": {"allow_unsafe": True}}], "may not set allow_unsafe"),
         ([{"decode": "rgb9"}], "the op decode refuses"),
-        ([{"keep_fields": ["cls"], "decode": None}], "is none of the ops"),
-        (["decode"], "is none of the ops"),
+        ([{"keep_fields": ["cls"], "decode": None}], "is not one of the ops"),
+        (["decode"], "is not one of the ops"),
         ([{"decode": {"nonsense": 1, "only": 7}}], "the op decode refuses"),
     ],
 )
@@ -359,7 +359,7 @@ def test_verify_knows_the_checksums_of_the_card(here):
     ((fault,),) = [check.faults for check in catalog.verify(content=True)]
     assert fault.startswith("sets/a/train-001.tar has the SHA-256")
     Path("sets/card.json").write_text("[]")
-    with pytest.raises(UrlError, match=r"digits@1: sets/card.json is no card"):
+    with pytest.raises(UrlError, match=r"digits@1: sets/card.json is not a card"):
         list(catalog.verify(content=True))
 
 

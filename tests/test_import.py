@@ -75,7 +75,7 @@ assert sum(len(batch["cls"]) for batch in loader) == 6
     [
         ("import tarshards; tarshards.ShardDataset", "torch"),
         ("from tarshards import ShardLoader", "torch"),
-        ("import tarshards.loaders.torch.loader", "torch"),
+        ("import tarshards.loaders.torch.shard_loader", "torch"),
         ("import tarshards.webdataset", "torch"),
         (
             "next(iter(ArrayLoader(Stream.from_shards(URLS), 2, fields={'cls': readers.integer()}, device='cpu')))",

@@ -489,8 +489,8 @@ def test_a_stream_is_written_as_a_dataset(here, tmp_path):
 
 
 STATES = {
-    "not a state": ("ShardDataset('train-0000.tar')", "{}", r"no state, as state_dict\(\) returns it: {}"),
-    "none": ("ShardLoader(ShardDataset('train-0000.tar'), 4)", "None", r"no state, as state_dict\(\) returns it: None"),
+    "not a state": ("ShardDataset('train-0000.tar')", "{}", r"not a state from state_dict\(\): {}"),
+    "none": ("ShardLoader(ShardDataset('train-0000.tar'), 4)", "None", r"not a state from state_dict\(\): None"),
     "another version": (
         "ShardDataset('train-0000.tar')",
         "{'version': 9}",

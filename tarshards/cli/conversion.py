@@ -9,13 +9,8 @@ from typing import Any
 import click
 
 from tarshards.cli.input import too_many
-from tarshards.cli.parameters import (
-    max_errors_option,
-    overwrite_option,
-    parallel_option,
-    quiet_option,
-    sync_option,
-)
+from tarshards.cli.output import overwrite_option, sync_option, written
+from tarshards.cli.parameters import max_errors_option, parallel_option, quiet_option
 from tarshards.cli.program import say, usage_errors
 from tarshards.errors import TarshardsError
 
@@ -47,7 +42,7 @@ def convert(
     shows = not quiet and sys.stderr.isatty()
     try:
         with usage_errors(), ProcessPool(parallel) as pool:
-            made = function(source, target, executor=pool, on_error=ledger, progress=shows, **options)
+            made = function(source, written(target), executor=pool, on_error=ledger, progress=shows, **options)
     except TarshardsError as error:
         if max_errors is None or len(errors) <= max(1, max_errors):
             raise

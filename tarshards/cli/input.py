@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from errno import ENOENT
 from functools import cached_property, wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from tarshards.cli.output import written
 from tarshards.cli.parameters import (
     COUNT,
     FOLDER,
@@ -48,12 +49,12 @@ ACCEPT = "--allow-empty accepts that"
 
 
 class Losses:
-    """The errors of a run: it leaves out what is at fault, as far as --on-error and --max-errors allow that.
+    """The errors of a run, which leaves out what is at fault as far as --on-error and --max-errors allow.
 
-    *ledger* is for those who read: it counts, and raises the error that is one too many.
+    Readers get *ledger* for their errors: it counts them, and raises the first that is not allowed.
     """
 
-    def __init__(self, on_error: str | None, max_errors: int | None, *, sync: bool):
+    def __init__(self, on_error: str | None, max_errors: int | None):
         from tarshards.samples.ledger import Ledger
 
         policy, _, target = (on_error or ("fail" if max_errors is None else "skip")).partition("=")
@@ -65,7 +66,7 @@ class Losses:
         self.count = 0
         self.first: Exception | None = None
         self._allowed = 0 if not self.goes_on else float("inf") if max_errors is None else max_errors
-        self._target, self._sync = target, sync
+        self._target = written(target) if target else None
         self._quarantine: TarWriter | None = None
 
     def _lose(self, error: Exception) -> None:
@@ -82,7 +83,7 @@ class Losses:
             from tarshards.write.shards import TarWriter
 
             if self._quarantine is None:
-                self._quarantine = TarWriter(self._target, sync=self._sync)
+                self._quarantine = TarWriter(self._target)
             try:
                 self._quarantine.write(sample)
             except SampleError as problem:  # such as a second sample of this key
@@ -122,26 +123,70 @@ def say_skipped(ledger: Ledger) -> None:
             say(f"skipped {count} members: {reason}")
 
 
+class ShardArguments(NamedTuple):
+    """The shard expressions of a command line, and how what they name is read.
+
+    With *ignore_zeros* each shard may consist of several archives. Names of members are split into key and field at the
+    *split* dot.
+    """
+
+    specs: list[str]
+    ignore_zeros: bool = False
+    split: str | None = None
+
+    def named(self, spec: Any = None) -> list[Shard]:
+        """Return the shards that *spec* names, by default all of them; they may run commands, for a person typed them.
+
+        Without any expression the shard is stdin.
+        """
+        from tarshards.storage.expressions import find_shards
+
+        spec = self.specs or "-" if spec is None else spec
+        shards = find_shards(spec, concatenated=self.ignore_zeros, allow_pipe=True)
+        return [shard._replace(split=self.split) for shard in shards]
+
+
+def all_specs(shards: Iterable[str], lists: Iterable[str]) -> list[str]:
+    """Return the shard expressions of a command line: SHARDS, and the files of --list."""
+    return [*shards, *(f"@{name}" for name in lists)]
+
+
+def takes_shards(
+    command: Callable[..., Any], *, ignore_zeros: tuple[str, ...] = ("-i", "--ignore-zeros")
+) -> Callable[..., Any]:
+    """Give a command with the argument SHARDS --list, *ignore_zeros* and --split; it gets all as ``ShardArguments``."""
+
+    @wraps(command)
+    def with_shards(
+        shards: tuple[str, ...], lists: tuple[str, ...], ignore_zeros: bool, split: str | None, **values: Any
+    ) -> Any:
+        return command(shards=ShardArguments(all_specs(shards, lists), ignore_zeros, split), **values)
+
+    ignore_zeros_option = click.option(*ignore_zeros, is_flag=True, help=IGNORE_ZEROS)
+    return options(list_option, ignore_zeros_option, split_option)(with_shards)
+
+
 class Input:
-    """The samples of the shards *specs* that a command line asks for; can be iterated over once."""
+    """The samples of *shards* that a command line asks for; can be iterated over once.
+
+    It may end without a sample if *may_be_empty*; None where no option of the tool allows that.
+    """
 
     def __init__(
         self,
-        specs: list[str],
+        shards: ShardArguments,
         losses: Losses,
         *,
         count: int | None,
         part: slice | None,
         fields: str | None,
-        ignore_zeros: bool,
-        split: str | None,
         may_be_empty: bool | None,
         quiet: bool,
     ):
-        self.specs, self.losses, self.ledger, self.reject = specs, losses, losses.ledger, losses.reject
+        self.specs, self.split = shards.specs or ["-"], shards.split or "first"
+        self.named = shards._replace(split=self.split).named
+        self.losses, self.ledger, self.reject = losses, losses.ledger, losses.reject
         self.count, self.slice, self.fields, self.quiet = count, part, fields, quiet
-        self.ignore_zeros = ignore_zeros
-        self.split: Any = split or "first"
         self.may_be_empty = may_be_empty
         self.selection: tuple[str | None, str | None] = (None, None)  # --where and --keys
         self._condition: Any = None
@@ -150,7 +195,7 @@ class Input:
     @cached_property
     def shards(self) -> list[Shard]:
         """The shards that the command line names."""
-        return named_shards(self.specs, self.ignore_zeros, self.split)
+        return self.named()
 
     # Which samples are read.
 
@@ -180,7 +225,7 @@ class Input:
         return read_samples(self.shards, on_error=self.ledger)
 
     def _selected(self) -> Iterator[Sample]:
-        """Yield the samples that were selected: those alone are read if indexes, and columns, say which they are."""
+        """Yield the selected samples; only these are read where indexes or columns say which they are."""
         from tarshards.samples.read import read_samples
         from tarshards.verbs.grep import by_columns, matching
 
@@ -257,12 +302,11 @@ class Input:
     def _take(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         if self.slice is not None:
             samples = sliced(samples, self.slice, self.ledger, "--slice")
-        taken = islice(samples, self.count)
-        for sample in taken:
-            yield sample
-            yield from taken
-            return
-        self.may_be_empty = True  # these options left none, or --allow-empty accepted that there is none
+        return required(islice(samples, self.count), self._accept_nothing)
+
+    def _accept_nothing(self) -> None:
+        """Let the run write nothing: --slice and --count left none, or --allow-empty accepted that there is none."""
+        self.may_be_empty = True
 
     def _with_fields(self, samples: Iterable[Sample], fields: str) -> Iterator[Sample]:
         from tarshards.stream.ops import select_fields
@@ -332,7 +376,7 @@ def sliced(samples: Iterable[Sample], part: slice, ledger: Ledger, name: str) ->
 
 
 def counted(condition: Callable[[Sample], Any], ledger: Ledger, name: str) -> Callable[[Sample], bool]:
-    """Return *condition* as a function after which *ledger* counts the others as filtered by *name*."""
+    """Return a function that checks *condition*; *ledger* counts the samples that fail it as filtered by *name*."""
 
     def holds(sample: Sample) -> bool:
         if condition(sample):
@@ -357,13 +401,12 @@ def reads_samples(
     """
 
     @wraps(command)
-    def with_source(shards: tuple[str, ...], lists: tuple[str, ...], **values: Any) -> Any:
-        taken = {name: values.pop(name) for name in ("count", "part", "fields", "ignore_zeros", "split", "quiet")}
+    def with_source(shards: ShardArguments, **values: Any) -> Any:
+        taken = {name: values.pop(name) for name in ("count", "part", "fields", "quiet")}
         read_as(**{name: values.pop(name) for name in ("connections", "ahead", "cache_dir", "cache_bytes")})
-        losses = Losses(values.pop("on_error"), values.pop("max_errors"), sync=values.get("sync", True))
-        specs = all_specs(shards, lists) or ["-"]
-        source = Input(specs, losses, may_be_empty=values.pop("allow_empty", None), **taken)
-        refuse_terminal(specs == ["-"] and values.get("config") is None)
+        losses = Losses(values.pop("on_error"), values.pop("max_errors"))
+        source = Input(shards, losses, may_be_empty=values.pop("allow_empty", None), **taken)
+        refuse_terminal(source.specs == ["-"] and values.get("config") is None)
         failed = True
         try:
             result = command(source=source, **values)
@@ -379,7 +422,6 @@ def reads_samples(
 
     return options(
         shards_argument,
-        list_option,
         click.option(*count, "count", type=COUNT, metavar="N", help="Stop after N samples."),
         click.option("--slice", "part", type=Slice(), help="Take these samples, as Python does."),
         click.option(
@@ -388,8 +430,6 @@ def reads_samples(
             callback=_checked_fields,
             help='Fields to take: "new:old1;old2 keep *".',
         ),
-        click.option(*ignore_zeros, is_flag=True, help=IGNORE_ZEROS),
-        split_option,
         click.option(
             "--on-error",
             metavar="POLICY",
@@ -404,7 +444,7 @@ def reads_samples(
         *([allow_empty_option] if may_be_empty else []),
         quiet_option,
         click.option("--verbose", is_flag=True, expose_value=False, callback=_log, help="Say more on stderr."),
-    )(with_source)
+    )(takes_shards(with_source, ignore_zeros=ignore_zeros))
 
 
 def _checked_fields(context: click.Context, parameter: click.Parameter, fields: str | None) -> str | None:
@@ -434,11 +474,6 @@ def selects_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     return options(where_option, keys_option, index_dir_option)(with_selection)
 
 
-def all_specs(shards: Iterable[str], lists: Iterable[str]) -> list[str]:
-    """Return the shard expressions of a command line: SHARDS, and the files of --list."""
-    return [*shards, *(f"@{name}" for name in lists)]
-
-
 def named_splits(arguments: Iterable[str]) -> dict[str, list[str]]:
     """Return the shard expressions of each split: of arguments SPLIT=SHARDS, or all of them as one split.
 
@@ -460,18 +495,6 @@ def named_splits(arguments: Iterable[str]) -> dict[str, list[str]]:
             raise click.UsageError(f"{spec} has no split, but others have: write SPLIT=SHARDS")
         splits.setdefault(match[1], []).append(match[2])
     return splits
-
-
-def named_shards(specs: Iterable[str], ignore_zeros: bool = False, split: str | None = None) -> list[Shard]:
-    """Return the shards that *specs*, which a person typed, name; they may run commands.
-
-    With *ignore_zeros* each may consist of several archives. Their names are split into key and field at the *split*
-    dot.
-    """
-    from tarshards.storage.expressions import find_shards
-
-    shards = find_shards(specs, concatenated=ignore_zeros, allow_pipe=True)
-    return [shard._replace(split=split) for shard in shards]
 
 
 def refuse_terminal(reads_stdin: bool) -> None:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli.input import ACCEPT, named_shards, required
-from tarshards.cli.output import check_output
-from tarshards.cli.parameters import (
-    FILE,
-    allow_empty_option,
-    output_option,
-    overwrite_option,
-    quiet_option,
-    sync_option,
-    typed,
-)
+from tarshards.cli.input import ACCEPT, ShardArguments, required
+from tarshards.cli.output import check_output, output_options
+from tarshards.cli.parameters import FILE, allow_empty_option, quiet_option
 from tarshards.cli.program import tool, usage_errors
 from tarshards.errors import SampleError
+from tarshards.storage.location import Location
 from tarshards.verbs.create import read_text
 from tarshards.write.shards import write_samples
 
@@ -25,18 +18,15 @@ from tarshards.write.shards import write_samples
 @click.argument("files", nargs=-1, metavar="[FILES]...", type=FILE)
 @click.option("-k", "--key", default="{record:09d}", metavar="TEMPLATE", help="Keys of the samples.")
 @click.option("--field", default="txt", metavar="FIELD", help="The field that a line becomes.")
-@output_option
-@overwrite_option
-@sync_option
+@output_options
 @allow_empty_option
 @quiet_option
 def main(
     files: tuple[str, ...],
     key: str,
     field: str,
-    output: str,
+    output: Location,
     overwrite: bool,
-    sync: bool,
     allow_empty: bool,
     quiet: bool,
 ) -> None:
@@ -45,7 +35,7 @@ def main(
     FILES are shard expressions: part-{000..146}.txt.gz, globs, @listfile, http: and other URLs, pipe:command.
     """
     with usage_errors():
-        samples = read_text(named_shards(list(files) or ["-"]), field=field, key=key)
+        samples = read_text(ShardArguments([*files]).named(), field=field, key=key)
     check_output(output, overwrite)
     if not allow_empty:
         samples = required(samples, _refuse_nothing)
@@ -53,7 +43,7 @@ def main(
         from tarshards.stream.ops import progress
 
         samples = progress(samples)
-    write_samples(samples, typed(output), sync=sync)
+    write_samples(samples, output)
 
 
 def _refuse_nothing() -> None:

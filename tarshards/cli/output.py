@@ -1,44 +1,88 @@
-"""What a tool writes: checks of its target before it begins, and tars whose keys may be new."""
+"""What a tool writes: its options, checks of its target before it begins, and tars whose keys may be new."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.parameters import typed
+from tarshards.cli.parameters import Name, options
 from tarshards.cli.program import refuse
 from tarshards.errors import SampleError, TarshardsError, UrlError
 
 if TYPE_CHECKING:
     from tarshards.samples.keys import Sample
-
-
-def check_output(target: str, overwrite: bool, *, is_field: bool = False) -> None:
-    """Refuse a tar onto a terminal, a folder, an existing file, local or remote, and a local one that others write.
-
-    Refuse the name of another format too, unless a field is written, which is of any format. Who overwrites may replace
-    what another writes at the same time: the later one stays.
-    """
-    from tarshards.storage.claims import Claims
     from tarshards.storage.location import Location
 
-    refuse(target == "-" and sys.stdout.isatty(), "stdout is a terminal: name a file with -o, or pipe it on")
+NO_SYNC = "tarshards.no_sync"  # in what click keeps of a command line
+
+
+class Output(Name):
+    """A file to write: the option's value is its ``written`` location."""
+
+    def __init__(self) -> None:
+        super().__init__("file")
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Location:
+        return written(value)
+
+
+def written(name: str | Location) -> Location:
+    """Return the location that a person typed to be written: it may run a command, and obeys --no-sync."""
+    from tarshards.storage.location import Location
+
+    return Location.of(name, allow_pipe=True, sync=waits_for_disk())
+
+
+def waits_for_disk() -> bool:
+    """Say whether what this tool writes waits until it is on the disk: unless there is --no-sync."""
+    return not click.get_current_context().meta.get(NO_SYNC)
+
+
+def _keep_no_sync(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+    context.meta[NO_SYNC] = is_given
+
+
+OUTPUT = Output()
+output_option = click.option(
+    "-o", "--output", default="-", show_default=False, type=OUTPUT, help="Write to FILE rather than to stdout."
+)
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace existing files.")
+#: Eager: it is known when the other options become locations.
+sync_option = click.option(
+    "--no-sync",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_keep_no_sync,
+    help="Do not wait for the disk: for scratch data.",
+)
+output_options = options(output_option, overwrite_option, sync_option)
+
+
+def check_output(target: Location, overwrite: bool, *, is_field: bool = False) -> None:
+    """Refuse a tar onto a terminal, a folder, an existing file, local or remote, and a local one that others write.
+
+    Refuse a name of another format too, unless a field is written, which may have any format. With *overwrite* two
+    tools may write one file at the same time: the one that ends later wins.
+    """
+    from tarshards.storage.claims import Claims
+
+    refuse(target.url == "-" and sys.stdout.isatty(), "stdout is a terminal: name a file with -o, or pipe it on")
     if not is_field:
         check_suffix(target)
-    location = Location.of(target)
-    refuse(not overwrite and location.is_taken(), f"{location.name} exists; --overwrite replaces it")
-    path = location.path
-    refuse(path is not None and os.path.isdir(path), f"{target} is a folder; name a file in it")
+    refuse(not overwrite and target.is_taken(), f"{target} exists; --overwrite replaces it")
+    path = target.path
+    refuse(path is not None and os.path.isdir(path), f"{target.url} is a folder; name a file in it")
     if not overwrite:
-        click.get_current_context().with_resource(Claims()).take(location)
+        click.get_current_context().with_resource(Claims()).take(target)
 
 
-def check_suffix(target: str) -> None:
-    """Refuse the name of a compression or format that is not written, for an output or a pattern of outputs."""
+def check_suffix(target: str | Location) -> None:
+    """Refuse an output, or a pattern of outputs, whose name asks for a compression or format that no tool writes."""
     from tarshards.storage.compression import named_compression
     from tarshards.storage.location import Location
 
@@ -49,9 +93,9 @@ def check_suffix(target: str) -> None:
 
 
 def write_new_keys(
-    samples: Iterable[Sample], output: str, reject: Callable[[Sample, TarshardsError], object], *, sync: bool
+    samples: Iterable[Sample], output: Location, reject: Callable[[Sample, TarshardsError], object]
 ) -> None:
-    """Write *samples* to *output* in a tool with --rekey, and give *reject* those that the output cannot take."""
+    """Write *samples* to *output* in a tool that has --rekey; *reject* gets those that the output cannot take."""
     from tarshards.write.shards import DUPLICATE_KEY, write_samples
 
     def refuse(sample: Sample, error: TarshardsError) -> None:
@@ -59,4 +103,4 @@ def write_new_keys(
             error = SampleError(f"{error.reason}; --rekey makes new keys", url=error.url, key=error.key)
         reject(sample, error)
 
-    write_samples(samples, typed(output), reject=refuse, sync=sync)
+    write_samples(samples, output, reject=refuse)

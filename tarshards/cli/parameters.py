@@ -93,7 +93,7 @@ def typed(name: str) -> Location:
 
 
 def read_as(**options: Any) -> None:
-    """Let this program read all files as those fields of ``Remote`` say that are not None."""
+    """Set these fields of ``Remote`` for all that this program reads; one that is None keeps its default."""
     given = {name: value for name, value in options.items() if value is not None}
     if given:
         from tarshards.storage.remote import default, set_default
@@ -125,23 +125,10 @@ index_dir_option = click.option(
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 IGNORE_ZEROS = "Read concatenated archives as one, as GNU tar does."
-ignore_zeros_option = click.option("-i", "--ignore-zeros", is_flag=True, help=IGNORE_ZEROS)
 split_option = click.option(
     "--split", type=click.Choice(["first", "last"]), help="The dot at which a name ends the key.  [default: first]"
 )
-output_option = click.option(
-    "-o", "--output", default="-", show_default=False, type=FILE, help="Write to FILE rather than to stdout."
-)
 seed_option = click.option("--seed", default=0, metavar="N", help="Seed of everything random.")
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace existing files.")
-sync_option = click.option(
-    "--no-sync",
-    "sync",
-    flag_value=False,
-    default=True,
-    show_default=False,
-    help="Do not wait for the disk: for scratch data.",
-)
 max_errors_option = click.option("--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more.")
 allow_empty_option = click.option("--allow-empty", is_flag=True, help="No error where there are no samples.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be written.")
@@ -181,7 +168,7 @@ spill_options = options(
 
 
 def parallel_option(meaning: str, default: int, *letters: str) -> Callable[[Any], Any]:
-    """Return the option that says how many of what *meaning* says are done at once; also under other *letters*."""
+    """Return the option -j N, "*meaning* at once", which has the names *letters* too."""
 
     def count(context: click.Context, parameter: click.Parameter, number: int) -> int:
         return number or len(os.sched_getaffinity(0))

@@ -7,9 +7,9 @@ import json
 import click
 
 from tarshards.cli.input import Input, reads_samples
-from tarshards.cli.output import check_output
-from tarshards.cli.parameters import output_option, overwrite_option, sync_option, typed
+from tarshards.cli.output import check_output, output_options
 from tarshards.cli.program import shown, tool
+from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.jsonl import json_lines
 
@@ -17,23 +17,21 @@ from tarshards.verbs.jsonl import json_lines
 @tool(epilog="Streams: holds one sample. Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
 @click.option("--omit-binary", is_flag=True, help="Leave out fields that need base64.")
-@output_option
-@overwrite_option
-@sync_option
-def main(source: Input, omit_binary: bool, output: str, overwrite: bool, sync: bool) -> None:
+@output_options
+def main(source: Input, omit_binary: bool, output: Location, overwrite: bool) -> None:
     """Write a line of JSON for each sample of SHARDS: an object with __key__ and the fields, all or those of -f.
 
     Fields such as json and cls are values, those such as txt are strings, and all others {"base64": "..."}. tarcreate
     --jsonl turns such lines into samples again.
     """
-    if output != "-":
+    if output.url != "-":
         check_output(output, overwrite)
     fields = source.take_fields() or "*"  # the old name of a field tells its type, not the new one
-    with open_shard(typed(output), "wb", sync=sync) as stream:
+    with open_shard(output, "wb") as stream:
         lines = json_lines(source, fields, binary=not omit_binary, reject=source.reject)
         for line in source.require(lines):
             # Bytes of names that are not UTF-8 are surrogates in a str; JSON has the same escapes for them.
-            stream.write(shown(line, output, _escape).encode(errors="backslashreplace") + b"\n")
+            stream.write(shown(line, output.url, _escape).encode(errors="backslashreplace") + b"\n")
 
 
 def _escape(character: str) -> str:

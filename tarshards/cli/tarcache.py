@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.input import all_specs, named_shards, shard_progress
+from tarshards.cli.input import ShardArguments, all_specs, shard_progress
 from tarshards.cli.parameters import FOLDER, cache_bytes_option, list_option, quiet_option, shards_argument
 from tarshards.cli.program import Verbs, refuse, say, tool, usage_errors
 from tarshards.errors import visible
@@ -117,7 +117,7 @@ def warm(folder: str, shards: tuple[str, ...], lists: tuple[str, ...], cache_byt
     refuse(not specs, "name SHARDS, or a list of them with -T")
     with usage_errors("--cache-bytes"):
         remote = Remote(cache_dir=folder, cache_bytes=cache_bytes)
-    locations = [Location.of(shard.url, remote) for shard in named_shards(specs, ignore_zeros=False)]
+    locations = [Location.of(shard.url, remote) for shard in ShardArguments(specs).named()]
     for location in locations:
         refuse(not location.is_remote, f"{location.name} is not remote, so no block of it is cached")
     cache = BlockCache.of(remote)  # or an error, before anything is fetched

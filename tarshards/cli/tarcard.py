@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from tarshards.cli.input import named_splits
-from tarshards.cli.output import check_output
-from tarshards.cli.parameters import FILE, output_option, overwrite_option, sync_option, typed
+from tarshards.cli.output import check_output, output_options
+from tarshards.cli.parameters import FILE
 from tarshards.cli.program import refuse, tool
+
+if TYPE_CHECKING:
+    from tarshards.storage.location import Location
 
 
 @tool(
@@ -23,9 +28,7 @@ from tarshards.cli.program import refuse, tool
 @click.option("--dataset-version", "release", metavar="NAME", help="Its version, such as 1.0.0.")
 @click.option("--published", metavar="DATE", help="When it was published, such as 2026-11-23.")
 @click.option("--homepage", metavar="URL", help="The page of the dataset.")
-@output_option
-@overwrite_option
-@sync_option
+@output_options
 def main(
     shards: tuple[str, ...],
     name: str,
@@ -36,9 +39,8 @@ def main(
     release: str | None,
     published: str | None,
     homepage: str | None,
-    output: str,
+    output: Location,
     overwrite: bool,
-    sync: bool,
 ) -> None:
     """Write the card of the dataset SHARDS, as JSON-LD of MLCommons' Croissant.
 
@@ -46,12 +48,12 @@ def main(
     measured: for a SHA-256 the shard is read.
     """
     refuse(not shards, "name SHARDS, or SPLIT=SHARDS")
-    if output != "-":
+    if output.url != "-":
         check_output(output, overwrite)
     from tarshards.formats.croissant import write_card
 
     write_card(
-        typed(output),
+        output,
         named_splits(shards),
         name=name,
         description=description,
@@ -61,5 +63,4 @@ def main(
         version=release,
         published=published,
         url=homepage,
-        sync=sync,
     )

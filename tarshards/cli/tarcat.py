@@ -9,19 +9,11 @@ from typing import Any
 import click
 
 from tarshards.cli.input import Input, reads_samples, selects_samples, sliced
-from tarshards.cli.output import check_output, write_new_keys
-from tarshards.cli.parameters import (
-    COUNT,
-    options,
-    output_option,
-    overwrite_option,
-    rekey_option,
-    seed_option,
-    shuffle_option,
-    sync_option,
-)
+from tarshards.cli.output import check_output, output_options, write_new_keys
+from tarshards.cli.parameters import COUNT, options, rekey_option, seed_option, shuffle_option
 from tarshards.cli.program import refuse, tool, usage_errors
 from tarshards.samples.keys import Sample
+from tarshards.storage.location import Location
 from tarshards.verbs.cat import interleave
 
 
@@ -85,17 +77,14 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--interleave", "width", type=click.IntRange(min=1), metavar="N", help="Take samples of N shards in turn."
 )
-@output_option
-@overwrite_option
-@sync_option
+@output_options
 def main(
     source: Input,
     arrange: Callable[..., Iterator[Sample]],
     holds: bool,
     width: int | None,
-    output: str,
+    output: Location,
     overwrite: bool,
-    sync: bool,
 ) -> None:
     """Concatenate the samples of SHARDS into one tar.
 
@@ -109,4 +98,4 @@ def main(
         samples = source.read(to_copy=not holds)
     else:
         samples = interleave(source.shards, width, on_error=source.ledger)
-    write_new_keys(arrange(samples), output, source.reject, sync=sync)
+    write_new_keys(arrange(samples), output, source.reject)

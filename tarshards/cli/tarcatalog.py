@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tarshards.cli.input import named_splits
-from tarshards.cli.parameters import FILE, sync_option
+from tarshards.cli.output import sync_option, written
+from tarshards.cli.parameters import FILE
 from tarshards.cli.program import Verbs, refuse, say, tool
 from tarshards.errors import visible
 
@@ -62,7 +63,7 @@ def _opened(name: str) -> tuple[Catalog, str | None]:
 @click.option("--card", type=FILE, help="The card of the dataset, as tarcard writes it.")
 @click.option("--op", "ops", multiple=True, metavar="TEXT", help="An op on all samples: NAME, or NAME=JSON; repeat.")
 @sync_option
-def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: tuple[str, ...], sync: bool) -> None:
+def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: tuple[str, ...]) -> None:
     """Add a version of a dataset to CATALOG, and pin it: its digests are over what the manifests SHARDS say.
 
     A version that exists is never edited. The file is rewritten, sorted, and without comments. Ops are those of
@@ -78,9 +79,9 @@ def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: t
             parsed.append({word: json.loads(given) if given else None})
         except ValueError:
             raise click.UsageError(f"--op: {given} is not JSON; write NAME=JSON, such as 'decode=\"rgb8\"'") from None
-    with Catalog.locked(name, create=True) as catalog:
+    with Catalog.locked(written(name), create=True) as catalog:
         added = catalog.add(entry, named_splits(shards), card=card, ops=parsed)
-        catalog.save(sync=sync)
+        catalog.save()
     for split in sorted(added.splits):
         click.echo(f"{visible(f'{added.name}/{split}')}\t{added.splits[split].digest}")
 
@@ -129,7 +130,7 @@ def show(name: str) -> None:
 @tool()
 @catalog_argument
 @sync_option
-def pin(name: str, sync: bool) -> None:
+def pin(name: str) -> None:
     """Give the splits of a catalog that have none their digests; print them.
 
     A split that was pinned and has changed is an error.
@@ -137,10 +138,10 @@ def pin(name: str, sync: bool) -> None:
     from tarshards.catalog import Catalog
 
     file, mark, entry = name.rpartition("#")
-    with Catalog.locked(file if mark else name) as catalog:
+    with Catalog.locked(written(file if mark else name)) as catalog:
         pinned = catalog.pin(entry if mark else None)
         if pinned:
-            catalog.save(sync=sync)
+            catalog.save()
     for each in pinned:
         click.echo(f"{visible(each)}\t{catalog[each].splits[each.partition('/')[2]].digest}")
 

@@ -6,51 +6,40 @@ import sys
 
 import click
 
-from tarshards.cli.input import ACCEPT, all_specs, named_shards, refuse_terminal, shard_progress
-from tarshards.cli.output import check_output
+from tarshards.cli.input import ACCEPT, ShardArguments, refuse_terminal, shard_progress, takes_shards
+from tarshards.cli.output import OUTPUT, check_output, overwrite_option, sync_option
 from tarshards.cli.parameters import (
-    FILE,
     allow_empty_option,
-    ignore_zeros_option,
     index_dir_option,
-    list_option,
-    overwrite_option,
     parallel_option,
     quiet_option,
     shards_argument,
-    split_option,
-    sync_option,
 )
 from tarshards.cli.program import refuse, say, tool
+from tarshards.storage.location import Location
 
 
 @tool(epilog="Reads headers only, unless --decode is given. Without SHARDS, or for -, a tar is read from stdin.")
 @shards_argument
-@list_option
 @index_dir_option
-@ignore_zeros_option
-@split_option
 @click.option("--decode", is_flag=True, help="Decode all fields but videos and those that can run code.")
 @parallel_option("Threads", 1)
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if there are warnings and no errors.")
-@click.option("--repair", type=FILE, help="Write every whole sample to the tar FILE.")
+@click.option("--repair", type=OUTPUT, help="Write every whole sample to the tar FILE.")
 @overwrite_option
 @sync_option
 @allow_empty_option
 @quiet_option
+@takes_shards
 def main(
-    shards: tuple[str, ...],
-    lists: tuple[str, ...],
-    ignore_zeros: bool,
-    split: str | None,
+    shards: ShardArguments,
     decode: bool,
     parallel: int,
     as_json: bool,
     strict: bool,
-    repair: str | None,
+    repair: Location | None,
     overwrite: bool,
-    sync: bool,
     allow_empty: bool,
     quiet: bool,
 ) -> None:
@@ -63,12 +52,13 @@ def main(
     from tarshards.verbs.check import check_shards
     from tarshards.verbs.repair import repair_shards
 
-    refuse_terminal(not shards and not lists)
-    named = named_shards(all_specs(shards, lists) or ["-"], ignore_zeros, split)
+    refuse_terminal(not shards.specs)
+    named = shards.named()
     if repair is not None:
-        refuse(split == "last", "--repair cannot be combined with --split last: keys with dots cannot be written")
+        is_last = shards.split == "last"
+        refuse(is_last, "--repair cannot be combined with --split last: keys with dots cannot be written")
         refuse(
-            "-" in [repair, *(shard.url for shard in named)],
+            "-" in [repair.url, *(shard.url for shard in named)],
             "--repair reads files and writes a file: neither SHARDS nor FILE can be -",
         )
         check_output(repair, overwrite)
@@ -76,7 +66,7 @@ def main(
     if repair is None:
         report = check_shards(shown, decode=decode, jobs=parallel, allow_empty=allow_empty)
     else:
-        report, saved = repair_shards(shown, repair, decode=decode, jobs=parallel, sync=sync, allow_empty=allow_empty)
+        report, saved = repair_shards(shown, repair, decode=decode, jobs=parallel, allow_empty=allow_empty)
         wrote = f"{saved} samples are in {repair}"
         say(wrote if saved or allow_empty else f"no sample is whole, so {repair} is not written; {ACCEPT}")
     if as_json:

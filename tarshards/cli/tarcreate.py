@@ -10,17 +10,14 @@ from functools import partial
 import click
 
 from tarshards.cli.input import ACCEPT, required
-from tarshards.cli.output import check_output
+from tarshards.cli.output import OUTPUT, check_output, output_options
 from tarshards.cli.parameters import (
     FILE,
     FOLDER,
     allow_empty_option,
     allow_pipe_option,
     dry_run_option,
-    output_option,
-    overwrite_option,
     quiet_option,
-    sync_option,
     typed,
 )
 from tarshards.cli.program import refuse, say, tool
@@ -29,9 +26,10 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.lines import escape
 from tarshards.samples.read import encode_sample
 from tarshards.samples.tree import MISSING, count_fields, list_classes, read_tree
+from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.tar.read import pack_members
-from tarshards.verbs.create import read_member_lines, read_plan
+from tarshards.verbs.create import FieldSources, read_member_lines, read_plan
 from tarshards.verbs.jsonl import read_json_lines
 from tarshards.write.shards import write_samples
 
@@ -55,10 +53,8 @@ OF_FOLDER = "--exts, --missing, --class-field and --classes"
 @click.option("--exts", metavar="FIELDS", help='With --dir: read these fields, such as "jpg;png cls".')
 @click.option("--missing", type=click.Choice(MISSING), help="With --exts: samples that lack a field.  [default: fail]")
 @click.option("--class-field", metavar="FIELD", help="With --dir: add the number of the first folder.")
-@click.option("--classes", type=FILE, help="Write the names and numbers of the classes to FILE, not to stderr.")
-@output_option
-@overwrite_option
-@sync_option
+@click.option("--classes", type=OUTPUT, help="Write the names and numbers of the classes to FILE, not to stderr.")
+@output_options
 @allow_empty_option
 @dry_run_option
 @quiet_option
@@ -74,10 +70,9 @@ def main(
     exts: str | None,
     missing: str | None,
     class_field: str | None,
-    classes: str | None,
-    output: str,
+    classes: Location | None,
+    output: Location,
     overwrite: bool,
-    sync: bool,
     allow_empty: bool,
     dry_run: bool,
     quiet: bool,
@@ -105,11 +100,11 @@ def main(
     if folder is not None:
         samples = read_tree(folder, fields=exts, missing=missing or "fail", class_field=class_field, skipped=skipped)
     elif lines is not None:
-        samples = read_member_lines(typed(lines), folder=base, allow_pipe=allow_pipe)
+        samples = read_member_lines(typed(lines), sources=FieldSources(base, allow_pipe))
     elif jsonl is not None:
         samples = read_json_lines(typed(jsonl))
     else:
-        samples = read_plan(typed(plan or "-"), key=key, delimiter=delimiter, folder=base, allow_pipe=allow_pipe)
+        samples = read_plan(typed(plan or "-"), key=key, delimiter=delimiter, sources=FieldSources(base, allow_pipe))
     if not allow_empty:
         source = next((source for source in (folder, lines, jsonl, plan) if source is not None), "-")
         samples = required(samples, partial(_refuse_nothing, source, folder, exts, skipped))
@@ -120,11 +115,11 @@ def main(
     if dry_run:
         _count(samples, output)
     else:
-        write_samples(samples, typed(output), sync=sync)
+        write_samples(samples, output)
     for reason, count in sorted(skipped.items()):
         say(f"skipped {count} {reason}")
     if folder is not None and class_field is not None:
-        _show_classes(folder, None if dry_run else classes, sync)
+        _show_classes(folder, None if dry_run else classes)
 
 
 def _refuse_nothing(source: str, folder: str | None, exts: str | None, skipped: Counter[str]) -> None:
@@ -136,7 +131,7 @@ def _refuse_nothing(source: str, folder: str | None, exts: str | None, skipped: 
     raise SampleError(f"{reason}; {ACCEPT}", url=source)
 
 
-def _count(samples: Iterator[Sample], output: str) -> None:
+def _count(samples: Iterator[Sample], output: Location) -> None:
     count = size = 0
     for sample in samples:
         count += 1
@@ -145,11 +140,11 @@ def _count(samples: Iterator[Sample], output: str) -> None:
     say(f"would write {count} samples, {size} bytes, to {output}")
 
 
-def _show_classes(folder: str, target: str | None, sync: bool) -> None:
+def _show_classes(folder: str, target: Location | None) -> None:
     rows = [(escape(name.encode(errors="surrogateescape")), number) for name, number in list_classes(folder).items()]
     if target is None:
         for name, number in rows:
             say(f"class {number} is {name}")
         return
-    with open_url(target, "wb", sync=sync) as file:
+    with open_url(target, "wb") as file:
         file.write("".join(f"{name}\t{number}\n" for name, number in rows).encode())

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from tarshards.cli.conversion import conversion_options, convert
-from tarshards.cli.input import all_specs, named_shards
-from tarshards.cli.parameters import FILE, ignore_zeros_option, list_option, split_option
+from tarshards.cli.input import ShardArguments, takes_shards
+from tarshards.cli.parameters import FILE
 from tarshards.cli.program import tool
 
 FORMATS = ("parquet", "jsonl", "msgpack", "folder")
@@ -19,19 +19,14 @@ FORMATS = ("parquet", "jsonl", "msgpack", "folder")
     example="tarexport train.shards.json -o train-%06d.parquet",
 )
 @click.argument("shards", nargs=-1, required=True, type=FILE)
-@list_option
-@ignore_zeros_option
-@split_option
 @click.option(
     "-o", "--output", required=True, metavar="PATTERN", help="Files to write, such as out-%06d.parquet; or a folder."
 )
 @click.option("--format", type=click.Choice(FORMATS), help="What to write.  [default: by the name of the output]")
 @conversion_options
+@takes_shards
 def main(
-    shards: tuple[str, ...],
-    lists: tuple[str, ...],
-    ignore_zeros: bool,
-    split: str | None,
+    shards: ShardArguments,
     output: str,
     format: str | None,
     **options: Any,
@@ -45,7 +40,7 @@ def main(
 
     convert(
         export_dataset,
-        named_shards(all_specs(shards, lists), ignore_zeros, split),
+        shards.named(),
         output,
         format=format,
         **options,

@@ -7,12 +7,13 @@ from functools import partial
 import click
 
 from tarshards.cli.input import Input, counted, reads_samples
-from tarshards.cli.output import check_output
-from tarshards.cli.parameters import output_option, overwrite_option, sync_option, typed, where_option
+from tarshards.cli.output import check_output, output_options
+from tarshards.cli.parameters import where_option
 from tarshards.cli.program import refuse, tool, usage_errors
 from tarshards.errors import SampleError
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import pick_field
+from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.verbs.grep import having, matching
 from tarshards.write.shards import write_samples
@@ -22,10 +23,8 @@ from tarshards.write.shards import write_samples
 @partial(reads_samples, may_be_empty=False)
 @where_option
 @click.option("--tar", "whole", is_flag=True, help="Write the whole sample, as a tar.")
-@output_option
-@overwrite_option
-@sync_option
-def main(source: Input, where: str | None, whole: bool, output: str, overwrite: bool, sync: bool) -> None:
+@output_options
+def main(source: Input, where: str | None, whole: bool, output: Location, overwrite: bool) -> None:
     """Write the file named by -f of the first sample of SHARDS that has it and meets the condition.
 
     -f "jpg;png" is one file, the first of the alternatives that the sample has; samples that have none of them do not
@@ -40,14 +39,14 @@ def main(source: Input, where: str | None, whole: bool, output: str, overwrite: 
     refuse(not whole and len(wanted) != 1, 'name the file to write, -f "jpg;png", or write the whole sample with --tar')
     with usage_errors("--where"):
         condition = Condition("True" if where is None else where)
-    if whole or output != "-":
+    if whole or output.url != "-":
         check_output(output, overwrite, is_field=not whole)
     wants = counted(lambda sample: any(having([sample], wanted)) and condition(sample), source.ledger, "tarfirst")
     sample = next(matching(source, wants, reject=source.reject), None)
     if sample is None:
         raise SampleError("no sample matches")
     if whole:
-        write_samples([sample], typed(output), sync=sync)
+        write_samples([sample], output)
     else:
-        with open_url(typed(output), "wb", sync=sync) as stream:
+        with open_url(output, "wb") as stream:
             stream.write(sample[pick_field(sample, wanted[0])])

@@ -10,21 +10,13 @@ from typing import Any
 import click
 
 from tarshards.cli.input import Input, counted, reads_samples
-from tarshards.cli.output import check_output
-from tarshards.cli.parameters import (
-    COUNT,
-    index_dir_option,
-    keys_option,
-    output_option,
-    overwrite_option,
-    sync_option,
-    typed,
-    where_option,
-)
+from tarshards.cli.output import check_output, output_options
+from tarshards.cli.parameters import COUNT, index_dir_option, keys_option, typed, where_option
 from tarshards.cli.program import refuse, say, shown, tool, usage_errors
 from tarshards.samples.conditions import Condition
 from tarshards.samples.keys import Sample
 from tarshards.samples.lines import escape, escape_bytes, read_keys
+from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.verbs.grep import Duplicate, KeyFilter, Pattern, matching
 from tarshards.write.shards import write_samples
@@ -64,9 +56,7 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-v", "--invert-match", "invert", is_flag=True, help="The other samples.")
 @click.option("-m", "--max-count", "most", type=COUNT, metavar="N", help="Stop after N are found.")
 @click.option("-l", "--list-keys", is_flag=True, help="Write the keys, one per line, instead of a tar.")
-@output_option
-@overwrite_option
-@sync_option
+@output_options
 def main(
     source: Input,
     patterns: tuple[str, ...],
@@ -78,9 +68,8 @@ def main(
     invert: bool,
     most: int | None,
     list_keys: bool,
-    output: str,
+    output: Location,
     overwrite: bool,
-    sync: bool,
 ) -> None:
     """Write a tar of the samples of SHARDS that have PATTERN in one of their fields, or of those in -f.
 
@@ -94,7 +83,7 @@ def main(
     refuse(keys == "-" and "-" in source.specs, "both the keys and a tar would be read from stdin")
     useless = source.fields and not patterns and not duplicates
     refuse(useless, "-f says in which fields to look for a PATTERN or --duplicates, and there is neither")
-    if output != "-" or not list_keys:
+    if output.url != "-" or not list_keys:
         check_output(output, overwrite)
     conditions: list[Callable[[Sample], bool]] = []
     pattern = wanted = duplicate = None
@@ -120,10 +109,7 @@ def main(
         if wanted is not None:
             wanted.check(source.ledger if source.losses.goes_on else None)
 
-    if list_keys:
-        count = _write_keys(found(), output, sync=sync)
-    else:
-        count = write_samples(found(), typed(output), reject=source.reject, sync=sync)
+    count = _write_keys(found(), output) if list_keys else write_samples(found(), output, reject=source.reject)
     for name, missing in (pattern.missing if pattern else duplicate.missing if duplicate else {}).items():
         say(f"{missing} samples have no field {name}")
     if not count:
@@ -132,10 +118,10 @@ def main(
             raise click.exceptions.Exit(1)
 
 
-def _write_keys(samples: Iterator[Sample], output: str, *, sync: bool) -> int:
+def _write_keys(samples: Iterator[Sample], output: Location) -> int:
     count = 0
-    with open_shard(typed(output), "wb", sync=sync) as stream:
+    with open_shard(output, "wb") as stream:
         for count, sample in enumerate(samples, 1):  # noqa: B007
             line = escape(sample["__key__"].encode(errors="surrogateescape"))
-            stream.write(shown(line, output, escape_bytes).encode() + b"\n")
+            stream.write(shown(line, output.url, escape_bytes).encode() + b"\n")
     return count

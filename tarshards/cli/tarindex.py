@@ -7,19 +7,16 @@ from contextlib import nullcontext
 
 import click
 
-from tarshards.cli.input import ACCEPT, all_specs, named_shards, shard_progress
+from tarshards.cli.input import ACCEPT, ShardArguments, shard_progress, takes_shards
+from tarshards.cli.output import sync_option, waits_for_disk
 from tarshards.cli.parameters import (
     FILE,
     allow_empty_option,
     dry_run_option,
-    ignore_zeros_option,
     index_dir_option,
-    list_option,
     max_errors_option,
     parallel_option,
     quiet_option,
-    split_option,
-    sync_option,
 )
 from tarshards.cli.program import refuse, say, shown, tool, usage_errors
 
@@ -28,10 +25,7 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 
 @tool(epilog="Reads headers only, unless --crc is given; holds one index for each job.")
 @click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
-@list_option
 @index_dir_option
-@ignore_zeros_option
-@split_option
 @parallel_option("Processes", 1)
 @click.option("--check", is_flag=True, help="Only compare the indexes with their shards.")
 @click.option("--crc", is_flag=True, help="Add checksums of the data, which are read whole.")
@@ -52,11 +46,9 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 @allow_empty_option
 @dry_run_option
 @quiet_option
+@takes_shards
 def main(
-    shards: tuple[str, ...],
-    lists: tuple[str, ...],
-    ignore_zeros: bool,
-    split: str | None,
+    shards: ShardArguments,
     parallel: int,
     check: bool,
     crc: bool,
@@ -69,7 +61,6 @@ def main(
     attach: str | None,
     key: str,
     max_errors: int | None,
-    sync: bool,
     allow_empty: bool,
     dry_run: bool,
     quiet: bool,
@@ -87,11 +78,11 @@ def main(
     --index-dir FOLDER is for shards that lie where nothing can be written: indexes, columns, manifest and key index are
     put into FOLDER, where other tools find them by --index-dir, and Python by index_dir=.
     """
-    refuse(not shards and not lists, "name SHARDS to index")
+    refuse(not shards.specs, "name SHARDS to index")
     exports, has_manifest = format_ != "index", manifest or no_manifest
     refuse(exports and (check or crc or has_manifest), "--check, --crc and the manifest options require --format index")
     refuse(not exports and output is not None, "-o requires --format dali, tar.idx, energon or wids")
-    refuse(split is not None and (check or exports), "--split is for indexes that are written, and they keep it")
+    refuse(shards.split is not None and (check or exports), "--split is for indexes that are written, and they keep it")
     refuse(check and (dry_run or has_manifest), "--check cannot be combined with --dry-run or the manifest options")
     refuse(manifest and no_manifest, "--manifest cannot be combined with --no-manifest")
     adds = columns is not None or attach is not None
@@ -106,11 +97,12 @@ def main(
 
         with usage_errors("--columns"):
             parse_columns(columns)
+    sync = waits_for_disk()
     from tarshards.index import manifests, refresh
     from tarshards.storage.location import Location
     from tarshards.storage.remote import default
 
-    named = list({shard.url: shard for shard in named_shards(all_specs(shards, lists), ignore_zeros, split)}.values())
+    named = list({shard.url: shard for shard in shards.named()}.values())
     if default().index_dir is not None:  # whose manifest names shards in other folders
         named = [shard._replace(url=Location.of(shard.url).absolute().url) for shard in named]
     if format_ == "energon":
@@ -165,7 +157,7 @@ def main(
                     build_key_index(manifests.read_manifest(name), executor=pool, sync=sync)
     urls = [shard.url for shard in named]
     if columns is not None:
-        _add_columns(urls, columns, parallel, max_errors, sync=sync)
+        _add_columns(urls, columns, parallel, max_errors)
     if attach is not None:
         from tarshards.index.columns import attach_columns
 
@@ -177,13 +169,13 @@ def main(
         sys.exit(1)
 
 
-def _add_columns(urls: list[str], columns: str, parallel: int, max_errors: int | None, *, sync: bool) -> None:
+def _add_columns(urls: list[str], columns: str, parallel: int, max_errors: int | None) -> None:
     from tarshards.index.columns import build_columns
     from tarshards.parallel import ProcessPool
     from tarshards.samples.ledger import Ledger
 
     ledger = None if max_errors is None else Ledger(max_errors=max_errors)
     with usage_errors("--columns"), ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
-        build_columns(urls, columns, executor=pool, on_error=ledger, sync=sync)
+        build_columns(urls, columns, executor=pool, on_error=ledger, sync=waits_for_disk())
     if ledger is not None and ledger.quarantined:
         click.echo(str(ledger), err=True)

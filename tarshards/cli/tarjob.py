@@ -177,8 +177,8 @@ def _run(**options: Any) -> None:
     refuse((inputs is None) != (outputs is None), "--inputs requires --outputs, and --outputs --inputs")
     refuse(items and inputs is not None, "-s cannot be combined with --inputs and --outputs")
     from tarshards.run.jobs.job_folder import JobFolder
+    from tarshards.run.jobs.job_options import Options, configured_image
     from tarshards.run.jobs.job_plan import check_markers, make_plan
-    from tarshards.run.jobs.options import Options, configured_image
     from tarshards.run.jobs.scheduler import make_scheduler, submit
 
     names = ("zipped", "inputs", "outputs", "state", "name")
@@ -262,7 +262,7 @@ def _run_here(plan: Any, folder: Any, options: Any, *, quiet: bool, again: bool 
     """Run a plan on this machine, and exit."""
     from dataclasses import asdict
 
-    from tarshards.run.jobs.local import run_local
+    from tarshards.run.jobs.local_run import run_local
     from tarshards.run.jobs.status import Display, survey
 
     slots = options.parallelism or len(os.sched_getaffinity(0))

@@ -5,16 +5,11 @@ from __future__ import annotations
 import click
 
 from tarshards.cli.input import Input, reads_samples
-from tarshards.cli.output import check_output
-from tarshards.cli.parameters import (
-    index_dir_option,
-    output_option,
-    overwrite_option,
-    spill_options,
-    sync_option,
-    typed,
-)
+from tarshards.cli.output import check_output, output_options
+from tarshards.cli.parameters import index_dir_option, spill_options
 from tarshards.cli.program import refuse, say, tool
+from tarshards.storage.expressions import spec_name
+from tarshards.storage.location import Location
 from tarshards.verbs.join import CONFLICT, MISSING, join_shards
 from tarshards.write.shards import write_samples
 
@@ -27,17 +22,14 @@ from stdin."""
 @index_dir_option
 @click.option("--missing", type=click.Choice(MISSING), default="fail", help="Keys not in all inputs.")
 @click.option("--conflict", type=click.Choice(CONFLICT), default="fail", help="Fields in several.")
-@output_option
-@overwrite_option
-@sync_option
+@output_options
 @spill_options
 def main(
     source: Input,
     missing: str,
     conflict: str,
-    output: str,
+    output: Location,
     overwrite: bool,
-    sync: bool,
     memory: int,
     tmpdir: str | None,
 ) -> None:
@@ -50,19 +42,17 @@ def main(
     refuse(len(source.specs) < 2, "give at least two inputs, each a shard expression")
     check_output(output, overwrite)
     samples = join_shards(
-        source.specs,
+        [source.named(spec) for spec in source.specs],
+        names=list(map(spec_name, source.specs)),
         missing=missing,
         conflict=conflict,
         memory=memory,
         tmpdir=tmpdir,
         on_error=source.ledger,
-        concatenated=source.ignore_zeros,
-        split=source.split,
-        allow_pipe=True,
         reject=source.reject,
         leave_out=source.ledger.leave_out,
     )
     joined = source.choose(source.require(samples))
-    write_samples(joined, typed(output), reject=source.reject, sync=sync)
+    write_samples(joined, output, reject=source.reject)
     if count := source.ledger.filtered.get("missing"):
         say(f"skipped {count} samples that not all inputs have")

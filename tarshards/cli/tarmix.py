@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import click
 
 from tarshards.cli.input import Input, reads_samples
-from tarshards.cli.output import check_output, write_new_keys
-from tarshards.cli.parameters import (
-    FILE,
-    allow_pipe_option,
-    output_option,
-    overwrite_option,
-    rekey_option,
-    seed_option,
-    shuffle_option,
-    sync_option,
-    words,
-)
+from tarshards.cli.output import check_output, output_options, write_new_keys
+from tarshards.cli.parameters import FILE, allow_pipe_option, rekey_option, seed_option, shuffle_option, words
 from tarshards.cli.program import refuse, say, tool, usage_errors
 from tarshards.storage.expressions import spec_name
-from tarshards.verbs.mix import Source, mix_streams, parse_sources, read_sources
+from tarshards.storage.location import Location
+from tarshards.verbs.mix import mix_streams, parse_sources, read_sources
 
 
 class Until(click.ParamType):
@@ -61,9 +51,7 @@ class Until(click.ParamType):
 @shuffle_option
 @seed_option
 @rekey_option
-@output_option
-@overwrite_option
-@sync_option
+@output_options
 def main(
     source: Input,
     config: str | None,
@@ -72,9 +60,8 @@ def main(
     buffer: int | None,
     seed: int,
     template: str | None,
-    output: str,
+    output: Location,
     overwrite: bool,
-    sync: bool,
 ) -> None:
     """Mix samples in given proportions, which hold at every moment: any n samples written have each source's share.
 
@@ -88,17 +75,17 @@ def main(
     refuse(config is None and allow_pipe, "--allow-pipe requires --yaml")
     with usage_errors():
         sources = parse_sources(source.specs) if config is None else read_sources(config)
-        if buffer is not None:
-            sources = [replace(each, shuffle=buffer) for each in sources]
+        names = [spec_name(each.shards) for each in sources]
+        for each in sources:
+            may_run = config is None or allow_pipe
+            each.shards = [shard._replace(allow_pipe=may_run) for shard in source.named(each.shards)]
+            each.shuffle = buffer or each.shuffle
         samples = mix_streams(
             sources,
             seed=seed,
             until=until,
             on_error=source.ledger,
-            concatenated=source.ignore_zeros,
-            split=source.split,
-            allow_pipe=config is None or allow_pipe,
-            on_end=_tell_end if len(sources) > 1 else None,
+            on_end=(lambda number: _tell_end(names[number])) if len(sources) > 1 else None,
         )
         chosen = source.choose(samples, lambda: until if isinstance(until, int) else None)
         if template is not None:
@@ -106,8 +93,8 @@ def main(
 
             chosen = rekey(chosen, template)
     check_output(output, overwrite)
-    write_new_keys(chosen, output, source.reject, sync=sync)
+    write_new_keys(chosen, output, source.reject)
 
 
-def _tell_end(source: Source) -> None:
-    say(f"{spec_name(source.shards)} has ended, and the mixture with it; --until last takes all samples")
+def _tell_end(name: str) -> None:
+    say(f"{name} has ended, and the mixture with it; --until last takes all samples")

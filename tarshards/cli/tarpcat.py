@@ -8,18 +8,12 @@ from contextlib import closing
 import click
 
 from tarshards.cli.input import Input, reads_samples
-from tarshards.cli.output import check_output, write_new_keys
-from tarshards.cli.parameters import (
-    Size,
-    keep_order_option,
-    output_option,
-    overwrite_option,
-    parallel_option,
-    sync_option,
-)
+from tarshards.cli.output import check_output, output_options, write_new_keys
+from tarshards.cli.parameters import Size, keep_order_option, parallel_option
 from tarshards.cli.program import tool
 from tarshards.cli.tarcat import arranges_samples
 from tarshards.samples.keys import Sample
+from tarshards.storage.location import Location
 from tarshards.verbs.cat import read_parallel
 
 
@@ -29,9 +23,7 @@ from tarshards.verbs.cat import read_parallel
 @parallel_option("Shards read", 4, "-p")
 @keep_order_option
 @click.option("-M", "--memory", type=Size(), default="256MB", help="Memory for samples that wait.")
-@output_option
-@overwrite_option
-@sync_option
+@output_options
 def main(
     source: Input,
     arrange: Callable[..., Iterator[Sample]],
@@ -39,9 +31,8 @@ def main(
     parallel: int,
     keep_order: bool,
     memory: int,
-    output: str,
+    output: Location,
     overwrite: bool,
-    sync: bool,
 ) -> None:
     """Concatenate the samples of SHARDS into one tar, reading several shards at once.
 
@@ -53,4 +44,4 @@ def main(
     check_output(output, overwrite)
     samples = read_parallel(source.shards, readers=parallel, memory=memory, ordered=keep_order, on_error=source.ledger)
     with closing(samples):
-        write_new_keys(arrange(samples), output, source.reject, sync=sync)
+        write_new_keys(arrange(samples), output, source.reject)

@@ -11,17 +11,8 @@ from typing import Any
 import click
 
 from tarshards.cli.input import Input, Losses, reads_samples, selects_samples
-from tarshards.cli.output import check_output, write_new_keys
-from tarshards.cli.parameters import (
-    COUNT,
-    FILE,
-    output_option,
-    overwrite_option,
-    parallel_option,
-    rekey_option,
-    sync_option,
-    tmpdir_option,
-)
+from tarshards.cli.output import check_output, output_options, write_new_keys, written
+from tarshards.cli.parameters import COUNT, FILE, parallel_option, rekey_option, tmpdir_option
 from tarshards.cli.program import say, tool, usage_errors
 from tarshards.errors import OpError, SampleError
 from tarshards.samples.keys import Sample
@@ -64,15 +55,12 @@ WAYS = ("command", "script", "python", "server")
 @click.option("--state", type=FILE, help="Where --resume keeps samples.  [default: OUTPUT.tarproc]")
 @tmpdir_option("scratch directories", "/dev/shm, $TMPDIR or /tmp")
 @rekey_option
-@output_option
-@overwrite_option
-@sync_option
+@output_options
 def main(
     source: Input,
     template: str | None,
-    output: str,
+    output: Location,
     overwrite: bool,
-    sync: bool,
     parallel: int,
     unordered: bool,
     failed: str | None,
@@ -95,9 +83,9 @@ def main(
         raise click.UsageError("--halt does not go with --failed abort; use --failed skip or keep")
     resume = resume or resume_failed
     if resume and state is None:
-        if not Location.of(output).is_local:
+        if not output.is_local:
             raise click.UsageError("--resume needs -o FILE, or --state FILE")
-        state = f"{output}.tarproc"
+        state = f"{output.url}.tarproc"
     elif state is not None and not resume:
         raise click.UsageError("--state goes with --resume or --resume-failed")
     from tarshards.run.samples.journal import add_end, has_ended
@@ -107,7 +95,7 @@ def main(
     run = repr((choice, [options[name] for name in (*WAYS, "subdirs", "add_log")]))
     check_output(output, overwrite or (state is not None and has_ended(state, run)))
     if joblog is not None:
-        check_output(joblog, overwrite or resume)
+        check_output(written(joblog), overwrite or resume)
 
     from tarshards.run.samples.command import Halt, map_command
 
@@ -141,14 +129,14 @@ def main(
 
     try:
         with closing(outputs):  # type: ignore[type-var]
-            write_new_keys(source.require(finished()), output, failures.refuse, sync=sync)
+            write_new_keys(source.require(finished()), output, failures.refuse)
     except OpError as error:
         if rule is not None and rule.reached and source.losses.first is not None:
             raise OpError(f"{error.reason}; the first: {source.losses.first}") from error
         raise
     if failures.refused:
         results = f"{failures.refused} result{'s' * (failures.refused != 1)}"
-        raise SampleError(f"all but {results} are written", url=output)
+        raise SampleError(f"all but {results} are written", url=output.name)
     if state is not None and not failures.count:
         with suppress(FileNotFoundError):
             os.unlink(state)

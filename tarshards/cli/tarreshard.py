@@ -6,23 +6,18 @@ import os
 
 import click
 
-from tarshards.cli.input import all_specs, named_shards, say_skipped
-from tarshards.cli.output import check_suffix
+from tarshards.cli.input import ShardArguments, say_skipped, takes_shards
+from tarshards.cli.output import check_suffix, overwrite_option, sync_option, written
 from tarshards.cli.parameters import (
     FILE,
     allow_empty_option,
-    ignore_zeros_option,
     keep_order_option,
-    list_option,
-    overwrite_option,
     parallel_option,
     quiet_option,
     rekey_option,
     samples_option,
     seed_option,
     size_option,
-    split_option,
-    sync_option,
     tmpdir_option,
 )
 from tarshards.cli.program import say, tool, usage_errors
@@ -31,9 +26,6 @@ from tarshards.errors import OpenError
 
 @tool(epilog="Streams in two passes: holds 16 MB for each process, and needs as much disk space as the input.")
 @click.argument("shards", nargs=-1, required=True, type=FILE)
-@list_option
-@ignore_zeros_option
-@split_option
 @click.option(
     "-o", "--output", required=True, metavar="PATTERN", help="Shards to write: out-%06d.tar or out-{shard:06d}.tar."
 )
@@ -49,11 +41,9 @@ from tarshards.errors import OpenError
 @sync_option
 @allow_empty_option
 @quiet_option
+@takes_shards
 def main(
-    shards: tuple[str, ...],
-    lists: tuple[str, ...],
-    ignore_zeros: bool,
-    split: str | None,
+    shards: ShardArguments,
     output: str,
     samples: int | None,
     size: int | None,
@@ -64,7 +54,6 @@ def main(
     parallel: int,
     tmpdir: str | None,
     overwrite: bool,
-    sync: bool,
     allow_empty: bool,
     quiet: bool,
 ) -> None:
@@ -87,8 +76,8 @@ def main(
             raise OpenError("the file exists; --overwrite replaces it", url=first.name)
         with ProcessPool(parallel) as pool:
             made = reshard(
-                named_shards(all_specs(shards, lists), ignore_zeros, split),
-                output,
+                shards.named(),
+                written(output),
                 shuffle=not keep_order,
                 seed=seed,
                 max_bytes=size,
@@ -98,7 +87,6 @@ def main(
                 executor=pool,
                 tmpdir=tmpdir,
                 progress=not quiet,
-                sync=sync,
                 allow_empty=allow_empty,
                 ledger=ledger,
             )

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from tarshards.cli.input import Input, reads_samples
-from tarshards.cli.output import check_output
-from tarshards.cli.parameters import FILE, overwrite_option, sync_option
+from tarshards.cli.output import OUTPUT, check_output, overwrite_option, sync_option
 from tarshards.cli.program import refuse, tool, usage_errors
 from tarshards.samples.codecs.registry import require
+from tarshards.storage.location import Location
 from tarshards.verbs.contact_sheet import write_contact_sheet
 from tarshards.verbs.show import PICTURE, Summary, draw_pictures, list_sample
 
@@ -23,14 +23,14 @@ keys too, about 150 bytes each, of up to 10 million samples."""
 @reads_samples
 @click.option("--summary", is_flag=True, help="Show a summary: samples, fields, sizes, duplicate keys.")
 @click.option("--images", is_flag=True, help="Show images too, as colour blocks.")
-@click.option("--html", type=FILE, help="Write a contact sheet for a browser instead.")
+@click.option("--html", type=OUTPUT, help="Write a contact sheet for a browser instead.")
 @overwrite_option
 @sync_option
-def main(source: Input, summary: bool, images: bool, html: str | None, overwrite: bool, sync: bool) -> None:
+def main(source: Input, summary: bool, images: bool, html: Location | None, overwrite: bool) -> None:
     """List the samples of SHARDS: one line each, with the key, then every field as NAME:BYTES=PREVIEW."""
     refuse(summary + images + (html is not None) > 1, "--summary, --images and --html cannot be combined")
     if html is not None:
-        _write_html(source, html, overwrite, sync)
+        _write_html(source, html, overwrite)
     elif summary:
         _sum_up(source)
     else:
@@ -60,6 +60,6 @@ def _sum_up(source: Input) -> None:
     click.echo(str(summary))
 
 
-def _write_html(source: Input, target: str, overwrite: bool, sync: bool) -> None:
+def _write_html(source: Input, target: Location, overwrite: bool) -> None:
     check_output(target, overwrite)
-    write_contact_sheet(source, target, title=" ".join(source.specs), sync=sync)
+    write_contact_sheet(source, target, title=" ".join(source.specs))

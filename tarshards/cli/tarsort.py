@@ -5,19 +5,18 @@ from __future__ import annotations
 import click
 
 from tarshards.cli.input import Input, reads_samples
-from tarshards.cli.output import check_output
-from tarshards.cli.parameters import output_option, overwrite_option, seed_option, spill_options, sync_option, typed
+from tarshards.cli.output import check_output, output_options
+from tarshards.cli.parameters import seed_option, spill_options
 from tarshards.cli.program import refuse, say, tool, usage_errors
 from tarshards.samples.keys import key_rule
+from tarshards.storage.location import Location
 from tarshards.verbs.sort import parse_sort_key, read_loose_members, regroup_members, shuffle_samples, sort_samples
 from tarshards.write.shards import write_samples
 
 
 @tool(epilog="Buffers: holds up to -M, then spills to --tmpdir. Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
-@output_option
-@overwrite_option
-@sync_option
+@output_options
 @click.option(
     "--sort",
     "keys",
@@ -33,9 +32,8 @@ from tarshards.write.shards import write_samples
 @spill_options
 def main(
     source: Input,
-    output: str,
+    output: Location,
     overwrite: bool,
-    sync: bool,
     keys: tuple[str, ...],
     reverse: bool,
     shuffle: bool,
@@ -77,6 +75,6 @@ def main(
             reject=source.reject,
             leave_out=source.ledger.leave_out,
         )
-    write_samples(source.require(samples), typed(output), reject=source.reject, sync=sync)
+    write_samples(source.require(samples), output, reject=source.reject)
     if count := source.ledger.filtered.get("repeated key"):
         say(f"dropped {count} samples with repeated keys; --unique kept the {unique} of each")

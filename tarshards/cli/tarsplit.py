@@ -8,18 +8,8 @@ from contextlib import nullcontext
 import click
 
 from tarshards.cli.input import Input, reads_samples, selects_samples
-from tarshards.cli.output import check_suffix
-from tarshards.cli.parameters import (
-    COUNT,
-    dry_run_option,
-    overwrite_option,
-    parallel_option,
-    samples_option,
-    seed_option,
-    size_option,
-    sync_option,
-    typed,
-)
+from tarshards.cli.output import check_suffix, overwrite_option, sync_option, written
+from tarshards.cli.parameters import COUNT, dry_run_option, parallel_option, samples_option, seed_option, size_option
 from tarshards.cli.program import refuse, say, shown, tool
 from tarshards.storage.compression import TAR_ENDING
 from tarshards.write.split import Route, ShardCommand, is_safe, route_by_field, route_by_ratios, split_samples
@@ -71,7 +61,6 @@ def main(
     delete: bool,
     index: bool,
     overwrite: bool,
-    sync: bool,
     dry_run: bool,
 ) -> None:
     """Split the samples of SHARDS into shards, in their order.
@@ -91,7 +80,7 @@ def main(
     with command or nullcontext():
         shards = split_samples(
             source.chosen(source.read(to_copy=by is None)),
-            typed(_full_pattern(output, list(routes))),
+            written(_full_pattern(output, list(routes))),
             max_samples=samples,
             max_bytes=DEFAULT_SIZE if samples is None and size is None else size,
             first=first,
@@ -100,7 +89,6 @@ def main(
             index=index,
             overwrite=overwrite,
             dry_run=dry_run,
-            sync=sync,
             on_finish=command,
             reject=source.reject,
             leave_out=source.ledger.leave_out,

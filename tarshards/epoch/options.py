@@ -13,7 +13,7 @@ Tail = Literal["exact", "pad", "drop"]
 TAILS: tuple[Tail, ...] = get_args(Tail)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EpochOptions:
     """In which order the samples of an epoch come, and what becomes of those that ranks cannot share equally.
 

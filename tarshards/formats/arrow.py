@@ -1,9 +1,9 @@
-"""Batches of Arrow <-> samples, a column at a time: what parquet, CSV and Hugging Face's datasets are read through.
+"""Batches of Arrow <-> samples, a column at a time: used for parquet, CSV and Hugging Face datasets.
 
-Images and audio, structures of ``bytes`` and ``path`` as Hugging Face stores them, stay the bytes that they are. Text
-is ``txt``; classes, which Hugging Face's metadata name, are ``cls``; lists of numbers, tensors and Hugging Face's
-arrays are ``npy``; times and decimals are text in JSON; and everything else is JSON or, where that cannot hold it,
-msgpack. A null has no field.
+Images and audio, which Hugging Face stores as structures of ``bytes`` and ``path``, stay encoded bytes. Text is
+``txt``; classes, named in Hugging Face's metadata, are ``cls``; lists of numbers, tensors and Hugging Face arrays are
+``npy``; times and decimals are text in JSON; everything else is JSON or, if JSON cannot hold it, msgpack. A null has no
+field.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tarshards.formats.naming import (
 from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import origin_of
-from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.keys import NO_FIELDS, Sample, is_reserved
 from tarshards.storage.location import Location
 
 if TYPE_CHECKING:
@@ -44,16 +44,16 @@ MOST_FILE = 1 << 34  # bytes of a file that a row names
 
 
 def arrow() -> Any:
-    """Return pyarrow; raise ModuleNotFoundError, which names the extra, where it is not installed."""
+    """Return pyarrow; raise ModuleNotFoundError, which names the extra, if it is not installed."""
     return require("pyarrow", extra="arrow")
 
 
 class Batches:
     """Turns record batches of one schema into samples.
 
-    *features* are those in Hugging Face's metadata of the schema; *naming* is given the columns; *keys* makes the key
-    of a row from its number and the columns that ``uses`` names, if it has no ``__key__``. A row may name a file
-    instead of holding its bytes, which is read only with *reads_files*: rows that others wrote could name any.
+    *features* come from Hugging Face's metadata of the schema; *naming* receives the columns; *keys* makes the key of a
+    row from its number and the columns in ``uses``, if it has no ``__key__``. A row may contain the path of a file
+    instead of its bytes; the file is read only with *reads_files*, since rows from others could name any file.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Batches:
     ):
         self.naming, self.keys, self.uses, self.reads_files = naming, keys, list(uses), reads_files
         self.features = features_of(schema)
-        self.columns = [name for name in schema.names if name not in ("__key__", "__url__")]
+        self.columns = [name for name in schema.names if name not in NO_FIELDS]
         self.has_keys = "__key__" in schema.names
         if len(set(schema.names)) < len(schema.names):
             raise SampleError(f"two columns have the same name: {', '.join(schema.names)}")
@@ -106,7 +106,7 @@ class Batches:
         return keys
 
     def _empty(self, columns: list[FieldColumn], rows: int, broken: Container[int]) -> FieldColumn | None:
-        """Return the field that says that a row has nothing but nulls, None if no row but *broken* ones needs it."""
+        """Return the field that marks rows with only nulls; None if no row except *broken* ones needs it."""
         if not rows or any(column.valid is None for column in columns):
             return None
         taken = 0
@@ -170,7 +170,7 @@ class Batches:
         return self._values(column, values, broken, text=not is_text(of) and is_text(storage_of(of)))
 
     def _by_kind(self, column: str, kinds: str | list[str], array: Any) -> list[FieldColumn]:
-        """Return the fields of a column of bytes, of one kind or one for each row."""
+        """Return the fields of a column of bytes, of one kind or one kind per row."""
         if type(kinds) is str:
             return [_column(self.naming.field(column, kinds), array)]
         fields = {kind: self.naming.field(column, kind) for kind in dict.fromkeys(kinds)}
@@ -217,7 +217,7 @@ class Batches:
     def _values(
         self, column: str, values: list[Any], broken: dict[int, TarshardsError], *, text: bool
     ) -> list[FieldColumn]:
-        """Encode each value for itself; with *text*, a str is JSON's."""
+        """Encode each value separately; with *text*, a str is JSON."""
         found: dict[str, list[bytes | None]] = {}
         for row, value in enumerate(values):
             if value is not None:
@@ -243,7 +243,7 @@ def _key_or_error(value: Any) -> str | TarshardsError:
 
 
 def _column(field: str, array: Any) -> FieldColumn:
-    """Return the field that holds the bytes of an array of bytes or text; those are not copied."""
+    """Return the field with the bytes of an array of bytes or text, without copying them."""
     pa = arrow()
     rows = len(array)
     if not rows:
@@ -281,13 +281,13 @@ def features_of(schema: pa.Schema) -> dict[str, dict[str, Any]]:
 
 
 def is_text(of: pa.DataType) -> bool:
-    """Say whether a type is text."""
+    """Return whether a type is text."""
     types = arrow().types
     return bool(types.is_string(of) or types.is_large_string(of) or types.is_string_view(of))
 
 
 def is_bytes(of: pa.DataType) -> bool:
-    """Say whether a type is bytes."""
+    """Return whether a type is bytes."""
     types = arrow().types
     return bool(
         types.is_binary(of) or types.is_large_binary(of) or types.is_binary_view(of) or types.is_fixed_size_binary(of)
@@ -295,7 +295,7 @@ def is_bytes(of: pa.DataType) -> bool:
 
 
 def _is_in_order(tensor: Any) -> bool:
-    """Say whether the elements of a tensor type are stored in the order of its dimensions."""
+    """Return whether the elements of a tensor type are stored in the order of its dimensions."""
     return tensor.permutation is None or list(tensor.permutation) == sorted(tensor.permutation)
 
 
@@ -320,7 +320,7 @@ def _arrays(array: Any, shape: tuple[int, ...] | None) -> list[bytes | None]:
     """Return each list of numbers in numpy's format, with this *shape* or as it is."""
     pa = arrow()
     numbers = array.values
-    if numbers.null_count and not array.flatten().null_count:  # instead of lists that are null
+    if numbers.null_count and not array.flatten().null_count:  # null numbers, not null lists
         compute = require("pyarrow.compute", extra="arrow")
         numbers = compute.fill_null(numbers, pa.scalar(0).cast(numbers.type))
     numbers = numbers.to_numpy(zero_copy_only=False)
@@ -380,7 +380,7 @@ def storage_of(of: pa.DataType) -> Any:
 
 
 class Tables:
-    """Turns samples into tables of one schema: that of the record of their import, or what their fields suggest."""
+    """Turns samples into tables of one schema: from the record of their import, or inferred from their fields."""
 
     def __init__(self, columns: Columns, looked_at: Iterable[Sample]):
         pa = arrow()
@@ -481,7 +481,7 @@ def _array(values: list[Any], of: Any) -> Any:
 
 
 def _holds(of: Any, dtype: np.dtype[Any]) -> bool:
-    """Say whether a type, or one of lists, holds every number of a *dtype*; it is not asked of what is no number."""
+    """Return whether a type of numbers, or of lists of them, holds every number of a *dtype*."""
     import numpy as np
 
     types = arrow().types
@@ -504,7 +504,7 @@ def _pairs(value: Any, of: Any) -> Any:
 
 
 def _cast(array: Any, of: Any) -> Any:
-    """Return an array as one of another type; what a null structure holds is not looked at, as Arrow's cast does."""
+    """Return an array cast to another type, without looking inside null structures, unlike Arrow's cast."""
     pa = arrow()
     if pa.types.is_struct(of):
         compute = require("pyarrow.compute", extra="arrow")

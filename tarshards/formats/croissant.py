@@ -1,4 +1,4 @@
-"""Dataset cards: what a dataset is, its files and their fields, as JSON-LD of MLCommons' Croissant, version 1.0.
+"""Dataset cards: a description of a dataset, its files and fields, as JSON-LD of MLCommons' Croissant, version 1.0.
 
 Format: "Croissant Format Specification", http://mlcommons.org/croissant/1.0. Every shard is a FileObject with its size
 and SHA-256. Every field of a split is a FileSet of the members that hold it, and a RecordSet of keys and contents:
@@ -27,7 +27,7 @@ from tarshards.storage.manifest import Shard
 from tarshards.storage.remote import Remote
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
-LOOK = 100  # samples that are looked at for the fields of a split
+LOOK = 100  # samples read to find the fields of a split
 KEY = r"^((?:.*/|)[^.]+)[.]"  # of a member's name
 
 #: The @context of the specification.
@@ -100,18 +100,16 @@ _KIND_OF |= dict.fromkeys(("tif", "tiff"), ("sc:ImageObject", "image/tiff"))
 _BYTES = ("sc:Text", "application/octet-stream")
 
 
-def write_card(
-    target: str | os.PathLike[str] | Location, splits: Mapping[str, Spec], *, sync: bool = True, **about: Any
-) -> None:
+def write_card(target: str | os.PathLike[str] | Location, splits: Mapping[str, Spec], **about: Any) -> None:
     """Write the card of a dataset to *target*, whole or not at all; *splits* and *about* are as in ``make_card``.
 
     URLs of shards that lie beside the card or below it are relative to it.
     """
     import json
 
-    location = Location.of(target, sync=sync)
+    location = Location.of(target)
     beside = Location("card.json") if location.is_stream else location
-    plain = location.url == "-" and sys.stdout.isatty()  # a terminal might obey what is in the names of shards
+    plain = location.url == "-" and sys.stdout.isatty()  # a terminal might interpret names of shards
     text = json.dumps(make_card(splits, beside=beside, **about), indent=2, ensure_ascii=plain) + "\n"
     with location.open("wb") as stream:
         stream.write(text.encode("utf-8", "backslashreplace"))
@@ -133,13 +131,13 @@ def make_card(
 ) -> dict[str, Any]:
     """Return the card of a dataset, *splits* by name, as JSON-LD.
 
-    The fields are those of the first 100 samples of each split. Sizes and checksums come from manifests; what a
-    manifest does not say is measured, which for a checksum reads the shard. Authors are "Name" or "Name <email>";
-    *licence* is a name, better of SPDX, or a URL; *published* is a date, as 2026-11-23; *url* is the dataset's page.
-    URLs of shards are shown without credentials.
+    The fields come from the first 100 samples of each split. Sizes and checksums come from manifests; missing ones are
+    measured, which for a checksum means reading the shard. Authors are "Name" or "Name <email>"; *licence* is a name,
+    preferably from SPDX, or a URL; *published* is a date, as 2026-11-23; *url* is the dataset's page. URLs of shards
+    are shown without credentials.
 
-    Raises UrlError for a stream, such as a pipe, and two splits that share a shard; ShardIndexError for a shard whose
-    index shows that its checksum in the manifest is of another one; SampleError for a split without samples.
+    Raises UrlError for a stream, such as a pipe, and two splits that share a shard; ShardIndexError if a shard's index
+    shows that the manifest describes another shard; SampleError for a split without samples.
     """
     if not splits:
         raise ValueError("a dataset has at least one split")
@@ -206,7 +204,7 @@ def _look(split: str, shards: list[Shard], remote: Remote | None) -> dict[str, l
         for field, value in _fields(sample):
             found.setdefault(field, []).append(value)
     if not found:
-        raise SampleError(f"the split {split} has no samples, so nothing says what its fields are")
+        raise SampleError(f"the split {split} has no samples, so its fields are unknown")
     return found
 
 
@@ -261,7 +259,7 @@ def _field(split: str, field: str, fields: list[str], values: list[bytes], files
 
 
 def _decoded(field: str, values: list[bytes]) -> list[Any]:
-    """Return the values as they decode, as bytes where they do not."""
+    """Return the decoded values, and bytes for those that do not decode."""
     decode = decoding_of()
     decoded = []
     for value in values:
@@ -273,7 +271,7 @@ def _decoded(field: str, values: list[bytes]) -> list[Any]:
 
 
 def _description(field: str, values: list[Any]) -> str:
-    """Say what the values of a field are.
+    """Describe the values of a field.
 
     >>> import numpy as np
     >>> _description("x.npy", [np.zeros((3, 4), "float32")] * 2), _description("cls", [1, 7]), _description("x", [b""])

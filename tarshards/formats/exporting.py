@@ -31,9 +31,9 @@ from tarshards.write.map import output_names
 from tarshards.write.once import check_free, discard, finish, is_begun, make_all
 
 FORMATS = ("parquet", "jsonl", "msgpack", "folder")
-GROUP = 1 << 26  # bytes of data in a row group of parquet, or a little more
+GROUP = 1 << 26  # approximate bytes of data in a row group of parquet
 MOST_ROWS = 1 << 16  # of a row group
-LOOKED_AT = 100  # samples that decide about the columns, where no record does
+LOOKED_AT = 100  # samples that determine the columns without a record
 
 _to_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -42,7 +42,7 @@ Reject = Callable[[Sample, TarshardsError], object]
 
 def export_dataset(
     shards: Any,
-    output: str | os.PathLike[str],
+    output: str | os.PathLike[str] | Location,
     *,
     format: str | None = None,
     executor: Executor | None = None,
@@ -54,17 +54,18 @@ def export_dataset(
 ) -> list[str]:
     """Write each of *shards*, a shard expression, to a file named by *output*, or its members to files in a folder.
 
-    *output* is a pattern with the number of the shard, such as ``out-{shard:06d}.parquet``, and its suffix says the
+    *output* is a pattern with the number of the shard, such as ``out-{shard:06d}.parquet``, whose suffix selects the
     format: ``parquet``, ``jsonl``, and ``gz`` for Squirrel's msgpack shards; or it is a folder. *format*, one of
-    FORMATS, says it for other names. The columns are ``__key__`` and the fields; with their names, types and order
-    those of the import, if the record of an import lies beside the shards. Otherwise the first 100 samples say which
-    columns parquet has. Returns the names of the files, or of the folder.
+    FORMATS, selects it for other names. The columns are ``__key__`` and the fields; their names, types and order are
+    those of the import, if the record of an import is beside the shards. Otherwise the first 100 samples determine the
+    columns of parquet. Returns the names of the files, or of the folder.
 
-    It works in parallel, resumes, and treats errors as ``import_dataset`` does; errors name shard and key.
+    It works in parallel, resumes, and handles errors like ``import_dataset``; errors name shard and key.
     """
     sources = expand_shards(shards, concatenated=concatenated)
     ledger = Ledger.of(on_error)
-    output = os.fspath(output)
+    target = Location.of(output, sync=sync)
+    output = target.url
     kind = format or _format_of(output)
     if kind not in FORMATS:
         raise ValueError(f"format is one of {', '.join(FORMATS)}, not {shortened(format)}")
@@ -80,7 +81,7 @@ def export_dataset(
     if kind in ("jsonl", "msgpack"):
         named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
     repeated = _repeated_files(sources, columns) if kind == "folder" else [{}] * len(sources)
-    targets = [Location.of(name, sync=sync) for name in names]
+    targets = [target.at(name) for name in names]
     units = [_ExportedShard(*each[:2], kind, columns, each[2]) for each in zip(sources, targets, repeated)]
     check_free(units, overwrite=overwrite)
     if kind == "folder" and not overwrite and not is_begun(units) and os.path.isdir(output) and os.listdir(output):
@@ -105,11 +106,11 @@ def _format_of(output: str) -> str:
         return "msgpack"
     if os.path.isdir(output) or not re.search(r"\.\w+$", base):
         return "folder"
-    raise UrlError(f"the name tells no format; name one of {', '.join(FORMATS)}", url=output)
+    raise UrlError(f"the name does not tell the format; name one of {', '.join(FORMATS)}", url=output)
 
 
 def _repeated_files(sources: Iterable[Shard], columns: Columns) -> list[dict[int, str]]:
-    """Return for each shard the samples, by number, that share a file with an earlier sample, and where that is."""
+    """Return for each shard the numbers of samples that share a file with an earlier sample, and where that is."""
     seen = SeenKeys()
     repeated: list[dict[int, str]] = []
     for shard in sources:
@@ -126,13 +127,13 @@ def _repeated_files(sources: Iterable[Shard], columns: Columns) -> list[dict[int
 
 
 def _exported(sample: Sample, columns: Columns) -> Iterator[str]:
-    """Yield the names of the fields that are exported."""
+    """Yield the names of the exported fields."""
     return (field for field in sample if not is_reserved(field) and field not in columns.omit)
 
 
 @dataclass(frozen=True)
 class _ExportedShard:
-    """A file made of a shard, or the files in a folder, but those of the samples with the numbers *repeated*."""
+    """A file made from a shard, or its files in a folder, except those of samples with the numbers in *repeated*."""
 
     shard: Shard
     output: Location
@@ -229,7 +230,7 @@ def _write_lines(samples: Iterable[Sample], output: Location, columns: Columns, 
 
 
 def _json_of(column: str, value: Any) -> str:
-    """Return a value as JSON; raise EncodeError, which names the *column*, for what would be another value there."""
+    """Return a value as JSON; raise EncodeError, which names the *column*, if JSON would change it."""
     try:
         text = _to_text(held := to_json(value))
         check_types(held, SCALARS, NAMES)

@@ -51,7 +51,7 @@ _SUFFIXES = {"parquet": "parquet", "pq": "parquet", "csv": "csv", "tsv": "csv", 
 
 def import_dataset(
     source: Any,
-    pattern: str | os.PathLike[str],
+    pattern: str | os.PathLike[str] | Location,
     *,
     format: str | None = None,
     split: str | None = None,
@@ -67,38 +67,39 @@ def import_dataset(
     """Write the rows of *source* as samples to shards named by *pattern*, and return the names of the shards.
 
     *source* is a shard expression that names files (parquet, csv, jsonl, or Squirrel's msgpack shards), a folder with a
-    folder for each class, a folder that ``save_to_disk`` of Hugging Face's datasets wrote, the name of such a dataset
-    with *split*, or a dataset of theirs; *format*, one of FORMATS, says which where the name of the files does not. The
-    columns become fields as ``tarshards.formats.naming`` and ``arrow`` describe. Keys are from the column ``__key__``,
-    or from the template *key* over ``file``, ``record`` (the row's number in the file, from 0) and the columns.
-    *types* are the types of columns of csv: ``text``, ``int``, ``float``, ``bool``, ``date`` or ``timestamp``. Another
-    column is text, unless one way to write values of another type gives back every cell of it.
+    folder for each class, a folder written by ``save_to_disk`` of Hugging Face's datasets, the name of such a dataset
+    with *split*, or a dataset object; *format*, one of FORMATS, selects the kind if the file names do not. The columns
+    become fields as ``tarshards.formats.naming`` and ``arrow`` describe. Keys come from the column ``__key__``, or from
+    the template *key* over ``file``, ``record`` (the row's number in the file, from 0) and the columns. *types* sets
+    types of csv columns: ``text``, ``int``, ``float``, ``bool``, ``date`` or ``timestamp``. Any other column is text,
+    unless another type reproduces all its cells with one way of writing them.
 
-    Each shard is made of about *max_bytes* of one file, by the processes of *executor* (default: all cores); row groups
-    of parquet, compressed text and msgpack shards are not divided. What a call that was killed has written, the same
-    call keeps if its input is as it was; the bytes are the same for any executor. The manifest of the shards and the
-    record of their columns, ``NAME.columns.json``, are written last. Raises OpenError if a shard exists, unless to
+    The processes of *executor* (default: all cores) make each shard from about *max_bytes* of one file; row groups of
+    parquet, compressed text and msgpack shards are not divided. Repeating a killed call keeps the shards that it has
+    written if the input is unchanged; the bytes are the same for any executor. The manifest of the shards and the
+    record of their columns, ``NAME.columns.json``, are written last. Raises OpenError if a shard exists, unless
     *overwrite*. With *progress*, stderr shows a bar.
 
     The first error of a row is raised, and names file and row; or it is passed to *on_error* ("skip", a ``Ledger`` or a
-    function of the error), and that row alone is left out. Raises ModuleNotFoundError, which names the extra to
-    install, where the library for a format is missing.
+    function of the error), and only that row is left out. Raises ModuleNotFoundError, which names the extra to install,
+    if the library for a format is missing.
     """
     from tarshards.index.manifests import update_manifests, with_digests
 
     max_bytes = whole_number("max_bytes", max_bytes, 1)
     ledger = Ledger.of(on_error)
-    named_compression(Location.of(pattern))  # raises UrlError for a name of another format
+    target = Location.of(pattern, sync=sync)
+    named_compression(target)  # raises UrlError for a name of another format
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else shortened(source)
     plan = _plan(source, format, split, key, types or {}, max_bytes)
     template = key or plan.key
     Keys.of(template, "")
     if types and not all(isinstance(piece, CsvPiece) for piece in plan.pieces):
-        raise ValueError("types= is of csv; other formats say the types of their values themselves")
+        raise ValueError("types= applies to csv only; other formats define the types of their values")
     if not plan.pieces:
         raise SampleError("no samples: there are no rows", url=name)
-    names = output_names(os.fspath(pattern), len(plan.pieces))
-    units = [_ImportedShard(piece, Location.of(name, sync=sync), template) for piece, name in zip(plan.pieces, names)]
+    names = output_names(target.url, len(plan.pieces))
+    units = [_ImportedShard(piece, target.at(name), template) for piece, name in zip(plan.pieces, names)]
     check_free(units, overwrite=overwrite)
     made = make_all(units, ledger, executor=executor, progress=progress)
     samples = sum(each["samples"] for each in made)
@@ -107,20 +108,20 @@ def import_dataset(
         discard(units)
         raise SampleError("no samples: no row became one", url=name)
     columns = _columns(plan, [each["fields"] for each in made], name)
-    columns.save(Location.of(record_url(names), sync=sync))
+    columns.save(target.at(record_url(names)))
     shards = [made_shard(each["shard"], each["samples"], each["size"]) for each in made]
-    list(update_manifests(with_digests(shards), sync=sync))
+    list(update_manifests(with_digests(shards), sync=target.sync))
     finish(units)
-    if is_pattern(pattern):
-        name_leftovers(os.fspath(pattern), len(names))
+    if is_pattern(target.url):
+        name_leftovers(target.url, len(names))
     return [each["shard"] for each in made]
 
 
 def row_to_sample(row: Any) -> Sample:
     """Return the sample of a row of a map-style dataset, a dict of Python values, for ``write_dataset``.
 
-    The values become fields as those of ``import_dataset`` do; images of Pillow become ``png``. Raises TypeError for a
-    row that is no dict: name the values of a tuple by a function of your own.
+    The values become fields as in ``import_dataset``; Pillow images become ``png``. Raises TypeError for a row that is
+    not a dict: convert tuples to dicts with your own function.
 
     >>> row_to_sample({"__key__": "a", "caption": "hello", "cls": 7})
     {'__key__': 'a', 'caption.txt': b'hello', 'cls': b'7'}
@@ -133,7 +134,7 @@ def row_to_sample(row: Any) -> Sample:
 
 @dataclass(frozen=True)
 class _ImportedShard:
-    """A shard made of a piece of an input."""
+    """A shard made from a piece of an input."""
 
     piece: Piece
     output: Location
@@ -160,7 +161,7 @@ class _ImportedShard:
 
 
 def _place_of(piece: Any) -> list[Any]:
-    """Return what part of its input a piece is."""
+    """Return the location of a piece in its input."""
     names = ("groups", "begin", "end", "first", "file", "delimiter", "described", "asked")
     return [getattr(piece, name) for name in names if hasattr(piece, name)]
 
@@ -184,7 +185,7 @@ def _plan(
         if format is None:
             return plan_dataset(open_dataset(folder, split), folder, max_bytes)
     if split is not None:
-        raise ValueError("split= is of Hugging Face's datasets; name the files of one split")
+        raise ValueError("split= applies to Hugging Face datasets only; name the files of one split")
     urls = expand_urls(source)
     for location in map(Location.of, urls):
         if location.is_stream:
@@ -197,12 +198,14 @@ def _plan(
 
 
 def _format_of(urls: Sequence[str]) -> str:
-    """Return the format that the names of files say; raise UrlError if they say none."""
+    """Return the format by the names of files; raise UrlError if they do not tell."""
     location = Location.of(urls[0])
     suffix = without_suffix(location.base.lower()).rpartition(".")[2]
     if suffix not in _SUFFIXES:
         known = ", ".join(f".{suffix}" for suffix in _SUFFIXES)
-        raise UrlError(f"the name tells no format ({known}); name one of {', '.join(FORMATS)}", url=location.name)
+        raise UrlError(
+            f"the name does not tell the format ({known}); name one of {', '.join(FORMATS)}", url=location.name
+        )
     return _SUFFIXES[suffix]
 
 
@@ -226,7 +229,7 @@ def _file_names(urls: Sequence[str]) -> list[str]:
 
 
 def _columns(plan: Plan, found: Sequence[dict[str, str]], name: str) -> Columns:
-    """Return the record of what was imported; raise SampleError where two columns became one field."""
+    """Return the record of the import; raise SampleError if two columns became one field."""
     naming = Naming()
     for fields in found:
         for field, column in fields.items():

@@ -1,4 +1,4 @@
-"""Squirrel's msgpack shards: files of msgpack objects, one a sample, one after the other in gzip.
+"""Squirrel's msgpack shards: gzip files of concatenated msgpack objects, one per sample.
 
 Source of the format: squirrel-core's ``MessagepackSerializer``, and msgpack-numpy for arrays. An array is a map with
 bytes as names: ``nd`` (true), ``type`` (numpy's text for its dtype; for structures, kind ``V``, a list of names and
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 18  # bytes unpacked at once
 MOST_BYTES = 1 << 30  # of a sample
-MOST_ITEMS = 1 << 20  # of a list or map, for which memory is taken before they are read
+MOST_ITEMS = 1 << 20  # of a list or map, whose memory is allocated before they are read
 
 
 def read_msgpack(urls: Any, *, on_error: ErrorPolicy = None, allow_pipe: bool = False) -> Iterator[Sample]:
@@ -32,11 +32,11 @@ def read_msgpack(urls: Any, *, on_error: ErrorPolicy = None, allow_pipe: bool = 
 
     A sample without ``__key__`` gets the name of its shard and its number, such as ``shard/000000007``. numpy arrays
     are copies of their bytes. The first error is raised, or passed to *on_error* ("skip", a ``Ledger`` or a function of
-    the error); reading then goes on with the next sample, or after damage with the next shard.
+    the error); reading then continues with the next sample, or after damage with the next shard.
 
     Raises OpenError for a file that cannot be read or decompressed, and SampleError, which names file and record, for
-    what is not msgpack or not a dict, for pickled objects, and for a sample of more than 1 GiB or a list of more than
-    1,048,576 items.
+    data that is not msgpack or not a dict, for pickled objects, and for a sample of more than 1 GiB or a list of more
+    than 1,048,576 items.
     """
     ledger = Ledger.of(on_error)
     for shard in find_shards(urls, allow_pipe=allow_pipe):
@@ -67,7 +67,7 @@ def read_msgpack_shard(url: str | Location, *, ledger: Ledger) -> Iterator[Sampl
 
 
 class _Damaged(Exception):
-    """What keeps the rest of a shard from being read."""
+    """Damage that makes the rest of a shard unreadable."""
 
     def __init__(self, error: TarshardsError):
         self.error = error
@@ -112,13 +112,13 @@ def _records(location: Location) -> Iterator[tuple[Any, str | None]]:
 
 
 def _unpacker(refusals: list[str]) -> Any:
-    """Return an Unpacker that appends to *refusals* why it left out what is in an object."""
+    """Return an Unpacker that appends to *refusals* the reasons for values that it leaves out."""
     import msgpack
 
     def unpacked(value: Any) -> Any:
         if b"nd" not in value and b"data" not in value:
             return value
-        # An error raised in here would leave the unpacker in the middle of the object.
+        # An error raised here would leave the unpacker in the middle of the object.
         try:
             return _unpack_map(value)
         except (ValueError, TypeError, KeyError, IndexError, SyntaxError) as error:
@@ -136,7 +136,7 @@ def _unpacker(refusals: list[str]) -> Any:
 
 
 def unpack(field: str, data: bytes) -> Any:
-    """Return the value of a field of msgpack, whose arrays are encoded like those of msgpack shards."""
+    """Return the value of a msgpack field, whose arrays are encoded as in msgpack shards."""
     refusals: list[str] = []
     unpacker = _unpacker(refusals)
     try:
@@ -202,14 +202,14 @@ def packer() -> Any:
 
 
 def packed(packer: Any, value: Any) -> bytes:
-    """Return what a Packer makes of a value; raise TypeError for what would not come back as it is."""
+    """Return a packed value; raise TypeError for a value that unpacking would change."""
     data: bytes = packer.pack(value)
     check_types(value, WITH_BYTES, WITH_BYTES, _is_number)
     return data
 
 
 def _is_number(value: Any) -> bool:
-    """Say whether a value is one of numpy, torch, or a complex number."""
+    """Return whether a value is of numpy, of torch, or a complex number."""
     return isinstance(value, complex) or hasattr(value, "dtype")
 
 
@@ -244,8 +244,8 @@ def write_msgpack(
 ) -> tuple[int, int]:
     """Write *samples* to a msgpack shard, and return their number and the bytes before compression.
 
-    Their values are what msgpack holds and numpy arrays; ``__url__`` is left out. The shard is compressed by its
-    suffix, and appears under its name when it is whole; Squirrel reads those that end in ``.gz``. A sample that cannot
+    Their values are what msgpack holds and numpy arrays; ``__url__`` is left out. The suffix selects the compression;
+    the shard appears under its name when it is complete; Squirrel reads names that end in ``.gz``. A sample that cannot
     be encoded is passed to *reject* with the error and left out; by default the EncodeError is raised.
     """
     location = Location.of(target, sync=sync)

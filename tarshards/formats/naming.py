@@ -1,9 +1,9 @@
 """Columns of other formats <-> fields of samples: their names, their values, and the record of both.
 
-A column becomes the field ``COLUMN.EXT``, whose extension says how the value is encoded: ``txt`` for text, ``cls`` for
-a class, ``npy`` for an array, ``json`` for other values, ``mp`` for those that JSON cannot hold (NaN, infinity, bytes
-in a dict), and for bytes what their first bytes are (``jpg``, ``png``, ``wav``, ...) or ``bin``. A column whose name
-ends in such an extension keeps it: ``jpg``, ``cls``, ``meta.json``. Names are in lower case, as those of fields are.
+A column becomes the field ``COLUMN.EXT``, whose extension selects the encoding: ``txt`` for text, ``cls`` for a class,
+``npy`` for an array, ``json`` for other values, ``mp`` for values that JSON cannot hold (NaN, infinity, bytes in a
+dict), and for bytes the format of their first bytes (``jpg``, ``png``, ``wav``, ...) or ``bin``. A column whose name
+ends in such an extension keeps it: ``jpg``, ``cls``, ``meta.json``. Names are in lower case, like all field names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tarshards.errors import EncodeError, SampleError, UrlError
 from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs import audio, decode_field, encode_field, image, video
-from tarshards.samples.keys import Sample, is_reserved, split_name
+from tarshards.samples.keys import NO_FIELDS, Sample, is_reserved, split_name
 from tarshards.storage.expressions import common_name
 from tarshards.storage.location import Location
 from tarshards.storage.streams import is_missing
@@ -43,7 +43,7 @@ _FIRST = frozenset(magic[:1] for magic in (*MAGICS, b"RIFF"))
 HEAD = 12  # bytes by which data is recognized
 SUFFIX = ".columns.json"
 MOST_BYTES = 1 << 24  # of a record
-NULL = "null"  # the extension of a field that only says that its row has nothing but nulls
+NULL = "null"  # the extension of a field that only marks a row with nothing but nulls
 
 
 class Naming:
@@ -84,7 +84,7 @@ def _field_of(column: str, extension: str) -> str:
 
 
 def kind_of(data: bytes, path: str | None = None) -> str:
-    r"""Return the extension for bytes: that of their *path* if it is an image's or the like, or by their beginning.
+    r"""Return the extension for bytes: that of *path* if it is an image's or the like, or by their first bytes.
 
     >>> kind_of(b"\xff\xd8\xff\xe0"), kind_of(b"?", "a/b.PNG"), kind_of(b"?", "a.opus"), kind_of(b"?")
     ('jpg', 'png', 'opus', 'bin')
@@ -137,7 +137,7 @@ def _is_integer(column: str) -> bool:
 
 
 def is_json(value: Any) -> bool:
-    """Say whether JSON gives this value back: text, finite numbers, lists, tuples as lists, and dicts with names.
+    """Return whether JSON preserves this value: text, finite numbers, lists, tuples as lists, and dicts with str keys.
 
     >>> is_json({"a": [1, None]}), is_json({1: "a"}), is_json(float("nan"))
     (True, False, False)
@@ -160,7 +160,7 @@ def pack(value: Any) -> bytes:
 
 
 def decode_value(field: str, data: bytes) -> Any:
-    """Return the value of a field: text, a number, an array, what JSON or msgpack holds; else the bytes.
+    """Return the value of a field: text, a number, an array, a JSON or msgpack value; else the bytes.
 
     Raises DecodeError for bytes that do not decode.
     """
@@ -175,7 +175,7 @@ def decode_value(field: str, data: bytes) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """Return a value as JSON holds it: arrays as lists, bytes as ``{"base64": "..."}``."""
+    """Return a value in the form for JSON: arrays as lists, bytes as ``{"base64": "..."}``."""
     if isinstance(value, bytes):
         return {"base64": b64encode(value).decode()}
     if hasattr(value, "tolist"):
@@ -205,14 +205,14 @@ def sample_of(naming: Naming, row: Mapping[str, Any], key: str, origin: str) -> 
     """
     sample: Sample = {"__key__": key_of(row["__key__"]) if "__key__" in row else key, "__url__": origin}
     for column, value in row.items():
-        if column not in ("__key__", "__url__"):
+        if column not in NO_FIELDS:
             field, data = encode_value(naming, column, value)
             sample[field] = data
     return sample
 
 
 def batch_of(naming: Naming, rows: Sequence[Mapping[str, Any]], keys: list[str], origin: str) -> SampleBatch | None:
-    """Return the samples of rows as ``sample_of`` would make each, None unless the values of each column are alike.
+    """Return the samples of rows as ``sample_of`` would make them; None unless the values of each column are alike.
 
     They are if all rows have the same columns, and the values of each are text, bytes of one kind, or integers.
     """
@@ -223,7 +223,7 @@ def batch_of(naming: Naming, rows: Sequence[Mapping[str, Any]], keys: list[str],
         return None
     found: list[tuple[str, str, list[bytes]]] = []
     for column in columns:
-        if column in ("__key__", "__url__"):
+        if column in NO_FIELDS:
             continue
         values: list[Any] = [row[column] for row in rows]
         types = set(map(type, values))
@@ -249,9 +249,9 @@ def key_of(value: Any) -> str:
 
 
 class Columns(NamedTuple):
-    """What was imported: the column of each field, the order of the columns, and their schema.
+    """The record of an import: the column of each field, the order of the columns, and their schema.
 
-    *schema* is that of Arrow, serialized, None where the format has none; *omit* are fields that the import has added.
+    *schema* is the serialized Arrow schema, None if the format has none; *omit* are fields that the import added.
     """
 
     fields: dict[str, str]
@@ -260,7 +260,7 @@ class Columns(NamedTuple):
     omit: tuple[str, ...] = ()
 
     def column(self, field: str) -> str:
-        """Return the column of a field; one that was added since is a column of its own name."""
+        """Return the column of a field; a field added since has a column of its own name."""
         return self.fields.get(field, field)
 
     def save(self, location: Location) -> None:
@@ -272,7 +272,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def load(cls, url: str) -> Columns:
-        """Read the record at *url*; return an empty one where there is none. Raises UrlError for a damaged one."""
+        """Read the record at *url*; return an empty one if there is none. Raises UrlError for a damaged one."""
         location = Location.of(url)
         try:
             text = location.read(MOST_BYTES)

@@ -1,7 +1,7 @@
-"""What an import reads: a *piece* of an input is as much of it as fills a shard, cut where that costs nothing.
+"""The inputs of an import: a *piece* of an input is enough of it to fill a shard, cut where cutting is free.
 
-A piece of parquet is some row groups of a file, of text some lines or rows, of a Hugging Face dataset some rows, of a
-folder some files, and of msgpack a file.
+A piece is some row groups of a parquet file, some lines or rows of text, some rows of a Hugging Face dataset, some
+files of a folder, or a msgpack file.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 BATCH = 1 << 21  # bytes of rows that are converted together
 MOST_ROWS = 4096  # converted together
-FEW_ROWS = 256  # converted together, of a format that has no columns
+FEW_ROWS = 256  # converted together, in formats without columns
 BLOCK = 1 << 20  # bytes of text read at once, to cut it
-NULLS = ["", "NA", "N/A", "NULL", "null", "NaN", "nan", "#N/A"]  # in columns of CSV that are not text
+NULLS = ["", "NA", "N/A", "NULL", "null", "NaN", "nan", "#N/A"]  # in CSV columns that are not text
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Piece(Protocol):
 
 @dataclass(frozen=True)
 class FilePiece:
-    """What the pieces of one file have in common: its *url*, and the *file* that keys name."""
+    """Attributes common to the pieces of one file: its *url*, and the *file* in keys."""
 
     url: str
     file: str
@@ -128,7 +128,7 @@ class Plan(NamedTuple):
 
 
 def file_identity(url: str) -> list[Any]:
-    """Return what tells a file from another one, or an earlier one, of its name."""
+    """Return an identity that distinguishes a file from another, or an earlier, file of its name."""
     location = Location.of(url)
     if location.path is None:
         return [location.identity, location.size()]
@@ -206,7 +206,7 @@ def _row_groups(metadata: Any) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def _parquet(url: str) -> Iterator[Any]:
-    """Open a parquet file, whose checksums are verified; raise OpenError for what is none."""
+    """Open a parquet file and verify its checksums; raise OpenError for any other file."""
     pa = arrow()
     parquet = require("pyarrow.parquet", extra="arrow")
     location = Location.of(url)
@@ -253,7 +253,7 @@ class _RangedFile(io.RawIOBase):
 
 
 def _in_schema(keys: Keys, schema: pa.Schema, name: str) -> tuple[str, ...]:
-    """Return the columns that keys are made of; raise SampleError, with the *name* of the file, if one is missing."""
+    """Return the columns used in keys; raise SampleError, with the *name* of the file, if one is missing."""
     for column in keys.columns:
         if column not in schema.names:
             reason = f"no column {column!r} for the key {keys.template!r}; there are {', '.join(schema.names)}"
@@ -282,7 +282,7 @@ class TextPiece(FilePiece, ABC):
         """Return the file and the record of a number, for errors."""
 
     def records(self, ledger: Ledger) -> Iterator[tuple[int, Any]]:
-        """Yield the records with their numbers, as far as the file is whole; *ledger* gets the errors."""
+        """Yield the records with their numbers, up to any damage; *ledger* gets the errors."""
         with open_text(self.url, self.begin, self.end) as text:
             for number, record in self.read(text):
                 if isinstance(record, OpenError):
@@ -319,7 +319,7 @@ class LinesPiece(TextPiece):
 class CsvPiece(TextPiece):
     """Rows of CSV without their header; *described* has the schema of the columns, serialized, in hex.
 
-    In the columns that *asked* names, whose type was asked for, NA and the like are nulls too.
+    In the columns in *asked*, whose type was given, NA and the like are also null.
     """
 
     delimiter: str
@@ -342,7 +342,7 @@ class CsvPiece(TextPiece):
             yield from batches.samples(batch, numbers, self.name, refusing(ledger))
 
     def _whole(self, width: int, ledger: Ledger) -> Iterator[tuple[int, list[str]]]:
-        """Yield the rows that have this many cells, with their numbers."""
+        """Yield the rows with the right number of cells, with their numbers."""
         for number, row in self.records(ledger):
             if len(row) == width:
                 yield number, row
@@ -350,7 +350,7 @@ class CsvPiece(TextPiece):
                 lose(ledger, SampleError(f"{len(row)} cells for {width} columns", url=self.at(number)))
 
     def _typed(self, numbers: list[int], cells: list[list[str]], schema: Any, ledger: Ledger) -> tuple[Any, list[int]]:
-        """Return columns of text as a batch of *schema*, and the numbers of its rows, without those of other types."""
+        """Return columns of text as a batch of *schema*, and the numbers of its rows, without rows of other types."""
         pa = arrow()
         columns = []
         bad: dict[int, SampleError] = {}
@@ -377,7 +377,7 @@ class CsvPiece(TextPiece):
 
 
 def plan_lines(urls: list[str], names: list[str], max_bytes: int) -> Plan:
-    """Cut files of lines of JSON into pieces of about *max_bytes*; those that are compressed or remote stay whole."""
+    """Cut files of JSON lines into pieces of about *max_bytes*; compressed or remote files stay whole."""
     pieces = []
     for url, file in zip(urls, names):
         identity = file_identity(url)
@@ -388,7 +388,7 @@ def plan_lines(urls: list[str], names: list[str], max_bytes: int) -> Plan:
 def plan_csv(
     urls: list[str], names: list[str], max_bytes: int, types: Mapping[str, str] | None = None, key: str | None = None
 ) -> Plan:
-    """Cut files of CSV into pieces; columns have the *types* asked for, else those that are exact for all rows.
+    """Cut CSV files into pieces; columns have the given *types*, else those that are exact for all rows.
 
     All files are read once more for that. In the template *key*, columns have their text. Raises SampleError if the
     columns of files differ.
@@ -408,7 +408,7 @@ def plan_csv(
         _see(exact, url, columns, begin)
     kinds = exact.found
     for column in Keys.of(key or "", "").columns:
-        if kinds.get(column) != "int":  # whose text is that of the number
+        if kinds.get(column) != "int":  # ints: the text is that of the number
             kinds[column] = "text"
     kinds |= types
     schema = pa.schema([(column, arrow_type(kinds.get(column, "text"))) for column in columns])
@@ -425,7 +425,7 @@ def _delimiter(url: str) -> str:
 
 
 def _csv_head(url: str) -> tuple[list[str], int]:
-    """Return the names of the columns in the first row of a file of CSV, and where the next row begins."""
+    """Return the column names in the first row of a CSV file, and the offset of the next row."""
     name, head = Location.of(url).name, b""
     with open_text(url) as text:
         for line in text:
@@ -443,7 +443,7 @@ def _csv_head(url: str) -> tuple[list[str], int]:
 
 
 def _see(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
-    """Show the rows of a file to *exact*, as long as they can change what it finds; whoever imports reports damage."""
+    """Pass the rows of a file to *exact*, as long as they can change its result; the import reports damage."""
     with suppress(OpenError), open_text(url, begin) as text:
         rows = csv_rows(text, _delimiter(url))
         whole = ((line, row) for line, row in rows if isinstance(row, list) and len(row) == len(columns))
@@ -454,7 +454,7 @@ def _see(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
 
 
 def _columns(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[list[int], list[list[str]]]]:
-    """Yield the numbers and the columns of as many rows as are converted together.
+    """Yield the numbers and the columns of rows that are converted together.
 
     Columns are filled every few rows: more lists at once would keep the garbage collector busy.
     """
@@ -475,8 +475,8 @@ def _columns(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[list[int],
 def _cuts(url: str, max_bytes: int, *, is_quoted: bool, begin: int = 0) -> Iterator[tuple[int, int | None, int]]:
     """Yield the begin, end and first record of each piece of text; with *is_quoted*, quotes may hold line breaks.
 
-    Within quotes a quote is doubled, so that a line break ends a record where the quotes before it are even; a blank
-    line is no record then.
+    A quote within quotes is doubled, so a line break ends a record if the number of quotes before it is even; a blank
+    line is then not a record.
     """
     location = Location.of(url)
     with open_shard(url) as stream:
@@ -542,7 +542,7 @@ def _rows_at_once(rows: Any) -> int:
 
 
 def plan_dataset(dataset: Any, name: str, max_bytes: int) -> Plan:
-    """Cut a ``datasets.Dataset`` into pieces of rows, or take the shards of an ``IterableDataset``."""
+    """Cut a ``datasets.Dataset`` into pieces of rows, or use the shards of an ``IterableDataset``."""
     identity = [getattr(dataset, "_fingerprint", None)]
     if not hasattr(dataset, "num_rows"):
         count = dataset.num_shards
@@ -563,7 +563,7 @@ def plan_dataset(dataset: Any, name: str, max_bytes: int) -> Plan:
 
 
 def open_dataset(name: str, split: str | None) -> Any:
-    """Return a Hugging Face dataset: of the folder that ``save_to_disk`` wrote, or *split* of the dataset *name*."""
+    """Return a Hugging Face dataset: from a folder written by ``save_to_disk``, or *split* of the dataset *name*."""
     datasets = require("datasets", extra="datasets")
     try:
         if os.path.isdir(name) and is_saved_dataset(name):
@@ -581,7 +581,7 @@ def open_dataset(name: str, split: str | None) -> Any:
 
 
 def is_saved_dataset(folder: str) -> bool:
-    """Say whether ``save_to_disk`` of Hugging Face's datasets wrote a folder."""
+    """Return whether ``save_to_disk`` of Hugging Face's datasets wrote a folder."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in ("state.json", "dataset_dict.json"))
 
 
@@ -643,7 +643,7 @@ class MsgpackPiece(FilePiece):
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
         keys = None if template == "{file}/{record:09d}" else Keys.of(template, self.file)
-        errors: list[Exception] = []  # of the reader, before the row that comes next
+        errors: list[Exception] = []  # of the reader, before the next row
         rows: list[Sample] = []
         number = size = 0
         for row in read_msgpack_shard(self.url, ledger=Ledger(max_errors=float("inf"), on_error=errors.append)):
@@ -662,10 +662,10 @@ class MsgpackPiece(FilePiece):
     def _samples(
         self, rows: list[Sample], number: int, keys: Keys | None, naming: Naming, ledger: Ledger
     ) -> Iterator[Sample | SampleBatch]:
-        """Yield the samples of rows from the one with this *number*, together if they are alike."""
+        """Yield the samples of rows, the first with this *number*; in one batch if they are alike."""
         name, own = self.name, [row.pop("__key__") for row in rows]
         batch: SampleBatch | None = None
-        with suppress(TarshardsError, ValueError):  # which is raised again for its row
+        with suppress(TarshardsError, ValueError):  # raised again for its row
             found = own if keys is None else [keys(at, row) for at, row in enumerate(rows, number)]
             batch = batch_of(naming, rows, found, name)
         if batch is not None:
@@ -690,18 +690,18 @@ def plan_msgpack(urls: list[str], names: list[str], max_bytes: int) -> Plan:
 
 
 def refusing(ledger: Ledger) -> Callable[[TarshardsError], object]:
-    """Return what gives the errors of rows to *ledger*."""
+    """Return a function that passes the errors of rows to *ledger*."""
     return lambda error: lose(ledger, error)
 
 
 def lose(ledger: Ledger, error: Exception, rows: int = 1) -> None:
-    """Give *ledger* the error that costs some *rows*, which raises it where it allows none."""
+    """Pass *ledger* the error that costs some *rows*; it raises the error if it allows none."""
     ledger.fail(error)
     ledger.count(failed=rows)
 
 
 def _at(origin: str, error: Exception) -> TarshardsError:
-    """Return *error* as one that names the *origin* of its row."""
+    """Return *error* with the *origin* of its row."""
     if isinstance(error, OpenError):
         return OpenError(error.reason, url=origin, errno=error.errno)
     kind = type(error) if isinstance(error, EncodeError | SampleError | DecodeError) else SampleError

@@ -13,7 +13,7 @@ from zlib import crc32
 from tarshards.errors import OpenError, TarError
 from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Fault, Index, fingerprint, refuse_compressed
-from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, NOT_ADJACENT, Split, key_rule
+from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, NO_FIELDS, NOT_ADJACENT, Split, key_rule
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import open_shard
@@ -25,7 +25,6 @@ from tarshards.tar.read import MEMBER_LIMIT, padding, read_members, scan_through
 # The smallest and the largest read in bytes, and the size of a member from which its data is skipped.
 LOCAL = 2 << 10, 1 << 19, 1 << 15
 REMOTE = 1 << 16, 1 << 22, 1 << 20
-RESERVED = {"__key__", "__url__"}  # entries of a sample that cannot be fields
 WINDOW = 1 << 22  # bytes per read for checksums
 
 
@@ -88,7 +87,7 @@ def _index(ranges: Ranges, shard: Shard) -> Index | None:
     arrays = {"sample": sample, "field": field, "offset": offset, "size": size}
     index = Index(ranges.size, fingerprint(ranges, offset), keys, fields, arrays, archives, end=end)
     index.split = split
-    if not elsewhere and not twice and not RESERVED & set(fields) and _are_different(keys):
+    if not elsewhere and not twice and not NO_FIELDS & set(fields) and _are_different(keys):
         return index
     second = [member for (member,) in struct.iter_unpack("<I", twice)]
     steps: dict[int, list[Step]] = {}
@@ -138,7 +137,7 @@ def _faults(index: Index, wrong: dict[int, str], ranges: Ranges) -> dict[int, Fa
     """Return the samples that ``group_members`` refuses; *wrong* are members at fault, and why."""
     fields = [index.fields[number] for number in index.field.tolist()]
     for member, field in enumerate(fields):
-        if field in RESERVED:
+        if field in NO_FIELDS:
             wrong.setdefault(member, DUPLICATE_FIELD)
 
     def fault(reason: str, member: int, field: str | None = None) -> Fault:

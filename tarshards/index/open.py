@@ -32,7 +32,7 @@ from tarshards.index.sidecar import (
 )
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
-from tarshards.samples.member_file import Head, MemberFile
+from tarshards.samples.member_file import MemberFile, MemberHeaders
 from tarshards.storage.location import Location, names_of
 from tarshards.storage.locks import PerProcess
 from tarshards.storage.manifest import Shards
@@ -242,7 +242,7 @@ class OpenShard:
             offset, size = content
         elif self.members is None:
             low = first_byte(index, member)
-            head = Head(offset - low, partial(self._check_head, member, low))
+            head = MemberHeaders(offset - low, partial(self._check_head, member, low))
         elif error := self.find_stale(np.array([member])).get(0):
             raise error
         return MemberFile(self.location, self.ranges, offset, size, name=name, head=head)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tarshards.errors import ShardIndexError, flag, shortened, visible
 from tarshards.index.sidecar import PROBED, check_there, has_index, with_counts
-from tarshards.samples.fields import FieldNames
+from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import OnDamage, check_reading, read_in_turn, read_shard
@@ -24,7 +24,7 @@ from tarshards.tar.read import ArchiveEnd
 log = logging.getLogger("tarshards")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Opening:
     """How shards are opened.
 
@@ -32,8 +32,8 @@ class Opening:
       needs one), as streams, one after the other (False), or through indexes if all shards have one ("auto")
     - *index_dir*: the folder where `tarindex --index-dir` has put the indexes of shards beside which nothing can be
       written, with their columns and key indexes; None: beside the shards. With it, every shard needs an index
-    - *fields*: the names of the fields to read (``FieldNames.of`` makes them of what users give); None reads all. A
-      name that no sample of a shard has is an error: with an index when the shard is opened, else at the shard's end
+    - *fields*: the names of the fields to read, a list or words in one string; None reads all. A name that no sample of
+      a shard has is an error: with an index when the shard is opened, else at the shard's end
     - *lazy*: the names of the fields whose bytes are not read: each is a ``MemberFile``, which seeks. They are among
       *fields*, and a name that no sample of a shard has is an error as there. Without an index the shards must be plain
       files, local or remote: neither pipes nor compressed
@@ -59,18 +59,20 @@ class Opening:
     """
 
     index: bool | Literal["auto"] = "auto"
-    fields: FieldNames | None = None
+    index_dir: str | os.PathLike[str] | None = None
+    fields: str | Iterable[str] | None = None
+    lazy: str | Iterable[str] | None = None
     on_error: ErrorPolicy = None
-    allow_pipe: bool = False
     on_damage: OnDamage = "end"
     split: KeyRule | Split = split_name
     end: ArchiveEnd = "required"
     concatenated: bool = False
+    allow_pipe: bool = False
     remote: Remote | None = None
-    lazy: FieldNames | None = None
-    index_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", FieldNames.of(self.fields))
+        object.__setattr__(self, "lazy", lazy_fields(self.lazy, self.fields))
         if self.index not in (True, False, "auto"):
             raise ValueError(f'index must be True, False or "auto", not {self.index!r}')
         for name in ("allow_pipe", "concatenated"):
@@ -83,7 +85,17 @@ class Opening:
         if self.index_dir is not None and not self.index:
             raise ValueError("index_dir= names the folder of indexes, and index=False reads none")
         object.__setattr__(self, "remote", with_index_dir(self.remote, self.index_dir))
-        check_reading(self.on_error, self.on_damage, self.end, self.lazy)
+        check_reading(self.on_error, self.on_damage, self.end, self.lazy_names)
+
+    @property
+    def names(self) -> FieldNames | None:
+        """The names of the *fields*."""
+        return FieldNames.of(self.fields)
+
+    @property
+    def lazy_names(self) -> FieldNames | None:
+        """The names of the *lazy* fields."""
+        return FieldNames.of(self.lazy)
 
     @property
     def rule(self) -> KeyRule:
@@ -117,7 +129,7 @@ class Opening:
         index_dir = (self.remote or default()).index_dir
         if index_dir is None and all(shards.column("indexed")) and are_remote(shards.urls):
             return shards  # as their manifest says
-        counted, missing = with_counts(shards, self.remote, self.fields, self.lazy)
+        counted, missing = with_counts(shards, self.remote, self.names, self.lazy_names)
         uncounted = shards.uncounted
         known = sorted({*range(len(shards))}.difference(uncounted)) if uncounted else range(len(shards))
         probed = known if are_local(shards.urls) else known[:: -(-len(known) // PROBED) or 1]
@@ -164,10 +176,10 @@ class Opening:
             split=self.rule,
             end=self.end,
             location=location,
-            lazy=self.lazy,
+            lazy=self.lazy_names,
         )
-        if self.fields is not None:
-            samples = self.fields.take(samples, location.name, ledger)
+        if (names := self.names) is not None:
+            samples = names.take(samples, location.name, ledger)
         return samples if draws is None else _drawn(samples, next(draws))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from errno import EACCES, EPERM, EROFS
 from functools import partial
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ def refresh_indexes(
     checksums or other ones are replaced too; without it, the checksums of an index are kept while the headers are the
     same. With *dry_run* nothing is written; with *sync* what is written is on the disk before it is under its name.
     """
-    return _work(partial(_refresh, crc=crc, dry_run=dry_run, sync=sync), shards, jobs)
+    return _work(_Refresh(crc, dry_run, sync), shards, jobs)
 
 
 def verify_indexes(shards: Sequence[Shard | str], *, jobs: int = 1, crc: bool = False) -> Iterator[IndexOutcome]:
@@ -66,7 +67,7 @@ def export_indexes(
     sync: bool = True,
 ) -> Iterator[IndexOutcome]:
     """Write every index in *format*, "dali" or "tar.idx", beside its shard or into *folder*; yield the outcomes."""
-    return _work(partial(_export, format=format, folder=folder, dry_run=dry_run, sync=sync), shards, jobs)
+    return _work(_Export(format, folder, dry_run, sync), shards, jobs)
 
 
 def find_index(shard: Shard | str) -> Index:
@@ -110,27 +111,35 @@ def _split_of(url: str, earlier: Index | None) -> str:
         return "first"
 
 
-def _refresh(shard: Shard, *, crc: bool, dry_run: bool, sync: bool) -> IndexOutcome:
-    url, earlier = shard.url, _load(shard.url)
-    index = _build(shard, earlier, crc=crc)
-    unchanged = fresh = False
-    if earlier is not None and _difference(earlier, index) is None:
-        unchanged, has_checksums = True, "crc32" in earlier.arrays
-        if has_checksums:
-            index.arrays["crc32"] = earlier.arrays["crc32"]
-        index.digest = earlier.digest
-        fresh = index.digest is not None and (has_checksums or not crc)
-    if dry_run and not fresh:
-        index.pack()
-    elif not fresh:
-        _save(index, Location.of(url, sync=sync))
-    location = index_location(url)
-    is_beside = location == Location.of(url).sibling(INDEX)
-    found = index.shard(url, indexed=is_beside and (fresh or not dry_run))
-    if unchanged and shard.digest in (None, found.digest):
-        found = found._replace(sha256=shard.sha256)
-    written = None if fresh else location.url
-    return IndexOutcome(found, written, faults=_faults(index, url), warning=_dots(index, url), unchanged=unchanged)
+@dataclass(frozen=True)
+class _Refresh:
+    """Writes the index of a shard, unless it has one that is right."""
+
+    crc: bool
+    dry_run: bool
+    sync: bool
+
+    def __call__(self, shard: Shard) -> IndexOutcome:
+        url, earlier = shard.url, _load(shard.url)
+        index = _build(shard, earlier, crc=self.crc)
+        unchanged = fresh = False
+        if earlier is not None and _difference(earlier, index) is None:
+            unchanged, has_checksums = True, "crc32" in earlier.arrays
+            if has_checksums:
+                index.arrays["crc32"] = earlier.arrays["crc32"]
+            index.digest = earlier.digest
+            fresh = index.digest is not None and (has_checksums or not self.crc)
+        if self.dry_run and not fresh:
+            index.pack()
+        elif not fresh:
+            _save(index, Location.of(url, sync=self.sync))
+        location = index_location(url)
+        is_beside = location == Location.of(url).sibling(INDEX)
+        found = index.shard(url, indexed=is_beside and (fresh or not self.dry_run))
+        if unchanged and shard.digest in (None, found.digest):
+            found = found._replace(sha256=shard.sha256)
+        written = None if fresh else location.url
+        return IndexOutcome(found, written, faults=_faults(index, url), warning=_dots(index, url), unchanged=unchanged)
 
 
 def _save(index: Index, shard: Location) -> None:
@@ -187,13 +196,22 @@ def _difference(index: Index, found: Index) -> str | None:
     return None
 
 
-def _export(shard: Shard, *, format: str, folder: str | None, dry_run: bool, sync: bool) -> IndexOutcome:
-    from tarshards.index.exports import write_dali, write_offsets
+@dataclass(frozen=True)
+class _Export:
+    """Writes the index of a shard in the format of another program."""
 
-    index = find_index(shard)
-    write = {"dali": write_dali, "tar.idx": write_offsets}[format]
-    name = write(index, Location.of(shard.url, sync=sync), folder, dry_run=dry_run)
-    return IndexOutcome(index.shard(shard.url), name)
+    format: str
+    folder: str | None
+    dry_run: bool
+    sync: bool
+
+    def __call__(self, shard: Shard) -> IndexOutcome:
+        from tarshards.index.exports import write_dali, write_offsets
+
+        index = find_index(shard)
+        write = {"dali": write_dali, "tar.idx": write_offsets}[self.format]
+        name = write(index, Location.of(shard.url, sync=self.sync), self.folder, dry_run=self.dry_run)
+        return IndexOutcome(index.shard(shard.url), name)
 
 
 def _work(function: Callable[[Shard], IndexOutcome], named: Sequence[Shard | str], jobs: int) -> Iterator[IndexOutcome]:

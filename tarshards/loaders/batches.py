@@ -1,4 +1,4 @@
-"""One batch by itself: the positions of an epoch that it is made of, and what is made of them."""
+"""A single batch: its positions in an epoch, and the batch made from them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class BatchMaker:
-    """Makes batches of *size* samples of a stream; a kind of loader says in ``read`` what a batch is.
+    """Makes batches of *size* samples of a stream; a subclass defines in ``read`` what a batch is.
 
-    Batch g of a rank is made of the g-th *size* positions that it has in the plan. With *fill* a sample that is left
-    out, or cannot be read, is replaced: see ``Substitutes``. With *drop_last* there is no smaller batch at the end.
-    With *packing* the positions are bins, and a batch has the samples of *size* bins. Raises TypeError for what is no
-    stream, for a *size* that is no integer, and for *packing* without indexes or with *fill*, and ValueError for a size
+    Batch g of a rank is made from the g-th *size* positions that it has in the plan. With *fill* a sample that is left
+    out, or unreadable, is replaced: see ``Substitutes``. With *drop_last* there is no smaller batch at the end. With
+    *packing* the positions are bins, and a batch has the samples of *size* bins. Raises TypeError for anything but a
+    stream, a *size* that is not an integer, and *packing* without indexes or with *fill*, and ValueError for a size
     below 1.
     """
 
@@ -41,10 +41,10 @@ class BatchMaker:
         return isinstance(self.stream.source, PlannedSource)
 
     def make(self, epoch: int, state: Mapping[str, Any] | None, rank: int, ranks: int, g: int) -> Any:
-        """Make batch *g* of what *state* says is left of an epoch (None: all of it), without those before it.
+        """Make batch *g* of the rest of an epoch after *state* (None: the whole epoch), without the batches before it.
 
-        It is the batch that a loader delivers as its g-th, on any number of workers or threads. Errors of its samples
-        go to the ledger. Raises TypeError without indexes, and IndexError if there is no such batch.
+        A loader delivers the same batch as its g-th, on any number of workers or threads. Errors of its samples go to
+        the ledger. Raises TypeError without indexes, and IndexError if there is no such batch.
         """
         from tarshards.epoch.loop import Part
 
@@ -62,7 +62,7 @@ class BatchMaker:
         raise NotImplementedError
 
     def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> PlannedEpoch | None:
-        """Return the plan of an epoch, or of what *state* says is left of it; None without indexes."""
+        """Return the plan of an epoch, or of its rest after *state*; None without indexes."""
         if not self.is_planned:
             return None
         source = self.stream.source
@@ -74,7 +74,7 @@ class BatchMaker:
         return self.packing.plan(source.shards.counts, make, **options)
 
     def shares(self, plan: PlannedEpoch, rank: int) -> Shares:
-        """Return the positions of each batch of a rank, whichever worker makes it."""
+        """Return the positions of each batch of a rank, for any worker."""
         from tarshards.epoch.loop import Shares
 
         positions = range(rank, len(plan), plan.ranks)
@@ -83,7 +83,7 @@ class BatchMaker:
         return Shares(positions, self.size, range(0, len(positions) // self.size * self.size, self.size))
 
     def checked(self, row: dict[str, Any], packing: Packing) -> dict[str, Any]:
-        """Return a packed row; raise SampleError if it is longer than its bins, so that its lengths were others."""
+        """Return a packed row; raise SampleError if it is longer than its bins, because the lengths were wrong."""
         length = int(row["cu_seqlens"][-1])
         if length > self.size * packing.capacity:
             raise SampleError(

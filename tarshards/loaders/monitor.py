@@ -1,4 +1,4 @@
-"""Where a running loader spends its time: who waits for whom, and what limits the rate."""
+"""Where a running loader spends its time: waiting of consumer and loader, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import NamedTuple
 from tarshards.storage import traffic
 from tarshards.storage.traffic import Traffic
 
-BUSY = 0.8  # the part of the time from which on the consumer is the limit
+BUSY = 0.8  # the fraction of the time from which on the consumer is the limit
 
 
-class Work(NamedTuple):
-    """What a batch took to make, with the traffic meanwhile."""
+class BatchWork(NamedTuple):
+    """The time to make a batch, with the traffic meanwhile."""
 
     seconds: float
     traffic: Traffic
 
 
 class Stopwatch:
-    """Measures the work of this process, one batch after the other; its threads fetch in between, too."""
+    """Measures the work of this process, one batch after the other; its threads also fetch in between."""
 
     def __init__(self) -> None:
         self._before = traffic.so_far()
@@ -30,20 +30,20 @@ class Stopwatch:
         """Begin to work on a batch."""
         self._begun = perf_counter()
 
-    def take(self) -> Work:
+    def take(self) -> BatchWork:
         """Return the time since the beginning, and the traffic since the last call."""
         before, self._before = self._before, traffic.so_far()
-        return Work(perf_counter() - self._begun, self._before - before)
+        return BatchWork(perf_counter() - self._begun, self._before - before)
 
 
 @dataclass
 class Monitor:
     """Where a loader spent its time since the iteration began, up to the last batch taken; all times in seconds.
 
-    *waited*: the consumer for batches; *consumed*: between taking one and asking for the next. *reading* and
-    *decoding* are those of all *threads*, or workers, together; what a mapped shard has not in memory yet is read while
-    decoding. *samples* were delivered, and *bytes* of their fields, as stored: only an ArrayLoader counts these.
-    *traffic* is that with web servers and stores: of the workers, or of all threads of this process.
+    *waited*: the consumer for batches; *consumed*: between taking one and asking for the next. *reading* and *decoding*
+    are sums over all *threads* or workers; pages of a mapped shard that are not yet in memory are read during decoding.
+    *samples* counts delivered samples, and *bytes* their fields, as stored: only an ArrayLoader counts these. *traffic*
+    is the traffic with web servers and stores, of the workers or of all threads of this process.
 
     >>> print(Monitor(threads=2, waited=0.1, consumed=0.9, reading=0.1, decoding=0.5, samples=1000, bytes=10**6))
     1,000 samples/s, 1.0 MB/s; waited 10% for the loader, its threads 70% for the consumer; the limit is consuming
@@ -58,8 +58,8 @@ class Monitor:
     bytes: int = 0
     traffic: Traffic = field(default_factory=Traffic)
 
-    def add(self, work: Work) -> None:
-        """Count the work of a thread or worker that reads and decodes by turns: it reads while it waits."""
+    def add(self, work: BatchWork) -> None:
+        """Count the work of a thread or worker that reads and decodes in turn: it reads while it waits."""
         self.reading += work.traffic.waited
         self.decoding += max(0.0, work.seconds - work.traffic.waited)
 
@@ -70,7 +70,7 @@ class Monitor:
 
     @property
     def idle(self) -> float:
-        """The seconds, of all threads together, that they had nothing to do but to wait for the consumer."""
+        """The seconds, summed over all threads, spent waiting for the consumer."""
         return max(0.0, self.threads * self.seconds - self.reading - self.decoding)
 
     @property
@@ -83,7 +83,7 @@ class Monitor:
 
     @property
     def limit(self) -> str:
-        """What would have to be faster: "consuming", "network" (reading from it), "reading" or "decoding"."""
+        """The bottleneck: "consuming", "network" (reading from it), "reading" or "decoding"."""
         if self.consumed >= BUSY * self.seconds:
             return "consuming"
         if self.reading <= self.decoding:

@@ -1,4 +1,4 @@
-"""Batches of arrays to torch tensors, on the processor or on a GPU."""
+"""Batches of arrays to torch tensors, on the CPU or on a GPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from tarshards.samples.codecs.registry import require
 
 
 def move(batches: Generator[dict[str, Any], None, None], device: str) -> Generator[dict[str, Any], None, None]:
-    """Yield the batches with their arrays as tensors on *device*; what is no array of numbers stays as it is.
+    """Yield the batches with their arrays of numbers as tensors on *device*; other values stay unchanged.
 
-    On the processor a tensor shares its array's memory. To a GPU it is copied out of pinned memory on a stream of its
-    own, so that it arrives while the GPU computes what it was given before; the stream that is current when the batch
-    is taken waits for it.
+    On the CPU a tensor shares its array's memory. For a GPU it is copied from pinned memory on a separate stream, while
+    the GPU computes the previous batch; the stream that is current when the batch is taken waits for it.
     """
     torch = require("torch", extra="torch")
     target = torch.device(device)
@@ -38,7 +37,7 @@ def move(batches: Generator[dict[str, Any], None, None], device: str) -> Generat
 
 
 def tensors(batch: Any, *, pinned: bool = False) -> Any:
-    """Return a collated batch with tensors, which may be *pinned*, instead of arrays of numbers; in lists, too.
+    """Return a collated batch with tensors, *pinned* if requested, instead of arrays of numbers, also in lists.
 
     A tensor shares its array's memory, unless it is pinned.
     """
@@ -64,10 +63,10 @@ def _tensor(value: Any, device: Any = None) -> Any:
     import numpy as np
     import torch
 
-    if isinstance(value, tuple):  # as a ragged column is
+    if isinstance(value, tuple):  # a ragged column
         return tuple(_tensor(part, device) for part in value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
         return value
-    array = np.require(value, value.dtype.newbyteorder("="), ["C", "W"])  # of one that is read-only, a copy
+    array = np.require(value, value.dtype.newbyteorder("="), ["C", "W"])  # copies a read-only array
     tensor = torch.from_numpy(array)
     return tensor if device is None else tensor.pin_memory().to(device, non_blocking=True)

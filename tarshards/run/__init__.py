@@ -1,4 +1,4 @@
 """Commands over samples (``samples``, for tarproc) and over shards (``jobs``, for tarjob and kujob).
 
-``guard`` ends what a killed run of either has left running.
+``guard`` ends the processes that a killed run of either leaves behind.
 """

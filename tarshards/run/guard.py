@@ -1,7 +1,7 @@
-"""Ends what a killed tarproc or tarjob has started: a process of its own, which runs this file as a program.
+"""A separate process, running this file, that ends everything that a killed tarproc or tarjob has started.
 
-The program waits on its stdin: a byte means that the run has ended and cleaned up; end of file without one, that it
-was killed. Processes are found by a variable of their initial environment, whatever group or session they are in.
+The program waits on its stdin: a byte means that the run has ended and cleaned up; end of file without a byte, that it
+was killed. It finds processes by a variable in their initial environment, in any group or session.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from contextlib import suppress
 
 
 class Guard:
-    """A process that, if this one is killed, kills all that runs with *variable* in its environment.
+    """A process that, if this one is killed, kills all processes with *variable* in their environment.
 
-    *variable* is ``NAME=VALUE``; the value may have any ending. Then *folder* is removed, if there is one. Raises
-    OpenError if no process can be started.
+    *variable* is ``NAME=VALUE``; the value may have any ending. Then it removes *folder*, if given. Raises OpenError if
+    no process can be started.
     """
 
     def __init__(self, variable: str, folder: str | None = None):
         import subprocess
 
         try:
-            # No environment, so that no guard takes this one for a process of its run. Python before 3.11.8 would leave
-            # the pipe open where it cannot open /dev/null after it.
+            # No environment, so that no other guard mistakes this one for a process of its run. Python before 3.11.8
+            # would leave the pipe open where it cannot open /dev/null after it.
             with open(os.devnull, "wb") as null:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", __file__, variable, *([] if folder is None else [folder])],
@@ -43,7 +43,7 @@ class Guard:
             raise OpenError(f"no guard process can be started: {error.strerror}", errno=error.errno) from error
 
     def release(self) -> None:
-        """End the process, for nothing is left to be done."""
+        """End the process; nothing is left to clean up."""
         with suppress(BrokenPipeError):
             self._process.communicate(b".")
 

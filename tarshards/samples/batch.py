@@ -1,4 +1,4 @@
-"""Many samples at once, by field: what an import makes of columns and ``TarWriter.write_batch`` packs together."""
+"""Many samples at once, by field: an import makes them from columns and ``TarWriter.write_batch`` packs them."""
 
 from __future__ import annotations
 

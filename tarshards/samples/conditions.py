@@ -1,10 +1,10 @@
 """Conditions on the fields of a sample and templates for its key, as typed by users; neither can run other code.
 
-``Compiler`` turns a condition into a function of the values of its names: here of one sample, in ``index.where`` of
-columns. Nulls, None in Python, mean the same in both. What is computed from a null is null: a comparison, a sum, a
-function, a method, an item. ``x is None``, ``x == None`` and ``has`` ask for nulls. ``and``, ``or`` and ``not`` follow
-SQL: null and False is False, null or True is True, other combinations with null are null; only what is true meets a
-condition. Where ``and`` and ``or`` yield a value, as in ``(x or 0) < 3``, and before ``if``, null counts as false.
+``Compiler`` turns a condition into a function of the values of its names: here for one sample, in ``index.where`` for
+columns. Nulls, None in Python, mean the same in both. Operations on null give null: comparisons, sums, functions,
+methods, items. ``x is None``, ``x == None`` and ``has`` test for null. ``and``, ``or`` and ``not`` follow SQL: null and
+False is False, null or True is True, other combinations with null are null; only true values meet a condition. If
+``and`` and ``or`` yield a value, as in ``(x or 0) < 3``, and before ``if``, null counts as false.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.compression import without_suffix
 from tarshards.storage.location import Location
 
-Evaluate = Callable[[Any], Any]  # takes what gives the value of each name
+Evaluate = Callable[[Any], Any]  # takes a function that returns the value of each name
 
 MAX_LENGTH = 1000  # characters; this also limits the depth of nesting
 MAX_ITEMS = 100_000  # of a sum of texts or lists; nested sums double it
@@ -40,10 +40,10 @@ class Condition:
     """A condition on a sample in Python's syntax: comparisons, arithmetic and a few functions and methods.
 
     Names are fields, decoded when they are evaluated, or ``key`` or ``shard``. ``fields["seg.png"]`` is a field whose
-    name is not an identifier, and ``has("json")`` tests whether a field exists. What is compared with null is null, as
-    in SQL, and does not meet the condition. Raises ValueError for an expression that is malformed or uses anything
-    else. Calling it raises SampleError for a field that the sample lacks, DecodeError for a field that does not decode,
-    and OpError if the expression fails.
+    name is not an identifier, and ``has("json")`` tests whether a field exists. A comparison with null is null, as in
+    SQL, and does not meet the condition. Raises ValueError for an expression that is malformed or uses anything else.
+    Calling it raises SampleError for a field that the sample lacks, DecodeError for a field that does not decode, and
+    OpError if the expression fails.
 
     >>> condition = Condition('cls > 3 and json["ok"]')
     >>> condition({"__key__": "a", "cls": b"7", "json": b'{"ok": true}'}), condition({"__key__": "b", "cls": b"3"})
@@ -76,7 +76,7 @@ class Condition:
 
 
 class RefusedError(ValueError):
-    """An expression uses what a condition may not use."""
+    """An expression uses a construct that conditions do not allow."""
 
 
 def truth_of(value: Any) -> bool | None:
@@ -100,7 +100,7 @@ def join_truths(truths: Iterable[Any], decisive: bool) -> bool | None:
 
 
 class Compiler:
-    """Turns the nodes of an expression into functions of what its names stand for; refuses all but a few of them.
+    """Turns the nodes of an expression into functions of the values of its names; refuses all but a few kinds.
 
     Powers, shifts and f-strings are excluded: a few characters of them can exhaust the memory.
     """
@@ -112,7 +112,7 @@ class Compiler:
         return RefusedError(f"{self.expression!r}: {reason}")
 
     def test(self, node: ast.expr) -> Evaluate:
-        """Return what says whether *node* is true: True, False, or None for null."""
+        """Return a function that says whether *node* is true: True, False, or None for null."""
         if isinstance(node, ast.BoolOp):
             tests, decisive = [*map(self.test, node.values)], isinstance(node.op, ast.Or)
             return lambda names: self.join((test(names) for test in tests), decisive)
@@ -125,13 +125,13 @@ class Compiler:
         return lambda names: self.truth(value(names))
 
     def value(self, node: ast.AST) -> Evaluate:
-        """Return what evaluates *node*."""
+        """Return a function that evaluates *node*."""
         compiled: Callable[[Any], Evaluate] | None = getattr(self, f"_{type(node).__name__.lower()}", None)
         if compiled is None:
             raise self.refused(f"{type(node).__name__} is not allowed")
         return compiled(node)
 
-    # What nodes mean of the values of one sample.
+    # The meaning of nodes for the values of one sample.
 
     def truth(self, value: Any) -> Any:
         return truth_of(value)
@@ -242,7 +242,7 @@ class Compiler:
         return lambda names: self.join(each(names), False)
 
     def _link(self, op: ast.cmpop, left: ast.expr, right: ast.expr, node: ast.Compare) -> Callable[[Any, Any], Any]:
-        """Return what compares two values; beside ``None`` in the expression it asks for a null."""
+        """Return a function that compares two values; next to ``None`` in the expression it tests for null."""
         which = [isinstance(each, ast.Constant) and each.value is None for each in (left, right)]
         if not any(which) or not isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
             return self.compared(op, node)
@@ -285,7 +285,7 @@ class Compiler:
         return lambda names: slice(*[part and part(names) for part in parts])
 
     def _listcomp(self, node: ast.ListComp | ast.GeneratorExp) -> Evaluate:
-        """Return what makes the list of a comprehension; a loop over null is one over nothing."""
+        """Return a function that makes the list of a comprehension; a loop over null is empty."""
         value, bound = self.value(node.elt), set[str]()
         loops = []
         for loop in node.generators:
@@ -331,7 +331,7 @@ def _bind(names: _Names, target: Any, value: Any) -> None:
 
 
 def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return *function* as one that returns null where an argument is null."""
+    """Wrap *function* to return null if an argument is null."""
 
     def applied(*values: Any) -> Any:
         for value in values:
@@ -408,7 +408,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class _Names(dict[str, Any]):
-    """The values of the names in a condition: of a sample's fields, once they are asked for, and of loops."""
+    """The values of the names in a condition: a sample's fields, decoded on use, and loop variables."""
 
     def __init__(self, sample: Sample):
         self.sample, self.fields, self.turns = sample, _Fields(sample), 0

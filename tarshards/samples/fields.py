@@ -20,7 +20,7 @@ class Term(NamedTuple):
 
 
 def find_field(known: Container[str], alternatives: Iterable[str]) -> str | None:
-    """Return the first of *alternatives* that is *known*, as it is written or in lower case, as readers name fields.
+    """Return the first of *alternatives* that is *known*, as written or in lower case, as readers name fields.
 
     >>> find_field({"jpg", "cls"}, ["PNG", "JPG"]), find_field({"jpeg"}, ["jpg"])
     ('jpg', None)
@@ -35,7 +35,7 @@ def find_field(known: Container[str], alternatives: Iterable[str]) -> str | None
 
 @dataclass(frozen=True)
 class FieldNames:
-    """The names of the fields to read, as alternatives; of several, a sample gets all that it has.
+    """The names of the fields to read, as alternatives; a sample gets every alternative that it has.
 
     >>> names = FieldNames.of("jpg;png cls")
     >>> "png" in names, "txt" in names
@@ -76,14 +76,14 @@ class FieldNames:
         return next((each for each, found in zip(self.alternatives, there) if not found), None)
 
     def check(self, known: Collection[str], url: str) -> None:
-        """Raise SampleError if the samples of the shard *url*, whose fields are *known*, lack one altogether."""
+        """Raise SampleError if no sample of the shard *url*, whose fields are *known*, has one of the names."""
         if known and (lacking := self.lacking(known)):
             hint = next(filter(None, (did_you_mean(name, known) for name in lacking)), "")
             reason = f"no sample has a field {' or '.join(lacking)}; the fields are {', '.join(sorted(known))}{hint}"
             raise SampleError(reason, url=url)
 
     def take(self, samples: Iterable[Sample], url: str, on_error: OnError) -> Iterator[Sample]:
-        """Yield *samples* with these fields only; at the end *on_error* gets the error of ``check``."""
+        """Yield *samples* with only these fields; at the end *on_error* gets the error of ``check``."""
         known: set[str] = set()
         names, complete = self.names, False
         for sample in samples:
@@ -116,7 +116,7 @@ def lazy_fields(
 
 
 def split_fields(fields: tuple[str, ...]) -> list[list[str]]:
-    """Split words into alternatives; raise ValueError where there is none.
+    """Split words into alternatives; raise ValueError for an empty one.
 
     >>> split_fields(("jpg;png cls",))
     [['jpg', 'png'], ['cls']]
@@ -135,14 +135,14 @@ def check_name(name: Any) -> str:
 
 
 def check_mapping(fields: Any, caller: str, form: str) -> Mapping[Any, Any]:
-    """Return a dict of fields; raise TypeError, which says what *caller* takes, for anything else."""
+    """Return a dict of fields; raise TypeError, which describes the argument of *caller*, for anything else."""
     if not isinstance(fields, Mapping):
         raise TypeError(f"{caller} takes a dict {form}, not {shortened(fields)}")
     return fields
 
 
 def no_field(alternatives: Sequence[str], known: Iterable[str]) -> str:
-    """Return which field a sample lacks, which it has, and which may be meant.
+    """Return a message with the field that a sample lacks, those that it has, and a suggestion.
 
     >>> no_field(["jpg", "PNG"], ["__key__", "cls", "png"])
     "no field jpg or PNG; the sample has cls, png; did you mean 'png'?"
@@ -157,14 +157,14 @@ def _no_field(alternatives: tuple[str, ...], known: tuple[str, ...]) -> str:
 
 
 def pick_field(sample: Sample, alternatives: list[str]) -> str:
-    """Return the first of *alternatives* that *sample* has, as ``find_field`` does; raise SampleError for none."""
+    """Return the first of *alternatives* that *sample* has, like ``find_field``; raise SampleError if it has none."""
     if (field := find_field(sample, alternatives)) is not None:
         return field
     raise SampleError(no_field(alternatives, sample), **origin_of(sample))
 
 
 def origin_of(sample: Any) -> dict[str, Any]:
-    """Return the shard URL and key of *sample*, as arguments for errors; None for what it lacks."""
+    """Return the shard URL and key of *sample*, as arguments for errors; None for a missing one."""
     if not isinstance(sample, dict):
         return {"url": None, "key": None}
     return {"url": sample.get("__url__"), "key": sample.get("__key__")}

@@ -10,18 +10,21 @@ from tarshards.errors import SampleError, shortened
 #: ``__key__``, ``__url__``, and one entry for each field.
 Sample = dict[str, Any]
 
-#: How a member's name splits into key and field; None for a name without a key.
+#: The entries of a sample besides its fields; a member with such a field is a fault of its sample.
+NO_FIELDS = frozenset(("__key__", "__url__"))
+
+#: Splits a member's name into key and field; returns None for a name without a key.
 KeyRule = Callable[[str], tuple[str, str] | None]
 
-#: The rules that have a name: names are split at the first dot of their base name, or at the last.
+#: The named rules: names are split at the first dot of their base name, or at the last.
 Split: TypeAlias = Literal["first", "last"]
 
 DOTS = 'are there dots in the keys? `--split last` (split="last") splits names at their last dot'
-USUAL = 64  # members of a sample; of more than these it is asked whether dots in the names have made them one
+USUAL = 64  # members of a sample; more than these may have been merged by dots in their keys
 
 # Why members do not form a sample.
 DUPLICATE_FIELD, NOT_ADJACENT = "duplicate field", "members of this key are not adjacent"
-INCOMPLETE = "incomplete"  # a member of the sample has no content; what follows says why
+INCOMPLETE = "incomplete"  # a member of the sample has no content; the reason follows
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -42,7 +45,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def split_last(name: str) -> tuple[str, str] | None:
-    """Split the name of a member as ``split_name`` does, but at the last dot of its base name.
+    """Split the name of a member like ``split_name``, but at the last dot of its base name.
 
     >>> split_last("a/img_0.000001.JPG"), split_last(".hidden.jpg")
     (('a/img_0.000001', 'jpg'), None)
@@ -57,7 +60,7 @@ _RULES: dict[str, KeyRule] = {"first": split_name, "last": split_last}
 
 
 def key_rule(split: Any) -> KeyRule:
-    """Return the rule that *split* names, or is; raise TypeError or ValueError for anything else."""
+    """Return the rule for *split*, a name or a function; raise TypeError or ValueError for anything else."""
     if isinstance(split, str):
         if split not in _RULES:
             raise ValueError(f'split is "first", "last" or a function, not {split!r}')
@@ -69,12 +72,12 @@ def key_rule(split: Any) -> KeyRule:
 
 
 def split_of(rule: KeyRule) -> Split | None:
-    """Return the name of a rule; None for one of a user's own."""
+    """Return the name of a rule; None for a user's own."""
     return "first" if rule is split_name else "last" if rule is split_last else None
 
 
 def have_dots_in_key(fields: Collection[str]) -> bool:
-    """Say whether the *fields* of one sample are so many, and so like numbers, that a dot in each key has made them.
+    """Return whether a sample has so many *fields* that begin with numbers that dots in keys must have merged samples.
 
     >>> have_dots_in_key([f"{number:06d}.jpg" for number in range(100)]), have_dots_in_key(["jpg", "1.txt"])
     (True, False)
@@ -83,12 +86,12 @@ def have_dots_in_key(fields: Collection[str]) -> bool:
 
 
 def dots_in_key(number: int, field: str) -> str:
-    """Return what to say of a sample of so many fields, one of them *field*, and what to do about it."""
+    """Return the message about a sample with *number* fields, such as *field*, and the remedy."""
     return f"{number} fields, such as {field}: {DOTS}"
 
 
 def is_reserved(name: str) -> bool:
-    """Say whether a component of *name* has the form ``__x__``.
+    """Return whether a component of *name* has the form ``__x__``.
 
     >>> is_reserved("a/__key__"), is_reserved("a__b__")
     (True, False)
@@ -97,7 +100,7 @@ def is_reserved(name: str) -> bool:
 
 
 def why_skipped(name: str, kind: str | None = None) -> str:
-    """Return why a member is in no sample: its *kind*, such as a directory, or else its name.
+    """Return why a member belongs to no sample: its *kind*, such as a directory, or else its name.
 
     >>> why_skipped("README"), why_skipped("__a__/b.txt"), why_skipped("a/", "directory")
     ('no extension', 'reserved name', 'directory')

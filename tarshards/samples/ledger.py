@@ -1,4 +1,4 @@
-"""Count what became of each sample, and audit the counts over workers and ranks."""
+"""Count the outcome of each sample, and audit the counts over workers and ranks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from typing import Any, Literal, NamedTuple, SupportsFloat
 
 from tarshards.errors import AuditError, SampleError, check_function, shortened, visible
 from tarshards.samples.keys import KeyRule, Sample, dots_in_key, have_dots_in_key, split_name
+from tarshards.storage.locks import PerProcess
 from tarshards.storage.streams import temporary
 
-#: What decides about an error: it returns to go on, or raises.
+#: Handles an error: returns to continue, or raises.
 OnError = Callable[[Exception], Any]
 
-#: What users give as ``on_error=``: None and "raise" raise the first error, "skip" logs each and goes on.
+#: The values of ``on_error=``: None and "raise" raise the first error, "skip" logs each error and continues.
 ErrorPolicy = OnError | Literal["raise", "skip"] | None
 
 
 def error_handler(on_error: ErrorPolicy) -> OnError | None:
-    """Return the function that ``on_error=`` stands for, None to raise; raise ValueError for anything else.
+    """Return the function for ``on_error=``, None to raise; raise ValueError for anything else.
 
     >>> error_handler("raise"), error_handler(print)
     (None, <built-in function print>)
@@ -39,7 +40,7 @@ def error_handler(on_error: ErrorPolicy) -> OnError | None:
 
 
 def log_error(error: Exception) -> None:
-    """Log a warning of what is left out for an error."""
+    """Log a warning that an error's sample or shard is left out."""
     import logging
 
     logging.getLogger("tarshards").warning("left out: %s", visible(str(error)))
@@ -62,15 +63,15 @@ class Tally:
     - *delivered*: it came out of the ops; ahead of a first op that makes several samples of one (``flatten``), it went
       in; for ``batched``, it is in a batch that came out
     - *filtered*: a ``filter`` left it out; counted by filter
-    - *failed*: it was read, and then an op or a decoder failed on it, and on_error let the epoch go on
+    - *failed*: it was read, and then an op or a decoder failed on it, and on_error let the epoch continue
     - *lost*: it could not be read; ``Ledger`` calls it quarantined
     - *dropped*: it was omitted, unread, at the epoch's tail; or *discarded*: read, and omitted by ``skip`` or with the
       last batch, when that is left out
-    - *in_flight*: it was read and not yet delivered when the epoch was left: in a shuffle buffer, or made ahead
+    - *in_flight*: it was read but not delivered when the epoch was left: in a shuffle buffer, or prefetched
 
-    *samples* were read, so that *delivered* are those without the filtered, failed, discarded and in_flight; *streamed*
-    of them were read outside of planned epochs. *planned* samples are to be read in planned epochs: planned = delivered
-    + filtered + failed + lost + dropped + discarded, and *repeated*, delivered again to fill the tail, are apart.
+    *samples* were read, so *delivered* is *samples* minus filtered, failed, discarded and in_flight; *streamed* of them
+    were read outside of planned epochs. *planned* is the number of samples in planned epochs: planned = delivered +
+    filtered + failed + lost + dropped + discarded; *repeated*, delivered again to fill the tail, count separately.
     *read* counts by shard the planned samples that were read, lost or dropped, without repeats. *epochs* counts the
     epochs started, by dataset and order, and *parts* those started in the middle. *joined* counts the archives after
     the first in concatenated shards. *unpaired* samples of joined shards belong to no sample of the dataset. *failures*
@@ -113,13 +114,21 @@ class Tally:
                 setattr(self, name, getattr(self, name) + value)
 
 
+@dataclass
+class _Counts:
+    """What a ledger has counted in one process, and how many errors it was called with there."""
+
+    tally: Tally = field(default_factory=Tally)
+    errors: int = 0
+
+
 class Ledger:
-    """Counts what became of each sample: delivered, filtered, failed, quarantined or dropped; see ``Tally``.
+    """Counts the outcome of each sample: delivered, filtered, failed, quarantined or dropped; see ``Tally``.
 
     A ledger can be passed as ``on_error=``: called with an error, it records shard, key, field, offset and reason, and
     raises the error once there are more than *max_errors* in this process. Each recorded error is also passed to
     *on_error*. Samples count as delivered when they come out of the ops. If an epoch or the reading of a shard was left
-    early, the counts are ``unaudited``: they cover what was taken.
+    early, the counts are ``unaudited``: they cover the samples read so far.
 
     Copies of a shared ledger in worker processes report their counts to the original.
 
@@ -134,22 +143,20 @@ class Ledger:
       ValueError: odd
     """
 
-    told_of_dots = False  # whether a warning of a sample that dots in the keys have made of many was logged
+    told_of_dots = False  # whether a warning about a sample merged by dots in keys was logged
 
     def __init__(self, *, max_errors: float = 0, on_error: OnError | None = None):
         if not isinstance(max_errors, SupportsFloat) or not float(max_errors) >= 0:
             raise ValueError(f'max_errors must be a number from 0 to float("inf"), not {max_errors!r}')
         self.max_errors = max_errors
         self.on_error = error_handler(on_error)
-        self._errors = 0
-        self._tally = Tally()
-        self._pid = os.getpid()
+        self._counts = PerProcess(_Counts)
         self._mailbox: _Mailbox | None = None
         self._datasets: dict[str, tuple[Sequence[str], Iterable[int]]] = {}
 
     @classmethod
     def of(cls, on_error: ErrorPolicy) -> Ledger:
-        """Return *on_error* if it is a ledger, else a new ledger that passes errors to the function it stands for."""
+        """Return *on_error* if it is a ledger, else a new ledger that passes errors to its function."""
         handler = error_handler(on_error)
         if isinstance(handler, Ledger):
             return handler
@@ -159,7 +166,7 @@ class Ledger:
         self._record(error, self._mine().quarantined)
 
     def fail(self, error: Exception) -> None:
-        """Record, as a call does, the error of a sample that was read; who leaves it out counts it as failed."""
+        """Record, like a call, the error of a sample that was read; the caller counts the sample as failed."""
         self._record(error, self._mine().failures)
 
     def _record(self, error: Exception, entries: list[Quarantined]) -> None:
@@ -168,10 +175,11 @@ class Ledger:
         if cost := getattr(error, "cost", ""):
             reason += f"; {cost}"
         entries.append(Quarantined._make([*origin, reason]))
-        self._errors += 1
+        counts = self._counts()
+        counts.errors += 1
         if self.on_error is not None:
             self.on_error(error)
-        if self._errors > self.max_errors:
+        if counts.errors > self.max_errors:
             raise error
 
     def count(self, **counts: int) -> None:
@@ -185,7 +193,7 @@ class Ledger:
         self._mine().add(tally)
 
     def know(self, dataset: str, shards: Sequence[str], counts: Iterable[int]) -> None:
-        """Register how many samples each shard of *dataset* has."""
+        """Register the number of samples of each shard of *dataset*."""
         self._datasets[dataset] = (shards, counts)
 
     def skip(self, reason: str) -> None:
@@ -204,7 +212,7 @@ class Ledger:
     def clear(self) -> None:
         """Set all counts to zero."""
         self._total()
-        self._tally, self._errors = Tally(), 0
+        self._counts.renew()
 
     @property
     def shards(self) -> int:
@@ -238,7 +246,7 @@ class Ledger:
 
     @property
     def unpaired(self) -> int:
-        """The samples that only joined shards have, as far as they are beyond those of the dataset."""
+        """The number of samples that only joined shards have, beyond those of the dataset."""
         return self._total().unpaired
 
     @property
@@ -262,8 +270,8 @@ class Ledger:
         """Raise AuditError unless all samples of the planned epochs are accounted for.
 
         The sum must close: planned = delivered + filtered + failed + quarantined + dropped, without repeats; if
-        complete epochs were read, each shard must have been read as often as there were epochs. Of an epoch that was
-        left, what was taken must sum up. The check covers this rank and its workers, or with a ``torch.distributed``
+        complete epochs were read, each shard must have been read once per epoch. For an epoch that was left early, the
+        samples read so far must sum up. The check covers this rank and its workers, or with a ``torch.distributed``
         *group* all its ranks, all of which must call this method; with gloo, a rank that does not call it within
         *timeout* seconds is an error.
         """
@@ -272,7 +280,7 @@ class Ledger:
     def audit(self, tallies: list[Tally], all_ranks: bool = False) -> None:
         """Raise AuditError unless *tallies*, of one rank's workers or of *all_ranks*, cover all samples of an epoch.
 
-        Logs a warning where filters have left none of them.
+        Logs a warning if filters have left none of them.
         """
         total = self._verify(tallies, all_ranks)
         if total.in_flight and not total.broken_off:
@@ -312,7 +320,7 @@ class Ledger:
         return total
 
     def _indexed(self, total: Tally, ranks: int) -> Counter[str]:
-        """Return how many samples the epochs of *total* contain, by shard."""
+        """Return the number of samples in the epochs of *total*, by shard."""
         indexed: Counter[str] = Counter()
         for order, epochs in total.epochs.items():
             shards, counts = self._datasets.get(order.partition(" ")[0], ((), ()))
@@ -370,15 +378,12 @@ class Ledger:
 
     def report(self) -> None:
         """In a copy of a shared ledger, send the counts to the original and reset them; elsewhere, do nothing."""
-        tally = self._mine()
-        if self._mailbox is not None and self._mailbox.post(tally):
-            self._tally = Tally()
+        if self._mailbox is not None and self._mailbox.post(self._mine()):
+            self._counts().tally = Tally()
 
     def _mine(self) -> Tally:
         """Return the tally of this process; a forked copy starts a new one."""
-        if self._pid != os.getpid():
-            self._pid, self._tally, self._errors = os.getpid(), Tally(), 0
-        return self._tally
+        return self._counts().tally
 
     def _total(self) -> Tally:
         tally = self._mine()
@@ -388,19 +393,18 @@ class Ledger:
         return tally
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tally": self._total()}
+        return {**self.__dict__, "_counts": _Counts(self._total(), self._counts().errors)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pid=os.getpid())
-        if self._mailbox is not None:
-            if self._mailbox.owner == self._pid:
-                self._mailbox = None  # a copy returned to the owner's process, which has already received its counts
-            else:
-                self._tally, self._errors = Tally(), 0  # a copy in another process
+        self.__dict__.update(state, _counts=PerProcess(_Counts))
+        if self._mailbox is not None and self._mailbox.owner != os.getpid():
+            return  # a copy in another process, which begins at zero and reports to the original
+        self._mailbox = None  # of a copy that is back in the owner's process, which has received its counts
+        vars(self._counts()).update(vars(state["_counts"]))
 
 
 def warn_of_nothing(tally: Tally) -> None:
-    """Log a warning where filters have left none of the samples that were read."""
+    """Log a warning if filters have left none of the samples that were read."""
     if tally.samples and tally.filtered and not tally.delivered and not tally.in_flight:
         import logging
 
@@ -420,7 +424,7 @@ def _line(name: str, count: int, unit: str = "", parts: Counter[str] | None = No
 
 
 def _first(read: Counter[str]) -> str:
-    """Return how much was read of the first shard, in words."""
+    """Describe how much was read of the first shard."""
     name = min(read, default=None)
     return "nothing" if name is None else f"{read[name]} samples of {name}"
 
@@ -442,7 +446,7 @@ class _Mailbox:
             descriptor, self.path = tempfile.mkstemp(prefix="tarshards-ledger-")
         os.close(descriptor)
         self.owner, self.position = os.getpid(), 0
-        Finalize(self, _remove, (self.path,), exitpriority=0)  # multiprocessing's children run no atexit
+        Finalize(self, _remove, (self.path,), exitpriority=0)  # multiprocessing's children run no atexit functions
 
     def post(self, tally: Tally) -> bool:
         """Append *tally*, unless this is the owner's process or the mailbox is not on this machine."""
@@ -494,7 +498,7 @@ def _remove(path: str) -> None:
 
 
 def tell_of_dots(samples: list[Sample], url: str, split: KeyRule, ledger: Ledger | None) -> None:
-    """Log a warning of the first of *samples* that dots in the keys have made of many, once for a *ledger*."""
+    """Log a warning of the first of *samples* that was merged by dots in keys, once per *ledger*."""
     if split is not split_name or (ledger is not None and ledger.told_of_dots):
         return
     for sample in samples:
@@ -510,6 +514,6 @@ def tell_of_dots(samples: list[Sample], url: str, split: KeyRule, ledger: Ledger
 
 
 def wrong_number(samples: int, expected: int, url: str) -> SampleError:
-    """Return the error for a shard with another number of samples than its manifest says."""
+    """Return the error for a shard whose number of samples differs from its manifest."""
     reason = f"{samples} samples, but {expected} in the manifest; check the shard with `tarcheck`, or run `tarindex`"
     return SampleError(reason, url=url)

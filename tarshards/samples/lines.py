@@ -1,4 +1,4 @@
-"""Lines of text: with their locations, escaped so that every byte is kept, as keys, and as samples to check."""
+"""Lines of text: with locations, with escapes that preserve every byte, as keys, and as samples to check."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 @contextmanager
 def open_text(url: str | Location, begin: int = 0, end: int | None = None) -> Iterator[BinaryIO]:
-    """Open a text, decompressed and in UTF-8; with *begin* and *end*, the part between these bytes of it.
+    """Open a text, decompressed and in UTF-8; with *begin* and *end*, only the part between these bytes.
 
-    The text is in UTF-8, or as its byte order mark says, which is left out.
+    The text is in UTF-8, or in the encoding of its byte order mark, which is removed.
     """
     size = None if end is None else end - begin
     with open_shard(url) as stream:
@@ -60,8 +60,8 @@ def numbered_lines(url: str | Location) -> Iterator[tuple[str, str]]:
 class Utf8(RawIOBase):
     """The bytes of a text in UTF-8, without its byte order mark: *stream*, decoded if the mark says UTF-16 or UTF-32.
 
-    ``mark`` is the size of the mark of a text that is in UTF-8, 0 without one, and None for another encoding, where
-    offsets in the text are not those in the file. Raises DecodeError, with *name*, for what is not in that encoding.
+    ``mark`` is the size of the mark of a UTF-8 text, 0 without one, and None for another encoding, in which offsets in
+    the text are not those in the file. Raises DecodeError, with *name*, for bytes not in that encoding.
     """
 
     def __init__(self, stream: Any, name: str):
@@ -101,7 +101,7 @@ class Utf8(RawIOBase):
             raise DecodeError(f"not in the encoding of its byte order mark: {error}", url=self._name) from error
 
     def start_at(self, offset: int) -> None:
-        """Begin at an *offset* in a text of UTF-8 whose stream seeks."""
+        """Begin at an *offset* in a UTF-8 text whose stream can seek."""
         self.stream.seek(offset + (self.mark or 0))
         self._rest = b""
 
@@ -183,7 +183,7 @@ def read_keys(url: str | Location) -> Iterator[str]:
 
 
 def lacking_keys(lacking: Collection[str], wanted: int) -> SampleError:
-    """Return the error that no sample has the *lacking* of *wanted* keys; it names some as ``read_keys`` reads them.
+    """Return the error that no sample has the *lacking* of *wanted* keys; it names some, escaped as for ``read_keys``.
 
     >>> print(lacking_keys(["a", "b"], 7))
     no sample has 2 of 7 keys: a, b
@@ -196,7 +196,7 @@ def lacking_keys(lacking: Collection[str], wanted: int) -> SampleError:
 def _spelled(key: str) -> str:
     try:
         return escape(key.encode(errors="surrogateescape"))
-    except UnicodeEncodeError:  # no key of a tar
+    except UnicodeEncodeError:  # cannot be a key in a tar
         return visible(key)
 
 

@@ -1,4 +1,4 @@
-"""Members as files that seek: of a lazy field only the bytes that are asked for are read."""
+"""Members as seekable files: only the requested bytes of a lazy field are read."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from tarshards.storage.location import Location
 
 FIRST = 1 << 16  # bytes of the first request at a position of a remote member
-FACTOR, MOST = 4, 1 << 22  # each request that follows on another is larger by this factor, up to as many bytes
-HELD = 1 << 23  # bytes of a member that stay in memory
-GAP = 1 << 15  # bytes that are passed over between two reads that follow on one another
-PIECE = 1 << 20  # bytes that are copied at once
+FACTOR, MOST = 4, 1 << 22  # each consecutive request is larger by this factor, up to this many bytes
+HELD = 1 << 23  # bytes of a member kept in memory
+GAP = 1 << 15  # bytes that may be skipped between two consecutive reads
+PIECE = 1 << 20  # bytes copied at once
 
 
-class Head:
-    """The headers of a remote member, which are compared with the index before its first byte is delivered.
+class MemberHeaders:
+    """The headers of a remote member, to be compared with the index before its first byte is delivered.
 
-    They begin at most *size* bytes before its data; *check* gets these bytes, and raises where they differ.
+    They begin at most *size* bytes before its data; *check* gets these bytes and raises an error if they differ.
     """
 
     def __init__(self, size: int, check: Callable[[bytes], None]):
         self.size, self.check = size, check
 
 
-class Piece(NamedTuple):
-    """Bytes of a remote member that are held, and how many are fetched if reading goes on after them."""
+class HeldPiece(NamedTuple):
+    """Held bytes of a remote member, and how many are fetched if reading continues after them."""
 
     begin: int
     data: bytes
@@ -47,19 +47,26 @@ class Piece(NamedTuple):
 
 
 class MemberFile(io.BufferedIOBase):
-    """The bytes of one member as a file that is read and seeks: what ``av.open``, ``zipfile`` and others take.
+    """The bytes of one member as a seekable file, for ``av.open``, ``zipfile`` and others.
 
-    They are the *size* bytes at *offset* of the shard that *ranges* reads. Those of a local shard are read when they
-    are asked for. Of a remote one 64 KiB are fetched where reading begins, and larger pieces, up to 4 MiB, as it goes
-    on from there. At most 8 MiB stay in memory, and what ``prefetch`` has brought. ``bytes(file)`` is the whole member.
+    They are the *size* bytes at *offset* of the shard that *ranges* reads. Bytes of a local shard are read on request.
+    For a remote shard the first read fetches 64 KiB, and reads that continue from there fetch up to 4 MiB. At most 8
+    MiB, and the bytes of ``prefetch``, stay in memory. ``bytes(file)`` is the whole member.
 
-    The file can be pickled, and the copy, which begins where this one stands, reopens the shard. Threads may not
-    share one. Raises OpenError where the shard cannot be read or has changed, ShardIndexError where the member is not
-    that of the index, and TarError where the shard ends before it.
+    The file can be pickled; the copy reopens the shard and has the same position. Threads must not share one. Raises
+    OpenError if the shard cannot be read or has changed, ShardIndexError if the member differs from the index, and
+    TarError if the shard ends before it.
     """
 
     def __init__(
-        self, location: Location | None, ranges: Ranges, offset: int, size: int, *, name: str, head: Head | None = None
+        self,
+        location: Location | None,
+        ranges: Ranges,
+        offset: int,
+        size: int,
+        *,
+        name: str,
+        head: MemberHeaders | None = None,
     ):
         self.name, self.size = name, size  #: the member's name in the archive, and its bytes
         self.url = ranges.name  #: the shard, without credentials
@@ -68,12 +75,12 @@ class MemberFile(io.BufferedIOBase):
         self._shard_size, self._version = ranges.size, None
         self._head = head
         self._position = self._taken = 0
-        self._pieces: list[Piece] = []  # of a remote member, the one used last at the end
-        self._prefetched: list[Piece] = []
+        self._pieces: list[HeldPiece] = []  # of a remote member, the one used last at the end
+        self._prefetched: list[HeldPiece] = []
 
     @classmethod
     def of(cls, data: bytes, *, name: str, url: str) -> MemberFile:
-        """Return the file of a member whose bytes are at hand."""
+        """Return the file of a member whose bytes are in memory."""
         return cls(None, HeldBytes(data, url), 0, len(data), name=name)
 
     def readable(self) -> bool:
@@ -113,24 +120,24 @@ class MemberFile(io.BufferedIOBase):
         return self.size
 
     def __bool__(self) -> bool:
-        return True  # also a file without bytes
+        return True  # even for a file without bytes
 
     def __bytes__(self) -> bytes:
-        """Return the whole member, wherever the file stands."""
+        """Return the whole member, independent of the position."""
         self._check_open()
         return self._read(0, self.size)
 
     def pieces(self) -> Iterator[bytes]:
-        """Read the whole member some bytes at a time, wherever the file stands."""
+        """Read the whole member in pieces, independent of the position."""
         self._check_open()
         for position in range(0, self.size, PIECE):
             yield self._read(position, min(PIECE, self.size - position))
 
     def prefetch(self, offset: int, size: int) -> None:
-        """Fetch the *size* bytes at *offset*, which will be read, with one request if the member is remote.
+        """Fetch the *size* bytes at *offset*, before they are read, with one request if the member is remote.
 
-        They are held, however many they are, until the next call. A program that knows where a group of pictures lies
-        fetches no other bytes.
+        They are held, regardless of their size, until the next call. A program that knows the range of a group of
+        pictures thus fetches no other bytes.
         """
         self._check_open()
         if offset < 0 or size < 0:
@@ -146,7 +153,7 @@ class MemberFile(io.BufferedIOBase):
         self._prefetched = held
 
     def close(self) -> None:
-        """Let go of the shard and of what is held of it."""
+        """Release the shard and all held bytes."""
         self._pieces, self._prefetched, self._ranges, self._head = [], [], None, None
         super().close()
 
@@ -158,7 +165,7 @@ class MemberFile(io.BufferedIOBase):
             raise ValueError("I/O operation on a closed file")
 
     def _open(self) -> Ranges:
-        """Return what reads the shard; a copy that was pickled opens it, and raises OpenError if it has changed."""
+        """Return the ranges of the shard; a pickled copy reopens it, and raises OpenError if it has changed."""
         if self._ranges is None:
             assert self._location is not None
             self._ranges = self._location.ranges(self._shard_size)
@@ -166,7 +173,7 @@ class MemberFile(io.BufferedIOBase):
         return self._ranges
 
     def _read(self, position: int, size: int) -> bytes:
-        """Return *size* bytes of the member, which has them."""
+        """Return *size* bytes, which are within the member."""
         if not size:
             return b""
         ranges = self._open()
@@ -186,8 +193,8 @@ class MemberFile(io.BufferedIOBase):
             size -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _find(self, position: int) -> Piece | None:
-        """Return the piece that is held of what is at *position*."""
+    def _find(self, position: int) -> HeldPiece | None:
+        """Return the held piece with the bytes at *position*, or None."""
         for pieces in self._prefetched, self._pieces:
             for number, piece in enumerate(pieces):
                 if piece.begin <= position < piece.end:
@@ -195,8 +202,8 @@ class MemberFile(io.BufferedIOBase):
                     return piece
         return None
 
-    def _fetch(self, position: int, size: int) -> Piece:
-        """Fetch what is at *position*, of *size* bytes that are asked for, and what may be asked for next."""
+    def _fetch(self, position: int, size: int) -> HeldPiece:
+        """Fetch the *size* requested bytes at *position*, and bytes that may be requested next."""
         pieces = self._pieces + self._prefetched
         before = max((each for each in pieces if each.end <= position), key=lambda each: each.end, default=None)
         begin, ahead = position, FIRST
@@ -212,15 +219,15 @@ class MemberFile(io.BufferedIOBase):
             self._pieces.pop(0)
         return piece
 
-    def _ask(self, begin: int, end: int, ahead: int) -> Piece:
+    def _ask(self, begin: int, end: int, ahead: int) -> HeldPiece:
         """Fetch the bytes from *begin* to *end*."""
-        if self._head is not None and begin <= FIRST:  # one request brings the headers, too
-            return Piece(0, self._checked(end), ahead)
+        if self._head is not None and begin <= FIRST:  # the same request also fetches the headers
+            return HeldPiece(0, self._checked(end), ahead)
         self._checked()
-        return Piece(begin, self._take(self._offset + begin, end - begin), ahead)
+        return HeldPiece(begin, self._take(self._offset + begin, end - begin), ahead)
 
     def _checked(self, size: int = 0) -> bytes:
-        """Fetch the headers, if they have not been compared with the index, and *size* bytes of the member."""
+        """Fetch the headers, if not yet compared with the index, and *size* bytes of the member."""
         head = self._head
         if head is None:
             return b""
@@ -230,7 +237,7 @@ class MemberFile(io.BufferedIOBase):
         return data[head.size :]
 
     def _take(self, offset: int, size: int) -> bytes:
-        """Read bytes of the shard; raise OpenError if it was written to since it was opened."""
+        """Read bytes of the shard; raise OpenError if it was modified since it was opened."""
         ranges = self._open()
         data = ranges.read(offset, size) if offset + size <= ranges.size else b""
         ranges.verify()
@@ -254,15 +261,15 @@ class MemberFile(io.BufferedIOBase):
 
 
 class LazyMembers:
-    """The fields that *names* has of a shard that is read as a stream, each as a ``MemberFile``."""
+    """The lazy fields, *names*, of a shard that is read as a stream, each as a ``MemberFile``."""
 
     def __init__(self, location: Location, names: FieldNames, split: KeyRule):
         self._location, self._names, self._split = location, names, split
         self._known: set[str] = set()
-        self._is_complete = False  # all the lazy fields have been seen
+        self._is_complete = False  # all lazy fields have been seen
 
     def open(self) -> Any:
-        """Return a stream of the shard that passes over what is not read; raise OpenError for one that cannot."""
+        """Return a stream of the shard that can skip unread bytes; raise OpenError if it cannot."""
         location = self._location
         if location.is_stream:
             raise self._refusal("a pipe")
@@ -295,7 +302,7 @@ class LazyMembers:
         return MemberFile(self._location, self._ranges, offset, size, name=name)
 
     def over(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield *samples*, in which small members, which were read with their headers, become files, too."""
+        """Yield *samples*, with small lazy members, which were read with their headers, as files."""
         for sample in samples:
             if not self._is_complete:
                 self._known.update(name for name in sample if not is_reserved(name))
@@ -307,12 +314,12 @@ class LazyMembers:
             yield sample
 
     def check(self) -> None:
-        """Raise SampleError if the samples of the shard lack a lazy field altogether."""
+        """Raise SampleError if no sample of the shard has a lazy field."""
         self._names.check(self._known, self._location.name)
 
 
 class HeldBytes(Ranges):
-    """Bytes in memory; *name* is the shard that they come from."""
+    """Bytes in memory; *name* is their shard."""
 
     remote = False
 

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: What reading does at damage: end the shard, or continue at the next sound header.
+#: The reaction to damage: end the shard, or continue at the next valid header.
 OnDamage: TypeAlias = Literal["end", "resync"]
 
 
@@ -72,11 +72,11 @@ def read_samples(
     lazy: str | Iterable[str] | None = None,
     remote: Remote | None = None,
 ) -> Iterator[Sample]:
-    """Yield the samples of all shards that *urls*, a shard expression or a list of them, names.
+    """Yield the samples of all shards named by *urls*, a shard expression or a list of them.
 
     The options are those of ``Opening``. The first error is raised, or passed to *on_error*; if that returns (or
-    *on_error* is "skip"), reading continues: with the next sample where the error concerns one sample, else with the
-    next shard, or after the damage if *on_damage* is "resync".
+    *on_error* is "skip"), reading continues: with the next sample if the error concerns one sample, else with the next
+    shard, or after the damage if *on_damage* is "resync".
     """
     names = lazy_fields(lazy)
     check_reading(on_error, on_damage, end, names)
@@ -95,7 +95,7 @@ def _read_all(
 
 
 def closed_at_exit(samples: Generator[T, None, None]) -> Generator[T, None, None]:
-    """Return *samples*; if they are left open until the program exits, they are closed while modules still work."""
+    """Return *samples*; if they are still open when the program exits, close them while modules still work."""
     _unfinished.add(samples)
     return samples
 
@@ -118,9 +118,9 @@ def read_in_turn(
     *,
     ahead: bool = True,
 ) -> Iterator[Sample]:
-    """Yield the samples of each shard, as ``read(shard, location=...)`` does; remote ones are fetched *ahead*.
+    """Yield the samples of each shard by ``read(shard, location=...)``; remote shards are fetched *ahead*.
 
-    The memory for that is shared with as many *processes* on this host.
+    The memory for that is shared by *processes* processes on this host.
     """
     urls = shards.urls if isinstance(shards, Shards) else [shard.url for shard in shards]
     located: Iterable[tuple[Shard, Location]] = ((shard, shard.location(remote)) for shard in shards)
@@ -133,9 +133,9 @@ def read_in_turn(
 
 
 def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample]:
-    """Yield the samples of all *shards* to be written again, each before the next is taken.
+    """Yield the samples of all *shards* for writing; each must be written before the next is taken.
 
-    They are those of ``read_samples``, but the large fields of plain local files are not read; see ``read_shard``.
+    They are those of ``read_samples``, but large fields of plain local files are not read; see ``read_shard``.
     """
     return read_in_turn(shards, partial(read_shard, ledger=ledger, extents=True))
 
@@ -172,11 +172,11 @@ def read_shard(
 ) -> Iterator[Sample]:
     """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the sample or shard.
 
-    It is read at its URL, or at *location*. With *extents*, the large fields of plain local files are not read, but
-    each is an ``Extent``, which lasts until the next sample is taken. Each field that *lazy* names is a ``MemberFile``;
-    a shard that is compressed or a pipe is then an OpenError, and one whose samples lack the field a SampleError. The
-    other options are those of ``Opening``. What *shard* says of itself applies: it may be concatenated, its names may
-    be split by another rule, and another number of samples is an error (if *split* is the default).
+    It is read at its URL, or at *location*. With *extents*, large fields of plain local files are not read; each is an
+    ``Extent``, which is valid until the next sample is taken. Each field in *lazy* is a ``MemberFile``; a compressed
+    shard or a pipe then raises OpenError, and a shard whose samples lack the field SampleError. The other options are
+    those of ``Opening``. The properties of *shard* apply: it may be concatenated, its names may be split by another
+    rule, and a different number of samples is an error (if *split* is the default).
     """
     shard = Shard.of(shard)
     location = location or shard.location()
@@ -190,7 +190,7 @@ def read_shard(
         return
     name = location.name
     files = None if lazy is None else LazyMembers(location, lazy, split)
-    refused = False  # a sample was, and the ledger has raised: no error of the shard
+    refused = False  # of a sample, for which the ledger raised: not an error of the shard
 
     def quarantine(error: SampleError) -> None:
         nonlocal refused
@@ -230,7 +230,7 @@ def read_shard(
 
 
 def _leave(stream: Any, url: str) -> Callable[[str, int, int], Extent] | None:
-    """Return what gives parts of the archive in *stream* by name, offset and size; None if it is no plain file."""
+    """Return a function that gives parts of the archive in *stream* by name, offset and size; None if not a file."""
     if not isinstance(stream, FileIO) or not stream.seekable():
         return None
     descriptor, begin = stream.fileno(), stream.tell()  # stdin may begin anywhere
@@ -238,7 +238,7 @@ def _leave(stream: Any, url: str) -> Callable[[str, int, int], Extent] | None:
 
 
 def _anywhere(stream: Any, location: Location) -> Callable[[int, int], bytes] | None:
-    """Return what reads a remote shard, whose stream cannot go back, for its links; None where that is not needed."""
+    """Return a function that reads a remote shard, whose stream cannot seek back, for its links; None if not needed."""
     if isinstance(stream, Decompressed) or not _is_remote(location) or stream.seekable():
         return None
 
@@ -250,7 +250,7 @@ def _anywhere(stream: Any, location: Location) -> Callable[[int, int], bytes] | 
 
 
 def _cost(error: TarError, location: Location, *, is_plain: bool) -> str:
-    """Say what is not read of a damaged shard, as far as that is known, and which tool saves the rest."""
+    """Describe what is not read of a damaged shard, as far as known, and the tool that saves the rest."""
     if location.is_stream:
         return ""
     unread = ""
@@ -295,7 +295,7 @@ def group_members(
 
 
 class _Grouping:
-    """Groups the members of a shard, as ``group_members`` says; it is counted at the end of its with-block."""
+    """Groups the members of a shard as in ``group_members``; counts the shard at the end of its with-block."""
 
     def __init__(
         self,
@@ -309,44 +309,44 @@ class _Grouping:
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
         self._split = split
         self._delivered = self._refused = self._fields = 0
-        self._incomplete: dict[int, str] = {}  # why members have no content, by their offsets
+        self._incomplete: dict[int, str] = {}  # reasons for missing content, by the members' offsets
 
     def __enter__(self) -> _Grouping:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, TarError) and self._expected is not None:
-            lost = self._expected - self._delivered - self._refused
-            error.cost = f"{lost} of {self._expected} samples lost; "
+            missing = self._expected - self._delivered - self._refused
+            error.cost = f"{missing} of {self._expected} samples lost; "
         if self._ledger is not None:
             broken_off = int(kind is GeneratorExit)
             samples = self._delivered
             self._ledger.count(broken_off=broken_off, samples=samples, streamed=samples, members=self._fields)
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
-        """Return the samples that the members in a buffer complete; see ``read_archive``."""
+        """Return the samples completed by the members in a buffer; see ``read_archive``."""
         samples, events, *reached = self.grouper.read(buffer, position, zeros, limit, base)
         return self.deliver(samples, events), tuple(reached)  # type: ignore[return-value]
 
     def add(self, name: str, data: bytes | None, offset: int) -> Iterable[Sample]:
-        """Return the samples that a member completes."""
+        """Return the samples completed by a member."""
         found = self.grouper.next(iter([(name, data, offset)]))
         return () if found is None else self.deliver(*found)
 
     def refuse(self, name: str, reason: str, offset: int) -> Iterable[Sample]:
-        """Return the samples before that of a member without content, which is a fault of its sample."""
+        """Return the samples completed before a member without content, which is a fault of its sample."""
         self._incomplete[offset] = f"{INCOMPLETE}: {reason}"
         return self.add(name, None, offset)
 
     def end(self) -> Iterator[Sample]:
-        """Yield the last sample; raise SampleError if there were not as many samples as expected."""
+        """Yield the last sample; raise SampleError if the number of samples is not as expected."""
         yield from self.deliver(self.grouper.end())
         found = self._delivered + self._refused
         if self._expected is not None and found != self._expected:
             raise wrong_number(found, self._expected, self._url)
 
     def deliver(self, samples: list[Sample], events: Sequence[Event] = ()) -> Iterable[Sample]:
-        """Return the samples; between them, members that are skipped are counted and faults refused."""
+        """Return the samples; between them, count skipped members and refuse faults."""
         if len(samples) != 1 or events:
             return self._deliver(samples, events)
         self._delivered += 1
@@ -359,7 +359,7 @@ class _Grouping:
     def _deliver(self, samples: list[Sample], events: Sequence[Event]) -> Iterator[Sample]:
         rest = iter(samples)
         taken = 0
-        fields = _fields_in(samples)  # before who gets a sample changes it
+        fields = _fields_in(samples)  # before a consumer can change the samples
         self._fields += fields
         if samples and (len(samples[0]) > USUAL or fields != len(samples) * (len(samples[0]) - 2)):
             tell_of_dots(samples, self._url, self._split, self._ledger)  # some have other fields than the first
@@ -375,7 +375,7 @@ class _Grouping:
                     self._ledger.skip(why_skipped(name, kind))
             yield from rest
         finally:
-            left = list(rest)  # where the consumer has stopped, or an error is raised
+            left = list(rest)  # the consumer has stopped, or an error is raised
             self._delivered += len(samples) - len(left)
             self._fields -= _fields_in(left)
 
@@ -385,7 +385,7 @@ def _fields_in(samples: list[Sample]) -> int:
 
 
 def refuse(error: SampleError, on_error: Callable[[SampleError], Any] | None) -> None:
-    """Raise the error of a sample, or pass it to *on_error*, which lets reading go on without that sample."""
+    """Raise the error of a sample, or pass it to *on_error*, which lets reading continue without that sample."""
     if on_error is None:
         raise error
     on_error(error)
@@ -394,7 +394,7 @@ def refuse(error: SampleError, on_error: Callable[[SampleError], Any] | None) ->
 def encode_sample(sample: Sample, *, in_pieces: bool = False) -> tuple[tuple[str, ...], list[bytes]]:
     """Return the fields of a sample, sorted, and the bytes of each; names like ``__url__`` are not fields.
 
-    An ``Extent`` stands for its bytes, and so does a large ``MemberFile`` that is written *in_pieces*; others are read.
+    An ``Extent`` stands for its bytes, as does a large ``MemberFile`` with *in_pieces*; other files are read.
 
     Raises SampleError for a sample without a key or fields and for a name that would not read back, and EncodeError for
     a value that does not encode.

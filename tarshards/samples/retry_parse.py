@@ -1,4 +1,4 @@
-"""Python's parser, called again where other threads have confused it."""
+"""Python's parser, called again if other threads have confused it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ ATTEMPTS = 100
 
 
 def retry_parse(parse: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Return what *parse* returns, which uses Python's ``ast``.
+    """Return the result of *parse*, which uses Python's ``ast``.
 
-    Before 3.11.8 and 3.12.2, Python counts the depth of a syntax tree for all threads together: where two build one at
-    once, one of them may raise SystemError (CPython issue 106905). numpy reads the header of an array in this way.
+    Before 3.11.8 and 3.12.2, Python counts the depth of a syntax tree for all threads together: if two threads build
+    one at once, one of them may raise SystemError (CPython issue 106905). numpy reads the header of an array in this
+    way.
 
     >>> retry_parse(eval, "1 + 1")
     2

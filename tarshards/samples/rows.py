@@ -1,7 +1,7 @@
-"""Rows of text, lines of JSON and CSV (RFC 4180), as all tools read them that make samples of rows.
+"""Rows of text, JSON lines and CSV (RFC 4180), for all tools that make samples from rows.
 
-A row that is wrong comes as an error, in its place, and the next ones follow; so does damage of the file, as the last
-one. Each has the number of the line, from 1, where it begins.
+A wrong row is replaced by an error, and reading continues; damage of the file comes as the last error. Each has the
+number, from 1, of the line where it begins.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError
 
-LONGEST = 1 << 28  # characters of a cell: an open quote takes no more memory than that
+LONGEST = 1 << 28  # characters of a cell: the most memory of an open quote
 
-csv.field_size_limit(LONGEST)  # of the process, whose own limit of 128 KiB is less than texts may have
+csv.field_size_limit(LONGEST)  # for the process, whose default limit of 128 KiB is too small for texts
 
 
 def csv_rows(file: BinaryIO, delimiter: str) -> Iterator[tuple[int, list[str] | TarshardsError]]:
@@ -76,9 +76,9 @@ def json_rows(text: Iterable[bytes], *, allow_nan: bool = False) -> Iterator[tup
         yield number + 1, error
 
 
-def raised(error: TarshardsError, place: str) -> TarshardsError:
-    """Return the error of a row as one that names its *place*, unless it is of the file."""
-    return error if error.url is not None else type(error)(error.reason, url=place)
+def raised(error: TarshardsError, origin: str) -> TarshardsError:
+    """Return the error of a row with its *origin*, unless it is an error of the file."""
+    return error if error.url is not None else type(error)(error.reason, url=origin)
 
 
 def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""Keys that may occur once, however many there are."""
+"""Keys that may occur only once, for any number of keys."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
-LATEST = 1 << 18  # keys that are held as they are
-BITS = 16  # of the filter, at least, for each older key
+LATEST = 1 << 18  # keys held in full
+BITS = 16  # of the filter, at least, per older key
 
 
 class SeenKeys:
-    """The keys that were added: the latest, up to 262,144, with the shards that they are in; of each other two hashes.
+    """The keys added: the latest, up to 262,144, with their shards; two hashes of each older key.
 
     Two of 1e9 keys have the same 128 bits of hashes with a probability of 1e-21.
 
@@ -27,7 +27,7 @@ class SeenKeys:
     def __init__(self) -> None:
         self._latest: dict[str, str | None] = {}
         self._old: _Hashes | None = None
-        self._greatest = ""  # of all keys: a greater one is new, so that sorted keys need no look-up
+        self._greatest = ""  # of all keys: a greater one is new, so sorted keys need no look-up
 
     def __contains__(self, key: str) -> bool:
         if key > self._greatest:
@@ -59,7 +59,7 @@ class SeenKeys:
         return not any(self.which(keys)) if self._old is not None else self._latest.keys().isdisjoint(keys)
 
     def which(self, keys: Iterable[str]) -> Iterator[bool]:
-        """Yield of each of *keys* whether it was added."""
+        """Yield for each of *keys* whether it was added."""
         if self._old is None:
             yield from map(self._latest.__contains__, keys)
             return
@@ -69,7 +69,7 @@ class SeenKeys:
                 yield is_old or key in self._latest
 
     def _age(self) -> None:
-        """Hold hashes of the latest keys in their place."""
+        """Replace the latest keys by their hashes."""
         self._old = self._old or _Hashes()
         self._old.update(list(self._latest))
         self._latest.clear()
@@ -94,14 +94,14 @@ class _Hashes:
         return bool(self.which([key])[0])
 
     def which(self, keys: list[str]) -> np.ndarray:
-        """Return which of *keys* there are."""
+        """Return which of *keys* were added."""
         import numpy as np
 
         first, second = _hash(keys)
         found = np.zeros(len(keys), np.bool_)
         for firsts, seconds in self._runs:
             slots = np.searchsorted(firsts, first)
-            while True:  # again for different keys of one first hash
+            while True:  # again for different keys with the same first hash
                 within = np.minimum(slots, len(firsts) - 1)
                 alike = (firsts[within] == first) & (slots < len(firsts)) & ~found
                 found |= alike & (seconds[within] == second)
@@ -130,7 +130,7 @@ class _Hashes:
 
 
 def _hash(keys: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return two independent hashes of each of *keys*, which other processes do not have."""
+    """Return two independent hashes of each of *keys*, different in each process."""
     import numpy as np
 
     first = np.fromiter(map(hash, keys), np.int64, len(keys))

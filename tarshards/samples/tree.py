@@ -1,4 +1,4 @@
-"""Read the files of a directory tree as samples, and count the files that are left out."""
+"""Read the files of a directory tree as samples, and count files that are left out."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def read_tree(
     *fields* selects fields ("jpg;png cls": words, each a field or alternatives; default: all). If a sample lacks one,
     *missing* decides: "fail" raises SampleError, "skip" leaves the sample out, "ignore" leaves the field out.
     *class_field* adds a field with the number of the sample's top-level folder, as ``list_classes`` assigns it.
-    *skipped* counts what is left out: files without an extension, hidden files, links to folders, samples. Memory holds
-    the names in the current folder and its parents.
+    *skipped* counts files without an extension, hidden files, links to folders, and samples that are left out. Memory
+    holds the names in the current folder and its parents.
     """
     if missing not in MISSING:
         raise ValueError(f"missing is {', '.join(MISSING)}, not {missing!r}")
@@ -50,7 +50,7 @@ def read_tree(
 
 def tree_digest(folder: str) -> str:
     """Return a digest of the names, sizes and times of the files that ``read_tree`` reads."""
-    from hashlib import blake2b  # which loads OpenSSL, in longer than a tool takes to read its options
+    from hashlib import blake2b  # loads OpenSSL, which takes longer than parsing a tool's options
 
     digest = blake2b(digest_size=10)
     for entry in _walk(folder, "", Counter()):
@@ -65,7 +65,7 @@ def tree_digest(folder: str) -> str:
 
 
 def walk_tree(folder: str) -> Iterator[TreeEntry]:
-    """Yield the key and the paths of the fields of each sample that ``read_tree`` finds, in its order."""
+    """Yield the key and the paths of the fields of each sample of ``read_tree``, in its order."""
     return _walk(folder, "", Counter())
 
 
@@ -75,7 +75,7 @@ def list_classes(folder: str) -> dict[str, int]:
 
 
 def class_of(folder: str, key: str, classes: Mapping[str, int]) -> int:
-    """Return the number of the top-level folder of a sample; raise SampleError for one that is in none."""
+    """Return the number of the top-level folder of a sample; raise SampleError if it is in none."""
     name, slash, _ = key.partition("/")
     if not slash:
         raise SampleError("not in a folder named after its class", url=folder, key=key)
@@ -95,7 +95,7 @@ def read_files(folder: str, key: str, paths: Mapping[str, str], numbers: Mapping
 
 
 def count_fields(folder: str) -> Counter[str]:
-    """Return how many of the files that ``read_tree`` finds have each field."""
+    """Return the number of files of ``read_tree`` for each field."""
     return Counter(field for entry in _walk(folder, "", Counter()) for field in entry.paths)
 
 

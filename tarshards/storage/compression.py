@@ -28,7 +28,7 @@ _TOO_LARGE = {  # messages of zstandard and lzma for larger windows: the limit, 
 }
 
 
-class Decoder(Protocol):
+class Decompressor(Protocol):
     """A decoder of one compressed member, with the interface of bz2's and lzma's."""
 
     @property
@@ -110,7 +110,7 @@ class Decompressed(InputStream):
     def __init__(self, stream: io.RawIOBase | io.BytesIO, compression: str, url: str, max_ratio: float):
         self.name = url
         self._stream, self._compression, self._max_ratio = stream, compression, max_ratio
-        self._decoder: Decoder | None = None
+        self._decoder: Decompressor | None = None
         self._input = self._output = b""
         self._taken = self._made = self._position = 0
 
@@ -133,7 +133,7 @@ class Decompressed(InputStream):
             raise self._error(f"more than {self._max_ratio:g} times the compressed size comes out (max_ratio)")
         return output
 
-    def _decompress(self, decoder: Decoder) -> bytes:
+    def _decompress(self, decoder: Decompressor) -> bytes:
         data, self._input = self._input, b""
         hungry = decoder.needs_input and not data
         if hungry:
@@ -273,19 +273,19 @@ class _Zstd:
         return 6 - is_single + (0, 1, 2, 4)[descriptor & 3] + (is_single, 2, 4, 8)[descriptor >> 6]
 
 
-def _bzip2() -> Decoder:
+def _bzip2() -> Decompressor:
     import bz2
 
     return bz2.BZ2Decompressor()
 
 
-def _xz() -> Decoder:
+def _xz() -> Decompressor:
     import lzma
 
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
 
 
-def _lzma() -> Decoder:
+def _lzma() -> Decompressor:
     import lzma
 
     return lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_XZ_MEMORY)
@@ -361,7 +361,7 @@ class Compression(NamedTuple):
 
     magic: bytes
     suffixes: str
-    decoder: Callable[[], Decoder]
+    decoder: Callable[[], Decompressor]
     encoder: Callable[[], Any]
 
 

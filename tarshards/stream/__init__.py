@@ -1,10 +1,11 @@
 """Samples to samples: sources, ops, and the ``Stream`` that chains them.
 
-- ``sources``: where samples come from, planned or read shard by shard
-- ``op``: the traits of an op; ``ops``: one short generator an operation; ``collate``: samples to a batch
+- ``shard_options``: the keywords of ``Stream.from_shards`` and ``ShardDataset``, as one value
+- ``sources``: sources of samples, planned or read shard by shard
+- ``op``: the traits of an op; ``ops``: one short generator per op; ``collate``: samples to a batch
 - ``randomness``: a random generator for each sample
-- ``following``: what becomes of samples in a chain of ops, for the ledger
-- ``stream``: ``Stream``, the chain; ``interleave``: several streams in the order of given choices; ``mix``: in
+- ``following``: the outcome of samples in a chain of ops, for the ledger
+- ``stream``: ``Stream``, the chain; ``interleave``: several streams in the order of given choices; ``mixed``: in
   proportion, planned or streamed
 - ``dask``: samples mapped on a cluster
 """

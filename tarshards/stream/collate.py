@@ -17,17 +17,17 @@ CURE = "pass a function of your own as collate_fn= (in batched(), as collate=)"
 
 
 def collate(samples: list[Any]) -> Any:
-    """Turn samples of one form into one of that form: dicts and tuples by field, the values of a field together.
+    """Turn samples of one form into a batch of that form: dicts and tuples field by field.
 
     Numbers and arrays of one shape become a numpy array with a leading axis, tensors a tensor; anything else a list.
-    Raises SampleError for samples of different fields, and ValueError for numbers or arrays together with arrays of
-    another shape or with something else; both name the first sample and the one that differs.
+    Raises SampleError for samples with different fields, and ValueError for numbers or arrays mixed with arrays of
+    another shape or with other types; both name the first sample and the one that differs.
     """
     return _collate(samples, _stack)
 
 
 def collate_ragged(samples: list[Any]) -> Any:
-    """Turn samples into a batch as ``collate`` does; where the arrays of a field differ in shape, they stay a list.
+    """Turn samples into a batch like ``collate``; arrays of a field that differ in shape stay a list.
 
     >>> collate_ragged([{"x": 1, "y": "a"}, {"x": 2, "y": "b"}])
     {'x': array([1, 2]), 'y': ['a', 'b']}
@@ -36,11 +36,11 @@ def collate_ragged(samples: list[Any]) -> Any:
 
 
 def collate_packed(samples: list[Any]) -> dict[str, Any]:
-    """Turn dicts into one packed row: the arrays of each field end to end, and which sample each element is of.
+    """Turn dicts into one packed row: the concatenated arrays of each field, and the sample of each element.
 
-    ``cu_seqlens`` says, as int32, where each sample begins and the last ends; ``position_ids`` is the place of each
-    element in its sample. Other fields become lists. Raises SampleError for samples without arrays, and for one whose
-    arrays differ in length.
+    ``cu_seqlens`` has, as int32, the offset of each sample and the end of the last; ``position_ids`` is the position of
+    each element in its sample. Other fields become lists. Raises SampleError for samples without arrays, and for one
+    whose arrays differ in length.
 
     >>> import numpy as np
     >>> row = collate_packed([{"ids": np.array([5, 6, 7])}, {"ids": np.array([8, 9])}])
@@ -69,7 +69,7 @@ def collate_packed(samples: list[Any]) -> dict[str, Any]:
 
 
 def sequences(offsets: Any) -> dict[str, Any]:
-    """Return what attention over a packed row requires: ``cu_seqlens`` (int32) and ``position_ids`` by *offsets*."""
+    """Return the inputs of attention over a packed row, ``cu_seqlens`` (int32) and ``position_ids``, by *offsets*."""
     import numpy as np
 
     if offsets[-1] >= 2**31:
@@ -94,9 +94,9 @@ def _collate(samples: list[Any], stack: Callable[[list[Any], str, list[Any]], An
 
 
 def unbatch(batch: Any) -> Iterable[Any]:
-    """Return the samples of a *batch*, of the form that ``collate`` makes; ``unbatched`` says what that is.
+    """Return the samples of a *batch* in the form that ``collate`` makes; see ``unbatched``.
 
-    Raises SampleError for a batch whose fields differ in length, and for what is no batch.
+    Raises SampleError for a batch whose fields differ in length, and for anything that is not a batch.
 
     >>> unbatch(([1, 2], ["a", "b"]))
     [(1, 'a'), (2, 'b')]
@@ -109,7 +109,7 @@ def unbatch(batch: Any) -> Iterable[Any]:
         return _rows({f"element {i}": values for i, values in enumerate(batch)})
     if isinstance(batch, list) or _is_array(batch):
         return batch
-    raise SampleError(f"no batch of samples: {shortened(batch)}")
+    raise SampleError(f"not a batch of samples: {shortened(batch)}")
 
 
 def _rows(columns: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -125,15 +125,15 @@ def _rows(columns: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def _is_array(value: Any) -> bool:
-    """Say whether *value* is an array or a tensor with rows."""
+    """Return whether *value* is an array or a tensor with rows."""
     return len(getattr(value, "shape", ())) > 0
 
 
 def _other_form(sample: Any, samples: list[Any]) -> SampleError:
-    """Return the error of a *sample* that has other fields than the first, or another number of elements."""
+    """Return the error for a *sample* whose fields, or number of elements, differ from the first's."""
     number = next(i for i, each in enumerate(samples) if each is sample)
     here, first = (f"{_name(samples[i], i)} has {_words(samples[i])}" for i in (number, 0))
-    return SampleError(f"{first}, and {here}, which make no batch; {CURE}", **origin_of(sample))
+    return SampleError(f"{first}, and {here}, which cannot be batched; {CURE}", **origin_of(sample))
 
 
 def _words(sample: Any) -> str:
@@ -143,18 +143,18 @@ def _words(sample: Any) -> str:
 
 
 def _name(sample: Any, number: int) -> str:
-    """How messages name a sample of a batch: by its key, or by its number there."""
+    """Return the name of a batch's sample in messages: its key, or its number in the batch."""
     key = origin_of(sample)["key"]
     return f"sample {number}" if key is None else f"sample {key}"
 
 
 def _stack(values: list[Any], field: str, samples: list[Any]) -> Any:
-    """Return what a batch has of one field; *samples* are those that the *values* come from, for messages."""
+    """Return the batch's value of one field; *samples* are the sources of the *values*, for messages."""
     import numpy as np
 
     first = values[0]
     if isinstance(first, (bool, int, float, complex, np.number, np.bool_)):
-        with suppress(ValueError):  # of rows that differ in length
+        with suppress(ValueError):  # rows that differ in length
             array = np.array(values)
             if array.ndim == 1 and (array.dtype.kind in NUMERIC or all(isinstance(value, Number) for value in values)):
                 return array
@@ -171,7 +171,7 @@ def _stack(values: list[Any], field: str, samples: list[Any]) -> Any:
 
 
 def _stack_or_list(values: list[Any], field: str, samples: list[Any]) -> Any:
-    """Return what a batch has of one field, where arrays that differ in shape stay a list."""
+    """Return the batch's value of one field; arrays that differ in shape stay a list."""
     kind, shape = type(values[0]), getattr(values[0], "shape", ())
     is_array = shape != () and all(type(value) is kind for value in values)
     if is_array and any(value.shape != shape for value in values):
@@ -180,11 +180,11 @@ def _stack_or_list(values: list[Any], field: str, samples: list[Any]) -> Any:
 
 
 def _misfit(values: list[Any], field: str, samples: list[Any]) -> ValueError:
-    """Return the error of the first of *values* that is of another kind than the one before all others."""
+    """Return the error for the first of *values* whose kind differs from that of values[0]."""
     kinds = [_kind(value) for value in values]
     number = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
     here, first = (f"{kinds[i]} in {_name(samples[i], i)}" for i in (number, 0))
-    return ValueError(f"{field}: {first} and {here} make no batch; give them one type and shape, or {CURE}")
+    return ValueError(f"{field}: {first} and {here} cannot be batched; give them one type and shape, or {CURE}")
 
 
 def _kind(value: Any) -> str:

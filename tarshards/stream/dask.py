@@ -12,13 +12,13 @@ from tarshards.parallel import bounded_map
 from tarshards.stream.op import op
 
 MISSING = "Dask needs a package that is not installed: pip install 'tarshards[dask]'"
-AHEAD = 4  # samples a thread
+AHEAD = 4  # samples per thread
 
 
 def dask_executor(client: Any = None) -> Executor:
-    """Return an executor on the cluster of *client*, a ``distributed.Client``; by default the one that is current.
+    """Return an executor on the cluster of *client*, a ``distributed.Client``; by default the current one.
 
-    Equal calls each run, as in other executors, rather than once. Raises ValueError where there is no client.
+    Equal calls each run, as in other executors, rather than once. Raises ValueError if there is no client.
     """
     client = client or _current_client()
     if client is None:
@@ -42,13 +42,14 @@ def _current_client() -> Any:
 def dask_map(
     samples: Iterable[Any], function: Callable[[Any], Any], *, client: Any = None, ordered: bool = True
 ) -> Iterator[Any]:
-    """Map *function* by the workers of a Dask cluster, in order unless stated otherwise.
+    """Map *function* on the workers of a Dask cluster, in order unless *ordered* is False.
 
-    *client* is as in ``dask_executor``. At most four samples a thread of the cluster are under way. Breaking off
-    cancels what has not begun.
+    *client* is as in ``dask_executor``. At most four samples per thread of the cluster are in flight. Closing the
+    iterator cancels calls that have not begun.
 
-    Without a client Dask's local scheduler runs, the threads of this process unless ``dask.config`` says "processes" or
-    another: on four samples a thread, one such part after the other, in order. Raises OpenError if Dask is missing.
+    Without a client Dask's local scheduler runs, in threads of this process unless ``dask.config`` says "processes" or
+    another: on groups of four samples per thread, one group after the other, in order. Raises OpenError if Dask is
+    missing.
     """
     check_function(function, "dask_map")
     return _dask_map(samples, function, client, ordered)
@@ -70,17 +71,17 @@ def _local_map(samples: Iterable[Any], function: Callable[[Any], Any]) -> Iterat
     window = AHEAD * (dask.config.get("num_workers", None) or CPU_COUNT)
     iterator = iter(samples)
     while part := list(islice(iterator, window)):
-        calls = [dask.delayed(_Call(function, sample), pure=False, traverse=False)() for sample in part]
+        calls = [dask.delayed(_SettledCall(function, sample), pure=False, traverse=False)() for sample in part]
         for result, error in dask.compute(*calls, traverse=False):
             if error is not None:
                 raise error
             yield result
 
 
-class _Call:
-    """A call that returns its result and None, or None and its error: those before a failed one are delivered.
+class _SettledCall:
+    """A call that returns its result and None, or None and its error, so that earlier results are delivered.
 
-    It also keeps Dask from looking for its own collections in the sample.
+    It also prevents Dask from searching the sample for its own collections.
     """
 
     def __init__(self, function: Callable[[Any], Any], sample: Any):

@@ -1,4 +1,4 @@
-"""What becomes of samples on their way through ops, counted for the ledger: each is in one class."""
+"""The outcome of samples that pass through ops, counted for the ledger: each is in one class."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tarshards.stream.op import BoundOp
 
 
 def is_followed(op: BoundOp) -> bool:
-    """Say whether what goes into *op* is known to have come out, or to have been left out."""
+    """Return whether each sample that goes into *op* is known to come out or to be left out."""
     return op.traits.one_for_one or op.traits.leaves_out is not None
 
 
 def follow(ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, seed: int, ledger: Ledger) -> Iterator[Any]:
     """Run *ops* over the samples of an epoch; *ledger* gets the errors, and counts the samples that are left out.
 
-    *epoch* and *seed* are what random ops draw from.
+    Random ops draw from *epoch* and *seed*.
 
-    Raises AuditError if an op lost some, and logs a warning if filters left out all.
+    Raises AuditError if samples are missing after an op, and logs a warning if filters left out all samples.
     """
     passage = Passage(ops, ledger)
     upstream = iter(samples)
@@ -34,7 +34,7 @@ def follow(ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, seed: int
         passage.warn()
     finally:
         if hasattr(upstream, "close"):
-            upstream.close()  # so that the source has counted what it read when the counts are reported
+            upstream.close()  # so that the source has finished counting when the counts are reported
         if passage.entered != passage.delivered:
             ledger.add(passage.tally())
 
@@ -47,7 +47,7 @@ def follow_part(
     ledger: Ledger,
     leave_out: Callable[[Tally], Any],
 ) -> list[Any]:
-    """Run *ops* over a few samples of an epoch, as ``follow`` does; the counts go to *leave_out*."""
+    """Run *ops* over a few samples of an epoch, like ``follow``; the counts go to *leave_out*."""
     passage = Passage(ops, ledger)
     try:
         results = list(passage.run(samples, epoch, seed))
@@ -61,21 +61,21 @@ def follow_part(
 def follow_each(
     ops: Sequence[BoundOp],
     samples: Iterable[Any],
-    place: Callable[[], int],
+    row: Callable[[], int],
     epoch: int,
     seed: int,
     ledger: Ledger,
     leave_out: Callable[[Tally], Any],
 ) -> dict[int, Any]:
-    """Run *ops*, which work on each sample by itself, over a few samples of an epoch, as ``follow_part`` does.
+    """Run *ops*, which work on each sample separately, over a few samples of an epoch, like ``follow_part``.
 
-    Returns the results by the places of their samples: *place* says that of the sample which *samples* yielded last.
+    Returns the results by the rows of their samples; *row* returns the row of the sample that *samples* yielded last.
     """
     passage = Passage(ops, ledger)
     results = {}
     try:
-        for result in passage.run(samples, epoch, seed, place):
-            results[passage.place()] = result
+        for result in passage.run(samples, epoch, seed, row):
+            results[passage.row()] = result
         passage.verify()
         return results
     finally:
@@ -84,32 +84,30 @@ def follow_each(
 
 
 class Passage:
-    """One run of *ops* over samples; counts how many go into each op, fail there, and come out.
+    """One run of *ops* over samples; counts the samples that go into each op, fail there, and come out.
 
     The last op may gather samples.
     """
 
     def __init__(self, ops: Sequence[BoundOp], ledger: Ledger):
-        self.place: Callable[[], int]
+        self.row: Callable[[], int]
         self._stages = [_Stage(op, ledger) for op in ops]
         self._counts = [Count() for _ in range(len(ops) + 1)]  # before each op, and after the last
 
-    def run(
-        self, samples: Iterable[Any], epoch: int, seed: int, place: Callable[[], int] | None = None
-    ) -> Iterator[Any]:
-        """Return what comes out of the ops; after each result the method *place* tells that of its sample.
+    def run(self, samples: Iterable[Any], epoch: int, seed: int, row: Callable[[], int] | None = None) -> Iterator[Any]:
+        """Return the results of the ops; after each result the method ``row`` returns the row of its sample.
 
-        For that it takes *place*, which says where the sample stands that *samples* yielded last.
+        This needs *row*, which returns the row of the sample that *samples* yielded last.
         """
         samples = self._counts[0].over(samples)
         for stage, count in zip(self._stages, self._counts[1:]):
-            if place is not None:
-                samples = stage.placed(samples, place)
+            if row is not None:
+                samples = stage.numbered(samples, row)
             results = stage.run(samples, epoch, seed)
-            if place is not None:
-                results, place = stage.traced(results), stage.place
+            if row is not None:
+                results, row = stage.traced(results), stage.row
             samples = count.over(results)
-        self.place = place or (lambda: -1)
+        self.row = row or (lambda: -1)
         return samples
 
     @property
@@ -127,7 +125,7 @@ class Passage:
         return count if size is None else min(count * size, int(self._counts[number]))
 
     def _missing(self) -> Iterator[tuple[_Stage, int, bool]]:
-        """Yield for each op how many samples went in, did not fail and have not come out; and whether it has ended."""
+        """Yield for each op how many samples went in, did not fail and have not come out, and whether it has ended."""
         for number, stage in enumerate(self._stages):
             missing = int(self._counts[number]) - stage.failed - self._came_out(number)
             yield stage, missing, self._counts[number + 1].has_ended
@@ -161,14 +159,14 @@ class Passage:
 
 
 class _Stage:
-    """An op of a passage; *failed* counts the samples on which it failed, *size* those that it gathers."""
+    """An op of a passage; *failed* counts the samples on which it failed, *size* is the number that it gathers."""
 
     def __init__(self, op: BoundOp, ledger: Ledger):
         self.op, self.ledger, self.failed = op, ledger, 0
         self.size: int | None = op.argument(op.traits.gathers) if op.traits.gathers else None
         self._handler: Any = None
-        self._places: deque[int] = deque()  # of the samples that have gone in and not come out
-        self._place = -1
+        self._rows: deque[int] = deque()  # of the samples that have gone in but not come out
+        self._row = -1
 
     def run(self, samples: Iterable[Any], epoch: int, seed: int) -> Iterable[Any]:
         op, handler = self.op, self.op.options.get("on_error", self.ledger)
@@ -177,34 +175,34 @@ class _Stage:
         self._handler = self.ledger.fail if handler is self.ledger else handler
         return op._replace(options={**op.options, "on_error": self._fail}).run(samples, epoch, seed, self._fail)
 
-    def place(self) -> int:
-        """Return the place of the sample of the result that came last."""
-        return self._place
+    def row(self) -> int:
+        """Return the row of the last result's sample."""
+        return self._row
 
-    def placed(self, samples: Iterable[Any], place: Callable[[], int]) -> Iterator[Any]:
-        """Yield *samples*, and note the place of each."""
+    def numbered(self, samples: Iterable[Any], row: Callable[[], int]) -> Iterator[Any]:
+        """Yield *samples*, and record the row of each."""
         for sample in samples:
-            self._places.append(place())
+            self._rows.append(row())
             yield sample
 
     def traced(self, results: Iterable[Any]) -> Iterator[Any]:
-        """Yield *results*, and note which sample each comes from: of an op that does not read ahead, the last one."""
+        """Yield *results*, and record the row of each result's sample: the last sample, unless the op reads ahead."""
         for result in results:
             if not self.op.traits.reads_ahead:
-                while len(self._places) > 1:
-                    self._places.popleft()
-            self._place = self._places.popleft()
+                while len(self._rows) > 1:
+                    self._rows.popleft()
+            self._row = self._rows.popleft()
             yield result
 
     def _fail(self, error: Exception) -> None:
         self.failed += 1
-        if self._places and self.op.traits.reads_ahead:
-            self._places.popleft()
+        if self._rows and self.op.traits.reads_ahead:
+            self._rows.popleft()
         self._handler(error)
 
 
 class Count:
-    """Counts what is taken of an iterator, without Python code for each."""
+    """Counts the items taken from an iterator, without running Python code for each."""
 
     def __init__(self) -> None:
         self._ticks = repeat(True, sys.maxsize)

@@ -1,4 +1,4 @@
-"""Several streams in one, in the order of given choices; streams that have ended begin again."""
+"""Several streams merged in the order of given choices; streams that have ended begin again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ END = object()  # of a stream
 
 
 class MixedStream:
-    """The samples of one stream of a mixture, pass after pass: *begin* opens the pass of a number.
+    """The samples of one stream of a mixture, pass after pass: *begin* opens the pass with a given number.
 
-    *empty* is raised for a pass without samples.
+    A pass without samples raises *empty*.
     """
 
     def __init__(self, begin: Callable[[int], Generator[Any, None, None]], empty: SampleError):
@@ -24,7 +24,7 @@ class MixedStream:
         self._next: Any = END
 
     def has_ended(self) -> bool:
-        """Say whether a pass has ended, and the next not begun."""
+        """Return whether a pass has ended and the next has not begun."""
         if self._next is END and self._passes:
             self._next = next(self._samples, END)
         return self._next is END and self._passes > 0
@@ -44,20 +44,20 @@ class MixedStream:
         return sample
 
     def holds_sample(self) -> bool:
-        """Say whether a sample was read that was not taken."""
+        """Return whether a sample was read but not taken."""
         return self._next is not END
 
     def close(self) -> None:
-        """Close what is open, even if a traceback still refers to it."""
+        """Close the open pass, even if a traceback still refers to it."""
         self._samples.close()
 
 
 def interleave(
     streams: Sequence[MixedStream], choices: Iterable[int], ends: Mapping[int, float], until: Until
 ) -> Generator[Any, None, int | None]:
-    """Yield samples of *streams*, each from the stream that is next in *choices*.
+    """Yield samples of *streams*, each from the next stream in *choices*.
 
-    *ends* has a stream for each number that comes, and says after how many samples of the mixture it comes no more.
+    *ends* has, for each stream that is chosen, the number of samples of the mixture after which it is no longer chosen.
     Returns, with *until* "first", the number of the stream that would begin again.
     """
     unread = set(ends)

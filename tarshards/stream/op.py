@@ -1,4 +1,4 @@
-"""An op's traits, which a stream and the loaders go by, declared where the op is defined; an op and its arguments."""
+"""An op's traits, which streams and loaders consult, declared where the op is defined; an op with its arguments."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ Class = Literal["filtered", "discarded"]
 
 
 class Traits(NamedTuple):
-    """What is true of an op.
+    """The properties of an op.
 
-    - *per_sample*: it does the same to a whole stream as to its parts, so that a loader may run it on one batch.
-    - *resumable*: it holds no sample back and counts none, so that the source's position says where it stands.
+    - *per_sample*: it does the same to a whole stream as to its parts, so a loader may run it on one batch.
+    - *resumable*: it holds no sample back and counts none, so the source's position is also the op's.
     - *one_for_one*: it yields one sample for each that it takes.
-    - *leaves_out*: it leaves out some of the samples that it takes, on purpose; as what the ledger counts them.
+    - *leaves_out*: it leaves out some of the samples that it takes, on purpose; the class in which the ledger counts
+      them.
     - *reads_ahead*: it takes several samples before it yields the first, and yields or fails them in order.
-    - *filters_with*: the option with which it leaves samples out too, and the ledger counts them as filtered.
-    - *gathers*: it makes one result of several samples; the argument that says of how many.
+    - *filters_with*: the option with which it also leaves samples out, which the ledger counts as filtered.
+    - *gathers*: it makes one result from several samples; the argument with their number.
     - *context*: the arguments that a stream supplies unless the caller does.
-    - *instead*: what to use where a loader refuses it.
+    - *instead*: the alternative if a loader refuses it.
     """
 
     per_sample: bool = False
@@ -87,7 +88,7 @@ class BoundOp(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The op as messages show it, with the name of its function.
+        """The op as shown in messages, with the name of its function.
 
         >>> from tarshards.stream import ops
         >>> BoundOp(ops.filter, (str.isupper,), {}).label
@@ -97,11 +98,11 @@ class BoundOp(NamedTuple):
         return f"{self.name}({', '.join(filter(None, names))})"
 
     def argument(self, name: str) -> Any:
-        """Return the value of an argument, None if the caller named none."""
+        """Return the value of an argument, None if the caller gave none."""
         return inspect.signature(self.function).bind(None, *self.args, **self.options).arguments.get(name)
 
     def run(self, samples: Iterable[Any], epoch: int, seed: int, on_error: Any) -> Iterable[Any]:
-        """Run the op; *epoch*, *seed* and *on_error* are for an op that wants them and whose caller named none."""
+        """Run the op; *epoch*, *seed* and *on_error* are for an op that takes them, unless its caller gave them."""
         supplied: dict[str, Any] = {"epoch": epoch, "seed": seed, "on_error": on_error}
         options = {name: supplied[name] for name in self.traits.context} | self.options
         return self.function(samples, *self.args, **options)

@@ -1,6 +1,6 @@
-"""Iterator -> iterator: one short generator function each; ``Stream`` offers every one as a method.
+"""Iterator -> iterator: one short generator function per op; ``Stream`` offers each as a method.
 
-``@op`` declares what else is true of each: see ``Traits``.
+``@op`` declares the properties of each: see ``Traits``.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def map(
 ) -> Iterator[Any]:
     """Yield ``function(sample)`` of every sample; with *drop_none* leave out those for which it returns None.
 
-    With *rng* it is ``function(sample, rng)``, where rng is a numpy Generator that is seeded again for each sample by
-    *seed*, *epoch*, the name of its shard and its key: what is random is the same on any number of workers and after a
-    resume. In a stream of shards *seed* is theirs. Raises TypeError for a sample without a key.
+    With *rng* it is ``function(sample, rng)``, where rng is a numpy Generator that is seeded for each sample by *seed*,
+    *epoch*, the name of its shard and its key: random values are the same on any number of workers and after a resume.
+    In a stream of shards *seed* is that of the shards. Raises TypeError for a sample without a key.
 
-    A failure is raised as it is, with a note of the sample's place; or *on_error*, a function or "skip", is given an
+    A failure is raised unchanged, with a note of the sample's origin; or *on_error*, a function or "skip", receives an
     OpError and the sample is left out.
 
     >>> list(map([1, 2], str)), list(map([1, 2], {1: "one"}.get, drop_none=True))
@@ -89,7 +89,7 @@ def map(
 
 
 def _with_rng(function: Callable[..., Any], seed: int, epoch: int) -> Callable[[Any], Any]:
-    from tarshards.stream.randomness import SampleGenerator  # which loads numpy
+    from tarshards.stream.randomness import SampleGenerator  # loads numpy
 
     rng = SampleGenerator(whole_number("seed", seed), whole_number("epoch", epoch))
     return lambda sample: function(sample, rng.seeded(sample))
@@ -129,7 +129,7 @@ def map_fields(
 ) -> Iterator[Sample]:
     """Replace each field that *functions* names by its function's result; *rng* and failures as in ``map``.
 
-    The functions of one sample draw from one Generator, in their order.
+    The functions of one sample draw from one Generator, in order.
 
     >>> list(map_fields([{"x": 1, "y": 2}], {"x": str}))
     [{'x': '1', 'y': 2}]
@@ -146,10 +146,10 @@ def _map_fields(functions: Mapping[str, Callable[..., Any]], sample: Sample, *rn
 
 @op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
 def keep_fields(samples: Iterable[Sample], *fields: str, on_error: ErrorPolicy = None) -> Iterator[Sample]:
-    """Keep the given fields, and ``__key__`` and its like; ``"jpg;png"`` is the first of them that a sample has.
+    """Keep the given fields, and ``__key__`` and similar; ``"jpg;png"`` is the first of them that a sample has.
 
-    A sample that has none of them is a SampleError; or that is given to *on_error* (or "skip") and the sample is left
-    out.
+    A sample that has none of them raises SampleError, or *on_error* (or "skip") receives the error and the sample is
+    left out.
 
     >>> list(keep_fields([{"__key__": "a", "jpg": 1, "cls": 2}], "jpg;png"))
     [{'__key__': 'a', 'jpg': 1}]
@@ -171,7 +171,7 @@ def rename_fields(
 ) -> Iterator[Sample]:
     """Rename fields by ``{new: old}``, where old may be alternatives like ``"jpg;png"``; others stay.
 
-    A sample that has none of the alternatives, or has the new field already, is a SampleError, as in ``keep_fields``.
+    A sample that has none of the alternatives, or already has the new field, is a SampleError, as in ``keep_fields``.
 
     >>> list(rename_fields([{"jpg": 1, "cls": 2}], {"image": "jpg;png"}))
     [{'image': 1, 'cls': 2}]
@@ -193,8 +193,8 @@ def _rename_fields(alternatives: dict[str, list[str]], sample: Sample) -> Sample
 def select_fields(samples: Iterable[Sample], spec: str, *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
     """Keep and rename fields by *spec*: ``new:old1;old2`` renames, ``jpg;png`` keeps one, ``*`` keeps the others.
 
-    ``__key__`` and its like stay. A sample that has none of the alternatives, or would have two fields of one name, is
-    a SampleError, as in ``keep_fields``.
+    ``__key__`` and similar stay. A sample that has none of the alternatives, or would have two fields of one name, is a
+    SampleError, as in ``keep_fields``.
 
     >>> list(select_fields([{"__key__": "a", "jpg": 1, "cls": 2, "txt": 3}], "image:png;jpg txt"))
     [{'__key__': 'a', 'image': 1, 'txt': 3}]
@@ -219,7 +219,7 @@ def _to_tuple(names: list[list[str]], sample: Sample) -> tuple[Any, ...]:
 
 
 def _each(samples: Iterable[Any], function: Callable[[Any], Any], on_error: OnError | None) -> Iterator[Any]:
-    """Yield ``function(sample)`` of every sample; *on_error* is given the SampleError of one that is left out."""
+    """Yield ``function(sample)`` of every sample; *on_error* receives the SampleError of a sample that is left out."""
     for sample in samples:
         try:
             result = function(sample)
@@ -235,9 +235,9 @@ def _each(samples: Iterable[Any], function: Callable[[Any], Any], on_error: OnEr
 def map_tuple(
     samples: Iterable[tuple[Any, ...]], *functions: Callable[[Any], Any] | None, on_error: ErrorPolicy = None
 ) -> Iterator[tuple[Any, ...]]:
-    """Apply to each element of a tuple the function in its place; None leaves the element as it is.
+    """Apply the n-th function to the n-th element of each tuple; None leaves the element unchanged.
 
-    Elements beyond the last function stay too. Failures are as in ``map``, and name the element, counted from 0. A
+    Elements beyond the last function also stay. Failures are as in ``map``, and name the element, counted from 0. A
     tuple with fewer elements than functions is a SampleError.
 
     >>> list(map_tuple([(1, "a", 2.5)], str, None))
@@ -306,19 +306,18 @@ def decode(
 ) -> Iterator[Sample]:
     """Decode every field by the last part of its name; images by the imagespec *images*, or not at all.
 
-    ``decode("rgb8", "audio", "video")`` decodes sounds and videos too, which otherwise stay bytes.
+    ``decode("rgb8", "audio", "video")`` also decodes audio and video, which otherwise stay bytes.
 
-    ``decode(jpg=f)`` decodes by ``f(data)`` the fields jpg and all that end in .jpg; a dict does the same for names
-    with dots and for alternatives, ``{"seg.png": f, "jpg;jpeg": g}``, and the longest of the names that a field ends in
-    holds. An imagespec may stand for the function. Out of ``json.gz`` a function for json gets what is unpacked. Fields
-    without such a function go to the *handlers*, ``handler(field, data)``: the first result that is not None is the
-    value. What is left is decoded by its extension. With *only* all fields but these stay as they are, as do values
-    that are not bytes. A name that no field of the first 100 samples has, or of a stream that ends before, causes a
-    warning. With *exif_transpose* imagespecs turn images as their EXIF orientation asks; videos are turned unless
-    *rotate* is False.
+    ``decode(jpg=f)`` decodes the field jpg and all that end in .jpg with ``f(data)``; a dict does the same for names
+    with dots and for alternatives, ``{"seg.png": f, "jpg;jpeg": g}``; the longest name that a field ends in applies. An
+    imagespec may replace the function. For ``json.gz`` a function for json gets the decompressed data. Fields without
+    such a function go to the *handlers*, ``handler(field, data)``: the first result that is not None is the value.
+    Other fields are decoded by their extension. With *only* all other fields stay unchanged, as do values that are not
+    bytes. A name that matches no field of the first 100 samples (fewer if the stream is shorter) causes a warning. With
+    *exif_transpose* imagespecs rotate images by their EXIF orientation; videos are rotated unless *rotate* is False.
 
-    A field that does not decode, whoever decodes it, raises DecodeError with its place; or that is given to *on_error*
-    (or "skip") and the sample is left out. ``allow_unsafe`` lets pickle and full torch.load run.
+    A field that does not decode raises DecodeError with its origin, or *on_error* (or "skip") receives the error and
+    the sample is left out. ``allow_unsafe`` enables pickle and full torch.load.
 
     >>> list(decode([{"cls": b"7", "txt": b"seven"}]))
     [{'cls': 7, 'txt': 'seven'}]
@@ -356,11 +355,11 @@ def _decode(
 
 @op(instead="its function may hold samples across batches; map() takes one, and a DataLoader runs any")
 def pipe(samples: Iterable[Any], function: Callable[..., Any], /, *args: Any, **options: Any) -> Iterator[Any]:
-    """Yield what ``function(samples, *args, **options)`` yields: any function from an iterator to an iterator.
+    """Yield from ``function(samples, *args, **options)``, any function from an iterator to an iterator.
 
-    It is called when the first sample is asked for, in a worker for the samples of that worker, and gets *args* and
-    *options* as they are. It may hold samples back, leave some out and make new ones, so that the ledger counts a
-    sample as delivered when the function takes it. Raises TypeError if it returns nothing to iterate over.
+    It is called when the first sample is requested, in a worker for the samples of that worker, with *args* and
+    *options* unchanged. It may hold samples back, leave some out and make new ones, so the ledger counts a sample as
+    delivered when the function takes it. Raises TypeError if the result is not iterable.
 
     >>> def pairs(samples, gap=""):
     ...     for sample in samples:
@@ -385,10 +384,10 @@ def _pipe(samples: Iterable[Any], function: Callable[..., Any], args: Any, optio
 
 @op(per_sample=True, resumable=True, one_for_one=True)
 def with_length(samples: Iterable[Any], length: int) -> Iterator[Any]:
-    """Yield the samples as they are; ``len()`` of the stream is *length*, whatever comes.
+    """Yield the samples unchanged; ``len()`` of the stream is *length*, regardless of their number.
 
-    It is for what asks a dataset for its length, such as torch's DataLoader, where filters or missing indexes leave
-    that open; a ShardLoader counts its batches itself.
+    It is for code that needs the length of a dataset, such as torch's DataLoader, if filters or missing indexes leave
+    it unknown; a ShardLoader counts its batches itself.
 
     >>> list(with_length("ab", 3))
     ['a', 'b']
@@ -433,14 +432,14 @@ def flatten(samples: Iterable[Iterable[Any]]) -> Iterator[Any]:
 
 @op(context=("on_error",), instead="join the batches of a batch in collate_fn=")
 def unbatched(samples: Iterable[Any], *, on_error: ErrorPolicy = None) -> Iterator[Any]:
-    """Yield the samples of every batch: what ``batched`` makes of samples, back to samples.
+    """Yield the samples of every batch: the inverse of ``batched``.
 
-    A batch is a dict or tuple of lists, arrays and tensors, a row a sample; or one array or tensor; or a list, which
-    holds samples, unless there are arrays or tensors in it: that is how torch's DataLoader returns a tuple. Rows of
-    arrays and tensors share the batch's memory.
+    A batch is a dict or tuple of lists, arrays and tensors, with one row per sample; or one array or tensor; or a list
+    of samples, unless it contains arrays or tensors, which is how torch's DataLoader returns a tuple. Rows of arrays
+    and tensors share the batch's memory.
 
-    A batch whose fields differ in length, or that has a field of another kind, raises SampleError; or that is given to
-    *on_error* and the batch is left out.
+    A batch whose fields differ in length, or that has a field of another kind, raises SampleError, or *on_error*
+    receives the error and the batch is left out.
 
     >>> list(unbatched([{"x": [1, 2], "y": ["a", "b"]}]))
     [{'x': 1, 'y': 'a'}, {'x': 2, 'y': 'b'}]
@@ -457,11 +456,11 @@ def _unbatched(batches: Iterable[Any], on_error: OnError | None) -> Iterator[Any
 
 @op(instead="map() cuts windows out of one sample; shards without indexes give consecutive samples")
 def sliding(samples: Iterable[Any], size: int, *, step: int = 1, partial: bool = False) -> Iterator[list[Any]]:
-    """Yield lists of *size* consecutive samples, each list beginning *step* samples after the one before.
+    """Yield lists of *size* consecutive samples, each beginning *step* samples after the previous one.
 
-    With a *step* above *size* samples are skipped between windows. Samples at the end that fill no window are left
-    out; with *partial* those that no full window holds come as one more, shorter window, so that with a *step* up to
-    *size* every sample is in a window. The windows cross the borders of shards, not those of workers.
+    With a *step* above *size* samples are skipped between windows. Samples at the end that do not fill a window are
+    left out; with *partial* they form one more, shorter window, so that with a *step* up to *size* every sample is in a
+    window. Windows cross the boundaries of shards, but not of workers.
 
     >>> list(sliding("abcde", 2, step=2)), list(sliding("abcde", 2, step=2, partial=True))
     ([['a', 'b'], ['c', 'd']], [['a', 'b'], ['c', 'd'], ['e']])
@@ -494,9 +493,9 @@ def _sliding(samples: Iterable[Any], size: int, step: int, partial: bool) -> Ite
 def shuffle(
     samples: Iterable[Any], size: int, *, initial: int | None = None, seed: int = 0, epoch: int = 0
 ) -> Iterator[Any]:
-    """Yield the samples in random order out of a buffer of *size*, the same for the same *seed* and *epoch*.
+    """Yield the samples in random order from a buffer of *size*, the same for the same *seed* and *epoch*.
 
-    The first sample comes when the buffer holds *initial* (by default 100, or *size* if that is less); with each one
+    The first sample comes when the buffer holds *initial* (by default 100, or *size* if that is less); with each sample
     the buffer grows by one, up to *size*. Only with ``initial=size`` are the first samples as well mixed as later ones.
 
     >>> sorted(shuffle(range(5), 3)) == list(range(5))
@@ -517,8 +516,8 @@ def _shuffle(samples: Iterable[Any], size: int, initial: int, rng: random.Random
             continue
         if len(buffer) < size:
             buffer.extend(islice(iterator, 1))
-        place = int(drawn() * len(buffer))
-        buffer[place], buffer[-1] = buffer[-1], buffer[place]
+        index = int(drawn() * len(buffer))
+        buffer[index], buffer[-1] = buffer[-1], buffer[index]
         yield buffer.pop()
     rng.shuffle(buffer)
     yield from buffer
@@ -546,10 +545,10 @@ def skip(samples: Iterable[Any], count: int) -> Iterator[Any]:
 
 @op(instead="iterate over the loader again: each iteration is the next epoch")
 def repeat(samples: Iterable[Any], times: int | None = None) -> Iterator[Any]:
-    """Yield the samples *times* times over, or for ever.
+    """Yield the samples *times* times, or forever.
 
-    In a stream every pass has an order of its own: pass p of epoch e has that of epoch e x *times* + p without
-    ``repeat``, where *times* counts as 2**64 for a stream that repeats for ever.
+    In a stream every pass has its own order: pass p of epoch e has that of epoch e x *times* + p without ``repeat``,
+    where *times* counts as 2**64 for a stream that repeats forever.
 
     >>> list(repeat("ab", 2))
     ['a', 'b', 'a', 'b']
@@ -587,11 +586,11 @@ def async_map(
     ordered: bool = True,
     on_error: ErrorPolicy = None,
 ) -> Iterator[Any]:
-    """Map *function* by *workers* threads, or by any ``concurrent.futures.Executor``, in order unless stated otherwise.
+    """Map *function* with *workers* threads, or any ``concurrent.futures.Executor``, in order if *ordered*.
 
-    An ``async def`` runs on an event loop in a thread of its own, *workers* coroutines at once; each iteration, and in
-    a ``ShardLoader`` each batch, has its own loop. At most 2 x *workers* samples are under way. Breaking off cancels
-    what has not begun, and coroutines. Failures are as in ``map``.
+    An ``async def`` runs on an event loop in its own thread, *workers* coroutines at once; each iteration, and in a
+    ``ShardLoader`` each batch, has its own loop. At most 2 x *workers* samples are in flight. Closing the iterator
+    cancels coroutines and calls that have not begun. Failures are as in ``map``.
 
     >>> list(async_map([3, 1, 2], str, workers=2))
     ['3', '1', '2']
@@ -640,7 +639,7 @@ def _async_map(
 
 def _call(function: Callable[[Any], Any], sample: Any) -> Any:
     result = function(sample)
-    if iscoroutine(result):  # of a function that is not async itself
+    if iscoroutine(result):  # from a function that is not itself async
         result.close()
         raise TypeError(f"{shortened(function)} returned a coroutine; give async_map the async function itself")
     return result
@@ -650,8 +649,8 @@ def _call(function: Callable[[Any], Any], sample: Any) -> Any:
 def progress(
     samples: Iterable[Any], *, total: int | None = None, description: str | None = None, unit: str = "samples"
 ) -> Iterator[Any]:
-    """Show a progress bar on stderr, if that is a terminal; *total* is how many samples, or other units, there are."""
-    if not sys.stderr.isatty():  # to import the bar takes longer than many a run
+    """Show a progress bar on stderr, if that is a terminal; *total* is the number of samples, or other units."""
+    if not sys.stderr.isatty():  # importing the bar takes longer than many runs
         yield from samples
         return
     from tqdm import tqdm
@@ -661,9 +660,9 @@ def progress(
 
 
 class Rate(NamedTuple):
-    """What ``monitor`` reports: counts since the start, *seconds* since then, rates over the last interval.
+    """A report of ``monitor``: counts since the start, *seconds* since then, rates over the last interval.
 
-    *traffic* is that of this process with web servers and stores since the start.
+    *traffic* is this process's traffic with web servers and stores since the start.
     """
 
     samples: int
@@ -674,7 +673,7 @@ class Rate(NamedTuple):
     traffic: Traffic
 
     def metrics(self) -> dict[str, float]:
-        """Return all numbers by name, as wandb, mlflow and other trackers of experiments take them.
+        """Return all numbers by name, for experiment trackers such as wandb and mlflow.
 
         >>> from tarshards.storage.traffic import Traffic
         >>> Rate(10, 2000, 0.5, 20.0, 4000.0, Traffic(requests=3)).metrics()["traffic/requests"]
@@ -698,7 +697,7 @@ def monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], *, interval
 
 
 def _monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], interval: float) -> Iterator[Any]:
-    from tarshards.storage.traffic import so_far  # which loads concurrent.futures: longer than a tool takes to start
+    from tarshards.storage.traffic import so_far  # loads concurrent.futures, which takes longer than starting a tool
 
     begun = last = time.perf_counter()
     before = so_far()
@@ -725,7 +724,7 @@ def _rate(
 
 
 def _size(value: Any) -> int:
-    """The bytes that *value* holds: of strings their length, of arrays their buffer, of containers their values'."""
+    """Return the bytes of *value*: the length of a string, the buffer of an array, the sum over a container."""
     if isinstance(value, dict):
         return sum(_size(field) for name, field in value.items() if not is_reserved(str(name)))
     if isinstance(value, (tuple, list)):
@@ -735,7 +734,7 @@ def _size(value: Any) -> int:
 
 @op(one_for_one=True, instead="map() can set __key__ from what a sample contains")
 def rekey(samples: Iterable[Sample], template: str) -> Iterator[Sample]:
-    """Give every sample the key that *template* makes of ``index`` (counted from 0), ``key`` and ``shard``.
+    """Give every sample the key that *template* makes from ``index`` (counted from 0), ``key`` and ``shard``.
 
     Raises ValueError for a template that is malformed or has other names.
 
@@ -756,7 +755,7 @@ def rekey(samples: Iterable[Sample], template: str) -> Iterator[Sample]:
 def add_source(samples: Iterable[Sample], *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
     """Add the URL of its shard to every sample, as the field ``source``.
 
-    It is a str; ``map_fields(source=str.encode)`` makes it bytes, as writers take them. A sample that has a field of
+    It is a str; ``map_fields(source=str.encode)`` makes it bytes, which writers require. A sample that has a field of
     this name is a SampleError, as in ``keep_fields``.
 
     >>> list(add_source([{"__key__": "a", "__url__": "x.tar"}]))

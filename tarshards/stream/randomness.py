@@ -1,4 +1,4 @@
-"""A random generator for each sample, which neither workers nor a resume change."""
+"""A random generator for each sample, independent of workers and resumes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MASK = (1 << 128) - 1
 class SampleGenerator:
     """One Generator, seeded for each sample by *seed*, *epoch*, the name of its shard and its key.
 
-    Its bits are those of numpy's PCG64, begun at a hash of these.
+    Its bits are those of numpy's PCG64, seeded by a hash of these.
     """
 
     def __init__(self, seed: int, epoch: int):
@@ -26,11 +26,11 @@ class SampleGenerator:
         self._generator = np.random.Generator(self._bits)
 
     def seeded(self, sample: Any) -> np.random.Generator:
-        """Return the generator as it is for *sample*; raise TypeError for a sample without a key."""
+        """Return the generator seeded for *sample*; raise TypeError for a sample without a key."""
         if not isinstance(sample, dict) or "__key__" not in sample:
             raise TypeError(f"rng=True needs samples with __key__, as shards have them, not {shortened(sample)}")
         own = self._hash.copy()
-        draw = sample.get("__draw__", "")  # of a sample that comes several times in an epoch
+        draw = sample.get("__draw__", "")  # for a sample that comes several times in an epoch
         name = f"{_name(sample.get('__url__', ''))}\0{sample['__key__']}\0{draw}"
         own.update(name.encode("utf-8", "surrogateescape"))
         number = int.from_bytes(own.digest(), "little")
@@ -45,5 +45,5 @@ class SampleGenerator:
 
 @cache
 def _name(url: str) -> str:
-    """Return what names a shard wherever it lies."""
+    """Return the name of a shard, independent of its location."""
     return Location.of(url).identity

@@ -1,4 +1,4 @@
-"""What a stream begins with: shards in a planned order or one after the other, or any iterable."""
+"""Sources of streams: shards in a planned order or one after the other, or any iterable."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from tarshards.index.access import SampleReader
     from tarshards.stream.op import BoundOp
 
-FIRST = 1 << 8  # positions that are looked up together at the beginning of an iteration
-VERSION = 2  # of the states, and of the order that they are of: before 2, small datasets were permuted by blocks, too
+FIRST = 1 << 8  # positions looked up together at the beginning of an iteration
+VERSION = 2  # of states and their order: before 2, small datasets were also permuted by blocks
 
 log = logging.getLogger("tarshards")
 
 
 @dataclass
 class Progress:
-    """How far one iteration has come: *begun* positions were taken before it, and *loop* knows those since.
+    """The progress of one iteration: *begun* positions were taken before it, and *loop* knows those since.
 
-    *delivered* counts what came out of the ops, where the source does not say how far it is. *version* is that of the
-    state which the iteration goes on from.
+    *delivered* counts the results of the ops, for sources without a position. *version* is that of the state from which
+    the iteration continues.
     """
 
     epoch: int
@@ -54,7 +54,7 @@ class Progress:
 
     @property
     def taken(self) -> int:
-        """The positions of this rank and worker that were taken."""
+        """The positions taken by this rank and worker."""
         return self.begun + (self.loop.taken if self.loop else 0)
 
     def at(self, epoch: int) -> Progress:
@@ -62,8 +62,8 @@ class Progress:
         return Progress(epoch, self.world, version=self.version)
 
 
-class Source(Protocol):
-    """What a state is compared with; *ordered_by* names what is in the *order*."""
+class OrderedSource(Protocol):
+    """The settings compared with a state; *ordered_by* names the entries of *order*."""
 
     ordered_by: ClassVar[Sequence[str]]
 
@@ -75,7 +75,7 @@ class Source(Protocol):
 
 
 class ShardSource:
-    """The samples of a list of shards, shard after shard: which of them, in which order, in which rank and worker."""
+    """The samples of a list of shards, shard after shard, in their order, divided among ranks and workers."""
 
     ops: Sequence[Any] = ()
     ordered_by: ClassVar[Sequence[str]] = ("seed", "shuffle", "resample")
@@ -105,7 +105,7 @@ class ShardSource:
         return source
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
-        """Yield the samples of one worker, shard after shard; raise SampleError where a lone worker finds none."""
+        """Yield the samples of one worker, shard after shard; raise SampleError if a lone worker finds none."""
         world = progress.world
         shards = self.share(progress.epoch, world)
         draws = world.share(range(len(self.shards))) if self.options.resample else None
@@ -115,11 +115,11 @@ class ShardSource:
             yield from samples
             return
         is_alone = world.world_size * world.num_workers == 1
-        if is_alone and not self.ledger.quarantined:  # what the ledger let pass is no surprise
+        if is_alone and not self.ledger.quarantined:  # with quarantined samples an empty result is no surprise
             raise no_samples(self.shards.urls)
 
     def share(self, epoch: int, world: World) -> Shards:
-        """Return the shards of one worker: all are permuted, or drawn, by (seed, epoch), then shared out.
+        """Return the shards of one worker: all are permuted, or drawn, by (seed, epoch), then divided.
 
         Raises WorldError, on every rank, if some rank would have none.
         """
@@ -136,7 +136,7 @@ class ShardSource:
         return self.shards.take(world.share(numbers))
 
     def _drawn(self, epoch: int) -> list[int]:
-        """Draw the numbers of as many shards as there are, with replacement."""
+        """Draw shard numbers with replacement, one per shard."""
         import numpy as np
 
         from tarshards.epoch.resampling import Draws
@@ -149,9 +149,9 @@ class ShardSource:
 class PlannedSource:
     """The samples of indexed shards in the order of an ``EpochPlan``."""
 
-    once = True  # each sample comes once an epoch
+    once = True  # each sample comes once per epoch
     version = VERSION  # of the order
-    ops: Sequence[BoundOp] = ()  # what its samples go through before the stream's ops
+    ops: Sequence[BoundOp] = ()  # applied to its samples before the stream's ops
     ordered_by: ClassVar[Sequence[str]] = ("seed", "shuffle", "samples a block", "pool", "tail")
 
     def __init__(self, shards: SampleReader, options: EpochOptions, on_error: ErrorPolicy = None):
@@ -179,7 +179,7 @@ class PlannedSource:
         return [self.seed, self.options.shuffle, self.block, self.pool, self.options.tail]
 
     def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> PlannedEpoch:
-        """Return the plan of *epoch*, or what *state* says is left of it; raise SampleError if there are no samples."""
+        """Return the plan of *epoch*, or of its rest after *state*; raise SampleError if there are no samples."""
         if not self.counts.any():
             raise no_samples(self.shards.urls) if self.selection is None else nothing_selected()
         plan = self._plan(epoch, ranks, state)
@@ -224,7 +224,7 @@ class PlannedSource:
         return source
 
     def selected(self, choose: Choice) -> PlannedSource:
-        """Return this source with those of its samples alone that *choose* says of their numbers over all shards."""
+        """Return this source with only the samples that *choose* selects by their numbers over all shards."""
         import numpy as np
 
         from tarshards.epoch.selection import Selection
@@ -243,7 +243,7 @@ class PlannedSource:
         return source
 
     def read(self, part: Part, epoch: int) -> Iterator[Sample]:
-        """Yield the samples of *part* as they go into the stream's ops."""
+        """Yield the samples of *part*, for the stream's ops."""
         return part.read(self.shards, self.ledger)
 
     def loop(
@@ -272,7 +272,7 @@ class PlannedSource:
         )
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
-        """Yield what is left of one worker's share: every num_workers-th position of its rank."""
+        """Yield the rest of one worker's share: every num_workers-th position of its rank."""
         from tarshards.epoch.loop import LOOKED_UP, Part, Shares, growing
 
         world = progress.world
@@ -332,7 +332,7 @@ class IterableSource:
 
     @property
     def digest(self) -> str:
-        """Identifies the dataset in a state; nothing is known about an iterable."""
+        """Identifies the dataset in a state; the same for all iterables."""
         return _digest([])
 
     def with_ledger(self, ledger: Ledger) -> IterableSource:
@@ -342,7 +342,7 @@ class IterableSource:
         return source
 
     def iterate(self, progress: Progress) -> Iterator[Any]:
-        """Iterate over the part of a worker; raise TypeError where an iterator has been iterated before."""
+        """Iterate over the part of a worker; raise TypeError for an iterator that was iterated before."""
         samples = progress.world.share_iterator(self._begin())
         return samples if self.ledger is None else self._counted(samples, self.ledger)
 
@@ -366,7 +366,7 @@ class IterableSource:
 
 @collector_paused()
 def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSource | PlannedSource:
-    """Return the source of a shard expression: planned if it is opened through indexes, else streaming.
+    """Return the source of a shard expression: planned if opened through indexes, else streaming.
 
     Raises ShardIndexError, which names one, if a shard has no index and needs it.
     """
@@ -378,7 +378,7 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     if found is not None and not _must_stream(Location.of(shards.urls[0], opening.remote), opening, options):
         from tarshards.index.access import IndexedShards
 
-        import_module("tarshards.epoch.loop")  # which iterating needs: while the collector is paused
+        import_module("tarshards.epoch.loop")  # needed for iterating; imported while the collector is paused
         indexed = IndexedShards(found, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
         kind = ResampledSource if options.resample else PlannedSource
         return kind(indexed, options, opening.on_error)
@@ -390,9 +390,9 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
 
 
 def _must_stream(first: Location, opening: Opening, options: EpochOptions) -> bool:
-    """Return whether indexed shards have to be streamed, since the server of the *first* sends whole files only.
+    """Return whether indexed shards must be streamed, since the server of the *first* sends only whole files.
 
-    Raises OpenError where the epoch has another order then. With index=True reading them raises it.
+    Raises OpenError if that would change the order of the epoch. With index=True reading them raises it.
     """
     if opening.index is True or opening.lazy is not None or has_ranges(first):
         return False
@@ -414,7 +414,7 @@ def _weights(options: EpochOptions, shards: int) -> Sequence[float]:
 
 @cache
 def _log_missing_kernels() -> None:
-    """Log, once a process, that the kernels are missing and what that costs."""
+    """Log, once per process, that the kernels are missing, and the cost."""
     log.warning(
         "the native kernels are not compiled, so small samples are read about 4 times more slowly; "
         "reinstall tarshards where a C compiler is found (python -m tarshards lists the kernels)"
@@ -422,7 +422,7 @@ def _log_missing_kernels() -> None:
 
 
 def no_samples(urls: Sequence[str]) -> SampleError:
-    """Return the error for a dataset in which no shard has a sample."""
+    """Return the error for a dataset without samples."""
     more = f" nor in {len(urls) - 1} more" if len(urls) > 1 else ""
     return SampleError(
         f"no samples in this shard{more}; `tarcheck` says what is in them", url=Location.of(urls[0]).name
@@ -435,14 +435,14 @@ def nothing_selected() -> SampleError:
 
 
 def version_of(state: Mapping[str, Any] | None) -> int:
-    """Return the version of the order that *state* goes on with; None is the beginning of an epoch."""
+    """Return the version of the order in which *state* continues; None is the beginning of an epoch."""
     return VERSION if state is None else state.get("version", VERSION)
 
 
-def check_state(state: Any, source: Source, counts: Sequence[str]) -> None:
-    """Raise StateError unless *state* is of a version of ours, of the dataset of *source*, and has these *counts*."""
+def check_state(state: Any, source: OrderedSource, counts: Sequence[str]) -> None:
+    """Raise StateError unless *state* has a known version, is of the dataset of *source*, and has these *counts*."""
     if not isinstance(state, Mapping) or "version" not in state:
-        raise StateError(f"no state, as state_dict() returns it: {shortened(state)}")
+        raise StateError(f"not a state from state_dict(): {shortened(state)}")
     if (version := state["version"]) not in range(1, VERSION + 1):
         raise StateError(f"a state of version {shortened(version)}; only versions 1 to {VERSION} can be loaded")
     if state.get("digest") != source.digest:
@@ -464,7 +464,7 @@ def check_state(state: Any, source: Source, counts: Sequence[str]) -> None:
             raise StateError(f"the state has {name} {shortened(state[name])}")
 
 
-def check_order(state: Mapping[str, Any], source: Source) -> None:
+def check_order(state: Mapping[str, Any], source: OrderedSource) -> None:
     """Raise StateError, which names what differs, unless the samples of *state* came in the order of *source*."""
     theirs, ours = state.get("order", ()), list(source.order)
     if not isinstance(theirs, list | tuple) or len(theirs) != len(ours):
@@ -476,6 +476,6 @@ def check_order(state: Mapping[str, Any], source: Source) -> None:
 
 
 def _digest(urls: list[str], counts: bytes = b"") -> str:
-    """Hash what a dataset consists of: the names of its shards, without their folders, and their counts."""
+    """Hash the contents of a dataset: the names of its shards, without their folders, and their counts."""
     names = "\0".join(identities_of(urls))
     return blake2b(counts + names.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -1,29 +1,25 @@
-"""A source and its ops: fluent, immutable, picklable, and iterable again and again."""
+"""A source and its ops: fluent, immutable, picklable, and repeatedly iterable."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from tarshards.epoch.options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, check_function, shortened, whole_number
-from tarshards.index.options import Opening
 from tarshards.samples.codecs.decoding import Decoding, decoding_of
-from tarshards.samples.fields import FieldNames, lazy_fields
-from tarshards.samples.keys import KeyRule, Split, split_name
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
-from tarshards.samples.read import OnDamage, closed_at_exit
+from tarshards.samples.read import closed_at_exit
 from tarshards.storage.redaction import redacted
-from tarshards.storage.remote import Remote
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
 from tarshards.stream.following import follow, follow_each, follow_part, is_followed
 from tarshards.stream.op import BoundOp, traits_of
+from tarshards.stream.shard_options import ShardOptions, takes
 from tarshards.stream.sources import (
     VERSION,
     IterableSource,
@@ -34,7 +30,6 @@ from tarshards.stream.sources import (
     open_shards,
     version_of,
 )
-from tarshards.tar.read import ArchiveEnd
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -42,7 +37,7 @@ if TYPE_CHECKING:
     from tarshards.epoch.loop import Part
 
 
-ENDLESS = 1 << 64  # passes of an epoch that repeats for ever: more than any iteration, or ``mix``, reaches
+ENDLESS = 1 << 64  # passes of an epoch that repeats forever: more than any iteration, or ``mix``, reaches
 
 
 class EpochCounter:
@@ -64,18 +59,18 @@ class EpochCounter:
         return self.epoch
 
     def set(self, epoch: int) -> None:
-        """Let the next epoch be *epoch*."""
+        """Set the next epoch."""
         self.epoch = epoch
 
     def copy(self) -> EpochCounter:
-        """Return a counter of its own that goes on from here."""
+        """Return an independent counter that continues from here."""
         return EpochCounter(self.epoch)
 
 
 def _op(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
     @wraps(function)
     def method(self: Stream, /, *args: Any, **options: Any) -> Any:
-        function((), *args, **options)  # which checks the arguments; its samples are never asked for
+        function((), *args, **options)  # checks the arguments; its samples are never requested
         if "on_error" in options and "on_error" in traits_of(function).context:
             options["on_error"] = error_handler(options["on_error"])
         return self._then(BoundOp(function, args, options))
@@ -86,10 +81,10 @@ def _op(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
 class Stream:
     """A source and the ops applied to it. Every op returns a new stream; the old one is unchanged.
 
-    Each iteration begins at the source again, when its first sample is asked for, and is an epoch further, which
-    reorders what is shuffled. Leaving one early closes what it opened. Iterated by itself a stream is whole on every
-    rank, unless ``world=`` gives it a part; loaders find their rank, and deliver its part. *source*, *ops*, *epochs*,
-    *world*, ``iterate``, ``read`` and ``report`` are what a stream consists of; loaders use them.
+    Each iteration starts at the source when its first sample is requested, and is the next epoch, which changes the
+    shuffled order. Leaving an iteration early closes its files. A stream by itself is whole on every rank, unless
+    ``world=`` selects a part; loaders find their rank and deliver its part. Loaders use the attributes *source*, *ops*,
+    *epochs* and *world*, and ``iterate``, ``read`` and ``report``.
 
     >>> Stream(range(10)).filter(lambda x: x % 2).map(lambda x: x * x).batched(3).collect()
     [array([ 1,  9, 25]), array([49, 81])]
@@ -110,49 +105,21 @@ class Stream:
         self._resumed: dict[str, Any] | None = None
         self._progress: Progress | None = None
 
-    @staticmethod
-    def from_shards(
-        urls: Any,
-        *,
-        index: bool | Literal["auto"] = "auto",
-        index_dir: str | os.PathLike[str] | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-        tail: Tail | None = None,
-        pool: int | None = None,
-        block: int | None = None,
-        resample: bool | Sequence[float] = False,
-        fields: str | Iterable[str] | None = None,
-        lazy: str | Iterable[str] | None = None,
-        on_error: ErrorPolicy = None,
-        on_damage: OnDamage = "end",
-        split: KeyRule | Split = split_name,
-        end: ArchiveEnd = "required",
-        concatenated: bool = False,
-        allow_pipe: bool = False,
-        remote: Remote | None = None,
-        world: World | None = None,
-    ) -> Stream:
-        """Stream the samples of a shard expression, or of a list of them.
+    @classmethod
+    @takes(ShardOptions)
+    def from_shards(cls, given: ShardOptions) -> Stream:
+        """Stream the samples of *urls*, a shard expression or a list of them.
 
-        ``Opening`` documents how shards are opened: *index*, *index_dir*, *fields*, *lazy*, *on_error*, which is
-        also for the ops that take it, *on_damage*, *split*, *end*, *concatenated*, *allow_pipe* and *remote*. Through
-        indexes the epoch is planned: see ``EpochPlan``, and ``EpochOptions`` for *shuffle*, *seed*, *tail*, *pool*,
-        *block* and *resample*.
-        Without, shards are read one after the other. *world* picks the part of one rank and worker. Without it the
-        stream is whole on every rank, and a loader over it, such as ``ArrayLoader``, delivers the part of its rank.
+        With indexes the epoch is planned: see ``EpochPlan``. Without indexes, shards are read one after the other.
+        *world* selects the part of one rank and worker. Without it the stream is whole on every rank, and a loader over
+        it, such as ``ArrayLoader``, delivers the part of its rank. *on_error* also applies to the ops that take it.
 
-        Raises UrlError for an expression that stands for nothing, and ShardIndexError if an index that is needed, or
-        that other shards have, is missing.
+        Raises UrlError for an expression that matches nothing, and ShardIndexError if an index that is needed, or that
+        other shards have, is missing.
         """
         stream = Stream(())
-        names = FieldNames.of(fields)
-        files = lazy_fields(lazy, names)
-        opening = Opening(
-            index, names, on_error, allow_pipe, on_damage, split, end, concatenated, remote, files, index_dir
-        )
-        stream.source = open_shards(urls, opening, EpochOptions(shuffle, seed, tail, pool, block, resample))
-        stream._world = World.of(world)
+        stream.source = open_shards(given.urls, given.opening, given.epoch)
+        stream._world = World.of(given.world)
         return stream
 
     map = _op(ops.map)
@@ -183,9 +150,9 @@ class Stream:
     add_source = _op(ops.add_source)
 
     def compose(self, *functions: Callable[[Any], Any]) -> Any:
-        """Return what *functions*, each from a stream to a stream, make of this one; the first is applied first.
+        """Apply *functions*, each from a stream to a stream, to this stream, in order, and return the result.
 
-        Raises TypeError for a function that returns no stream.
+        Raises TypeError for a function that does not return a stream.
 
         >>> def evens(stream):
         ...     return stream.filter(lambda number: number % 2 == 0)
@@ -213,7 +180,7 @@ class Stream:
         return self.source.ledger
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be *epoch*; those after it count on."""
+        """Set the epoch of the next iteration; later iterations count from there."""
         self.epochs.set(whole_number("epoch", epoch, 0))
 
     def __getitem__(self, index: Any) -> Any:
@@ -223,9 +190,9 @@ class Stream:
         raise TypeError(f"a {kind} is iterated, not indexed: {cure}{instead}")
 
     def __len__(self) -> int:
-        """Return the samples that an epoch delivers to this rank, or what ``with_length`` says.
+        """Return the number of samples that an epoch delivers to this rank, or the value of ``with_length``.
 
-        Raises TypeError if shards or ops leave it open.
+        Raises TypeError if shards or ops leave it unknown.
         """
         for op in reversed(self.ops):
             if op.function is ops.with_length:
@@ -246,24 +213,24 @@ class Stream:
         return len(range(world.rank, size, world.world_size))
 
     def __bool__(self) -> bool:
-        return True  # without a length too
+        return True  # even without a length
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the iteration that began last, for ``load_state_dict`` in the same rank and worker."""
+        """Return the position of the latest iteration, for ``load_state_dict`` in the same rank and worker."""
         if self._resumed is not None:
             return dict(self._resumed)
         progress = self._progress or Progress(self.epochs.next, self.world)
         state = {"version": progress.version, "digest": self.source.digest, "epoch": progress.epoch}
         state["order"] = list(self.source.order)
         taken = {"taken": progress.taken} if self._is_resumable() else {"delivered": progress.delivered}
-        place = [progress.world.rank, progress.world.world_size, progress.world.worker, progress.world.num_workers]
-        return state | taken | {"world": place}
+        saved = [progress.world.rank, progress.world.world_size, progress.world.worker, progress.world.num_workers]
+        return state | taken | {"world": saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration resume at *state*; raise StateError for the state of another dataset.
+        """Make the next iteration resume at *state*; raise StateError for the state of another dataset.
 
         Indexed shards are read from there if no op holds samples back; otherwise the iteration starts over and skips
-        what was delivered.
+        the delivered samples.
         """
         check_state(state, self.source, ["epoch"])
         if "world" not in state:
@@ -273,18 +240,18 @@ class Stream:
         if count not in state and other in state:
             raise StateError("the state is of a stream with other ops")
         check_state(state, self.source, [count])
-        place = state["world"]
-        if not isinstance(place, list | tuple) or len(place) != 4 or not all(type(number) is int for number in place):
-            raise StateError(f"the state has the world {shortened(place)}, which is not four numbers")
+        saved = state["world"]
+        if not isinstance(saved, list | tuple) or len(saved) != 4 or not all(type(number) is int for number in saved):
+            raise StateError(f"the state has the world {shortened(saved)}, which is not four numbers")
         self._resumed = dict(state)
 
     def __iter__(self) -> Iterator[Any]:
         self._progress = None
-        # Workers begin at once, so that what they say of their states is of one pass.
+        # Workers begin at once, so that their states belong to the same pass.
         return closed_at_exit(self._run(None if self.world.seed is None else self._begin()))
 
     def _begin(self) -> Progress:
-        """Begin the next epoch, or what a loaded state says is left of its own."""
+        """Begin the next epoch, or the rest of a loaded state's epoch."""
         world = self.world
         state = self._resumed or {}
         if state:
@@ -296,7 +263,7 @@ class Stream:
         return self._progress
 
     def _is_resumable(self) -> bool:
-        """Whether the source says where the stream stands."""
+        """Whether the position of the source is the position of the stream."""
         return isinstance(self.source, PlannedSource) and all(op.traits.resumable for op in self.ops)
 
     @property
@@ -306,7 +273,7 @@ class Stream:
 
     @property
     def is_bare(self) -> bool:
-        """Whether nothing says which part to deliver, so that a loader finds its rank."""
+        """Whether no part was selected, so that a loader finds its rank."""
         return self._world is None
 
     def _run(self, progress: Progress | None) -> Generator[Any, None, None]:
@@ -326,11 +293,11 @@ class Stream:
             self.report()
 
     def iterate(self, epoch: int, world: World, version: int = VERSION) -> Iterator[Any]:
-        """Yield what one worker delivers of an epoch, from its beginning, in the order of states of *version*."""
+        """Yield the samples that one worker delivers of a whole epoch, in the order of states of *version*."""
         return self._iterate(len(self.ops), Progress(epoch, world, version=version))
 
     def read(self, part: Part, epoch: int) -> Iterable[Any]:
-        """Return the samples of a part of a planned epoch, after the ops; the part counts those that they leave out."""
+        """Return the samples of a part of a planned epoch, after the ops; the part counts those that ops leave out."""
         source = self.source
         samples = source.read(part, epoch)
         return (
@@ -342,15 +309,15 @@ class Stream:
         source = self.source
         samples = source.read(part, epoch)
 
-        def place() -> int:
+        def row() -> int:
             return part.taken - 1
 
         if not self.ops:
-            return {place(): sample for sample in samples}
-        return follow_each(self.ops, samples, place, epoch, source.seed, source.ledger, part.leave_out)
+            return {row(): sample for sample in samples}
+        return follow_each(self.ops, samples, row, epoch, source.seed, source.ledger, part.leave_out)
 
     def report(self) -> None:
-        """In a worker process: send the counts of all ledgers to the process that they come from."""
+        """In a worker process: send the counts of all ledgers to the parent process."""
         for ledger in self._ledgers():
             ledger.report()
 
@@ -372,12 +339,12 @@ class Stream:
 
     @property
     def is_followed(self) -> bool:
-        """Whether what comes out of the ops follows from what went in, so that the ledger counts it."""
+        """Whether the outcome of each sample in the ops is known, so that the ledger counts it."""
         return self._followed == len(self.ops)
 
     @property
     def _followed(self) -> int:
-        """The number of the first ops in which it is counted what becomes of each sample of the source."""
+        """The number of leading ops in which the outcome of each sample of the source is counted."""
         if not all(
             is_followed(op) and not op.traits.gathers for op in self.source.ops if op.function is not ops.repeat
         ):
@@ -390,10 +357,10 @@ class Stream:
         return len(self.ops)
 
     def join(self, urls: Any, *, fields: str | Iterable[str] | None = None) -> Self:
-        """Add to each sample the *fields* (by default all) of the sample of its key in parallel shards.
+        """Add to each sample the *fields* (by default all) of the sample with its key in parallel shards.
 
-        Both streams need indexes (TypeError) and equally many shards; the nth belongs to the nth. A sample without a
-        partner and a field that both have raise SampleError. Join before applying ops.
+        Both streams need indexes (TypeError) and the same number of shards, which are paired in order. A sample without
+        a partner and a field that both have raise SampleError. Join before applying ops.
         """
         if not isinstance(self.source, PlannedSource):
             raise TypeError("join requires indexed shards; run `tarindex` first")
@@ -412,15 +379,15 @@ class Stream:
         on_error: ErrorPolicy = None,
         executor: Executor | None = None,
     ) -> Self:
-        """Return the dataset of some of these samples: an epoch is planned over them alone, and reads no others.
+        """Return the dataset of some of these samples: an epoch covers only these, and reads no others.
 
-        *where* is a condition, as ``Condition`` describes them, or a function of a sample, whose fields are bytes: all
-        samples are read for it once, now, of these only *fields*, and in *executor* if one is given. *keys* are those
-        of the samples to keep, *drop* of those to leave out: a list, or the name of a file with one key a line as
-        `targrep` writes them. A sample must meet all that is given; selections can be selected from. Order, equal
-        steps and resume are as of shards that have just these samples.
+        *where* is a condition (see ``Condition``) or a function of a sample whose fields are bytes: it reads all
+        samples once, now, but only *fields* of them, in *executor* if given. *keys* are the keys of the samples to
+        keep, *drop* of those to leave out: a list, or the name of a file with one key per line as `targrep` writes
+        them. A sample must meet all criteria; selections can be selected from. Order, equal steps and resume are as if
+        the shards had only these samples.
 
-        Raises TypeError without indexes or after ops, SampleError where no sample has some of *keys*, or none is left;
+        Raises TypeError without indexes or after ops, and SampleError if no sample has some of *keys*, or none is left;
         errors of samples, and of *where*, are raised or go to *on_error*, and these samples are left out.
         """
         if not isinstance(self.source, PlannedSource):
@@ -453,14 +420,14 @@ class Stream:
 
 
 def check_dataset(dataset: Any, loader: str, kind: type[Stream] = Stream) -> None:
-    """Raise TypeError, which names the *loader*, unless *dataset* is of a *kind* of stream."""
+    """Raise TypeError, which names the *loader*, unless *dataset* is a *kind* of stream."""
     if not isinstance(dataset, kind):
         words = f"a {kind.__name__}" if kind is not Stream else "a ShardDataset or a Stream"
         raise TypeError(f"{loader} takes {words}, such as ShardDataset(urls), not {redacted(shortened(dataset))}")
 
 
 class _Upstream:
-    """What an op iterates over; each iteration of it is one epoch further."""
+    """The input of an op; each iteration over it is the next epoch."""
 
     def __init__(self, stream: Stream, depth: int, progress: Progress):
         self.stream, self.depth, self.progress = stream, depth, progress
@@ -470,10 +437,10 @@ class _Upstream:
         return self.stream._iterate(self.depth, progress)
 
 
-def _check_world(place: list[int], world: World) -> None:
+def _check_world(saved: list[int], world: World) -> None:
     here = [world.rank, world.world_size, world.worker, world.num_workers]
-    if list(place) != here:
+    if list(saved) != here:
         raise StateError(
             "the state is of rank {} of {}, worker {} of {}, and this is rank {} of {}, worker {} of {}; "
-            "ShardLoader resumes on any number".format(*place, *here)
+            "ShardLoader resumes on any number".format(*saved, *here)
         )

@@ -135,12 +135,12 @@ static int put(Bytes *bytes, int64_t value, int width) {
     return 0;
 }
 
-#define PLAIN 16 /* the number of fields that are recognized without calling split(), */
+#define PLAIN 16 /* the number of fields recognized without calling split(), */
 #define TEXT 32  /* and the maximum length of one, in bytes */
 
-/* What is known of the names before: most names are split by it, without calling split(). */
+/* What earlier names have shown: it splits most names without calling split(). */
 typedef struct {
-    Bytes key; /* of the current sample, as it stands in the names */
+    Bytes key; /* of the current sample, as written in the names */
     int is_known;
     struct {
         char text[TEXT];
@@ -163,7 +163,7 @@ static int note_key(Names *names, const char *key, int64_t length) {
     return 0;
 }
 
-/* Return the number of a plain field, -1 if it is not known. */
+/* Return the number of a plain field, -1 if it is unknown. */
 static int64_t find_field(const Names *names, const char *text, int64_t length) {
     for (int i = 0; i < names->plains; i++)
         if (names->plain[i].length == length && !memcmp(names->plain[i].text, text, (size_t)length))
@@ -171,7 +171,7 @@ static int64_t find_field(const Names *names, const char *text, int64_t length) 
     return -1;
 }
 
-/* Note the number of a field if names that end with *text* need no call of split(); 0 if they do. */
+/* Record the number of a field if names ending with *text* need no call of split(); 0 if they do. */
 static int note_field(Names *names, const char *text, int64_t length, int64_t number) {
     if (names->plains == PLAIN || !length || length > TEXT || find_field(names, text, length) >= 0) return 0;
     if (length >= 2 && !memcmp(text + length - 2, "__", 2)) return 0;
@@ -200,7 +200,7 @@ static int64_t split_plain(const Names *names, const char *name, int64_t length,
     return find_field(names, dot + 1, length - *key_length - 1);
 }
 
-/* The state of walk(): what it has found, and how it reads. */
+/* The state of walk(): its results, and how it reads. */
 typedef struct {
     PyObject *source, *split;
     int descriptor; /* -1: the source is a function */
@@ -386,17 +386,17 @@ static PyObject *walk(PyObject *self, PyObject *args) {
 /* Groups members into samples; _tar_py.py documents it. */
 typedef struct {
     PyObject_HEAD
-    PyObject *split, *fields; /* fields: a list of those that Names knows */
-    PyObject *first;          /* what each sample begins with */
+    PyObject *split, *fields; /* fields: a list of those in Names */
+    PyObject *first;          /* the first entries of each sample */
     PyObject *key, *sample;   /* the current ones; sample: NULL if none is open */
-    PyObject *earlier;        /* keys: a list while they are sorted, since that needs no look-up, then a set */
+    PyObject *earlier;        /* keys: a list as long as they are sorted, which needs no look-up, then a set */
     int is_default;           /* whether Names may split names in place of split() */
     Names names;
 } Grouper;
 
 static PyObject *key_entry, *url_entry; /* "__key__", "__url__" */
 
-/* What was found: lists, NULL as long as they are empty. */
+/* The results: lists, NULL as long as they are empty. */
 typedef struct {
     PyObject *samples, *events;
 } Finds;
@@ -411,7 +411,7 @@ static int append_to(PyObject **list, PyObject *item) {
 
 static PyObject *list_of(PyObject *list) { return list ? list : PyList_New(0); }
 
-/* A member; *text* is its name in UTF-8, NULL if it cannot be that. Either *data* is set, or *begin* and *size*. */
+/* A member; *text* is its name in UTF-8, NULL if not encodable. Either *data* is set, or *begin* and *size*. */
 typedef struct {
     PyObject *name, *data;
     const char *text, *begin;
@@ -431,7 +431,7 @@ static int note_event(Finds *finds, const char *kind, PyObject *name, PyObject *
     return append_to(&finds->events, Py_BuildValue("nzOOL", before, kind, name, field, offset));
 }
 
-/* Keep the keys in a set from now on, the current one too. */
+/* Keep the keys, including the current one, in a set from now on. */
 static int remember_in_set(Grouper *self) {
     if (!PySet_Check(self->earlier)) {
         PyObject *keys = PySet_New(self->earlier);
@@ -441,7 +441,7 @@ static int remember_in_set(Grouper *self) {
     return PySet_Add(self->earlier, self->key);
 }
 
-/* Open a sample; 1 if one is open, 0 if the key is of one that is left out, -1 for an exception. */
+/* Open a sample; 1 if one is open, 0 if the sample of the key is left out, -1 for an exception. */
 static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *finds) {
     int is_same = PyObject_RichCompareBool(key, self->key, Py_EQ);
     if (is_same < 0) return -1;
@@ -468,8 +468,8 @@ static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *fi
     return PyDict_SetItem(self->sample, key_entry, key) < 0 ? -1 : 1;
 }
 
-/* Add a field to the open sample; the second one of a name, or one whose data is None, is a fault, for which the sample
-   is left out. */
+/* Add a field to the open sample; a duplicate field, or one whose data is None, is a fault, for which the sample is left
+   out. */
 static int add_field(Grouper *self, PyObject *field, const Piece *piece, Finds *finds) {
     Py_ssize_t before = PyDict_Size(self->sample);
     PyObject *data = piece->data ? Py_NewRef(piece->data)
@@ -481,7 +481,7 @@ static int add_field(Grouper *self, PyObject *field, const Piece *piece, Finds *
     return remember_in_set(self) < 0 ? -1 : note_event(finds, NULL, self->key, field, piece->offset);
 }
 
-/* Add a member whose name needs split(), and learn how its name is split. */
+/* Add a member whose name needs split(), and remember how it is split. */
 static int add_by_split(Grouper *self, const Piece *piece, Finds *finds) {
     PyObject *parts = PyObject_CallFunctionObjArgs(self->split, piece->name, NULL);
     if (!parts || parts == Py_None) {
@@ -700,7 +700,7 @@ static void put_octal(char *end, int64_t value, int digits) {
     for (; digits--; value >>= 3) *--end = (char)('0' + (value & 7));
 }
 
-/* Return the bytes of an ASCII text, NULL with an exception set only if it is no str; *length* is set in any case. */
+/* Return the bytes of an ASCII text, NULL (with an exception only if it is not a str); *length* is always set. */
 static const char *ascii_text(PyObject *text, Py_ssize_t *length) {
     Py_ssize_t bytes;
     if ((*length = PyUnicode_GetLength(text)) < 0) return NULL;
@@ -744,7 +744,7 @@ static Py_ssize_t plain_size(PyObject *fields, PyObject *values, Py_ssize_t key_
     for (Py_ssize_t i = 0; i < PyTuple_Size(fields); i++) {
         const char *field = ascii_text(PyTuple_GetItem(fields, i), &length);
         PyObject *value = PyList_GetItem(values, i);
-        Py_ssize_t size = field ? PyObject_Size(value) : 0; /* what is not copied here need not be bytes */
+        Py_ssize_t size = field ? PyObject_Size(value) : 0; /* values that are not copied here need not be bytes */
         if (PyErr_Occurred()) return -1;
         if (!field || key_length + 1 + length > NAME || size >= limit || (int64_t)size >> 33) return 0;
         if (!PyBytes_Check(value)) {
@@ -829,7 +829,7 @@ static int has_row(const Column *column, Py_ssize_t row) {
     return !column->valid.buf || ((const char *)column->valid.buf)[row];
 }
 
-/* Return the size of a row of a column and where it begins; -1 with an exception set. */
+/* Return the size of a row of a column and its offset; -1 with an exception set. */
 static int64_t row_of(const Column *column, Py_ssize_t row, const char **data) {
     int64_t ends[2];
     memcpy(ends, (const char *)column->offsets.buf + 8 * row, 16);
@@ -841,7 +841,7 @@ static int64_t row_of(const Column *column, Py_ssize_t row, const char **data) {
     return ends[1] - ends[0];
 }
 
-/* Say whether a name of this key and any field without reserved names reads back as the two. */
+/* Return whether a name of this key and any unreserved field reads back as the same two. */
 static int is_plain_key(const char *key, Py_ssize_t length) {
     if (!key || !length || key[length - 1] == '/') return 0;
     for (Py_ssize_t i = 0; i < length; i++)

@@ -16,7 +16,7 @@ from zlib import adler32
 BLOCK = 512
 MAX_EXTENDED = 1 << 20  # bytes of the long names and pax headers before one member
 MAX_SIZE = (2**63 - 1) // 4
-MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: what `tar -b128` writes at most
+MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: the most that `tar -b128` writes
 EMPTY = 2 * BLOCK  # bytes of an archive without members; any other is longer
 ZEROS = bytes(BLOCK)
 OCTAL = re.compile(rb" *([0-7]+)(?:[\0 ].*)?", re.DOTALL)
@@ -46,15 +46,15 @@ ELSEWHERE = frozenset(
 
 ScannedMember = tuple[str, int, int, int, str]
 
-#: A column of what ``plain_rows`` packs: field, number, offsets, data, valid.
+#: A column for ``plain_rows``: field, number, offsets, data, valid.
 PlainColumn = tuple[str, int, Any, Any, bytes | None]
 
-#: What ``Grouper`` reports: the number of samples before it, kind, name, field and offset.
+#: An event of ``Grouper``: the number of samples before it, kind, name, field and offset.
 Event = tuple[int, str | None, Any, Any, int]
 
 
 def is_apart(found: ScannedMember, size: int) -> bool:
-    """Return whether the content of a member is not all in a buffer of *size* bytes, or has to be found elsewhere."""
+    """Return whether the content of a member is not completely in a buffer of *size* bytes, or is elsewhere."""
     return found[3] > size or found[4] in ELSEWHERE
 
 
@@ -66,10 +66,10 @@ def scan(
     *zeros* is the number of blocks before *position* that contain only zeros; *limit* is the maximum size of a member.
     Returns ``(members, position, need, zeros, problem)``. A member is ``(name, header, start, end, kind)``: the offsets
     in the buffer of its first header block and of the start and end of its data. The data of the last member may end
-    beyond the buffer. The returned *position* is where parsing must continue, maybe beyond the buffer, too; the next
-    call needs at least *need* bytes from there. *kind* is "" for a regular file, else it names the type. *problem* is
-    None, or describes what is wrong at *position*. A header after zeros is a problem, too: where archives were
-    concatenated, parsing can continue there with *zeros* 0. If it *stops*, it does so after a link or a sparse member.
+    beyond the buffer. The returned *position* is where parsing must continue, which may also be beyond the buffer; the
+    next call needs at least *need* bytes from there. *kind* is "" for a regular file, else it names the type. *problem*
+    is None, or describes the fault at *position*. A header after zeros is also a problem: in concatenated archives,
+    parsing can continue there with *zeros* 0. With *stops*, parsing stops after a link or a sparse member.
     """
     if position < 0 or zeros < 0 or limit < 0:
         raise ValueError("position, zeros and limit must not be negative")
@@ -79,7 +79,7 @@ def scan(
 def scan_headers(
     buffer: bytes, position: int, zeros: int, limit: int, stops: bool = False, *, trusts: bool
 ) -> tuple[list[ScannedMember], int, int, int, str | None]:
-    """Do what ``scan`` does; if it *trusts* them, the checksums of the headers are not verified."""
+    """Do the same as ``scan``; with *trusts*, header checksums are not verified."""
     members: list[ScannedMember] = []
     problem = None
     need, at, length = BLOCK, position, len(buffer)
@@ -132,7 +132,7 @@ def scan_headers(
             problem = CONTINUED
             break
         start = at + BLOCK
-        more = kind_code == 0x53 and block[482] != 0  # blocks that continue the map of a sparse member
+        more = kind_code == 0x53 and block[482] != 0  # more blocks of a sparse member's map
         while more and start <= length - BLOCK:
             more = buffer[start + 504] != 0
             start += BLOCK
@@ -192,13 +192,13 @@ def cut(buffer: bytes, scanned: list[ScannedMember], base: int, type: type) -> l
 class Grouper:
     """Groups the members of an archive into samples: dicts of ``__key__``, ``__url__`` and fields.
 
-    *split* splits a name into key and field, or returns None. If it *is_default*, it is not called for names of a plain
-    key and a known field; for what it must do see ``walk``.
+    *split* splits a name into key and field, or returns None. With *is_default*, it is not called for names of a plain
+    key and a known field; ``walk`` describes its contract.
 
-    Adjacent members with the same key form a sample. It is found when another key, or ``end()``, follows. Events say
-    what is in no sample, each with the number of samples found before it: ``(before, kind, name, field, offset)``.
+    Adjacent members with the same key form a sample, which is complete when another key, or ``end()``, follows. Events
+    report members outside samples, each with the number of samples before it: ``(before, kind, name, field, offset)``.
 
-    - A *kind*: a member that is no regular file, or "" for one without a key.
+    - A *kind*: a member that is not a regular file, or "" for one without a key.
     - None: a fault. The sample of the key *name* is left out, with the adjacent members of that key: its *field*
       occurs a second time, or, if that is None, its key occurred before, in another sample.
     """
@@ -207,7 +207,7 @@ class Grouper:
         self._url, self._split = url, split
         self._key = ""
         self._sample: dict[str, Any] = {}
-        self._earlier: list[str] | set[str] = []  # keys; a list while they are sorted, since that needs no look-up
+        self._earlier: list[str] | set[str] = []  # keys; a list as long as they are sorted, which needs no look-up
 
     def read(
         self, buffer: bytes, position: int, zeros: int, limit: int, base: int
@@ -216,8 +216,8 @@ class Grouper:
 
         Returns ``(samples, events, position, need, zeros, problem, last)``. *last* is None, or a member that is not
         added, as ``scan`` gives it, after which grouping ended: one whose data continues beyond the buffer, a link or a
-        sparse member. *problem* is what ``scan`` says, or an
-        exception that *split* raised: grouping ended there, and *position*, *need* and *zeros* say nothing.
+        sparse member. *problem* is that of ``scan``, or an exception that *split* raised: grouping ended there, and
+        *position*, *need* and *zeros* are meaningless.
         """
         scanned, position, need, zeros, problem = scan(buffer, position, zeros, limit, True)
         last = scanned.pop() if scanned and is_apart(scanned[-1], len(buffer)) else None
@@ -234,9 +234,9 @@ class Grouper:
         return samples, events, position, need, zeros, problem, last
 
     def next(self, members: Iterator[tuple[str, Any, int]]) -> tuple[list[dict[str, Any]], list[Event]] | None:
-        """Group *members*, each (name, data, offset), until one leads to a sample or an event.
+        """Group *members*, each (name, data, offset), until one completes a sample or causes an event.
 
-        A member without data, None, is a fault of its sample, as a second one of a field is.
+        A member whose data is None is a fault of its sample, like a duplicate field.
 
         Returns the samples and events, at most one each; None at the end of *members*.
         """
@@ -279,7 +279,7 @@ class Grouper:
         events.append((len(samples), None, self._key, parts[1], offset))
 
     def end(self) -> list[dict[str, Any]]:
-        """Return the sample that is open, in a list that is empty if there is none."""
+        """Return a list with the open sample, or an empty list."""
         sample, self._sample = self._sample, {}
         return [sample] if sample else []
 
@@ -296,7 +296,7 @@ def walk(
 
     *source* is a file descriptor, or a function that takes an offset and a size and returns bytes. *reads* gives the
     minimum and maximum bytes per read, and the member size above which data is skipped rather than read. *limit* is the
-    maximum size of a member; *split* splits a name into key and field, or returns None. *concatenated* says that other
+    maximum size of a member; *split* splits a name into key and field, or returns None. With *concatenated*, other
     archives may follow the first.
 
     Returns ``(keys, fields, (sample, field, offset, size, twice, elsewhere), archives, end)``; *archives* is their
@@ -308,8 +308,8 @@ def walk(
     a damaged archive.
 
     *split* is not called for names of a plain key and a known field. It must therefore split at the first dot of the
-    last component, or at the last one, so that no known field has a dot; keep lower-case fields as they are; and return
-    None only for empty keys, for components with "__" in the key, and for fields that end with "__".
+    last component, or at the last, so that no known field has a dot; keep lower-case fields unchanged; and return None
+    only for empty keys, for components with "__" in the key, and for fields that end with "__".
     """
     read = partial(_pread, source) if isinstance(source, int) else source
     least, most, large = reads
@@ -461,7 +461,7 @@ def plain_header(name: str, size: int) -> bytes | None:
 
 
 def plain_members(key: str, fields: tuple[str, ...], values: list[bytes], limit: int) -> bytes | None:
-    """Return the header, data and padding of each member of a sample, in one; names are the key, a dot and the field.
+    """Return the headers, data and padding of a sample's members as one bytes object; names are key, dot, field.
 
     None if ``plain_header`` is None for one of them, or one of *values* has *limit* bytes or more, or there are none.
     """
@@ -480,15 +480,15 @@ def plain_members(key: str, fields: tuple[str, ...], values: list[bytes], limit:
 def plain_rows(
     keys: list[str], columns: list[PlainColumn], row: int, stop: int, limit: int, most: int, offset: int, sample: int
 ) -> tuple[int, bytes, tuple[bytes, bytes, bytes, bytes]]:
-    """Return the members of many samples in one, those of the rows from *row* to *stop* of *columns*.
+    """Return the members of the samples in rows *row* to *stop* of *columns*, as one bytes object.
 
     A column is the field, its number, the offsets of the rows in its data as int64, the data, and a byte for each row
-    that says whether the row has the field, or None if all have. Ends before *stop* at the first row that has no plain
-    key or for which ``plain_members`` is None, and where there would be more than *most* bytes, unless of one row.
+    that says whether the row has the field, or None if all have. Ends before *stop* at the first row without a plain
+    key or for which ``plain_members`` is None, and before exceeding *most* bytes, except for a single row.
 
-    Returns ``(end, members, (sample, field, offset, size))``: the row where it ended, and arrays as those of ``walk``
+    Returns ``(end, members, (sample, field, offset, size))``: the row where it ended, and arrays like those of ``walk``
     with an entry for each member, where *sample* is the number of the first sample and *offset* that of the first
-    header. Raises ValueError for offsets that lie outside the data.
+    header. Raises ValueError for offsets outside the data.
     """
     if row < 0 or stop > len(keys):
         raise ValueError("there must be as many keys as rows")

@@ -1,8 +1,8 @@
 """Members whose content is not the bytes after their headers: links to members of the same archive, and sparse ones.
 
 Formats: POSIX.1-2017, pax, "ustar Interchange Format" (linkname) and "pax Extended Header Keywords" (linkpath); GNU tar
-manual, "Storing Sparse Files" (old GNU format, PAX 0.0, 0.1 and 1.0). Links lead where Python's tarfile follows them: a
-hard link to the last member of that name before it, a symbolic link to the last one in the archive.
+manual, "Storing Sparse Files" (old GNU format, PAX 0.0, 0.1 and 1.0). Links resolve as in Python's tarfile: a hard link
+to the last member of that name before it, a symbolic link to the last one in the archive.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tarshards.tar.read import (
 if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
 
-LEAST, MOST = 2 << 10, 1 << 19  # bytes of headers that are read at once
+LEAST, MOST = 2 << 10, 1 << 19  # bytes of headers read at once
 SLOT = 24  # bytes of an entry in the map of GNU's old sparse format
 
 Read = Callable[[int, int], bytes]  # takes an offset and a size; may return less at the end of the archive
@@ -44,14 +44,14 @@ NO_WAY_BACK = (
 
 
 class UnresolvedError(Exception):
-    """Why a link or a sparse member has no content."""
+    """A link or a sparse member has no content."""
 
 
 class Step(NamedTuple):
-    """A member on the way from a link or sparse member to its content.
+    """A member in the chain from a link or sparse member to its content.
 
-    *header* is the offset of its first header. *link* is the name that it is a link to; None for the last step, the
-    member with the content, which has *size* bytes.
+    *header* is the offset of its first header. *link* is its link target; None for the last step, the member with the
+    content, which has *size* bytes.
     """
 
     header: int
@@ -61,10 +61,11 @@ class Step(NamedTuple):
 
 
 class SpecialMembers:
-    """Finds and reads the contents of the links and sparse members of an archive, which *read* reads.
+    """Finds and reads the contents of the links and sparse members of an archive, through *read*.
 
-    Its headers are read once, when the first link is followed, those of archives that follow the first among them; what
-    comes after damage is not found, unless *names* returns the name of each member and the offset of its first header.
+    Its headers are read once, when the first link is followed, including those of archives that follow the first;
+    members after damage are not found, unless *names* returns the name of each member and the offset of its first
+    header.
     """
 
     def __init__(
@@ -79,9 +80,9 @@ class SpecialMembers:
 
     @classmethod
     def of(cls, stream: Any, reached: int, read: Read | None = None, *, limit: int) -> SpecialMembers:
-        """Return the contents of the archive in *stream*, which was read up to the offset *reached*.
+        """Return the special members of the archive in *stream*, which was read up to the offset *reached*.
 
-        Without *read* the stream itself is read, if it can seek; links of others are unresolved.
+        Without *read* the stream itself is used if it can seek; links in other streams are unresolved.
         """
         if read is None and stream.seekable():
             read = partial(_read_at, stream, stream.tell() - reached)
@@ -99,7 +100,7 @@ class SpecialMembers:
         leave: Callable[[str, int, int], Any] | None,
         ledger: MemberCounter | None,
     ) -> Iterable[Item]:
-        """Return what *taker* makes of a link or sparse member with the headers *head*, at *header*, and data *stored*.
+        """Return *taker*'s items for a link or sparse member with the headers *head*, at *header*, and data *stored*.
 
         A link to a directory is skipped, and counted by *ledger*. For *leave* see ``read_archive``.
         """
@@ -117,9 +118,9 @@ class SpecialMembers:
         return ()
 
     def find(self, header: int, *, whole: bool = False) -> list[Step]:
-        """Return the steps to the content of the link or sparse member at *header*; none to a directory.
+        """Return the steps to the content of the link or sparse member at *header*; none for a directory.
 
-        Raises UnresolvedError where there is no content; only if *whole*, also where a sparse one is damaged.
+        Raises UnresolvedError if there is no content, and with *whole* also if a sparse member is damaged.
         """
         steps: list[Step] = []
         offsets = [header]
@@ -155,10 +156,11 @@ class SpecialMembers:
         leave: Callable[[int, int], Any] | None = None,
         begins: Callable[[int, int], bool] = lambda header, start: True,
     ) -> Any:
-        """Return the content that *steps* lead to; raise UnresolvedError where a member is not as they say.
+        """Return the content at the end of *steps*; raise UnresolvedError if a member differs from its step.
 
-        With *leave*, a large one that is not sparse is what that returns for its offset and size, unless that is None.
-        *begins* says whether the headers of the member whose data are at an offset begin at *header*, or before.
+        With *leave*, the content of a large member that is not sparse is the result of *leave* for its offset and size,
+        unless None. *begins* says whether the headers of the member whose data are at an offset begin at *header*, or
+        before.
         """
         for header, name, link, _ in steps:
             found, head, stored, kind = self._member(header)
@@ -203,7 +205,7 @@ class SpecialMembers:
 
 
 def _read_at(stream: Any, begin: int, offset: int, size: int) -> bytes:
-    """Read *size* bytes at an offset of the archive that begins at *begin*; the stream stays where it is."""
+    """Read *size* bytes at an offset of the archive that begins at *begin*; the stream keeps its position."""
     here = stream.tell()
     stream.seek(begin + offset)
     parts = []
@@ -250,7 +252,7 @@ def _names(read: Read, limit: int) -> Iterator[tuple[str, int]]:
 
 
 def link_target(head: bytes) -> str:
-    """Return the name that a link leads to; *head* are its headers."""
+    """Return the target of a link with the headers *head*."""
     records, long_link, block = _parts(head)
     target = dict(records).get(b"linkpath", long_link)
     if target is None:
@@ -259,7 +261,7 @@ def link_target(head: bytes) -> str:
 
 
 def sparse_size(head: bytes) -> int:
-    """Return the size of a sparse member's content, in bytes; raise UnresolvedError where *head* does not say it."""
+    """Return the size of a sparse member's content, in bytes; raise UnresolvedError if *head* lacks it."""
     records, _, block = _parts(head)
     sizes = [value for key, value in records if key in (b"GNU.sparse.size", b"GNU.sparse.realsize")]
     return _number(sizes[-1] if sizes else block[483:495], is_text=bool(sizes))
@@ -269,7 +271,7 @@ def expand(head: bytes, stored: bytes, limit: int = MEMBER_LIMIT) -> bytes:
     """Return the content of a sparse member with the headers *head* and the data *stored*.
 
     Raises UnresolvedError for a map that contradicts the data or the size, for more than *limit* bytes, and for more
-    than both 64 MiB and 200 times as many as are stored, beyond the first MiB.
+    than both 64 MiB and 200 times the stored bytes, beyond the first MiB.
     """
     size = sparse_size(head)
     if size > limit:
@@ -291,7 +293,7 @@ def expand(head: bytes, stored: bytes, limit: int = MEMBER_LIMIT) -> bytes:
 
 
 def _map(head: bytes, stored: bytes) -> tuple[list[tuple[int, int]], int]:
-    """Return the offset and length of each piece of a sparse member, and where in *stored* the first one begins."""
+    """Return the offset and length of each piece of a sparse member, and the offset of the first in *stored*."""
     records, _, block = _parts(head)
     named = dict(records)
     if not any(key.startswith(b"GNU.sparse") for key in named):
@@ -316,7 +318,7 @@ def _map(head: bytes, stored: bytes) -> tuple[list[tuple[int, int]], int]:
 
 
 def _line(stored: bytes, at: int) -> tuple[int, int]:
-    """Return the number in the line at an offset, and where the next line begins."""
+    """Return the number in the line at an offset, and the offset of the next line."""
     end = stored.find(b"\n", at, at + SLOT)
     return _number(stored[at : max(end, at)], is_text=True), end + 1
 

@@ -1,6 +1,6 @@
 """Read and write the members of plain POSIX tar archives; every fault raises, and equal input gives equal bytes.
 
-Members whose content lies elsewhere, links and sparse ones, are left to ``tarshards.tar.elsewhere``.
+``tarshards.tar.elsewhere`` handles links and sparse members, whose content is elsewhere.
 
 This module selects the C kernel or the equivalent Python code for ``scan``, ``cut``, ``walk``, ``Grouper``,
 ``plain_header``, ``plain_members`` and ``plain_rows``.
@@ -30,22 +30,22 @@ except ImportError:
     from tarshards.tar._tar_py import plain_rows as plain_rows
     from tarshards.tar._tar_py import walk as walk
 
-#: Whether the native parser is in use rather than its twin in Python.
+#: Whether the C parser is in use rather than its Python twin.
 COMPILED = scan.__module__ == "tarshards.tar._tar"
 
 BLOCK = 512
 CHUNK = 1 << 19  # bytes per read if members are small; fits the processor's cache
-LARGE = CHUNK // 8  # bytes of a member that is read by itself
+LARGE = CHUNK // 8  # bytes of a member that is read separately
 MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste
 MEMBER_LIMIT = 16 << 30
-END = bytes(2 * BLOCK)  # the end of an archive that we write
-MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: what `tar -b128` writes at most
-LINKS, SPARSE = ("hard link", "symbolic link"), "sparse member"  # kinds of members that have a content
-AFTER_END = "members after the end of the archive"  # the problem that scan() has with a header after zeros
+END = bytes(2 * BLOCK)  # the end of the archives that we write
+MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: the most that `tar -b128` writes
+LINKS, SPARSE = ("hard link", "symbolic link"), "sparse member"  # kinds of members with content
+AFTER_END = "members after the end of the archive"  # scan()'s problem for a header after zeros
 
-#: How what is an archive of another kind, or compressed otherwise, is read.
+#: How to read archives of another kind or compression.
 BSDTAR = "('pipe:bsdtar -cf - @FILE' reads it)"
-#: What is often given instead of an archive, by what it begins with, in lower case.
+#: Files often passed instead of an archive, by their first bytes in lower case.
 OTHERS = {
     b"version https://git-lfs": "a Git LFS pointer (`git lfs pull` fetches the file)",
     b"/annex/objects/": "a git-annex pointer (`git annex get` fetches the file)",
@@ -75,7 +75,7 @@ OTHERS = {
     b"\x93numpy": "a .npy file",
 }
 
-#: Whether zeros must end an archive, or it may also be cut between two members.
+#: Whether zeros must end an archive, or it may also end between two members.
 ArchiveEnd: TypeAlias = Literal["required", "optional"]
 
 NOT_YET = "the stream is non-blocking and has no bytes yet"  # read() returned None: not the end of the archive
@@ -101,28 +101,28 @@ class Member(NamedTuple):
 
 Item = TypeVar("Item", covariant=True)
 
-#: Where a buffer leads to: position, need, zeros, problem and last, as ``Grouper.read`` returns them.
+#: The state after a buffer: position, need, zeros, problem and last, as ``Grouper.read`` returns them.
 Reached: TypeAlias = "tuple[int, int, int, str | BaseException | None, ScannedMember | None]"
 
 
 class Taker(Protocol[Item]):
-    """What makes items, such as members or samples, of the members of an archive."""
+    """Turns the members of an archive into items, such as members or samples."""
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Item], Reached]:
-        """Return the items that lead from the members in *buffer*, and where these end.
+        """Return the items from the members in *buffer*, and the end of these members.
 
         *base* is the offset of the buffer in the archive; for the others see ``scan``.
         """
 
     def add(self, name: str, data: bytes, offset: int) -> Iterable[Item]:
-        """Return the items that lead from a member that is not in one buffer."""
+        """Return the items from a member that is not in one buffer."""
 
     def refuse(self, name: str, reason: str, offset: int) -> Iterable[Item]:
-        """Return the items that lead from a member that has no content, or raise an error."""
+        """Return the items from a member without content, or raise an error."""
 
 
 class _Members:
-    """Takes members as they are."""
+    """Passes members through."""
 
     def __init__(self, select: Callable[[str], bool] | None, ledger: MemberCounter | None, url: str | None):
         self._select, self._ledger, self._url = select, ledger, url
@@ -146,7 +146,7 @@ class _Members:
 
 
 def has_content(kind: str) -> bool:
-    """Return whether a member of this kind, which is no regular file, has a content all the same."""
+    """Return whether a member of this kind, not a regular file, nevertheless has content."""
     return kind in LINKS or kind == SPARSE
 
 
@@ -162,17 +162,17 @@ def read_members(
 ) -> Iterator[Member]:
     """Yield the regular files of the tar archive in *stream*, in archive order.
 
-    The stream may be a file, a pipe or a socket: it is read forwards, and its ``read(n)`` may return less than n bytes.
-    Members whose name *select* rejects are skipped without being held in memory. Directories and devices are skipped,
-    and counted by *ledger*. A link to a member of the archive has that member's content, which is read by its place, so
-    the stream must be able to seek. *url* names the archive in errors (by default the name of the stream).
-    With *concatenated* all archives that follow one another in *stream* are read as one, and those after the first
-    counted by *ledger*; zeros that overwrote members then look like the end of an archive.
+    The stream may be a file, a pipe or a socket: it is read sequentially, and ``read(n)`` may return fewer than n
+    bytes. Members whose name *select* rejects are skipped without being held in memory. Directories and devices are
+    skipped, and counted by *ledger*. A link to a member of the archive has that member's content, read at its offset,
+    so the stream must be able to seek. *url* names the archive in errors (by default the name of the stream). With
+    *concatenated* all archives in *stream* are read as one, and those after the first counted by *ledger*; zeros that
+    overwrote members then look like the end of an archive.
 
-    Raises TarError with the offset for a damaged member, a link that leads to none, a member of more than *limit*
-    bytes, a truncated archive (``end="optional"`` accepts truncation between members), and empty input; for members
-    after blocks of zeros and more zeros at the end than writers leave, unless *concatenated*; and for nothing but
-    zeros, unless they are the two blocks of an archive without members.
+    Raises TarError with the offset for a damaged member, a link without a target, a member of more than *limit* bytes,
+    a truncated archive (``end="optional"`` accepts truncation between members), and empty input; for members after
+    blocks of zeros and more zeros at the end than writers leave, unless *concatenated*; and for only zeros, unless they
+    are the two blocks of an archive without members.
     """
     taker = _Members(select, ledger, url or _name_of(stream))
     return read_archive(
@@ -193,11 +193,11 @@ def read_archive(
     leave: Callable[[str, int, int], Any] | None = None,
     anywhere: Callable[[int, int], bytes] | None = None,
 ) -> Iterator[Item]:
-    """Yield what *taker* makes of the members of an archive, whose options and errors are those of ``read_members``.
+    """Yield the items that *taker* makes from the members of an archive; options and errors are as in ``read_members``.
 
-    Where the stream cannot seek, *anywhere* reads the archive for links: it takes an offset and a size. With *leave*,
-    which needs a stream that can seek, the data of large members are not read: they get what it returns for their name,
-    offset and size, unless that is None.
+    If the stream cannot seek, *anywhere*, a function of an offset and a size, reads the archive for links. With
+    *leave*, which needs a stream that can seek, the data of large members are not read: instead they get its result for
+    their name, offset and size, unless None.
     """
     if not hasattr(stream, "read"):
         raise TypeError(f"read_members takes a stream of bytes, such as open_shard(url), not {type(stream).__name__}")
@@ -211,7 +211,7 @@ def read_archive(
         items, (position, need, zeros, problem, last) = taker.take(buffer, position, zeros, limit, base)
         yield from items
         available = len(buffer)
-        if last is not None:  # its data continues beyond the buffer, or its content lies elsewhere
+        if last is not None:  # its data continues beyond the buffer, or its content is elsewhere
             name, header, start, stop, kind = last
             if (not kind or has_content(kind)) and (select is None or select(name)):
                 missing = stop - (start if start > available else available)
@@ -255,7 +255,7 @@ def read_archive(
             if position <= available:
                 continue  # the buffer has more
             if stop - start >= LARGE:
-                # Reading a large member directly into its own bytes saves a copy. So read only up to the data of the
+                # Reading a large member directly into its own bytes saves a copy. So read only up to the data of the #
                 # next member, which is probably as far away as this one was from the previous one.
                 ahead = BLOCK if mark is None else base + start - mark
                 mark = base + position
@@ -302,19 +302,19 @@ def _name_of(stream: Any) -> str | None:
 
 @cache
 def keep_memory() -> None:
-    """Let the process keep the memory of large members for those that follow.
+    """Let the process keep the memory of large members for later ones.
 
-    glibc gives the pages of a freed bytes object back, so that all pages of the next member are zeroed before they are
-    read into. It does so for blocks larger than the largest one that was mapped and freed, up to 32 MiB, and keeps
-    twice that much free memory. Hence one such block is allocated and freed, which touches none of its pages. Where an
-    environment variable such as MALLOC_MMAP_THRESHOLD_ sets a threshold, glibc adapts none, and nothing changes.
+    glibc returns the pages of a freed bytes object to the kernel, which zeroes all pages of the next member before they
+    are filled. It does so for blocks larger than the largest mapped and freed block so far, up to 32 MiB, and keeps
+    twice that much free memory. So this allocates and frees one such block, without touching its pages. If an
+    environment variable such as MALLOC_MMAP_THRESHOLD_ sets a threshold, glibc does not adapt it, and nothing changes.
     """
     with suppress(MemoryError):
         bytes(31 << 20)
 
 
 def scan_through(buffer: bytes, zeros: int, limit: int) -> tuple[list[ScannedMember], int, int, int, str | None]:
-    """Return what ``scan`` returns from the beginning of *buffer*, of all archives that follow one another in it."""
+    """Return the result of ``scan`` from the beginning of *buffer*, over all concatenated archives in it."""
     members, position, need, zeros, problem = scan(buffer, 0, zeros, limit)
     while problem == AFTER_END:
         more, position, need, zeros, problem = scan(buffer, position, 0, limit)
@@ -346,7 +346,7 @@ def _pass_over(stream: Any, size: int, url: str | None, offset: int) -> None:
 
 
 def _after_end(url: str | None, offset: int, zeros: int) -> TarError:
-    """Return the error for the member at *offset*, after as many blocks of *zeros*."""
+    """Return the error for the member at *offset*, after this number of *zeros* blocks."""
     reason = (
         f"{AFTER_END} at offset {offset - BLOCK * zeros}: the archive was damaged, or archives were concatenated; "
         "pass concatenated=True (-i)"
@@ -383,7 +383,7 @@ def _check_padding(rest: bytes, base: int, zeros: int, url: str | None) -> None:
 
 
 def not_an_archive(head: bytes) -> str:
-    """Say that what begins with *head* is no archive, and what it is where that is plain to see.
+    """Return the message that data beginning with *head* is not an archive, and what it is if recognized.
 
     >>> not_an_archive(b"<!DOCTYPE html><title>Log in</title>"), not_an_archive(b"set-000.tar\\nset-001.tar\\n")
     ('an HTML page, not a tar archive', 'a list of names, to be read as @FILE, not a tar archive')
@@ -406,9 +406,9 @@ def pack_header(name: str, size: int) -> bytes:
 
 
 def pack_members(key: str, fields: tuple[str, ...], values: list[bytes]) -> list[bytes]:
-    """Return the members of a sample in the pieces to write: all in one, or else header, data and padding of each.
+    """Return the members of a sample in pieces to write: one bytes object, or else header, data and padding of each.
 
-    Raises SampleError for a name that is not text: with a surrogate other than those that stand for single bytes.
+    Raises SampleError for a name that is not text: with a surrogate that does not stand for a single byte.
     """
     pieces: list[bytes] = []
     try:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE = 2.0  # seconds that readers have to end, when nobody takes their samples any more
+PATIENCE = 2.0  # seconds that readers have to end after their samples are no longer wanted
 
 
 def round_robin(sources: Iterable[Iterable[T]], width: int) -> Iterator[T]:
-    """Yield one item of each of *width* sources in turn; when a source ends, the next takes its place.
+    """Yield one item of each of *width* sources in turn; when a source ends, the next replaces it.
 
     >>> "".join(round_robin(["abc", "d", "ef"], 2))
     'adbecf'
@@ -47,7 +47,7 @@ def _round_robin(sources: Iterator[Iterable[T]], width: int) -> Iterator[T]:
             else:
                 active.extendleft(iter(following) for following in islice(sources, 1))
     finally:
-        active.clear()  # closes what generators have opened
+        active.clear()  # close the generators and their files
 
 
 def interleave(urls: Any, width: int, *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
@@ -65,10 +65,10 @@ def read_parallel(
 ) -> Generator[Sample, None, None]:
     """Yield each sample of all shards exactly once; up to *readers* threads read one shard each.
 
-    Samples come as they are read, or with *ordered* in the order of the shards. At most *memory* bytes of fields wait
-    to be taken, besides the sample in the hands of each reader; a larger sample waits alone. Errors are as in
-    ``read_samples``; they come after the samples that precede them in their shard. Closing the generator stops the
-    readers and kills the commands of ``pipe:`` URLs. Raises ValueError if *readers* or *memory* is less than 1.
+    Samples come as they are read, or with *ordered* in the order of the shards. At most *memory* bytes of fields are
+    queued, plus one sample held by each reader; a larger sample is queued alone. Errors are as in ``read_samples``;
+    they come after the samples that precede them in their shard. Closing the generator stops the readers and kills the
+    commands of ``pipe:`` URLs. Raises ValueError if *readers* or *memory* is less than 1.
     """
     if readers < 1:
         raise ValueError(f"readers must be at least 1, not {readers}")
@@ -106,9 +106,9 @@ class _End(NamedTuple):
 
 
 class _Waiting:
-    """Samples that wait to be taken, in one queue a shard if *ordered*, else in one queue for all shards.
+    """Queued samples: one queue per shard if *ordered*, else one queue for all shards.
 
-    They take at most *memory* bytes, but the queue to take from next accepts one sample of any size.
+    They hold at most *memory* bytes, but the current queue accepts one sample of any size.
     """
 
     def __init__(self, shards: Shards, memory: int, ordered: bool):
@@ -117,17 +117,17 @@ class _Waiting:
         self.filled, self.drained = Condition(lock), Condition(lock)  # both guard all that follows
         self.shards = iter(enumerate(shards))
         self.queues: dict[int, deque[tuple[Sample | _End, int]]] = defaultdict(deque)
-        self.current = 0  # the queue to take from next
+        self.current = 0  # the queue from which the next sample is taken
         self.held = 0  # bytes
         self.stopped = False
 
     def next_shard(self) -> tuple[int, Shard] | None:
-        """Return the number of a shard that nobody reads yet, and the shard; None if there is none."""
+        """Return the number of the next unread shard, and the shard; None if there is none."""
         with self.drained:
             return None if self.stopped else next(self.shards, None)
 
     def put(self, shard: int, item: Sample | _End, size: int) -> bool:
-        """Add *item* when there is memory for its *size* bytes; return False if it is not wanted any more."""
+        """Add *item* when there is memory for its *size* bytes; return False if it is no longer wanted."""
         queue = shard if self.ordered else 0
         with self.drained:
             while not self.stopped and size and self.held + size > self.memory:
@@ -163,7 +163,7 @@ class _Waiting:
 
 
 class _ReaderLedger(Ledger):
-    """The counts of one reader; it keeps an error for the thread that takes the samples, which decides what to do."""
+    """The counts of one reader; it keeps an error for the consuming thread, which decides what to do."""
 
     error: BaseException | None = None
 
@@ -178,7 +178,7 @@ class _ShardThread(Thread):
         super().__init__(daemon=True)
         self.waiting = waiting
         self.ledger = _ReaderLedger()
-        self.pipes: list[PipeInput] = []  # those of the shard that is read
+        self.pipes: list[PipeInput] = []  # the pipes of the current shard
 
     def run(self) -> None:
         from tarshards.storage.pipe import OPENED
@@ -198,7 +198,7 @@ class _ShardThread(Thread):
 
 
 def _end(readers: list[_ShardThread]) -> None:
-    """Wait for readers, and kill the commands that they wait for; those that wait for a network end by themselves."""
+    """Wait for readers, and kill the commands that they wait for; readers that wait for a network end by themselves."""
     from tarshards.parallel import TICK
 
     deadline = monotonic() + PATIENCE

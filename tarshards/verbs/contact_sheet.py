@@ -10,6 +10,7 @@ from io import BytesIO
 from tarshards.errors import visible
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.keys import Sample
+from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.verbs.show import fields_of, is_image, on_white, preview
 
@@ -42,13 +43,13 @@ small {{ color: #777; }}
 """
 
 
-def write_contact_sheet(samples: Iterable[Sample], target: str, *, title: str, sync: bool = True) -> int:
-    """Write *samples* to *target*, a path or URL, as a page of pictures and texts; return how many there were.
+def write_contact_sheet(samples: Iterable[Sample], target: str | Location, *, title: str) -> int:
+    """Write *samples* to *target*, a path or URL, as a page of pictures and texts; return their number.
 
     Images are scaled down, other fields are shown as previews. The file appears under its name once it is complete.
     """
     count = 0
-    with open_url(target, "wb", sync=sync) as file:
+    with open_url(target, "wb") as file:
         file.write(HEAD.format(title=_text(title)).encode())
         for sample in samples:
             file.write("".join(_card(sample)).encode())

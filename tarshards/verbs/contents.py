@@ -1,4 +1,4 @@
-"""What shards hold: how many samples, and for each field how many samples have it and the sizes of its data."""
+"""The contents of shards: the number of samples, and for each field its number of samples and the sizes of its data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tarshards.errors import visible
 
 
 class FieldSizes:
-    """How many *samples* have a field, and the *bytes* of its data: in all, the *least* and the *most* of a sample.
+    """The number of *samples* with a field, and the *bytes* of its data: in all, the *least* and the *most* per sample.
 
     *histogram* counts sizes by their powers of two: n bytes are in ``n.bit_length()``.
     """
@@ -49,7 +49,7 @@ class Contents:
         self.fields: dict[str, FieldSizes] = {}
 
     def table(self, *columns: str) -> list[str]:
-        """Return lines with a row for each field: its name, its samples, those that lack it, and *columns*.
+        """Return lines with a row for each field: its name, the numbers of samples with and without it, and *columns*.
 
         *columns* are attributes of FieldSizes.
         """

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.conditions import Template
-from tarshards.samples.keys import Sample, is_reserved, split_name
+from tarshards.samples.keys import DUPLICATE_FIELD, Sample, is_reserved, split_name
 from tarshards.samples.lines import checked, located, numbered_lines, open_text, unescape
 from tarshards.samples.rows import csv_rows, raised
 from tarshards.samples.tree import read_file
@@ -21,11 +21,14 @@ from tarshards.tar.read import MEMBER_LIMIT
 Row = tuple[str, list[bytes]]  # origin and cells
 
 
-class _Sources(NamedTuple):
-    """Where the contents of fields come from that a plan or lines name: paths are relative to *folder*."""
+class FieldSources(NamedTuple):
+    """The sources of fields that a plan or lines name.
 
-    folder: str
-    allow_pipe: bool  # whether they may be commands
+    Paths are relative to *folder*; with *allow_pipe* a source may be ``pipe:command``.
+    """
+
+    folder: str = ""
+    allow_pipe: bool = False
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a path or URL."""
@@ -38,32 +41,33 @@ class _Sources(NamedTuple):
         return location.read(MEMBER_LIMIT)
 
 
+HERE = FieldSources()
+
+
 def read_plan(
     plan: str | Location,
     *,
     key: str | None = None,
     delimiter: str | None = None,
-    folder: str = "",
-    allow_pipe: bool = False,
+    sources: FieldSources = HERE,
 ) -> Iterator[Sample]:
     """Yield a sample for each row of *plan*, a table whose first row names the fields; it is read once, row by row.
 
-    Cells are the bytes of their fields; those of a column ``@jpg`` are paths (relative to *folder*), URLs, or with
-    *allow_pipe* ``pipe:command``, whose content is the field jpg. Keys come from the template *key* over ``record``
-    (counted from 0) and the columns, or from the column ``__key__``. *delimiter* is a comma if the name of the plan
-    ends in .csv, else a tab. Cells between tabs use the escapes of ``tarshards.verbs.table``, others are quoted as in
-    CSV.
+    Cells are the bytes of their fields; those of a column ``@jpg`` are paths or URLs, read as *sources* says, whose
+    content is the field jpg. Keys come from the template *key* over ``record`` (counted from 0) and the columns, or
+    from the column ``__key__``. *delimiter* is a comma if the name of the plan ends in .csv, else a tab. Cells between
+    tabs use the escapes of ``tarshards.verbs.table``, others are quoted as in CSV.
 
     Raises a TarshardsError, which names the line, for an invalid row or key and a file that cannot be read.
     """
-    location = Location.of(plan, allow_pipe=allow_pipe)
+    location = Location.of(plan)
     if delimiter is None:
         delimiter = "," if re.search(r"\.csv(\.\w+)?$", location.url, re.IGNORECASE) else "\t"
     rows = _split_tabs(location) if delimiter == "\t" else _split_quoted(location, delimiter)
-    return checked(_read_rows(rows, location.name, key, _Sources(folder, allow_pipe)))
+    return checked(_read_rows(rows, location.name, key, sources))
 
 
-def _read_rows(rows: Iterator[Row], name: str, key: str | None, sources: _Sources) -> Iterator[Sample]:
+def _read_rows(rows: Iterator[Row], name: str, key: str | None, sources: FieldSources) -> Iterator[Sample]:
     origin, header = next(rows, ("", []))
     if not header:
         raise SampleError("the plan is empty; its first line must name the columns", url=name)
@@ -100,7 +104,7 @@ def _check_columns(fields: list[str], origin: str) -> None:
 
 
 def is_field(name: str) -> bool:
-    """Say whether *name* can name a field that reads back.
+    """Return whether *name* can name a field that reads back.
 
     >>> is_field("seg.png"), is_field("PNG"), is_field("__url__")
     (True, False, False)
@@ -125,18 +129,16 @@ def _split_quoted(plan: Location, delimiter: str) -> Iterator[Row]:
             yield origin, [cell.encode() for cell in cells]
 
 
-def read_member_lines(lines: str | Location, *, folder: str = "", allow_pipe: bool = False) -> Iterator[Sample]:
+def read_member_lines(lines: str | Location, *, sources: FieldSources = HERE) -> Iterator[Sample]:
     r"""Yield the samples of *lines*, a URL of lines ``NAME SOURCE``; adjacent names with one key form a sample.
 
-    NAME is a member's name; it ends at a tab, or at the first space if there is no tab. SOURCE is a path (relative to
-    *folder*), a URL, ``file:path``, ``text:`` and the text itself with ``\t \n \\`` escaped, or with *allow_pipe*
-    ``pipe:command``.
+    NAME is a member's name; it ends at a tab, or at the first space if there is no tab. SOURCE is a path or URL, read
+    as *sources* says, ``file:path``, or ``text:`` and the text itself with ``\t \n \\`` escaped.
     """
-    location = Location.of(lines, allow_pipe=allow_pipe)
-    return checked(_read_member_lines(location, _Sources(folder, allow_pipe)))
+    return checked(_read_member_lines(Location.of(lines), sources))
 
 
-def _read_member_lines(lines: Location, sources: _Sources) -> Iterator[Sample]:
+def _read_member_lines(lines: Location, sources: FieldSources) -> Iterator[Sample]:
     sample: Sample = {}
     for origin, line in numbered_lines(lines):
         if not line.strip():
@@ -150,7 +152,7 @@ def _read_member_lines(lines: Location, sources: _Sources) -> Iterator[Sample]:
                 raise ValueError(f"{name!r} has no key and field")
             key, field = parts
             if sample and sample["__key__"] == key and field in sample:
-                raise SampleError("duplicate field", key=key, field=field)
+                raise SampleError(DUPLICATE_FIELD, key=key, field=field)
             text = source.lstrip().startswith("text:")
             data = unescape(source.partition(":")[2]) if text else sources.read(source.strip())
         if sample and sample["__key__"] != key:

@@ -77,10 +77,11 @@ class Pattern:
 
 
 class Duplicate:
-    """Whether a sample has the same bytes in its fields as one before it, by the names of the fields.
+    """Whether a sample has the same bytes in its fields as an earlier one, by the names of the fields.
 
-    *fields* are as for ``Pattern``; of alternatives the bytes count, not which it was. A sample that lacks one of them
-    is no duplicate, and is counted in ``missing``. Holds a hash (BLAKE2b) of 16 bytes a sample, about 100 in all.
+    *fields* are as for ``Pattern``; among alternatives only the bytes count. A sample that lacks one of the fields is
+    not a duplicate, and is counted in ``missing``. Holds a hash (BLAKE2b) of 16 bytes per sample, about 100 bytes in
+    all.
 
     >>> duplicate = Duplicate([["jpg", "jpeg"]])
     >>> [duplicate(sample) for sample in ({"jpg": b"a"}, {"jpg": b"b"}, {"jpeg": b"a", "cls": b"7"}, {"cls": b"7"})]
@@ -111,7 +112,7 @@ class Duplicate:
 
 
 def _texts(sample: Sample, fields: list[list[str]] | None, missing: Counter[str]) -> Iterator[bytes]:
-    """Yield the bytes of the sample's *fields*, by default of all; count those that it lacks."""
+    """Yield the bytes of the sample's *fields*, by default of all; count missing ones."""
     if fields is None:
         yield from (encode_field(name, value) for name, value in sample.items() if not is_reserved(name))
         return
@@ -139,9 +140,9 @@ def having(samples: Iterable[Sample], fields: list[list[str]]) -> Iterator[Sampl
 def by_columns(
     urls: Any, condition: Condition, wanted: KeyFilter | None = None, *, on_error: ErrorPolicy = None
 ) -> Iterator[Sample] | None:
-    """Return the samples that meet a condition on the columns beside their indexes, and are *wanted*.
+    """Return the *wanted* samples that meet a condition on the columns beside their indexes.
 
-    None where the condition names no column.
+    None if the condition names no column.
     """
     shards = expand_shards(urls)
     first = Location.of(shards[0].url)
@@ -160,7 +161,7 @@ def by_columns(
 
 
 def read_numbers(indexed: IndexedShards, numbers: Any, ledger: Ledger) -> Iterator[Sample]:
-    """Yield the samples of these numbers, which ascend; the ledger counts them, and gets the errors."""
+    """Yield the samples with these ascending numbers; the ledger counts them and receives the errors."""
     import numpy as np
 
     for result in indexed.read_numbers(np.asarray(numbers, np.int64)):
@@ -185,7 +186,7 @@ def matching(
     most: int | None = None,
     reject: Reject | None = None,
 ) -> Iterator[Sample]:
-    """Yield the samples for which *predicate* holds, or with *invert* does not hold; at most *most* of them.
+    """Yield at most *most* samples for which *predicate* holds, or with *invert* does not hold.
 
     Errors are raised, or given to *reject* with the sample.
 
@@ -206,7 +207,7 @@ def matching(
 
 
 class KeyFilter:
-    """Whether a sample has one of *keys*; those that no sample has had yet are ``lacking``.
+    """Whether a sample has one of *keys*; ``lacking`` are the keys that no sample has had yet.
 
     >>> keys = KeyFilter(["a", "b"])
     >>> keys({"__key__": "a"}), keys({"__key__": "c"}), keys.lacking
@@ -251,7 +252,7 @@ class KeyFilter:
         indexed = IndexedShards(shards)
         if indexed.shards.key_index is None:
             return None
-        return read_numbers(indexed, sorted(place for key in self.keys for place in indexed.places(key)), ledger)
+        return read_numbers(indexed, sorted(number for key in self.keys for number in indexed.places(key)), ledger)
 
     def _look_up(self, shard: Shard, ledger: Ledger) -> Iterator[Sample]:
         from tarshards.index.access import IndexedShards

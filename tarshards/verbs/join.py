@@ -37,20 +37,19 @@ def join_shards(
     memory: int = GIB,
     tmpdir: str | None = None,
     on_error: ErrorPolicy = None,
-    concatenated: bool = False,
-    split: str | None = None,
-    allow_pipe: bool = False,
+    names: Sequence[str] | None = None,
     reject: Reject | None = None,
     leave_out: Callable[[str], Any] | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of the shard expressions *inputs* joined by key, as ``join_samples`` does.
 
-    From where their orders differ, samples of the inputs after the first are looked up by index, if all of these inputs
-    are indexed, no index marks samples at fault, and the indexes fit into half of *memory*. Errors of shards,
-    *concatenated*, and *split*, "first" or "last", are as in ``read_samples``.
+    Errors name the inputs by *names*, or by their expressions.
+
+    Once their orders differ, samples of the inputs after the first are looked up by index, if all of these inputs are
+    indexed, no index marks faulty samples, and the indexes fit into half of *memory*. Errors of shards are as in
+    ``read_samples``.
     """
-    find = partial(expand_shards, concatenated=concatenated, allow_pipe=allow_pipe)
-    shards = [[shard._replace(split=split) for shard in find(spec)] for spec in inputs]
+    shards = list(map(expand_shards, inputs))
     if sum(shard.url == "-" for shard in chain.from_iterable(shards)) > 1:
         raise UrlError("stdin can be only one of the inputs", url="-")
     read = partial(read_shard, ledger=Ledger.of(on_error))
@@ -72,7 +71,7 @@ def join_shards(
 
     return join_samples(
         [_read(each, read) for each in shards],
-        names=list(map(spec_name, inputs)),
+        names=names or list(map(spec_name, inputs)),
         missing=missing,
         conflict=conflict,
         memory=memory,
@@ -102,15 +101,15 @@ def join_samples(
 ) -> Iterator[Sample]:
     """Yield for each key one sample with the fields that it has in all *inputs*, in the order of the first input.
 
-    One sample of each input is held while their orders agree. Then the rest is sorted within about *memory* bytes, and
-    the excess spilled to *tmpdir*; or the inputs after the first are looked up in those that *open_indexed* returns.
+    One sample of each input is held while their orders agree. Then the rest is sorted within about *memory* bytes, with
+    the excess spilled to *tmpdir*; or samples of the later inputs are looked up in the inputs that *open_indexed*
+    returns.
 
     *missing* says what to do with a key that not all inputs have: raise an error ("fail"), leave its samples out
-    ("skip"), or yield a sample of the fields there are ("ignore"); keys that the first input lacks come last.
-    *leave_out* is called with "missing" for each sample of an input that is left out so.
-    *conflict* says what to do with a field that several inputs have: raise an error ("fail"), or take that of the
-    "first" or the "last" input. Errors are SampleErrors, raised or given to *reject* with the sample. A key that occurs
-    twice in an input is always raised.
+    ("skip"), or yield a sample with the available fields ("ignore"); keys that the first input lacks come last.
+    *leave_out* is called with "missing" for each input's sample that is left out. *conflict* says what to do with a
+    field that several inputs have: raise an error ("fail"), or take that of the "first" or the "last" input. Errors are
+    SampleErrors, raised or given to *reject* with the sample. A key that occurs twice in an input always raises.
 
     >>> images, labels = [{"__key__": "a", "jpg": b""}, {"__key__": "b", "jpg": b""}], [{"__key__": "b", "cls": 1}]
     >>> list(join_samples([images, labels], missing="skip"))
@@ -192,11 +191,11 @@ def _merge(
     finally:
         for samples in inputs:
             if isinstance(samples, Generator):
-                samples.close()  # at once, also where a traceback still holds it
+                samples.close()  # at once, even if a traceback still holds it
 
 
 def _take(taken: SeenKeys, *parts: Sample | None) -> None:
-    """Add the key of *parts* to *taken*; raise SampleError if it is there already."""
+    """Add the key of *parts* to *taken*; raise SampleError if it is already in it."""
     sample = next(part for part in parts if part is not None)
     if sample["__key__"] in taken:
         raise SampleError(TWICE, **origin_of(sample))
@@ -238,12 +237,12 @@ def _look_up(rest: Iterable[Sample], indexed: list[IndexedInput], taken: SeenKey
                 join.refuse(sample, error)
                 continue
             if number == 0 and not any(others):
-                _take(taken, sample)  # the indexed inputs know which of their own were taken
+                _take(taken, sample)  # the indexed inputs know which of their samples were taken
             yield from join([*[None] * number, sample, *others])
 
 
 class IndexedInput:
-    """One input whose shards are indexed: its samples by key, and which of them were not taken yet.
+    """One input whose shards are indexed: its samples by key, and those not yet taken.
 
     The samples with keys in *taken* count as taken. Raises SampleError for a duplicate key.
     """

@@ -1,9 +1,9 @@
-"""Samples <-> lines of JSON, from which text and bytes can be recovered unchanged.
+"""Samples <-> JSON lines that preserve text and bytes.
 
-A line is an object of ``__key__`` and the fields. Fields of numbers and JSON (cls, json and similar) are values, those
-of text (txt, text, transcript) strings, and all others ``{"base64": "..."}``, as is text that is not UTF-8. When lines
-are read, any string is a field's text, in UTF-8, and any ``{"base64": "..."}`` its bytes; but the value of a JSON field
-is always JSON.
+A line is an object of ``__key__`` and the fields. Number and JSON fields (cls, json and similar) are values, text
+fields (txt, text, transcript) strings, and all others ``{"base64": "..."}``, as is text that is not UTF-8. In reading,
+any string is a field's text, in UTF-8, and any ``{"base64": "..."}`` its bytes; but the value of a JSON field is always
+JSON.
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ def _read(url: str | Location) -> Iterator[Sample]:
     name = Location.of(url).name
     with open_text(url) as text:
         for line, values in json_rows(text):
-            place = f"{name}: line {line}"
+            origin = f"{name}: line {line}"
             if isinstance(values, TarshardsError):
-                raise raised(values, place)
-            with located(place):
+                raise raised(values, origin)
+            with located(origin):
                 if not isinstance(values, dict) or not isinstance(values.get("__key__"), str):
                     raise ValueError("each line must be an object whose __key__ is a string")
                 key = values.pop("__key__")
                 data = {field: _data(key, field, value) for field, value in values.items()}
-            yield {"__key__": key, "__url__": place, **data}
+            yield {"__key__": key, "__url__": origin, **data}
 
 
 def _data(key: str, field: str, value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Several streams of samples -> one, in proportions that hold at every moment."""
+"""Several streams of samples -> one, in proportions that hold at every position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from tarshards.epoch.proportions import Mixture, Quotas, Until, check_until
 from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
-from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name
+from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.lines import located
 from tarshards.samples.read import read_shard
@@ -31,7 +31,7 @@ class Source:
     """One of the streams of a mixture: the samples of *shards*.
 
     *weight* is its share relative to the others. *shuffle* is the size of a shuffle buffer in samples, which gives each
-    pass over the shards another order; *rename* is ``{new: old}``, as for ``rename_fields``.
+    pass over the shards a different order; *rename* is ``{new: old}``, as for ``rename_fields``.
     """
 
     shards: Any
@@ -41,7 +41,7 @@ class Source:
 
 
 def parse_sources(texts: Sequence[str]) -> list[Source]:
-    """Parse ``SHARDS:WEIGHT``, or ``SHARDS`` for equal weights; raise ValueError for anything else as a weight.
+    """Parse ``SHARDS:WEIGHT``, or ``SHARDS`` for equal weights; raise ValueError for an invalid weight.
 
     >>> parse_sources(["a.tar:0.7", "b-{0..9}.tar:.3"])[1]
     Source(shards='b-{0..9}.tar', weight='.3', shuffle=None, rename={})
@@ -58,7 +58,7 @@ def parse_sources(texts: Sequence[str]) -> list[Source]:
 def read_sources(url: str) -> list[Source]:
     """Read sources from the YAML at *url*: a list of shards, weight, shuffle and rename, bare or under ``sources``.
 
-    Requires PyYAML (``tarshards[yaml]``). Raises SampleError for anything else than such a list.
+    Requires PyYAML (``tarshards[yaml]``). Raises SampleError for anything else.
     """
     from tarshards.samples.codecs.registry import require
 
@@ -100,31 +100,26 @@ def mix_streams(
     seed: int = 0,
     until: Until = "first",
     on_error: ErrorPolicy = None,
-    concatenated: bool = False,
-    split: KeyRule | Split = split_name,
-    allow_pipe: bool = False,
-    on_end: Callable[[Source], Any] | None = None,
+    on_end: Callable[[int], Any] | None = None,
 ) -> Iterator[Sample]:
-    """Yield the samples of *sources* by weight: the first n contain each source's share to within one, for every n.
+    """Yield the samples of *sources* by weight: for every n, the first n contain each source's share to within one.
 
     *seed* orders sources with equal claims, and shuffles. The stream ends before the first source would start again
-    (*until* "first"), when all have been read once ("last"), or after *until* samples; sources that are exhausted
-    earlier start again. One sample of each source is held, besides shuffle buffers. With "first", *on_end* is called
-    with the source that ends.
+    (*until* "first"), when all have been read once ("last"), or after *until* samples; sources that end earlier start
+    again. One sample of each source is held, besides shuffle buffers. With "first", *on_end* is called with the number
+    of the source that ends.
 
     Raises OpenError if stdin would have to start again, SampleError for a source without samples, and ValueError for
-    invalid weights; other errors, *concatenated* and *split* are as in ``read_samples``.
+    invalid weights; other errors are as in ``read_samples``.
     """
     quotas = Quotas([source.weight for source in sources])
     choices = Mixture(quotas, seed)
     ledger, until = Ledger.of(on_error), check_until(until)
-    find = partial(expand_shards, concatenated=concatenated, allow_pipe=allow_pipe)
-    read = partial(read_shard, ledger=ledger, split=key_rule(split))
     streams, urls = [], []
     for number, source in enumerate(sources):
-        shards = find(source.shards)
+        shards = expand_shards(source.shards)
         urls += [shard.url for shard in shards]
-        begin = partial(_read_pass, source, shards, seed + number, ledger, read)
+        begin = partial(_read_pass, source, shards, seed + number, ledger)
         streams.append(MixedStream(begin, SampleError("no samples to mix", url=Location.of(shards[0].url).name)))
     if urls.count("-") > 1:
         raise UrlError("stdin can be only one of the sources", url="-")
@@ -132,7 +127,7 @@ def mix_streams(
     def mixed() -> Generator[Sample, None, None]:
         ended = yield from interleave(streams, choices, quotas.ends, until)
         if ended is not None and on_end is not None:
-            on_end(sources[ended])
+            on_end(ended)
 
     return mixed()
 
@@ -142,13 +137,12 @@ def _read_pass(
     shards: Sequence[Shard],
     seed: int,
     ledger: Ledger,
-    read: Callable[[Shard], Iterator[Sample]],
     passes: int,
 ) -> Generator[Sample, None, None]:
-    """Yield the samples of *source*, whose *shards* were read *passes* times before."""
+    """Yield the samples of *source* in its next pass over *shards*, after *passes* others."""
     if passes and any(shard.url == "-" for shard in shards):
         raise OpenError("stdin has ended and cannot be read again", url="-")
-    with closing(sample for shard in shards for sample in read(shard)) as opened:
+    with closing(sample for shard in shards for sample in read_shard(shard, ledger=ledger)) as opened:
         samples: Iterable[Sample] = opened
         if source.shuffle is not None:
             samples = shuffle(samples, source.shuffle, initial=source.shuffle, seed=seed, epoch=passes)
@@ -156,7 +150,7 @@ def _read_pass(
 
 
 def _rename(samples: Iterable[Sample], names: Mapping[str, str], ledger: Ledger) -> Iterator[Sample]:
-    """Rename the fields; samples for which that fails go to the ledger."""
+    """Rename the fields; the ledger gets the error of a sample for which that fails."""
     for sample in samples:
         try:
             yield from rename_fields([sample], names)

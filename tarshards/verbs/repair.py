@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Repair(NamedTuple):
-    """The report on the shards that were repaired, and how many *samples* were written."""
+    """The report on the repaired shards, and the number of *samples* written."""
 
     report: Report
     samples: int
@@ -24,18 +24,17 @@ class Repair(NamedTuple):
 
 def repair_shards(
     shards: Iterable[Shard | str],
-    target: str,
+    target: str | Location,
     *,
     decode: bool = False,
     jobs: int = 1,
-    sync: bool = True,
     allow_empty: bool = False,
 ) -> Repair:
     """Check shards as ``check_shards`` does, and write their whole samples to the tar *target*.
 
     Of several samples with one key the first is written. Each shard is opened and scanned once; a sample takes about
-    550 bytes of memory while its shard is checked. *target* appears under its name once it is complete; where no sample
-    is whole, there is no *target*, unless *allow_empty*. Raises OpenError, and writes nothing, if a shard is missing.
+    550 bytes of memory while its shard is checked. *target* appears under its name once it is complete; if no sample is
+    whole, *target* is not written, unless *allow_empty*. Raises OpenError, and writes nothing, if a shard is missing.
     """
     from tarshards.samples.resync.reading import read_found
     from tarshards.write.shards import DUPLICATE_KEY, TarWriter
@@ -49,7 +48,7 @@ def repair_shards(
                     if not error.reason.startswith(DUPLICATE_KEY):
                         raise
 
-    with TarWriter(target, sync=sync) as writer:
+    with TarWriter(target) as writer:
         report = check_shards(
             _there(shards, target), decode=decode, jobs=jobs, allow_empty=allow_empty, on_survey=write
         )
@@ -58,8 +57,8 @@ def repair_shards(
     return Repair(report, writer.samples)
 
 
-def _there(shards: Iterable[Shard | str], target: str) -> Iterator[Shard]:
-    """Yield *shards*; raise OpenError for one that is missing, which is no damage but perhaps a misspelt name."""
+def _there(shards: Iterable[Shard | str], target: str | Location) -> Iterator[Shard]:
+    """Yield *shards*; raise OpenError for a missing one, which may be a misspelt name rather than damage."""
     for shard in map(Shard.of, shards):
         location = Location.of(shard.url)
         if not (location.is_stream or location.exists()):

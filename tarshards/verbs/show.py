@@ -63,7 +63,7 @@ def preview(field: str, data: bytes, *, limit: int = 60) -> str:
 
 
 def is_image(field: str) -> bool:
-    """Say whether *field* holds an image.
+    """Return whether *field* holds an image.
 
     >>> is_image("seg.png"), is_image("png.json")
     (True, False)
@@ -138,11 +138,11 @@ def _fit(picture: Any, columns: int) -> Any:
 
 
 class Summary(Contents):
-    """What many samples are together: their number, the sizes of their fields, and keys that come more than once."""
+    """A summary of many samples: their number, the sizes of their fields, and duplicate keys."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.duplicates: Counter[str] = Counter()  # how often each key came again
+        self.duplicates: Counter[str] = Counter()  # repetitions of each key
         self._keys = SeenKeys()
 
     def add(self, sample: Sample) -> None:

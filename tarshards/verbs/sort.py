@@ -1,6 +1,6 @@
-"""Samples in another order, however many there are: an external merge sort within a given memory.
+"""Any number of samples in another order: an external merge sort within a given memory.
 
-What does not fit is spilled, as sorted runs, to unnamed files, which disappear with the process, however it ends.
+The excess is spilled, as sorted runs, to unnamed files, which disappear when the process ends, even if it is killed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LeaveOut = Callable[[str], Any]
 
 
 class SortKey(NamedTuple):
-    """What to sort by: a field, or alternatives like ``jpg;png``, and the kind of its values."""
+    """A sort key: a field, or alternatives like ``jpg;png``, and the kind of its values."""
 
     field: str
     kind: str = "text"
@@ -95,8 +95,8 @@ def sort_samples(
 
     Text sorts by code points. A sample without the field, or whose value does not parse, raises SampleError, or is
     given to *reject* with the error and left out. Of the samples with one ``__key__``, *unique* keeps the "first" or
-    the "last", or raises ("error"); *leave_out* is called with "repeated key" for each of the others. About *memory*
-    bytes are used; the rest is spilled to *tmpdir*.
+    the "last", or raises ("error"); *leave_out* is called with "repeated key" for each of the others. Uses about
+    *memory* bytes, and spills the rest to *tmpdir*.
 
     >>> [sample["__key__"] for sample in sort_samples([{"__key__": "b"}, {"__key__": "a"}])]
     ['a', 'b']
@@ -120,7 +120,7 @@ def shuffle_samples(
     tmpdir: str | None = None,
     leave_out: LeaveOut | None = None,
 ) -> Iterator[Sample]:
-    """Yield *samples* in a random order, all equally likely; it depends only on *seed* and their number.
+    """Yield *samples* in a random order, all equally likely, which depends only on *seed* and the number of samples.
 
     *unique*, *memory*, *tmpdir* and *leave_out* are as in ``sort_samples``.
     """
@@ -176,7 +176,7 @@ def read_loose_members(urls: Any, *, ledger: Ledger) -> Iterator[tuple[str, Memb
 def _keyed(
     members: Iterable[tuple[str, Member]], split: KeyRule, ledger: Ledger
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the key of each member, with its place in the input and everything else of the member."""
+    """Yield the key of each member, with its position in the input and the rest of the member."""
     for index, (url, member) in enumerate(members):
         parts = split(member.name)
         if parts is None:
@@ -186,7 +186,7 @@ def _keyed(
 
 
 def _join(group: list[tuple[Any, ...]], on_error: OnError) -> Sample | None:
-    """Return the sample of a key; None where its members do not form one and *on_error* accepts that."""
+    """Return the sample of a key; None if its members do not form one and *on_error* accepts that."""
     _, url, key, *_ = group[0]
     sample: Sample = {"__key__": key, "__url__": url}
     for _, url, _, field, offset, data in group:
@@ -247,7 +247,7 @@ def merge_sort(
 ) -> Iterator[tuple[Any, Any]]:
     """Yield *pairs* of a sort key and a value in the order of the keys; the sort is stable, also with *reverse*.
 
-    What exceeds *memory* is pickled to files in *tmpdir*. Raises OpenError if these cannot be written.
+    Records beyond *memory* are pickled to files in *tmpdir*. Raises OpenError if these cannot be written.
 
     >>> list(merge_sort([(2, "b"), (1, "a"), (2, "c")], reverse=True))
     [(2, 'b'), (2, 'c'), (1, 'a')]
@@ -295,7 +295,7 @@ class _Spill:
     def __init__(self, tmpdir: str | None, budget: int):
         self.tmpdir, self.budget = tmpdir, budget
         self.block = min(max(budget // FAN_IN, 1 << 12), 1 << 18)  # bytes of its records, unless one is larger
-        self.runs: list[array[int]] = []  # where the blocks of each begin, and the last one ends
+        self.runs: list[array[int]] = []  # offsets of the blocks of each run, and the end of the last
         self.largest = 0
         with temporary(tmpdir):
             self.file = tempfile.TemporaryFile(dir=tmpdir, prefix="tarsort-")  # noqa: SIM115 (closed by close)
@@ -340,8 +340,8 @@ class _Spill:
     def merge(self, runs: list[array[int]], reverse: bool) -> Iterator[Record]:
         """Merge *runs*; of equal keys, those of the earlier run come first.
 
-        Each step yields what is certain to precede the blocks that were not read: all records up to the end of the
-        block that ends first. Sorting them is merging, as Python's sort finds what is sorted already.
+        Each step yields the records that must precede all unread blocks: those up to the end of the block that ends
+        first. Sorting them merges the runs, since Python's sort detects sorted runs.
         """
         sources = [map(self._read, run, run[1:]) for run in runs]
         held = [next(source, []) for source in sources]
@@ -374,7 +374,7 @@ class _Spill:
 
 
 def _count_before(block: list[Record], key: Any, reverse: bool, *, equal: bool) -> int:
-    """Return how many records of a sorted block precede *key*, with those that are *equal* to it or without."""
+    """Return how many records of a sorted block precede *key*, including *equal* ones or not."""
     if reverse:
         return len(block) - (bisect_left if equal else bisect_right)(block[::-1], key, key=itemgetter(0))
     return (bisect_right if equal else bisect_left)(block, key, key=itemgetter(0))

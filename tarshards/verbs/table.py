@@ -1,4 +1,4 @@
-r"""Samples -> lines of a table, from which every byte can be recovered.
+r"""Samples -> lines of a table that preserve every byte.
 
 Cells are separated by tabs and rows by newlines. Within a cell the backslash is ``\\``, tab, newline and carriage
 return are ``\t``, ``\n`` and ``\r``, and every other control character and byte that is not UTF-8 is ``\xNN``.

@@ -1,13 +1,13 @@
-"""webdataset's names over tarshards, for code that exists: ``import tarshards.webdataset as wds``.
+"""webdataset's API over tarshards, for existing code: ``import tarshards.webdataset as wds``.
 
-``docs/migrating.md`` says what is the same, what is better and what is not offered. Its modules have webdataset's
-names, for code that imports from them, and some stand for several of webdataset's.
+``docs/migrating.md`` lists what is the same, better, or not offered. The modules have webdataset's names, for code that
+imports from them; some stand for several of webdataset's modules.
 
-- ``handlers``: what errors do, the rank and worker; also ``utils``
+- ``handlers``: error handlers, the rank and worker; also ``utils``
 - ``autodecode``: decoding by extension; also ``tenbin``
 - ``filters``: the stages
 - ``tariterators``: shards to samples; also ``gopen``
-- ``shardlists``: shards, sampled and shared out; also ``cache``
+- ``shardlists``: shards, sampled and divided among ranks; also ``cache``
 - ``pipeline``: ``DataPipeline``, ``WebDataset``, ``WebLoader``; also ``compat``, ``extradatasets`` and ``mix``
 - ``writer``: samples to shards
 - ``wids``: samples by number
@@ -17,7 +17,7 @@ names, for code that imports from them, and some stand for several of webdataset
 
 import sys
 
-import tarshards.loaders.torch  # which says what to install where torch is missing
+import tarshards.loaders.torch  # says what to install if torch is missing
 from tarshards.webdataset import autodecode, filters, handlers, pipeline, shardlists, tariterators, wids, writer
 from tarshards.webdataset.autodecode import *
 from tarshards.webdataset.filters import *

@@ -1,4 +1,4 @@
-"""Decoding by extension: webdataset's names for our codecs, and functions before them; also ``tenbin``."""
+"""Decoding by extension: webdataset's names for our codecs, and functions that run before them; also ``tenbin``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tarshards.storage.compression import gunzip
 from tarshards.stream import ops
 from tarshards.webdataset import handlers
 
-#: What decodes a field by its name, with a dot before it, and its bytes; None leaves it to the next.
+#: Decodes a field by its name, with a leading dot, and its bytes; None leaves it to the next function.
 Function = Callable[[str, bytes], Any]
 
-#: Those of webdataset: what goes over them expects uint8 or float32.
+#: webdataset's imagespecs: code that uses them expects uint8 or float32.
 imagespecs = {name: form for name, form in IMAGESPECS.items() if form[1] != "uint16"}
 IMAGE_EXTENSIONS = sorted(EXTENSIONS)
 decode_buffer, encode_buffer = decode_tenbin, encode_tenbin
@@ -31,7 +31,7 @@ pytorch_weights_only = False
 
 
 class Continue:
-    """What a function returns to have the others decode *data* under another name."""
+    """Returned by a function to have the others decode *data* under another name."""
 
     def __init__(self, key: str, data: bytes):
         self.key, self.data = key, data
@@ -43,7 +43,7 @@ def gzfilter(key: str, data: bytes) -> Continue | None:
 
 
 def basichandlers(key: str, data: bytes) -> Any:
-    """Decode by our codecs for text, numbers, JSON, arrays and the like; None where there is none."""
+    """Decode with our codecs for text, numbers, JSON, arrays and the like; return None without a codec."""
     value = decode_field(key, data)
     return None if value is data else value
 
@@ -58,7 +58,7 @@ def _by_extension(extensions: tuple[str, ...], function: Callable[[bytes], Any],
 
 
 def imagehandler(imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> Function:
-    """Return a function for ``decode`` that decodes images as the *imagespec* says."""
+    """Return a function for ``decode`` that decodes images according to the *imagespec*."""
     images = check_imagespec(imagespec.lower())
     return handle_extension(" ".join(extensions), partial(decode_image, imagespec=str(images)))
 
@@ -68,11 +68,11 @@ default_pre_handlers, default_post_handlers = [gzfilter], [basichandlers]
 
 
 class Decoder:
-    """Decodes the fields of a sample: the first function that returns something else than None does, else our codecs.
+    """Decodes the fields of a sample by the first function that does not return None, else by our codecs.
 
-    *handlers* are imagespecs and functions of a field's name, with a dot before it, and its bytes. *pre* come before
-    them, by default ``gzfilter``, and *post* take the place of our codecs; *only* names the fields that are decoded at
-    all. Fields that are not bytes stay as they are, and *partial* is accepted for it.
+    *handlers* are imagespecs and functions of a field's name, with a leading dot, and its bytes. *pre* run before them,
+    by default ``gzfilter``, and *post* replace our codecs; *only* names the fields to decode. Fields that are not bytes
+    stay unchanged; *partial* is accepted and has no effect.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Decoder:
 
     def decode1(self, key: str, data: bytes) -> Any:
         """Decode one field; return None to leave it to our codecs."""
-        if self.only is not None and key not in self.only:  # our ops take only= for extensions too
+        if self.only is not None and key not in self.only:  # our ops also accept extensions in only=
             return data
         name = f".{key}"
         for function in self.handlers:

@@ -31,7 +31,7 @@ from tarshards.webdataset.handlers import Asking, Handler, PipelineStage, absent
 
 
 class FilterFunction:
-    """A stage: a function of an iterator, and what else it is called with."""
+    """A stage: a function of an iterator, and its other arguments."""
 
     def __init__(self, f: Callable[..., Any], *args: Any, **kw: Any):
         self.f, self.args, self.kw = f, args, kw
@@ -49,7 +49,7 @@ class FilterFunction:
 
 
 def pipelinefilter(f: Callable[..., Any]) -> Callable[..., FilterFunction]:
-    """Return what makes stages of a user's own function ``f(iterator, *args, **options)``."""
+    """Return a function that makes stages from a user's function ``f(iterator, *args, **options)``."""
     return bind(FilterFunction, f)
 
 
@@ -93,7 +93,7 @@ def per_sample(function: Callable[..., Any]) -> Any:
 
 @native
 def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> BoundOp:
-    """Yield ``f(sample)`` of every sample, unless it is None; a dict that it makes of a sample keeps the key."""
+    """Yield ``f(sample)`` of every sample, unless it is None; a resulting dict keeps the sample's key."""
 
     def keeping_key(sample: Any) -> Any:
         result = f(sample)
@@ -107,7 +107,7 @@ def map(f: Callable[[Any], Any], handler: Handler = reraise_exception) -> BoundO
 
 @native
 def map_tuple(*args: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> BoundOp:
-    """Apply to each element of a tuple the function in its place."""
+    """Apply the n-th function to the n-th element of each tuple."""
     return BoundOp(ops.map_tuple, args, {"on_error": handler})
 
 
@@ -119,7 +119,7 @@ def select(predicate: Callable[[Any], Any], handler: Handler = reraise_exception
 
 @native
 def decode(*args: Any, handler: Handler = reraise_exception, allow_unsafe: bool = False, **kw: Any) -> BoundOp:
-    """Decode the fields: *args* and options are those of ``Decoder``; *allow_unsafe* lets pickle and torch.load run."""
+    """Decode the fields: *args* and options are those of ``Decoder``; *allow_unsafe* enables pickle and torch.load."""
     decoder = Decoder(args, **kw)
     own = (decoder.decode1,) if decoder.handlers or (decoder.post, decoder.only) != (None, None) else ()
     allow_unsafe = allow_unsafe and not handlers.enforce_security
@@ -163,7 +163,7 @@ def to_tuple(
 
 @native
 def rename(handler: Handler = reraise_exception, keep: bool = True, **kw: Any) -> BoundOp:
-    """Rename fields by ``new="old;older"``; without *keep* the others go."""
+    """Rename fields by ``new="old;older"``; without *keep* the others are removed."""
     names = {new: _alternatives(old) for new, old in kw.items()}
     gone = {name for alternatives in names.values() for name in alternatives}
 
@@ -213,7 +213,7 @@ def rename_keys(
 ) -> Sample:
     """Rename the fields whose whole names match a pattern: ``new="*.old"``, or pairs of a name and a pattern.
 
-    Of several patterns that match the last holds, and of several fields with one new name the first.
+    Of several matching patterns the last applies, and of several fields with one new name the first.
     """
     pairs = [*args, *kw.items()]
     renamed: Sample = {}
@@ -236,8 +236,8 @@ def rename_keys(
 def xdecode(sample: Sample, /, *args: tuple[str, Callable[[Any], Any]], must_decode: bool = True, **kw: Any) -> Sample:
     """Decode fields by functions of a stream: ``png=imread``, or pairs of a pattern and a function.
 
-    Of several patterns that match the last holds; False instead of a function leaves a field as it is. What is not
-    bytes is given to the function as it is. Fields without a function are decoded by our codecs.
+    Of several matching patterns the last applies; False instead of a function leaves a field unchanged. Values that are
+    not bytes are passed to the function unchanged. Our codecs decode fields without a function.
     """
     functions: list[Any] = [("*.bin", False), *args, *((f"*.{name}", function) for name, function in kw.items())]
     result = dict(sample)
@@ -269,7 +269,7 @@ def shuffle(
 
 
 class detshuffle(PipelineStage):
-    """Shuffle in an order that depends on nothing but *seed* and how often the stage has run."""
+    """Shuffle in an order that depends only on *seed* and the number of runs of the stage."""
 
     def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1):
         self.bufsize, self.initial, self.seed, self.epoch = bufsize, initial, seed, epoch
@@ -388,7 +388,7 @@ def _log_keys(data: Iterable[Sample], logfile: str | None = None) -> Iterator[Sa
     """Append a line for every sample to *logfile*, if any: its number, ``__worker__``, ``__rank__`` and key."""
     for number, sample in enumerate(data):
         if logfile:
-            with open(logfile, "a") as file:  # a line at once, which workers may share
+            with open(logfile, "a") as file:  # one write per line, so that workers may share the file
                 names = "__worker__", "__rank__", "__key__"
                 file.write("\t".join([f"{number}", *(f"{sample.get(each)}" for each in names)]) + "\n")
         yield sample
@@ -398,7 +398,7 @@ log_keys = pipelinefilter(_log_keys)
 
 
 def transform_with(sample: Any, transformers: Any) -> list[Any]:
-    """Apply to each element of *sample* the function in its place."""
+    """Apply the n-th function to the n-th element of *sample*."""
     if len(transformers or ()) > len(sample):
         raise ValueError(f"{len(transformers)} transformers for {len(sample)} elements")
     functions = [*(transformers or ()), *[None] * len(sample)]

@@ -1,6 +1,6 @@
-"""What every stage may need: handlers of errors, the rank and worker, and the switch for unsafe data; also ``utils``.
+"""Helpers for every stage: error handlers, the rank and worker, and the switch for unsafe data; also ``utils``.
 
-A handler is asked about an error: True goes on without what failed, False ends the stream of samples there.
+A handler receives an error: True continues without the failed sample or shard, False ends the stream of samples there.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ def reraise_exception(error: Exception) -> NoReturn:
 
 
 def ignore_and_continue(error: Exception) -> bool:
-    """Go on without what failed."""
+    """Continue without the failed sample or shard."""
     return True
 
 
 def ignore_and_stop(error: Exception) -> bool:
-    """End the stream before what failed."""
+    """End the stream before the failure."""
     return False
 
 
 def warn_and_continue(error: Exception) -> bool:
-    """Issue a warning, and go on without what failed."""
+    """Issue a warning, and continue without the failed sample or shard."""
     warnings.warn(repr(error), stacklevel=2)
     return True
 
 
 def warn_and_stop(error: Exception) -> bool:
-    """Issue a warning, and end the stream before what failed."""
+    """Issue a warning, and end the stream before the failure."""
     warnings.warn(repr(error), stacklevel=2)
     return False
 
@@ -54,7 +54,7 @@ class Stop(Exception):
 
 
 class Asking:
-    """What ops and readers take for errors: they are recorded, in a ledger by *record*, and the *handler* is asked."""
+    """The ``on_error`` of ops and readers: records errors in a ledger with *record*, and asks the *handler*."""
 
     def __init__(self, handler: Handler, record: Callable[[Exception], None] | None = None):
         self.handler, self.record = handler, record
@@ -69,7 +69,7 @@ class Asking:
 
 @lru_cache(None)
 def stoppable(function: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[Any]]:
-    """Return the *function*, an op or any other that returns samples, as one that ends where a handler says so."""
+    """Wrap *function*, an op or another that returns samples, so that its samples end where a handler says so."""
 
     @wraps(function)
     def run(*args: Any, **options: Any) -> Iterator[Any]:
@@ -82,13 +82,13 @@ def stoppable(function: Callable[..., Iterable[Any]]) -> Callable[..., Iterator[
 
 
 class PipelineStage:
-    """A stage of a user's own: its method ``run`` takes an iterator and returns one."""
+    """A user's own stage: its method ``run`` takes an iterator and returns one."""
 
     run: Callable[..., Any]
 
 
 def absent(name: str, instead: str) -> Any:
-    """Return a class of this *name* that cannot be made: the error says what to use *instead*."""
+    """Return a class of this *name* that cannot be instantiated: the error says what to use *instead*."""
 
     def refuse(self: Any, *args: Any, **options: Any) -> None:
         raise NotImplementedError(f"tarshards.webdataset has no {name}: {instead}")
@@ -103,7 +103,7 @@ def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
 
 
 def pytorch_worker_seed(group: Any = None) -> int:
-    """Return a seed of this worker's own: one for each worker of each rank, the same in every run."""
+    """Return the seed of this worker: different for each worker of each rank, the same in every run."""
     world = World.detect()
     return world.rank * 1000 + world.worker
 

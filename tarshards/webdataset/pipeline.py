@@ -1,6 +1,6 @@
 """Pipelines of stages, and the classes that have the stages as methods: ``WebDataset``, ``WebLoader`` and others.
 
-It is ``compat``, ``extradatasets`` and ``mix`` too.
+It also serves as ``compat``, ``extradatasets`` and ``mix``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tarshards.epoch.world import World
 from tarshards.index.sidecar import has_index
-from tarshards.loaders.torch.dataset import SharedEpochCounter
+from tarshards.loaders.torch.shard_dataset import SharedEpochCounter
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
@@ -28,7 +28,7 @@ from tarshards.stream.stream import Stream
 from tarshards.webdataset import filters, shardlists
 from tarshards.webdataset.filters import FilterFunction
 from tarshards.webdataset.handlers import Handler, PipelineStage, reraise_exception
-from tarshards.webdataset.tariterators import Place, TarSamples, tarfile_samples
+from tarshards.webdataset.tariterators import Reached, TarSamples, tarfile_samples
 
 
 class _StageSource(IterableSource):
@@ -52,25 +52,25 @@ class _StageSource(IterableSource):
 
     def iterate(self, progress: Progress) -> Iterator[Any]:
         if isinstance(self.first, shardlists.ResampledShards):
-            self.first.epoch = progress.epoch - 1  # its own count starts over in every worker
+            self.first.epoch = progress.epoch - 1  # its own count restarts in every worker
         samples: Any = self._begin()
         for stage in self.others[: -1 if self.reads else None]:
             samples = bound(stage).run(samples, progress.epoch, 0, None)
         if not self.reads:
             return samples
-        progress.loop = place = Place(progress.begun)  # type: ignore[assignment]
-        return self.others[-1].read(samples, self.ledger, place)
+        progress.loop = reached = Reached(progress.begun)  # type: ignore[assignment]
+        return self.others[-1].read(samples, self.ledger, reached)
 
 
 def _words(stage: Any) -> str:
-    """Return the name of a stage and its numbers, on which the order of the shards depends."""
+    """Return the name and the numeric arguments of a stage, on which the order of the shards depends."""
     if isinstance(stage, FilterFunction):
         numbers = [repr(each) for each in (*stage.args, *stage.kw.values()) if isinstance(each, int | float | None)]
         return f"{stage.f.__name__}({', '.join(numbers)})"
     return f"{getattr(stage, '__name__', type(stage).__name__)}({getattr(stage, 'seed', '')})"
 
 
-class _Run(Stream):
+class _PipelineStream(Stream):
     """The stages of a pipeline as a stream: the first ones are its source, the others its ops."""
 
     def __init__(self, pipeline: DataPipeline):
@@ -102,9 +102,9 @@ def bound(stage: Any, ledger: Ledger | None = None) -> BoundOp:
 
 
 class DataPipeline(IterableDataset, PipelineStage):
-    """Stages one after the other: something to iterate over, and functions from an iterator to an iterator.
+    """A sequence of stages: an iterable, then functions from an iterator to an iterator.
 
-    Its *ledger* counts what became of the samples that a ``tarfile_to_samples`` stage reads, over all iterations and
+    Its *ledger* counts the outcome of the samples that a ``tarfile_to_samples`` stage reads, over all iterations and
     workers.
     """
 
@@ -117,7 +117,7 @@ class DataPipeline(IterableDataset, PipelineStage):
         self.ledger = Ledger(max_errors=float("inf"))
         self.ledger.share()
         self.epochs = SharedEpochCounter()
-        self._run: _Run | None = None
+        self._run: _PipelineStream | None = None
         self._ranks: World | None = None
         self._state: Mapping[str, Any] | None = None
 
@@ -127,11 +127,11 @@ class DataPipeline(IterableDataset, PipelineStage):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._ranks is not None and "WORLD_SIZE" not in os.environ:  # a spawned worker has no process group to ask
+        if self._ranks is not None and "WORLD_SIZE" not in os.environ:  # a spawned worker has no process group
             os.environ |= {"RANK": str(self._ranks.rank), "WORLD_SIZE": str(self._ranks.world_size)}
 
     def __iter__(self) -> Iterator[Any]:
-        self._run = run = _Run(self)
+        self._run = run = _PipelineStream(self)
         if self._state is not None:
             run.load_state_dict(self._state)
             self._state = None
@@ -148,14 +148,14 @@ class DataPipeline(IterableDataset, PipelineStage):
         return self.size
 
     def __bool__(self) -> bool:
-        return True  # without a length too
+        return True  # even without a length
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be *epoch*; those after it count on."""
+        """Set the epoch of the next iteration; later iterations count from there."""
         self.epochs.set(epoch)
 
     def close(self) -> None:
-        """Close the stages that can be closed; leaving an iteration closes what it opened."""
+        """Close the stages that can be closed; leaving an iteration closes the files that it opened."""
         for stage in self.pipeline:
             if hasattr(stage, "close"):
                 stage.close()
@@ -181,7 +181,7 @@ class DataPipeline(IterableDataset, PipelineStage):
         return other
 
     def with_length(self, n: int, silent: bool = False) -> Self:
-        """Let ``len`` of this pipeline be *n*, and return it."""
+        """Set ``len`` of this pipeline to *n*, and return the pipeline."""
         self.size = n
         return self
 
@@ -231,15 +231,16 @@ class WebDataset(DataPipeline, FluidInterface):
 
     *urls* is a shard expression, a list, or a stage that yields dicts with a ``url``. *shardshuffle*, True or the size
     of a buffer, shuffles the shards, in an order that is the same in all ranks and workers and differs between epochs;
-    *seed* (0) determines it. With *resampled* shards are drawn with replacement, for ever. *nodesplitter* and
-    *workersplitter* share the shards out. *handler* is asked about shards and samples that cannot be read.
-    *cache_dir* keeps blocks of remote shards on a disk as ``tarshards.Remote`` does, up to *cache_size* bytes if that
-    is positive; none if it is 0. A worker without samples is a ValueError if *empty_check*. *mode*, *detshuffle*,
-    *url_to_name* and *verbose* are accepted and change nothing.
+    *seed* (0) determines it. With *resampled* shards are drawn with replacement, forever. *nodesplitter* and
+    *workersplitter* divide the shards. *handler* decides about shards and samples that cannot be read. *cache_dir*
+    keeps blocks of remote shards on a disk like ``tarshards.Remote``, up to *cache_size* bytes if positive, none if 0.
+    With *empty_check* a worker without samples raises ValueError. *mode*, *detshuffle*, *url_to_name* and *verbose* are
+    accepted and have no effect.
 
-    ``state_dict`` is where the last iteration stands and ``load_state_dict`` lets the next one go on there: shards with
-    an index are entered in the middle, others are read again, and where stages hold samples back, all is made again and
-    passed over, which a stage of a user's own has to allow. One that draws at random does not (TypeError).
+    ``state_dict`` returns the position of the last iteration, and ``load_state_dict`` makes the next one continue
+    there: shards with an index are entered in the middle, others are read again; if stages hold samples back, the
+    iteration is repeated and its earlier samples skipped, which a user's own stages must allow. A stage that draws at
+    random does not (TypeError).
     """
 
     def __init__(
@@ -280,18 +281,18 @@ class WebDataset(DataPipeline, FluidInterface):
         self.repetitions = None if repeat else 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the last iteration stands, in this rank and worker."""
+        """Return the position of the last iteration in this rank and worker."""
         if self._state is not None:
             return dict(self._state)
         self._check_resumable()
-        return (self._run or _Run(self)).state_dict()
+        return (self._run or _PipelineStream(self)).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on at *state*; raise StateError for that of another pipeline."""
+        """Make the next iteration continue at *state*; raise StateError for the state of another pipeline."""
         self._check_resumable()
         if isinstance(state, Mapping) and isinstance(order := state.get("order"), list):
             state = {**state, "order": [str(words).replace(" local()", "") for words in order]}  # a cache was a stage
-        _Run(self).load_state_dict(state)
+        _PipelineStream(self).load_state_dict(state)
         self._state = dict(state)
 
     def _check_resumable(self) -> None:
@@ -309,7 +310,7 @@ def _is_random(stage: Any) -> bool:
 
 
 class FluidWrapper(DataPipeline, FluidInterface):
-    """Anything to iterate over, with the stages as methods."""
+    """Any iterable, with the stages as methods."""
 
     def __init__(self, initial: Any):
         super().__init__()

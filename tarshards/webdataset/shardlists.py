@@ -1,4 +1,4 @@
-"""Lists of shards: how they are sampled, and how ranks and workers share them out."""
+"""Lists of shards: sampling, and division among ranks and workers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def expand_source(source: Any, max_urls: int = int(1e9)) -> list[str]:
 
 
 class SimpleShardList(IterableDataset):
-    """The shards of a list, in its order; with *seed* in an order that this determines; True stands for 0.
+    """The shards of a list, in order, or in an order determined by *seed*; True stands for 0.
 
-    Ranks and workers share the shards out afterwards, so they must have one order: none can be drawn by each of them.
+    Ranks and workers divide the shards afterwards, so they need the same order and cannot draw their own.
     """
 
     def __init__(self, urls: Any, seed: int | bool | None = None):
@@ -58,10 +58,11 @@ shardspec = SimpleShardList
 
 
 class ResampledShards(IterableDataset):
-    """Shards drawn with replacement, *nshards* of them or for ever.
+    """Shards drawn with replacement, *nshards* of them or forever.
 
-    If *deterministic* they depend on *seed*, on what *worker_seed* returns, which by default differs between ranks and
-    workers, and on *epoch*, which counts the iterations, in a pipeline over workers that start over; else on nothing.
+    If *deterministic*, they depend on *seed*, on the result of *worker_seed*, which by default differs between ranks
+    and workers, and on *epoch*, which counts the iterations, in a pipeline also across restarted workers; else on
+    nothing.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ resampled = filters.pipelinefilter(_resampled)
 
 
 def non_empty(src: Iterable[Any]) -> Iterator[Any]:
-    """Yield what comes; raise ValueError if nothing does."""
+    """Yield all items; raise ValueError if there are none."""
     iterator = iter(src)
     first = list(islice(iterator, 1))
     if not first:
@@ -110,7 +111,7 @@ def non_empty(src: Iterable[Any]) -> Iterator[Any]:
 def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
     """Yield the shards of this rank: every world_size-th.
 
-    Raises WorldError, on every rank, where there are fewer shards than ranks.
+    Raises WorldError, on every rank, if there are fewer shards than ranks.
     """
     world, shards = World.detect(), iter(src)
     first = list(islice(shards, world.world_size))
@@ -120,7 +121,7 @@ def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
 
 
 def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
-    """Yield the shards; raise WorldError where there are several ranks, which would all read everything."""
+    """Yield the shards; raise WorldError if there are several ranks, which would all read everything."""
     if (ranks := World.detect().world_size) > 1:
         raise WorldError(f"{ranks} ranks would read the same shards: pass nodesplitter=split_by_node")
     yield from src

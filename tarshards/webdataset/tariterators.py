@@ -31,10 +31,10 @@ from tarshards.webdataset import filters, handlers
 from tarshards.webdataset.handlers import Asking, Handler, reraise_exception, stoppable
 
 Names = Callable[[str], Any] | None
-TOGETHER = 16  # remote shards: while one is read, those after it are fetched
-DAMAGE = re.compile("bad|truncated|junk")  # how the reasons of compressed data begin that do not decompress
+TOGETHER = 16  # remote shards fetched ahead of the current one
+DAMAGE = re.compile("bad|truncated|junk")  # beginnings of the reasons for data that does not decompress
 
-#: Functions of a user's own by scheme: ``f(url, mode, bufsize, **options)`` returns a stream.
+#: The user's functions by scheme: ``f(url, mode, bufsize, **options)`` returns a stream.
 gopen_schemes: dict[str, Callable[..., Any]] = {}
 
 
@@ -62,11 +62,11 @@ def _checked(url: str, remote: Remote | None = None) -> Location:
 
 
 class ReadError(TarError, tarfile.ReadError):
-    """A damaged or truncated shard, under the name that tarfile has for it too."""
+    """A damaged or truncated shard, with the name of tarfile's error."""
 
 
 def as_read_error(error: Exception) -> Exception:
-    """Return an *error* of damaged data as a ReadError, any other as it is."""
+    """Return an *error* of damaged data as a ReadError, any other unchanged."""
     is_damage = isinstance(error, TarError) or (isinstance(error, OpenError) and DAMAGE.match(error.reason))
     if not is_damage or not isinstance(error, TarshardsError):
         return error
@@ -75,8 +75,8 @@ def as_read_error(error: Exception) -> Exception:
     return damage
 
 
-class Place:
-    """Where the reading of shards stands: *skip* samples are passed over first, and *taken* came after them."""
+class Reached:
+    """The position in reading shards: *skip* samples are skipped first, then *taken* were read."""
 
     def __init__(self, skip: int = 0):
         self.skip, self.has_errors = skip, False
@@ -87,14 +87,14 @@ class Place:
         return self._before + self._in_shard()
 
     def enter(self, in_shard: Any) -> None:
-        """Begin another shard: *in_shard* says how many of its samples were taken."""
+        """Begin another shard: *in_shard* returns the number of its samples taken so far."""
         self._before, self._in_shard = self.taken, in_shard
 
 
 class TarSamples(filters.FilterFunction):
     """The stage that reads the samples of shards: local ones with an index through that, others from end to end.
 
-    Remote ones are read as *remote* says. With *empty_check* it is a ValueError if there are none.
+    *remote* has the options for remote shards. With *empty_check*, no samples raise ValueError.
     """
 
     def __init__(
@@ -110,35 +110,35 @@ class TarSamples(filters.FilterFunction):
         self.split = split_name if select_files is rename_files is None else partial(_name, select_files, rename_files)
 
     @stoppable
-    def read(self, shards: Iterable[Any], ledger: Ledger, place: Place) -> Iterator[Sample]:
-        """Yield the samples of *shards*, which are URLs or dicts with one, counted in *ledger* and *place*."""
-        is_resumed = place.skip > 0
+    def read(self, shards: Iterable[Any], ledger: Ledger, reached: Reached) -> Iterator[Sample]:
+        """Yield the samples of *shards*, which are URLs or dicts with one, counted in *ledger* and *reached*."""
+        is_resumed = reached.skip > 0
         with closing(_located(shards, self.remote)) as located:
             for location in located:
-                yield from self._read(location, ledger, place)
-        if self.empty_check and not (is_resumed or place.taken or place.has_errors):
+                yield from self._read(location, ledger, reached)
+        if self.empty_check and not (is_resumed or reached.taken or reached.has_errors):
             advice = "there are fewer shards than workers, or they are empty; empty_check=False allows that"
             raise SampleError(f"no samples in this worker: {advice}")
 
-    def _read(self, location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
+    def _read(self, location: Location, ledger: Ledger, reached: Reached) -> Iterator[Sample]:
         own = Ledger(max_errors=float("inf"), on_error=lambda error: Asking(self.handler)(as_read_error(error)))
         samples: Iterator[Sample] = iter(())
         try:
-            samples = self._samples(location, own, place)
+            samples = self._samples(location, own, reached)
             yield from samples
         finally:
-            del samples  # which closes what reads, so that it has counted
-            place.has_errors |= bool(own.quarantined)
+            del samples  # closes the reader, so that its counts are complete
+            reached.has_errors |= bool(own.quarantined)
             ledger.merge(own)
             ledger.report()
 
-    def _samples(self, location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
+    def _samples(self, location: Location, ledger: Ledger, reached: Reached) -> Iterator[Sample]:
         if self.split is split_name and _family(location) == "local" and has_index([location])[0]:
-            return _read_indexed(location, ledger, place)
+            return _read_indexed(location, ledger, reached)
         samples = read_shard(location.url, ledger=ledger, split=self.split, location=location)
-        place.skip -= sum(1 for _ in islice(samples, place.skip))
+        reached.skip -= sum(1 for _ in islice(samples, reached.skip))
         count = Count()
-        place.enter(count.__int__)
+        reached.enter(count.__int__)
         return count.over(samples)
 
 
@@ -148,17 +148,17 @@ def _name(select: Names, rename: Names, name: str) -> tuple[str, str] | None:
     return split_name(name) if select is None or select(name) else None
 
 
-def _read_indexed(location: Location, ledger: Ledger, place: Place) -> Iterator[Sample]:
+def _read_indexed(location: Location, ledger: Ledger, reached: Reached) -> Iterator[Sample]:
     try:
         shards = IndexedShards([Shard(location.url, split="first")])  # as webdataset splits names
         shards.shards.use(0)  # a stale index is one error, not one for each sample
     except TarshardsError as error:
         ledger(error)
         return
-    numbers = np.arange(place.skip, len(shards))
+    numbers = np.arange(reached.skip, len(shards))
     part = Part(None, numbers, np.zeros_like(numbers), numbers)  # type: ignore[arg-type]
-    place.skip = max(0, place.skip - len(shards))
-    place.enter(lambda: part.taken)
+    reached.skip = max(0, reached.skip - len(shards))
+    reached.enter(lambda: part.taken)
     ledger.count(broken_off=1)
     try:
         yield from part.read(shards, ledger)
@@ -167,7 +167,7 @@ def _read_indexed(location: Location, ledger: Ledger, place: Place) -> Iterator[
     ledger.count(broken_off=-1, shards=1)
     try:
         shards.verify()
-    except OpenError as error:  # it was written to
+    except OpenError as error:  # the shard was modified
         ledger(error)
 
 
@@ -187,7 +187,7 @@ def _is_remote(location: Location) -> bool:
 
 
 def _family(location: Location) -> str:
-    """Return the kind of a location; none for a scheme of a user's own, or one that is not known."""
+    """Return the kind of a location; None for a user's own or an unknown scheme."""
     with suppress(UrlError):  # raised again when it is opened
         return "" if location.scheme in gopen_schemes else location.family
     return ""
@@ -199,24 +199,24 @@ def _location(shard: dict[str, Any], remote: Remote | None) -> Location:
 
 
 def _read_samples(shards: Iterable[Any], handler: Handler = reraise_exception, **options: Any) -> Iterator[Sample]:
-    """Yield the samples of *shards*: what ``tarfile_to_samples()`` is as a stage."""
-    return TarSamples(handler, **options).read(shards, Ledger(max_errors=float("inf")), Place())
+    """Yield the samples of *shards*: ``tarfile_to_samples()`` as a stage."""
+    return TarSamples(handler, **options).read(shards, Ledger(max_errors=float("inf")), Reached())
 
 
 tarfile_samples, tarfile_to_samples = _read_samples, TarSamples
 
 
-# What others recombine.
+# Stages that projects recombine.
 
 
 def base_plus_ext(path: str) -> tuple[str | None, str | None]:
-    """Split the name of a member at the first dot of its base name; return (None, None) where there is none."""
+    """Split the name of a member at the first dot of its base name; return (None, None) without a dot."""
     match = re.match(r"((?:.*/|)[^.]+)[.]([^/]*)$", path)
     return (match[1], match[2]) if match else (None, None)
 
 
 def valid_sample(sample: Any) -> bool:
-    """Say whether *sample* is a dict that is not empty and not marked as bad."""
+    """Return whether *sample* is a dict that is not empty and not marked as bad."""
     return isinstance(sample, dict) and len(sample) > 0 and not sample.get("__bad__", False)
 
 
@@ -231,7 +231,7 @@ def tar_file_expander(
 ) -> Iterator[dict[str, Any]]:
     """Yield every member of the archives in ``stream`` as a dict of ``fname``, ``data``, ``offset`` and ``__url__``.
 
-    Members of one archive have the same ``archive``, a number. Those of a sample come when all of it is read.
+    Members of one archive have the same ``archive``, a number. Members of a sample are yielded once all are read.
     """
     for number, source in enumerate(data):
         url = Location.of(source["url"]).name
@@ -251,7 +251,7 @@ def tar_file_expander(
 def group_by_keys(
     data: Any, keys: Any = base_plus_ext, lcase: bool = True, suffixes: Any = None, handler: Handler = reraise_exception
 ) -> Iterator[Sample]:
-    """Group what ``tar_file_expander`` yields into samples; an empty dict ends an archive too, as in webdataset."""
+    """Group the members of ``tar_file_expander`` into samples; an empty dict also ends an archive, as in webdataset."""
     split = partial(_split, keys, lcase)
     for (_, url), files in groupby(data, _archive):
         if url is None:

@@ -19,8 +19,8 @@ class ShardListDataset(Dataset):
     """The samples of shards that have an index, decoded; their fields have names with a dot, ``sample[".jpg"]``.
 
     *shards* is a shard expression, such as a manifest, or the entries of one. *transformations* are functions of a
-    sample, or an imagespec; None leaves bytes. The options for the *cache* of ``wids`` are accepted and change
-    nothing: local shards are mapped, and ``tarshards.Remote`` says how remote ones are read.
+    sample, or an imagespec; None leaves bytes. The options for the *cache* of ``wids`` are accepted and have no effect:
+    local shards are mapped, and ``tarshards.Remote`` controls how remote ones are read.
     """
 
     def __init__(self, shards: Any, *, dataset_name: str | None = None, transformations: Any = "pil", **cache: Any):
@@ -50,8 +50,8 @@ class ShardListDataset(Dataset):
 class ChunkedSampler(Sampler):
     """Numbers of samples in chunks of *chunksize*: if *shuffle*, the chunks are permuted, and the samples in each.
 
-    *num_samples* is how many samples there are to draw from, or their (begin, end). The order depends on *seed* and the
-    epoch, which counts on by itself.
+    *num_samples* is the number of samples, or their (begin, end). The order depends on *seed* and the epoch, which
+    increases with each iteration.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ChunkedSampler(Sampler):
         self.chunksize, self.seed, self.shuffle, self.epoch = chunksize, seed, shuffle, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be *epoch*."""
+        """Set the epoch of the next iteration."""
         self.epoch = epoch
 
     def __len__(self) -> int:

@@ -55,7 +55,7 @@ def _encode_image(format: str, value: Any) -> bytes:
     return stream.getvalue()
 
 
-#: Functions by extension that encode as webdataset does: our codecs refuse what does not read back as it was.
+#: Functions by extension that encode as webdataset does; our codecs refuse values that would not read back unchanged.
 default_handlers: dict[str, Callable[[Any], bytes]] = {
     **ENCODERS,
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _encode_text),
@@ -69,12 +69,12 @@ default_handlers: dict[str, Callable[[Any], bytes]] = {
 
 
 def make_encoder(spec: Any) -> Callable[[Sample], Sample]:
-    """Return a function of a sample that encodes its fields, as far as our codecs do not when it is written.
+    """Return a function of a sample that encodes the fields that our codecs do not encode when the sample is written.
 
     *spec* is True for ``default_handlers``, False or None for samples of bytes, a dict of functions by extension that
-    come before our codecs, or the function itself. A str is written as UTF-8 whatever the field, bytes as they are, and
-    both are compressed where the field ends in ``.gz``. As in webdataset, values change their types on the way:
-    ``{1: 2}`` in JSON comes back as ``{"1": 2}``.
+    run before our codecs, or the function itself. A str is written as UTF-8 in any field, bytes unchanged, and both are
+    compressed if the field ends in ``.gz``. As in webdataset, values may change their types: ``{1: 2}`` in JSON comes
+    back as ``{"1": 2}``.
     """
     if callable(spec):
         return spec
@@ -120,9 +120,9 @@ def _encoded(encoder: Callable[[Sample], Sample], sample: Sample) -> Sample:
 class TarWriter(shards.TarWriter):
     """Writes samples to a shard: a path, any writable URL, or a file object, which is left open.
 
-    *encoder* is as for ``make_encoder``. *compress* packs whatever the name, True and "gz" with gzip, also "bz2" and
-    "xz"; ValueError where the name says otherwise. *user*, *group*, *mode*, *mtime* and *format* are fixed here, so
-    that the same samples give the same bytes: they give a warning.
+    *encoder* is as for ``make_encoder``. *compress* compresses under any name, True and "gz" with gzip, also "bz2" and
+    "xz"; ValueError if the name contradicts it. *user*, *group*, *mode*, *mtime* and *format* are fixed, so that the
+    same samples give the same bytes; passing them gives a warning.
     """
 
     def __init__(self, fileobj: Any, compress: bool | str | None = None, encoder: Any = True, **fixed: Any):
@@ -152,8 +152,8 @@ class ShardWriter(shards.ShardWriter):
     """Writes samples to numbered shards, with an index each and a manifest.
 
     *post* is called with the name of each finished shard, *opener* opens shards instead of ``gopen``; *options* are
-    those of ``TarWriter``. What is being written: *fname* is the shard, *count* its samples and *size* its bytes;
-    *shard* is the number of the next one, and *total* are all samples.
+    those of ``TarWriter``. For the current shard, *fname* is its name, *count* its samples and *size* its bytes;
+    *shard* is the number of the next shard, and *total* counts all samples.
     """
 
     def __init__(

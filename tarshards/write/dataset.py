@@ -43,7 +43,7 @@ log = logging.getLogger("tarshards")
 CHUNK = 32  # items per call
 AHEAD = 4  # calls per process that are running, or finished and waiting for an earlier one
 MAX_BYTES = 10**9
-MARKS = 512  # items by which an interrupted call knows its dataset again
+MARKS = 512  # items by which a resumed call recognizes its dataset
 
 
 def write_dataset(
@@ -62,20 +62,20 @@ def write_dataset(
     one file per field. *to_sample* converts an item to a sample, or returns None to leave it out; by default the items
     are samples. A sample without ``__key__`` gets its number as key, with nine digits. The processes of *executor* (by
     default a ``ProcessPool`` of all cores) read the items of a sequence and call *to_sample*; the items of an iterable
-    are read here. The shards, their indexes and their manifest do not depend on the executor. With *sync* each is on
-    the disk before it is under its name, so that a call interrupted by a power loss resumes too. *sha256* is that of
-    ``ShardWriter``.
+    are read here. The shards, their indexes and their manifest do not depend on the executor. With *sync* each is
+    flushed to the disk before it gets its name, so that a call interrupted by a power loss can also resume. *sha256* is
+    as in ``ShardWriter``.
 
-    An interrupted call keeps what it has written, and the same call resumes there: with the same *pattern*, *max_bytes*
-    and *to_sample*, shards that are as they were written, and the same dataset. A dataset is known by its type and
-    length, and by up to 512 of the items written, at random places, which are converted and compared; a folder also by
-    the name, size and time of every file. If anything differs, a warning is logged, the shards of the interrupted call
-    are removed, and writing starts over. It also starts over if all was written.
+    To resume an interrupted call, repeat it: it keeps the finished shards if *pattern*, *max_bytes* and *to_sample* are
+    the same, the shards are unchanged, and the dataset is the same. A dataset is recognized by its type and length, and
+    by converting and comparing up to 512 random items of those written; a folder also by the name, size and time of
+    every file. If anything differs, a warning is logged, the shards of the interrupted call are removed, and writing
+    starts over. It also starts over if all was written.
 
     Raises OpError for an item that cannot be read or converted, SampleError for one that is not a sample, and
-    EncodeError for a value that does not encode; each names the number of the item. Raises OpenError where another
-    writer is at work under the same local *pattern*, SampleError for a dataset without samples, and StateError for an
-    iterator whose first item is that of the interrupted call and a later one is not: it cannot start over.
+    EncodeError for a value that does not encode; each gives the number of the item. Raises OpenError while another
+    writer uses the same local *pattern*, SampleError for a dataset without samples, and StateError for an iterator
+    whose first item equals that of the interrupted call but a later one differs: it cannot start over.
     """
     location, max_bytes = Location.of(pattern, sync=sync), whole_number("max_bytes", max_bytes, 1)
     pattern = location.url
@@ -86,7 +86,7 @@ def write_dataset(
     encode = _Encoder(source.sequence, to_sample)
     with ExitStack() as stack:
         claims = stack.enter_context(Claims())
-        claims.take(shard_name(pattern, 0))  # the journal may be that of a call which is at work
+        claims.take(shard_name(pattern, 0))  # the journal may belong to a running call
         journal = _Journal(location, digest_of(pattern, max_bytes, source.identity, _name_of(to_sample)))
         if executor is None:
             from tarshards.parallel import ProcessPool, call_shared
@@ -133,7 +133,7 @@ def _name_of(function: Any) -> str:
 
 
 class _Source:
-    """The items of a dataset, in chunks: the number of the first item, and the items or, of a sequence, their count."""
+    """The items of a dataset, in chunks: the number of the first item, and the items (for a sequence, their count)."""
 
     def __init__(self, dataset: Any):
         is_sequence = (
@@ -156,7 +156,7 @@ class _Source:
             self.identity.append(self._length)
         self._opened = self._items = iter(()) if self.sequence is not None else self._open()
         self._read = 0  # items
-        self._kept: list[Any] | None = []  # what was read, until the first item has been compared
+        self._kept: list[Any] | None = []  # the items read, until the first has been compared
 
     def chunks(self, first: int) -> Iterator[tuple[int, Any]]:
         """Yield all items from *first* on."""
@@ -171,14 +171,14 @@ class _Source:
             first += len(chunk)
 
     def single(self, numbers: Iterable[int], *, keep: bool = False) -> Iterator[tuple[int, Any]]:
-        """Yield the items of *numbers*, which rise, each for itself; with *keep*, what is read for them is kept."""
+        """Yield the items with ascending *numbers*, one by one; with *keep*, the items read for them are kept."""
         if not keep:
             self._kept = None
         for number in numbers:
             yield number, 1 if self.sequence is not None else self._take(number + 1 - self._read)
 
     def _take(self, count: int) -> list[Any]:
-        """Read *count* items and return the last, in a list which is empty if there are fewer."""
+        """Read *count* items and return the last in a list, which is empty if there are fewer."""
         last: deque[Any] = deque(maxlen=1)
         for item in islice(self._items, count):
             self._read, count = self._read + 1, count - 1
@@ -188,7 +188,7 @@ class _Source:
         return [] if count else list(last)
 
     def restart(self, reason: str, name: str) -> None:
-        """Go back to the first item; raise StateError, which names the file *name*, if that is gone."""
+        """Go back to the first item; raise StateError, which names the file *name*, if it is gone."""
         if self.sequence is not None:
             return
         items = self._open()
@@ -201,7 +201,7 @@ class _Source:
 
 
 class _Journal:
-    """What a call has written, kept in a file beside its first shard, with *marks*, digests of some of its items."""
+    """The record of a call's shards, in a file beside the first, with *marks*, digests of some of its items."""
 
     def __init__(self, pattern: Location, digest: str):
         self.pattern, self.digest, self._rank = pattern, digest, 0
@@ -215,12 +215,12 @@ class _Journal:
         self._marks = {int(number): mark for number, mark in begun.get("marks", {}).items()}
         self._discarded: int = begun.get("discarded", 0)  # shards of another call that are being removed
         if self.shards and begun.get("digest") != digest:
-            self.discard("its dataset or its options are others")
+            self.discard("its dataset or its options differ")
         elif self._discarded:
             self._remove_discarded()
 
     def add(self, number: int, sample: Sample) -> None:
-        """Note that *sample*, of the item *number*, was written."""
+        """Record that *sample*, of the item *number*, was written."""
         self.items = number + 1
         if not self._marks or _has_rank(number, self._rank):
             self._marks[number] = _mark(sample)
@@ -230,7 +230,7 @@ class _Journal:
             self._marks = {n: mark for n, mark in self._marks.items() if n == first or _has_rank(n, self._rank)}
 
     def finish(self, name: str, _: TarWriter) -> None:
-        """Note that the shard *name* is finished, and write down all notes."""
+        """Record that the shard *name* is finished, and save the journal."""
         self.shards.append(name)
         self._sizes.append(_size(Location.of(name)))
         self._save(shards=len(self.shards), items=self.items, sizes=self._sizes, marks=self._marks)
@@ -239,22 +239,22 @@ class _Journal:
         write_marker(self._location, {"digest": self.digest, "pattern": self.pattern.url, **record})
 
     def changed_shard(self) -> str | None:
-        """Say which shard is not as it was written, None if all are."""
+        """Return which shard has changed since it was written, or None."""
         for name, size, found in zip(self.shards, self._sizes, look_up(_size, self.shards)):
             if size != found:
-                return f"{Location.of(name).name} is not as it was written"
+                return f"{Location.of(name).name} has changed since it was written"
         return None
 
     def changed_item(
         self, source: _Source, encoded: Callable[[Iterator[Any]], Iterator[tuple[int, Sample]]]
     ) -> str | None:
-        """Say which item of *source* is not as it was, None if none of those noted is."""
+        """Return which recorded item of *source* has changed, or None."""
         first, *others = sorted(self._marks)
         for numbers, keep in (([first], True), (others, False)):
             found = {number: _mark(sample) for number, sample in encoded(source.single(numbers, keep=keep))}
             for number in numbers:
                 if found.get(number) != self._marks[number]:
-                    return f"item {number} is another now"
+                    return f"item {number} has changed"
         return None
 
     def discard(self, reason: str) -> None:
@@ -266,26 +266,26 @@ class _Journal:
         )
         self._discarded = count
         self.shards, self.items, self._sizes, self._marks = [], 0, [], {}
-        self._save(discarded=count)  # were it removed later, the interrupted call would miss shards when it resumes
+        self._save(discarded=count)  # saved first: if killed after removing shards, a resume would miss them
         self._remove_discarded()
 
     def _remove_discarded(self) -> None:
         for number in range(self._discarded):
             shard = self.pattern.at(shard_name(self._written_as, number))
-            with suppress(OpenError):  # where nothing can be removed, shards are written over
+            with suppress(OpenError):  # if nothing can be removed, shards are overwritten
                 forget(shard)
                 shard.remove()
 
     def remove(self) -> None:
-        """Remove the file; all is written."""
+        """Remove the file, when everything is written."""
         try:
             self._location.remove()
-        except OpenError:  # a server that removes nothing
+        except OpenError:  # the server does not allow removing
             self._save()
 
 
 def _has_rank(number: int, rank: int) -> bool:
-    """Whether an item is among a half of all items, a quarter of them, ...: a random one, as changes may be regular."""
+    """Whether an item is in a random half, quarter, ... of all items; random, since changes may be regular."""
     return splitmix64(number) >> (64 - rank) == 0
 
 
@@ -300,7 +300,7 @@ def _mark(sample: Sample) -> str:
 
 
 def _size(url: str | Location) -> int | None:
-    """Return the size of a shard in bytes, -1 if it is missing, None if the server does not tell."""
+    """Return the size of a shard in bytes, -1 if it is missing, None if the server does not report it."""
     try:
         return Location.of(url).size()
     except OpenError as error:

@@ -63,13 +63,13 @@ def map_shards(
     or None to leave it out. *executor*, any of ``concurrent.futures`` (default: a ``ProcessPool`` of all cores), calls
     it. If a call raises or its process dies, the shard is tried *retries* more times; then its first error is raised,
     or passed to *on_error* while the other shards continue. With *on_error* ("skip" or a function of the error), a
-    sample that fails is left out and counted. *concatenated* says that inputs may be concatenated archives, and
-    *allow_pipe* that those named ``pipe:command`` may run their commands.
+    sample that fails is left out and counted. *concatenated* allows inputs that are concatenated archives, and
+    *allow_pipe* allows inputs named ``pipe:command`` to run their commands.
 
     Each output is written atomically, with *sync* to the disk, followed by its index and the marker ``OUTPUT.done``; a
     later call with *resume* skips outputs with this marker. The manifest of the outputs and the report
-    ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has an output of its
-    own, and OpenError where another writer is at work on a local one.
+    ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has its own output, and
+    OpenError while another writer writes a local one.
     """
     from tarshards.index.manifests import update_manifests, with_digests
 
@@ -133,7 +133,7 @@ def output_names(outputs: Any, count: int) -> list[str]:
 
 
 def is_pattern(outputs: Any) -> bool:
-    """Say whether *outputs* is a name with the number of the shard in it."""
+    """Return whether *outputs* is a name that contains the number of the shard."""
     return isinstance(outputs, str | os.PathLike) and shard_name(outputs, 0) != shard_name(outputs, 1)
 
 

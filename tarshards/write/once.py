@@ -1,4 +1,4 @@
-"""Make many outputs in parallel, each once: what a killed run has made, the next run with the same arguments keeps."""
+"""Make many outputs in parallel, each once: a run keeps the outputs of a killed run with the same arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tarshards.stream.ops import progress as show_progress
 
 AHEAD = 1000  # items given to the executor at a time
 
-Outcome = tuple[Any, Any, BaseException | None]  # an item, its result, or what was raised
+Outcome = tuple[Any, Any, BaseException | None]  # an item, its result or its exception
 
 
 def run_all(
@@ -27,7 +27,7 @@ def run_all(
 ) -> Generator[Outcome, None, None]:
     """Yield every item as it is done, with the result of *function* or the error; with *progress*, stderr shows a bar.
 
-    The calls are made in this process where *executor* is None.
+    The calls run in this process if *executor* is None.
     """
     calls: Generator[Outcome, None, None]
     if executor is None:
@@ -57,9 +57,9 @@ def at_shard(error: BaseException, url: str) -> Exception:
 
 
 class Unit(Protocol):
-    """One output; ``identity`` says what it is made of, and decides whether an earlier one is the same.
+    """One output; ``identity`` describes its input, and decides whether an earlier output is the same.
 
-    ``is_file`` says whether ``output`` is the name of one file, which there must be then, or only that of its marker.
+    ``is_file`` says whether ``output`` names one file, which must then exist, or only names the marker.
     """
 
     @property
@@ -72,7 +72,7 @@ class Unit(Protocol):
     def identity(self) -> list[Any]: ...
 
     def make(self, ledger: Ledger) -> dict[str, Any]:
-        """Write the output, errors of rows to *ledger*; return what is to be known of it, as JSON holds it."""
+        """Write the output, with errors of rows to *ledger*; return a JSON description of it."""
         ...
 
 
@@ -92,7 +92,7 @@ class _Task:
 
 
 def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:
-    """Raise OpenError if an output exists that no run that was killed has written, unless to *overwrite* it."""
+    """Raise OpenError if an output exists that no killed run has written, unless *overwrite*."""
     if overwrite or is_begun(units):
         return
     for unit in units:
@@ -103,10 +103,10 @@ def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:
 def make_all(
     units: Sequence[Unit], ledger: Ledger, *, executor: Executor | None, progress: bool
 ) -> list[dict[str, Any]]:
-    """Make every unit that a killed run has not made; return what is known of each, in their order.
+    """Make every unit that a killed run has not made; return the descriptions of all, in order.
 
-    A unit that fails raises its error, or gives it to *ledger*, which may let the others go on; it is then left out.
-    ``finish`` removes what this leaves for a later run. Raises OpenError where another run makes one of them now.
+    A unit that fails raises its error, or passes it to *ledger*, which may allow the others to continue; it is then
+    left out. ``finish`` removes the files left for a later run. Raises OpenError if another run is making one of them.
     """
     with Claims() as claims:
         for unit in units:
@@ -140,21 +140,21 @@ def _make_all(units: Sequence[Unit], ledger: Ledger, executor: Executor | None, 
 
 
 def _sweep(location: Location) -> None:
-    """Remove the temporary file of a local output, which a process that was ended has left."""
+    """Remove the temporary file of a local output that a killed process has left."""
     if location.path is not None:
         with suppress(OSError):
             location.open("wb").abort()  # type: ignore[attr-defined]
 
 
 def finish(units: Sequence[Unit]) -> None:
-    """Remove the markers of all units: everything is made."""
+    """Remove the markers of all units, when everything is made."""
     for unit in units:
         remove_marker(unit.output.sibling(".done"))
     remove_marker(_begun(units))
 
 
 def discard(units: Sequence[Unit]) -> None:
-    """Remove all outputs, which hold nothing, and the markers."""
+    """Remove all outputs, which are empty, and the markers."""
     for unit in units:
         forget(unit.output)
         unit.output.remove()
@@ -162,7 +162,7 @@ def discard(units: Sequence[Unit]) -> None:
 
 
 def is_begun(units: Sequence[Unit]) -> bool:
-    """Say whether a run that was killed has begun to make *units*."""
+    """Return whether a killed run has begun to make *units*."""
     return read_marker(_begun(units)) is not None
 
 

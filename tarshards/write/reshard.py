@@ -38,11 +38,11 @@ from tarshards.tar.read import END, pack_members
 from tarshards.write.once import at_shard, run_all
 from tarshards.write.shards import PACKED, TarWriter, name_leftovers, shard_name
 
-RECORD = "reshard.json"  # of the call to which the folder belongs
+RECORD = "reshard.json"  # names the call to which the folder belongs
 MAX_BYTES = 10**9
-BUCKET = 1 << 26  # bytes, about
+BUCKET = 1 << 26  # approximate bytes
 MOST_BUCKETS = 1 << 12
-BUFFER = 1 << 24  # bytes that a task of the first pass holds in memory
+BUFFER = 1 << 24  # bytes in memory of a task of the first pass
 SAMPLES = 40  # bits for the number of a sample in its shard
 MASK = (1 << 64) - 1
 NUMBER = re.compile(r"%0?\d*d|\{shard(:0?\d*d?)?\}")
@@ -59,9 +59,9 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class _Resharding:
-    """The parameters of both passes, which every task gets: nothing that grows with the inputs."""
+    """The parameters of both passes, passed to every task: nothing that grows with the inputs."""
 
-    inputs: int  # how many there are
+    inputs: int  # their number
     pattern: Location
     folder: str
     buckets: int  # a power of two; without shuffling, each input is one bucket instead
@@ -80,7 +80,7 @@ class _Resharding:
         return self.pattern.at(shard_name(self.pattern, number))
 
     def file(self, name: str) -> Location:
-        """Return a file of the folder, written as the outputs are."""
+        """Return a file of the folder, written in the same way as the outputs."""
         return self.pattern.at(f"{self.folder}/{name}")
 
     def scattered(self, shard: int, end: str) -> Location:
@@ -93,7 +93,7 @@ class _Resharding:
 
 def reshard(
     inputs: Any,
-    output_pattern: str | os.PathLike[str],
+    output_pattern: str | os.PathLike[str] | Location,
     *,
     shuffle: bool = True,
     seed: int = 0,
@@ -115,18 +115,17 @@ def reshard(
     The order is a random permutation by *seed*, or with ``shuffle=False`` that of the inputs. One limit determines
     where shards end: *max_bytes* (default: 1e9; only a single larger sample exceeds it), *max_samples*, or *shards*,
     the number of shards, which are then equal within one sample. *rekey* is a template for new keys with ``index``
-    (within the input), ``key`` and ``shard``, for inputs that share keys. *concatenated* says that inputs may be
-    concatenated archives, and *allow_pipe* that those named ``pipe:command`` may run their commands. The output does
+    (within the input), ``key`` and ``shard``, for inputs that share keys. *concatenated* allows inputs that are
+    concatenated archives, and *allow_pipe* allows inputs named ``pipe:command`` to run their commands. The output does
     not depend on *executor* (default: a ``ProcessPool`` of all cores).
 
     Between the passes, all samples are stored in a folder beside the first output, or in *tmpdir*; it needs as much
     space as the inputs. After an interruption, the same call resumes from this folder, which is removed at the end.
-    With *sync* what it holds, and each output, is on the disk before it counts as done, as a power loss requires.
-    *ledger* counts what was read, and the members that belong to no sample.
+    With *sync* its files, and each output, are flushed to the disk before they count as done, to survive a power loss.
+    *ledger* counts the samples read, and the members that belong to no sample.
 
-    Raises ValueError for conflicting or invalid arguments, OpenError where another writer is at work under the same
-    local pattern, and SampleError for a key that occurs twice in a shard, and for inputs without samples unless
-    *allow_empty*.
+    Raises ValueError for conflicting or invalid arguments, OpenError while another writer uses the same local pattern,
+    and SampleError for a key that occurs twice in a shard, and for inputs without samples unless *allow_empty*.
     """
     import numpy as np
 
@@ -182,7 +181,7 @@ def reshard(
         )
         write_manifest(pattern.at(manifest), made)
         name_leftovers(output_pattern, len(made))
-        os.unlink(f"{folder}/{RECORD}")  # first: without it, a folder that is half removed is not resumed from
+        os.unlink(f"{folder}/{RECORD}")  # first: without it, nothing resumes from a half-removed folder
         shutil.rmtree(folder)
     return made
 
@@ -279,7 +278,7 @@ class _Scatter:
 
 
 def _merge_tables(plan: _Resharding) -> list[int]:
-    """Write the entries of all inputs to one table, sorted by bucket; return where in it each bucket starts."""
+    """Write the entries of all inputs to one table, sorted by bucket; return the start of each bucket."""
     import numpy as np
 
     buckets = plan.buckets if plan.seed is not None else plan.inputs
@@ -291,19 +290,19 @@ def _merge_tables(plan: _Resharding) -> list[int]:
     starts = np.concatenate([[0], np.cumsum(counts)])
     with open(plan.table, "w+b") as file:
         if starts[-1]:
-            # A full disk is an error here, and would be a signal where the mapping is written.
+            # A full disk is an error here, and would be a signal when the mapping is written.
             os.posix_fallocate(file.fileno(), 0, int(starts[-1]) * np.dtype(ENTRY).itemsize)
-            table, places = np.memmap(file, ENTRY), starts[:-1].copy()
+            table, offsets = np.memmap(file, ENTRY), starts[:-1].copy()
             for name in names:
                 entries = retry_parse(np.load, name)
                 found, firsts, numbers = np.unique(entries["bucket"], return_index=True, return_counts=True)
-                table[np.repeat(places[found] - firsts, numbers) + np.arange(len(entries))] = entries
-                places[found] += numbers
+                table[np.repeat(offsets[found] - firsts, numbers) + np.arange(len(entries))] = entries
+                offsets[found] += numbers
     return starts.tolist()
 
 
 def _spanned(starts: list[int], low: int, high: int) -> tuple[int, ...]:
-    """Return where the buckets that have the positions *low* to *high* start, and the last one ends.
+    """Return the starts of the buckets with the positions *low* to *high*, and the end of the last.
 
     >>> _spanned([0, 10, 10, 20, 30], 5, 12), _spanned([0, 10, 20], 10, 20)
     ((0, 10, 10, 20), (10, 20))
@@ -333,8 +332,8 @@ def _ends(plan: _Resharding, cut: Cut, starts: list[int]) -> list[int]:
     if cut.max_samples is not None:
         return [*range(cut.max_samples, total, cut.max_samples), total]
     ends, used = [], len(END)
-    for place, stop in pairwise(starts):
-        sizes = np.cumsum(_bucket(plan, place, stop)["size"], dtype=np.int64)
+    for start, stop in pairwise(starts):
+        sizes = np.cumsum(_bucket(plan, start, stop)["size"], dtype=np.int64)
         begin = before = 0
         while begin < len(sizes):
             fit = int(np.searchsorted(sizes, before + (cut.max_bytes or 0) - used, side="right"))
@@ -343,7 +342,7 @@ def _ends(plan: _Resharding, cut: Cut, starts: list[int]) -> list[int]:
             if fit == len(sizes):
                 used += int(sizes[-1]) - before
                 break
-            ends.append(place + fit)
+            ends.append(start + fit)
             begin, before, used = fit, int(sizes[fit - 1]) if fit else 0, len(END)
     return [*ends, total] if not ends or ends[-1] < total else ends
 
@@ -352,7 +351,7 @@ def _ends(plan: _Resharding, cut: Cut, starts: list[int]) -> list[int]:
 class _Gather:
     """The second pass: write one new shard from the positions *low* to *high* of the new order.
 
-    *starts* is where the buckets that it spans start, and the last one ends.
+    *starts* has the starts of the buckets that it spans, and the end of the last.
     """
 
     plan: _Resharding

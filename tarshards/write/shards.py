@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DUPLICATE_KEY = "this key is already in the shard"
 PACKED = 1 << 20  # bytes of members that are packed and written at once
-MOST_SAMPLES, MOST_BYTES = 100_000, 3 * 10**9  # of a shard, unless a ShardWriter is given other limits
+MOST_SAMPLES, MOST_BYTES = 100_000, 3 * 10**9  # of a shard, the default limits of a ShardWriter
 
 
 class _Writer:
@@ -58,14 +58,14 @@ class TarWriter(_Writer):
     """Write samples to one shard: a path, any writable URL, ``-`` for stdout, or a file object.
 
     Time, owner and mode are fixed and fields are sorted, so the same samples give the same bytes. The shard appears
-    under its name when ``close`` succeeds, and the index of an earlier one is removed; after ``abort``, or an exception
-    in the ``with`` block, there is no shard, nor if it is never closed, which is a RuntimeWarning. With *sync* a local
-    shard is on the disk before it appears, so that a power loss leaves no shard that looks whole; scratch data need not
-    wait for that. With *sha256* an uncompressed shard is hashed as it is written: after ``close`` its ``sha256`` is
-    the checksum in hexadecimal digits, else None.
+    under its name when ``close`` succeeds, and the index of an earlier shard is removed; after ``abort``, or an
+    exception in the ``with`` block, there is no shard, nor if it is never closed, which is a RuntimeWarning. With
+    *sync* a local shard is flushed to the disk before it appears, so that a power loss leaves no incomplete shard that
+    looks whole; scratch data need not wait for that. With *sha256* an uncompressed shard is hashed as it is written:
+    after ``close`` its ``sha256`` is the checksum in hexadecimal digits, else None.
 
-    A file object is anything with a ``write`` that takes bytes. It is written forwards and left open; what ``abort``
-    leaves in it has no end of archive. Raises TypeError for another target.
+    A file object is anything with a ``write`` that takes bytes. It is written sequentially and left open; after
+    ``abort`` its content has no end of archive. Raises TypeError for another target.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class TarWriter(_Writer):
             self._digest = hashlib.sha256()
         self.samples = 0
         self.size = len(END)  # bytes of the finished archive, before compression
-        self.index: Index | None = None  # after ``close``, if it was written too
+        self.index: Index | None = None  # after ``close``, if it was also written
         self._members: Members | None = None
         self._keys = SeenKeys()  # with the shards that they come from
 
     def add_index(self) -> None:
-        """Write the index of the shard too, when it is closed; not of a compressed one, or of one that is a stream.
+        """Also write the index of the shard when it is closed, unless the shard is compressed or a stream.
 
-        To be called before the first sample is written.
+        Call it before the first sample is written.
         """
         if self.target is not None and not self.is_compressed and not self._location.is_stream:
             from tarshards.index.members import Members
@@ -120,7 +120,7 @@ class TarWriter(_Writer):
     def write_members(
         self, key: str, fields: tuple[str, ...], values: list[bytes], packed: list[bytes], shard: str | None = None
     ) -> None:
-        """Append the members of one sample, *packed* as ``pack_members`` does; *shard* is where it was read."""
+        """Append the members of one sample, *packed* by ``pack_members``; *shard* is its source."""
         members = self._members
         if members is not None and fields not in members.numbers:
             members.check_room(key, fields, str(self.target))
@@ -149,10 +149,10 @@ class TarWriter(_Writer):
         self.samples += len(keys)
 
     def write_batch(self, batch: SampleBatch) -> Iterator[Sample]:
-        """Append the samples of *batch*, many at once; each that ``write`` must take is yielded when it is next.
+        """Append the samples of *batch*, many at once; yield each sample that needs ``write`` when its turn comes.
 
-        They are those whose names or sizes need more than a plain header, whose keys are at fault, and those with a
-        field that the index of the shard does not have yet; and all if a key is not new.
+        These are samples whose names or sizes need more than a plain header, with faulty keys, or with a field that the
+        index of the shard does not have yet; and all samples if a key is not new.
         """
         members = self._members
         keys, columns = batch.keys, sorted(batch.columns, key=itemgetter(0))
@@ -219,7 +219,7 @@ class TarWriter(_Writer):
 
 
 def _duplicate(first: str | None, second: str | None) -> str:
-    """Say that a key which was read in the shard *first* comes again in the shard *second*."""
+    """Return the message for a key of the shard *first* that comes again in the shard *second*."""
     if first is None or second is None:
         return DUPLICATE_KEY
     which = f"{first} has it twice" if first == second else f"it comes from {first}, and again from {second}"
@@ -237,25 +237,25 @@ def _is_file(target: Any) -> bool:
 class ShardWriter(_Writer):
     """Write samples to numbered shards, starting a new one when *max_samples* or *max_bytes* would be exceeded.
 
-    *pattern* contains the shard number as ``{shard:06d}`` or ``%06d``. Both limits hold, also where only one is given:
-    by default 100,000 samples and 3 GB (3 x 10**9 bytes); None is no limit. *max_bytes* is the size of the finished
-    file before compression; only a single larger sample exceeds it. Shards are never empty: without samples, none is
-    written. ``shards`` lists the finished shards, which remain if a later one is aborted. Shards that an earlier run
-    has left beyond the last one are not removed, but ``close`` logs a warning that names them.
+    *pattern* contains the shard number as ``{shard:06d}`` or ``%06d``. Both limits hold, even if only one is given: by
+    default 100,000 samples and 3 GB (3 x 10**9 bytes); None is no limit. *max_bytes* is the size of the finished file
+    before compression; only a single larger sample exceeds it. Shards are never empty: without samples, none is
+    written. ``shards`` lists the finished shards, which remain if a later one is aborted. Shards of an earlier run
+    beyond the last one are not removed, but ``close`` logs a warning that names them.
 
     With *index*, every uncompressed shard gets a sidecar ``<shard>.index`` when it is finished. ``close`` writes the
     manifest of all shards with their sample counts and sizes, named after the pattern: ``train-{shard:06d}.tar`` gives
-    ``train.shards.json``. After an error no manifest is written. With *start* above 0, the manifest keeps the entries
-    that it has, and adds shards below *start* that have an index. What writers of other shards have put into it
-    meanwhile stays. Pipes get neither indexes nor a manifest. *sync* is that of ``TarWriter``, also for indexes and the
-    manifest. With *sha256* uncompressed shards are hashed as they are written, and the manifest has their checksums.
+    ``train.shards.json``. After an error no manifest is written. With *start* above 0, the manifest keeps its entries,
+    and adds shards below *start* that have an index. Entries added meanwhile by writers of other shards stay. Pipes get
+    neither indexes nor a manifest. *sync* is as in ``TarWriter``, also for indexes and the manifest. With *sha256*
+    uncompressed shards are hashed as they are written, and the manifest has their checksums.
 
-    A local shard belongs to the writer that begins it until that is closed or aborted, or its process ends: another
-    one that would replace it meanwhile raises OpenError, which names the process. Writers that work at the same time
-    need patterns of their own, or different *start*. On servers and stores nothing tells that there are two.
+    A local shard belongs to the writer that begins it until the writer is closed or aborted, or its process ends:
+    meanwhile, another writer that would replace it raises OpenError, which names the process. Concurrent writers need
+    different patterns, or different *start*. On servers and stores two writers are not detected.
 
     *values* replaces further names in the pattern. *open_writer* opens each shard by name, instead of ``TarWriter``,
-    and is to claim it; *on_finish* is called with the name and the writer of each finished shard.
+    and must claim it; *on_finish* is called with the name and the writer of each finished shard.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class ShardWriter(_Writer):
         self._entries: dict[str, Shard] = {}
 
     def write(self, sample: Sample) -> None:
-        """Append one sample; raises as ``TarWriter.write`` does."""
+        """Append one sample; raises like ``TarWriter.write``."""
         fields, values = encode_sample(sample, in_pieces=True)
         key = sample["__key__"]
         packed = pack_members(key, fields, values)
@@ -342,7 +342,7 @@ class ShardWriter(_Writer):
             self._on_finish(name, writer)
 
     def _write_manifest(self) -> None:
-        """Write the manifest, with what an earlier run, or writers of other shards since this began, have put there."""
+        """Write the manifest, with entries of an earlier run and of writers of other shards since this one began."""
         from tarshards.index.manifests import earlier_shards, natural_order, write_manifest
 
         url = self._manifest()
@@ -359,7 +359,7 @@ class ShardWriter(_Writer):
         self._entries = {}
 
     def _with_sha256(self, shard: Shard) -> Shard:
-        """Return a shard of an earlier run with its checksum, if that is wanted; it is read if none was kept."""
+        """Return a shard of an earlier run, with its checksum if wanted, computed if none was stored."""
         location = Location.of(shard.url)
         if not self._sha256 or shard.sha256 is not None or named_compression(location) is not None:
             return shard
@@ -379,7 +379,7 @@ class ShardWriter(_Writer):
                 self._write_manifest()
 
     def abort(self) -> None:
-        """Discard the shard that is being written."""
+        """Discard the unfinished shard."""
         self._is_open = False
         if self._writer is not None:
             self._writer.abort()
@@ -388,17 +388,17 @@ class ShardWriter(_Writer):
 
 
 def open_claimed(claims: Claims, name: str, **options: Any) -> TarWriter:
-    """Open a shard that no other writer has, or raise OpenError."""
+    """Open a shard that no other writer has claimed, or raise OpenError."""
     claims.take(name)
     return TarWriter(name, **options)
 
 
 def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None = None) -> None:
-    """Warn of the shards of *pattern* from *number* on, which a run that wrote more shards has left."""
+    """Warn of shards of *pattern* from *number* on, left by a run that wrote more shards."""
     if Location.of(pattern).is_stream:
         return
     left: list[str] = []
-    with suppress(OpenError):  # of a server that does not tell
+    with suppress(OpenError):  # the server does not tell
         while (location := Location.of(shard_name(pattern, number + len(left), values))).exists():
             left.append(location.name)
     if left:
@@ -419,8 +419,8 @@ def write_samples(
 ) -> int:
     """Write *samples* to one shard, as ``TarWriter`` does, and return their number.
 
-    A sample that the shard cannot take, such as one with a key that it has already, is passed to *reject* with the
-    error, and left out; by default the error is raised.
+    A sample that the shard cannot accept, such as one with a repeated key, is passed to *reject* with the error, and
+    left out; by default the error is raised.
     """
     if isinstance(samples, Mapping):
         raise TypeError(f"write_samples takes samples, such as a list of dicts, not one dict {shortened(samples)}")
@@ -437,7 +437,7 @@ def write_shard(
 ) -> tuple[int, int]:
     """Write *samples* to a shard, as ``write_samples`` does, and its index; return their number and its size in bytes.
 
-    The folder of a local shard is made if it is missing.
+    Creates the folder of a local shard if it is missing.
     """
     target.make_folder()
     with TarWriter(target) as writer:
@@ -447,7 +447,7 @@ def write_shard(
 
 
 def made_shard(url: str, samples: int, size: int) -> Shard:
-    """Return the entry of a manifest for what ``write_shard`` wrote; a compressed shard has no index."""
+    """Return the manifest entry for a shard of ``write_shard``; a compressed shard has no index."""
     is_indexed = named_compression(Location.of(url)) is None
     return Shard(url, samples, size if is_indexed else None, indexed=is_indexed)
 

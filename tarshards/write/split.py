@@ -46,7 +46,6 @@ def split_samples(
     index: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
-    sync: bool = True,
     on_finish: Callable[[str], Any] | None = None,
     reject: Callable[[Sample, TarshardsError], Any] | None = None,
     leave_out: Callable[[str], Any] | None = None,
@@ -55,10 +54,10 @@ def split_samples(
 
     Each of *routes* computes the value of a variable in the pattern for a sample. Every combination of values is a
     series of shards, numbered from *first*; with *index*, each series gets indexes and a manifest. The error of a
-    sample that has no route, or that its shard cannot take, is raised, or passed to *reject*. Reading stops with the
-    sample that would start one more than *max_shards* shards; *leave_out* is then called with "max_shards".
-    *on_finish* is called with the name of each finished shard; *sync* is that of ``TarWriter``. Raises OpenError for a
-    shard that exists, unless *overwrite*, and for a shard that two series, or another writer too, would write.
+    sample that has no route, or that its shard cannot accept, is raised, or passed to *reject*. Reading stops at the
+    sample that would start shard number *max_shards* + 1; *leave_out* is then called with "max_shards". *on_finish* is
+    called with the name of each finished shard. Raises OpenError for a shard that exists, unless *overwrite*, and for a
+    shard that two series, or this and another writer, would write.
     """
     target = Location.of(pattern)
     shards: list[SplitShard] = []
@@ -77,7 +76,7 @@ def split_samples(
         if not overwrite and (location := Location.of(name)).is_taken():
             raise OpenError("the file exists; --overwrite replaces it", url=location.name)
         begun.add(name)
-        return TarWriter(os.devnull if dry_run else name, allow_pipe=target.allow_pipe, sync=sync)
+        return TarWriter(os.devnull if dry_run else name, allow_pipe=target.allow_pipe, sync=target.sync)
 
     def finish(name: str, writer: TarWriter) -> None:
         shards.append(SplitShard(name, writer.samples, writer.size))
@@ -93,7 +92,7 @@ def split_samples(
             max_bytes=max_bytes,
             start=first,
             index=index and not dry_run,
-            sync=sync,
+            sync=target.sync,
             values=dict(zip(routes, values)),
             open_writer=open_writer,
             on_finish=finish,

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import pickle
 from fractions import Fraction
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import inf
 
 import pytest
+import test_proportions
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -109,20 +110,20 @@ def test_quotas_never_fall_and_phases_follow_each_other(weights, stride):
         assert following.at(phase.end) == phase.at(phase.end)
 
 
-@settings(max_examples=75, deadline=None)
-@given(mixtures(), seeds, st.lists(st.integers(0, 60), max_size=5))
-def test_a_mixture_goes_on_from_its_counts_and_in_chunks_of_any_size(mixture, seed, chunks):
-    whole = Mixture(Quotas(mixture), seed).take(sum(chunks) + 20)
-    quotas = pickle.loads(pickle.dumps(Quotas(mixture)))
-    running, restored, taken = Mixture(quotas, seed), Mixture(quotas, seed), []
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(mixtures(), test_proportions.mixtures), seeds, st.lists(st.integers(0, 60), max_size=5))
+def test_a_mixture_goes_on_from_its_counts_and_in_chunks_of_any_size(weights, seed, chunks):
+    whole = Mixture(weights, seed).take(sum(chunks) + 20)
+    quotas = pickle.loads(pickle.dumps(Quotas(weights)))
+    running, restored, taken = Mixture(quotas, seed), Mixture(weights, seed), []
     for chunk in chunks:
         part = running.take(chunk)
         assert restored.take(chunk) == part
         taken += part
         counts = json.loads(json.dumps(running.counts))
-        assert counts == [taken.count(i) for i in range(len(mixture))]
-        restored = Mixture(Quotas(mixture), seed, counts)
-    assert taken + restored.take(20) == whole
+        assert counts == [taken.count(i) for i in range(len(weights))]
+        restored = Mixture(Quotas(weights), seed, counts)
+    assert taken + list(islice(restored, 20)) == whole == taken + pickle.loads(pickle.dumps(running)).take(20)
 
 
 def test_a_mixture_begins_anywhere_at_once():

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 from collections import Counter
 from fractions import Fraction
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -42,21 +39,6 @@ def test_every_source_has_its_share_at_every_prefix(weights, seed, steps):
         counts[source] += 1
         for i, share in enumerate(shares):
             assert abs(share * n / total - counts[i]) <= bound
-
-
-@settings(max_examples=100)
-@given(mixtures, seeds, st.lists(st.integers(0, 60), max_size=5))
-def test_a_mixture_goes_on_from_its_counts_and_in_chunks_of_any_size(weights, seed, chunks):
-    whole = Mixture(weights, seed).take(sum(chunks) + 20)
-    mixture, restored, taken = Mixture(weights, seed), Mixture(weights, seed), []
-    for chunk in chunks:
-        part = mixture.take(chunk)
-        assert restored.take(chunk) == part
-        taken += part
-        counts = json.loads(json.dumps(mixture.counts))
-        assert counts == [taken.count(i) for i in range(len(weights))]
-        restored = Mixture(weights, seed, counts)
-    assert taken + list(islice(restored, 20)) == whole == taken + pickle.loads(pickle.dumps(mixture)).take(20)
 
 
 def test_nothing_drifts_in_a_billion_steps():

@@ -344,7 +344,7 @@ def test_columns_of_csv_have_the_types_that_are_asked_for(tmp_path):
         with pytest.raises((ValueError, TypeError), match=reason):
             import_dataset(source, pattern, types=wrong, overwrite=True)
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(ValueError, match="types= is of csv"):
+    with pytest.raises(ValueError, match="types= applies to csv only"):
         import_dataset(str(tmp_path / "a.jsonl"), pattern, types={"a": "int"}, overwrite=True)
 
 

@@ -213,7 +213,7 @@ def test_a_check_tells_of_it_and_takes_the_rule(shard):
 
 
 def test_tools_take_the_rule_of_a_shard(shard, tmp_path):
-    joined = join_shards([[shard], [shard]], split="last", conflict="first")
+    joined = join_shards([[Shard(shard, split="last")]] * 2, conflict="first")
     assert plain(joined) == expected(shard)
     renamed = map_shards(
         rename, [Shard(shard, split="last")], str(tmp_path / "out-{shard:05d}.tar"), per_sample=True, executor=None

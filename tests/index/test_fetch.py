@@ -43,7 +43,6 @@ BLOCKS = 28  # of 130,000 bytes
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(tuning, "PAUSE", 0.001)
 
 

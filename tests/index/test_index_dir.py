@@ -124,9 +124,8 @@ def test_what_a_tool_writes_has_its_index_beside_it(shards, tool, tmp_path):
     assert len(IndexedShards(f"{tmp_path}/out/t.shards.json")) == 6
 
 
-def test_indexes_of_remote_shards(shards, tool, tmp_path, monkeypatch):
+def test_indexes_of_remote_shards(shards, tool, tmp_path):
     """Of files that a query names, too."""
-    monkeypatch.setenv("no_proxy", "*")
     with serving(shards) as site:
         site.find = lambda path, login: path.partition("?f=")[2] or path
         tool(f"tarindex -q --index-dir idx '{site.url}/a/{TRAIN}' '{site.url}/get.tar?f={{a,b}}/t-0.tar'")

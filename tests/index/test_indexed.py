@@ -243,7 +243,7 @@ def test_over_http_other_fields_are_not_read(write, site):
     assert [sample["nil"] for sample in empty] == [b""] * 12
 
 
-def test_a_planned_dataset_over_http_reads_at_once(write, site, monkeypatch):
+def test_a_planned_dataset_over_http_reads_at_once(write, site):
     write(40, large=10)
     dataset = ShardDataset(f"{site.url}/set.shards.json", shuffle=True, fields="a")
     assert site.asked(".index") == 0, "the manifest says that they are there"
@@ -399,8 +399,7 @@ def test_members_between_samples_and_long_names(tmp_path):
     assert Path(url).stat().st_size < 100_000
 
 
-def test_the_sidecars_of_remote_shards_are_loaded_several_at_once(tmp_path, make_shards, monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
+def test_the_sidecars_of_remote_shards_are_loaded_several_at_once(tmp_path, make_shards):
     make_shards(4, index=True)
     both = threading.Barrier(2, timeout=30)
 

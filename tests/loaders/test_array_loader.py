@@ -30,7 +30,7 @@ from tarshards.loaders.arrays.readers.arrays import array
 from tarshards.loaders.arrays.readers.arrays import ragged as read_ragged
 from tarshards.loaders.arrays.readers.images import image
 from tarshards.loaders.arrays.readers.parsed import bytes_, integer, text
-from tarshards.stream.mix import mix
+from tarshards.stream.mixed import mix
 
 SAMPLES, SHARDS = 300, 3
 

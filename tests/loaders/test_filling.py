@@ -222,8 +222,7 @@ def test_ops_that_read_ahead_tell_which_sample_failed(urls):
     assert epochs[0] == epochs[1]
 
 
-def test_remote_shards_are_filled_from_the_blocks_at_hand(urls, monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
+def test_remote_shards_are_filled_from_the_blocks_at_hand(urls):
     with serving(Path(urls).parent) as site:
         over_http = loader(f"{site.url}/set-{{00..05}}.tar", remote=Remote(connections=4), index=True)
         assert keys(islice(over_http, 40)) == keys(islice(loader(urls), 40))

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, Stream, World, readers, torch_iterable
 from tarshards.errors import TarshardsError, WorldError
-from tarshards.loaders.torch.dataset import SharedEpochCounter
+from tarshards.loaders.torch.shard_dataset import SharedEpochCounter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

@@ -129,7 +129,7 @@ def test_a_shard_loader_whose_collate_fails(shard):
 def test_samples_by_number(shard):
     with open(shard, "r+b") as file:
         file.seek(1024)
-        file.write(b"?")  # the name of the second member is another now
+        file.write(b"?")  # the name of the second member has changed
     for options in ({"collate_fn": list}, {"batch_size": None}):
         error = raised_by(DataLoader(IndexedShards(shard), num_workers=1, **options))
         assert error.url == shard

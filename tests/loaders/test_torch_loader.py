@@ -15,7 +15,7 @@ from tarshards import Ledger, ShardDataset, World
 from tarshards.epoch.loop import Part
 from tarshards.errors import AuditError, DecodeError, OpError, StateError
 from tarshards.index.access import IndexedShards
-from tarshards.loaders.torch.loader import ShardLoader
+from tarshards.loaders.torch.shard_loader import ShardLoader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

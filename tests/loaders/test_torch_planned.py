@@ -192,7 +192,7 @@ def test_two_datasets_on_one_ledger_at_once_in_workers(urls):
 INTERRUPTED = """
 import sys, time, warnings
 from tarshards import ShardDataset
-from tarshards.loaders.torch.loader import ShardLoader
+from tarshards.loaders.torch.shard_loader import ShardLoader
 warnings.simplefilter("ignore")
 loader = ShardLoader(ShardDataset(sys.argv[1]), 1, num_workers=2)
 try:

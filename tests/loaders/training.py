@@ -14,7 +14,7 @@ import torch
 
 from tarshards import Ledger, ShardDataset
 from tarshards.errors import AuditError
-from tarshards.loaders.torch.loader import ShardLoader
+from tarshards.loaders.torch.shard_loader import ShardLoader
 
 
 def main(settings: dict, rank: int) -> None:

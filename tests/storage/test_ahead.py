@@ -24,7 +24,6 @@ from tarshards.storage.remote import Remote
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     """Pieces of some hundred bytes, and no pauses."""
-    monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(tuning, "PAUSE", 0.001)
     for name, size in (("FIRST", 500), ("LEAST", 100), ("PIECE", 2000)):
         monkeypatch.setattr(ahead, name, size)

@@ -64,11 +64,6 @@ def answering(
             thread.join()
 
 
-@pytest.fixture(autouse=True)
-def direct(monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-
-
 def read(url: str, size: int, timeout: float) -> list[bytes]:
     """Return what each call of ``read`` returns."""
     with connections.request("GET", url, {}, timeout=timeout) as response:

@@ -17,13 +17,14 @@ from fsspec.spec import AbstractFileSystem
 from tarshards import Ledger, Stream
 from tarshards.errors import TarshardsError
 from tarshards.index.sidecar import Index
-from tarshards.storage import tuning
 from tarshards.storage.expressions import expand_shards, expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.markers import read_marker, write_marker
 from tarshards.storage.opening import open_shard
 from tarshards.storage.redaction import redacted
 from tarshards.storage.remote import Remote
+
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 SIGNATURE, PASSWORD, TOKEN = "s1gn/ture+4b=c5", "p4ss/w0rd%41", "t0k3n.4b5c6d7e8f"
 QUERY = f"X-Amz-Expires=60&X-Amz-Signature={quote(SIGNATURE, safe='')}"
@@ -38,13 +39,6 @@ BODY = bytes(range(256)) * 800
 def server():
     with serving() as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    monkeypatch.setattr(tuning, "PAUSE", 0.001)
-    monkeypatch.setattr(tuning, "LONGEST_PAUSE", 0.002)
-    monkeypatch.setenv("no_proxy", "*")
 
 
 def shows_nothing(action: Callable[[], object], reason: str | None = None) -> TarshardsError:

@@ -35,7 +35,6 @@ def server():
 def _no_pauses():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "PAUSE", 0.001)
-        patch.setenv("no_proxy", "*")
         yield
 
 

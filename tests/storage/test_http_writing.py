@@ -6,27 +6,16 @@ import pytest
 from faulty_server import Answer, Server, serving
 
 from tarshards.errors import OpenError
-from tarshards.storage import tuning
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.storage.remote import Remote
+
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 BODY = bytes(range(256)) * 160_000  # 41 MB: more than sockets buffer
 SMALL = BODY[:300_000]
 CREATED = Answer(status="201 Created")
 BUSY = Answer(status="503 Busy", headers=(("Retry-After", "0"),))
-
-
-@pytest.fixture
-def server():
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    monkeypatch.setattr(tuning, "PAUSE", 0.001)
-    monkeypatch.setenv("no_proxy", "*")
 
 
 def write(url: str, data: bytes = BODY, **options) -> None:

@@ -70,7 +70,6 @@ def files(tmp_path_factory) -> dict[str, tuple[bytes, bytes, bytes]]:
 def _no_pauses(monkeypatch):
     monkeypatch.setattr(tuning, "PAUSE", 0)
     monkeypatch.setattr(tuning, "LONGEST_PAUSE", 0)
-    monkeypatch.setenv("no_proxy", "*")
 
 
 def shard_of(key: str) -> str:

@@ -10,28 +10,18 @@ from socket import create_server
 from xml.sax.saxutils import escape
 
 import pytest
-from faulty_server import Answer, serving
+from faulty_server import Answer
 from programs import WEBDAV, WEBDAV_MODULE, find, need
 
 from tarshards import Stream, TarWriter
 from tarshards.errors import OpenError, UrlError
 from tarshards.index.build import build_index
-from tarshards.storage import tuning, webdav
+from tarshards.storage import webdav
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 
-
-@pytest.fixture
-def server():
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    monkeypatch.setattr(tuning, "PAUSE", 0.001)
-    monkeypatch.setenv("no_proxy", "*")
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 def listed(*hrefs: str, head: str = "", prefix: str = "D:", **options) -> Answer:

@@ -16,7 +16,7 @@ from with_torch import DataLoader, ShardDataset, ShardLoader
 from tarshards import ArrayLoader, Ledger, Stream, World, readers
 from tarshards.epoch.proportions import Quotas, stepwise
 from tarshards.errors import SampleError, StateError, WorldError
-from tarshards.stream.mix import mix
+from tarshards.stream.mixed import mix
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

@@ -18,8 +18,8 @@ from with_torch import DataLoader, ShardDataset, ShardLoader
 from tarshards import ArrayLoader, Ledger, Stream, World, readers
 from tarshards.epoch.proportions import Mixture, Quotas, stepwise
 from tarshards.errors import AuditError, StateError
-from tarshards.stream import mix as mixing
-from tarshards.stream.mix import PASS, ScheduledChoices, mix
+from tarshards.stream import mixed as mixing
+from tarshards.stream.mixed import PASS, ScheduledChoices, mix
 from tarshards.stream.op import BoundOp, op
 
 pytestmark = [

@@ -293,7 +293,9 @@ def test_collate_kinds():
 
 
 def test_collate_refuses_what_makes_no_batch():
-    with pytest.raises(ValueError, match=r"a: .* of shape \(2,\) in sample 0 and .*\(3,\) in sample 1 make no batch"):
+    with pytest.raises(
+        ValueError, match=r"a: .* of shape \(2,\) in sample 0 and .*\(3,\) in sample 1 cannot be batched"
+    ):
         collate([{"a": np.zeros(2)}, {"a": np.zeros(3)}])
     with pytest.raises(ValueError, match="NoneType"):
         collate([{"a": np.zeros(2)}, {"a": None}])
@@ -428,9 +430,9 @@ def test_unbatched_takes_tensors_and_what_a_dataloader_returns():
         ({"x": [1], "y": (1,)}, r"field y of a batch is a list, .* not \(1,\)"),
         ({"x": np.float64(1)}, "field x of a batch is a list, an array or a tensor, not"),
         ({}, "one length each, and here it has none"),
-        (np.float64(1), "no batch of samples"),
-        ("ab", "no batch of samples: 'ab'"),
-        (None, "no batch of samples: None"),
+        (np.float64(1), "not a batch of samples"),
+        ("ab", "not a batch of samples: 'ab'"),
+        (None, "not a batch of samples: None"),
     ],
 )
 def test_unbatched_refuses_what_is_no_batch(batch, words):

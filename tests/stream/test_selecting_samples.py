@@ -266,8 +266,7 @@ def test_numbers_that_select_nothing(numbers):
         Selection([2, 1], numbers)
 
 
-def test_of_remote_shards_only_the_selected_are_fetched(tmp_path, monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
+def test_of_remote_shards_only_the_selected_are_fetched(tmp_path):
     size, run = 2000, 50
     with ShardWriter(f"{tmp_path}/r-%d.tar", max_samples=500, index=True) as writer:
         for number in range(2000):

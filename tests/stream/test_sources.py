@@ -29,7 +29,7 @@ from tarshards.stream.sources import open_shards as open_source
 
 
 def open_shards(urls, index="auto", **options):
-    return open_source(urls, Opening(index), EpochOptions(**options))
+    return open_source(urls, Opening(index=index), EpochOptions(**options))
 
 
 def classes(samples) -> list[int]:

@@ -30,8 +30,8 @@ from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import open_plain
 from tarshards.tar.read import END, pack_header, padding
 from tarshards.verbs.check import SHOWN, Report, check, check_shards, duplicates, inspection
-from tarshards.verbs.check.duplicates import KeyPlaces
-from tarshards.verbs.check.headers import scan_headers
+from tarshards.verbs.check.duplicates import KeyOrigins
+from tarshards.verbs.check.header_scan import scan_headers
 from tarshards.verbs.repair import repair_shards
 
 
@@ -304,7 +304,7 @@ def test_duplicates_are_those_of_a_dict(held, monkeypatch):
     rng = random.Random(held)
     keys = [f"{rng.randrange(3000)}é\udce9" for _ in range(5000)]
     expected: dict[str, list] = {}
-    with KeyPlaces() as places:
+    with KeyOrigins() as places:
         for number, key in enumerate(keys):
             places.add(key, (0, number))
             expected.setdefault(key, []).append((0, number))
@@ -315,8 +315,8 @@ def test_duplicates_are_those_of_a_dict(held, monkeypatch):
 def test_duplicates_within_bounded_memory():
     """A million keys on disk take less than 64 MB, of which Python itself has 10."""
     code = """
-from tarshards.verbs.check.duplicates import KeyPlaces
-with KeyPlaces() as keys:
+from tarshards.verbs.check.duplicates import KeyOrigins
+with KeyOrigins() as keys:
     for number in range(1_000_000):
         keys.add(f"some/folder/{number % 999_999:012d}", (number // 1000, number))
     assert [key for key, _ in keys.duplicates()] == ["some/folder/000000000000"]
@@ -419,7 +419,7 @@ def test_what_headers_alone_do_not_tell_is_surveyed(tmp_path, names):
 def test_many_keys_at_once_are_the_same_as_one_by_one(held, monkeypatch):
     monkeypatch.setattr(duplicates, "HELD", held)
     keys = [(f"{number % 30}", (0, number)) for number in range(50)]
-    with KeyPlaces() as one_by_one, KeyPlaces() as at_once:
+    with KeyOrigins() as one_by_one, KeyOrigins() as at_once:
         for key, place in keys:
             one_by_one.add(key, place)
         at_once.extend(keys[:20])
@@ -436,7 +436,7 @@ def test_repair_opens_scans_and_judges_a_damaged_shard_once(tmp_path, monkeypatc
     for name in (
         "storage.location.Location.open",
         "samples.resync.walking._pieces",
-        "verbs.check.headers.walk",
+        "verbs.check.header_scan.walk",
         "samples.resync.judging._judge_segments",
     ):
         function = pydoc.locate(f"tarshards.{name}")

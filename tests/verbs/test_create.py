@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tarshards import read_samples, write_samples
 from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError
 from tarshards.samples.tree import list_classes, read_tree
-from tarshards.verbs.create import read_member_lines, read_plan, read_text
+from tarshards.storage.location import Location
+from tarshards.verbs.create import FieldSources, read_member_lines, read_plan, read_text
 from tarshards.verbs.table import tabulate
 
 
@@ -82,7 +83,8 @@ def test_paths_are_relative_to_a_folder(folder):
     (folder / "data").mkdir()
     write("hello", "data/x")
     plan = write(f"__key__\t@a\t@b\t@c\ns\tx\tfile:x\tfile://{folder}/data/x\n")
-    assert plain(read_plan(plan, folder="data")) == [{"__key__": "s", "a": b"hello", "b": b"hello", "c": b"hello"}]
+    sample = {"__key__": "s", "a": b"hello", "b": b"hello", "c": b"hello"}
+    assert plain(read_plan(plan, sources=FieldSources("data"))) == [sample]
 
 
 def test_urls_are_sources_and_with_leave_commands_too(folder):
@@ -93,7 +95,7 @@ def test_urls_are_sources_and_with_leave_commands_too(folder):
     plan = write("__key__\t@a\ns\tmemory://plan/x\n")
     assert next(read_plan(plan))["a"] == b"there"
     plan = write("__key__\t@a\ns\tpipe:echo there\n")
-    assert next(read_plan(plan, allow_pipe=True))["a"] == b"there\n"
+    assert next(read_plan(plan, sources=FieldSources(allow_pipe=True)))["a"] == b"there\n"
     with pytest.raises(OpenError, match=r"plan.tsv: line 2: pipe:echo there: a command runs only"):
         next(read_plan(plan))
 
@@ -107,7 +109,7 @@ def test_a_plan_may_be_compressed_and_have_windows_line_ends(folder):
 
 def test_a_plan_is_read_row_by_row(folder):
     os.mkfifo("rest")
-    samples = read_plan("pipe:printf '__key__\\ttxt\\na\\tb\\n'; cat rest", allow_pipe=True)
+    samples = read_plan(Location("pipe:printf '__key__\\ttxt\\na\\tb\\n'; cat rest", allow_pipe=True))
     assert next(samples)["txt"] == b"b"
     with open("rest", "wb") as rest:  # not before the first sample was seen
         rest.write(b"last\tone\n")
@@ -290,7 +292,7 @@ def test_lines_of_names_and_sources(folder):
     write("hello", "x")
     write("spaced", "a file")
     lines = write("a/0.txt x\na/0.raw text: tab\\t\\n\n\nb.TXT\tfile:a file\nc.txt pipe:echo $((6 * 7))\n", "lines")
-    assert plain(read_member_lines(lines, allow_pipe=True)) == [
+    assert plain(read_member_lines(lines, sources=FieldSources(allow_pipe=True))) == [
         {"__key__": "a/0", "txt": b"hello", "raw": b" tab\t\n"},
         {"__key__": "b", "txt": b"spaced"},
         {"__key__": "c", "txt": b"42\n"},

@@ -15,7 +15,7 @@ from leftovers import Leftovers
 from tarshards import Ledger, write_samples
 from tarshards.epoch.proportions import Quotas
 from tarshards.errors import OpenError, SampleError, StateError, TarError, UrlError
-from tarshards.stream.mix import Choices
+from tarshards.stream.mixed import Choices
 from tarshards.verbs.mix import Source, mix_streams, parse_sources, read_sources
 
 

@@ -106,8 +106,8 @@ def a_replaced_shard(sync):
     write_samples(SAMPLES, "in-0.tar", sync=sync)
 
 
-def a_catalog():
-    catalog = Catalog("out.yaml")
+def a_catalog(sync):
+    catalog = Catalog(Location("out.yaml", sync=sync))
     catalog.add("all@1", {"all": "in.shards.json"})
     return catalog
 
@@ -122,7 +122,7 @@ CALLS = {  # the function, and how many files it renames
     lambda sync: write_dataset(SAMPLES, "out-%d.tar", executor=ThreadPoolExecutor(1), sync=sync): 4,
     lambda sync: map_shards(list, "in-{0..2}.tar", "out-%d.tar", progress=False, sync=sync): 11,
     lambda sync: reshard("in-{0..2}.tar", "out-%d.tar", shards=2, sync=sync): 11,
-    lambda sync: split_samples(SAMPLES, "out-%d.tar", max_samples=5, index=True, sync=sync): 5,
+    lambda sync: split_samples(SAMPLES, Location("out-%d.tar", sync=sync), max_samples=5, index=True): 5,
     lambda sync: build_index("in-0.tar").save("in-0.tar", sync=sync): 1,
     lambda sync: list(refresh_indexes(["in-0.tar"], crc=True, sync=sync)): 1,
     lambda sync: list(export_indexes(["in-0.tar"], "dali", sync=sync)): 1,
@@ -133,10 +133,10 @@ CALLS = {  # the function, and how many files it renames
     lambda sync: import_dataset("rows.jsonl", "out-%d.tar", sync=sync): 6,
     lambda sync: export_dataset("in-{0..2}.tar", "out-%d.jsonl", sync=sync): 7,
     lambda sync: export_dataset("in-{0..2}.tar", "out", sync=sync): 22,
-    lambda sync: write_contact_sheet(SAMPLES, "out.html", title="", sync=sync): 1,
-    lambda sync: repair_shards(["in-0.tar"], "out.tar", sync=sync): 1,
-    lambda sync: write_card("out.json", {"all": "in-0.tar"}, name="all", sync=sync): 1,
-    lambda sync: a_catalog().save(sync=sync): 1,
+    lambda sync: write_contact_sheet(SAMPLES, Location("out.html", sync=sync), title=""): 1,
+    lambda sync: repair_shards(["in-0.tar"], Location("out.tar", sync=sync)): 1,
+    lambda sync: write_card(Location("out.json", sync=sync), {"all": "in-0.tar"}, name="all"): 1,
+    lambda sync: a_catalog(sync).save(): 1,
 }
 
 

@@ -33,8 +33,8 @@ from tarshards.loaders.arrays.assembly import (
     has_failed,
 )
 from tarshards.loaders.arrays.readers.base import Reader
-from tarshards.loaders.base import Pass, Passes, ResumableLoader
 from tarshards.loaders.batches import BatchMaker
+from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.parallel import bounded_map
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.ledger import Tally

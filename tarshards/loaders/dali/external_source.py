@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from tarshards.loaders.base import Pass, Passes
 from tarshards.loaders.batches import BatchMaker
-from tarshards.loaders.dali.guard import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
+from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
+from tarshards.loaders.passes import Pass, Passes
 from tarshards.parallel import bounded_map
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
@@ -51,7 +51,7 @@ def batch_source(
 
 
 def open_dataset(urls_or_dataset: Any, guard: ImageGuard) -> Stream:
-    """Return a dataset as it is, and for a shard expression a dataset of the fields that *guard* takes."""
+    """Return a dataset unchanged, and for a shard expression a dataset with the fields that *guard* takes."""
     if isinstance(urls_or_dataset, Stream):
         return urls_or_dataset
     names = [";".join(alternatives) for alternatives in guard.fields]
@@ -70,13 +70,13 @@ class EncodedBatch(NamedTuple):
         return np.array([sample.valid and i < self.real for i, sample in enumerate(self.samples)])
 
     def columns(self) -> list[Any]:
-        """Return what DALI is fed for each field: one array of numbers, or a list of arrays."""
+        """Return DALI's input for each field: one array of numbers, or a list of arrays."""
         columns = [list(column) for column in zip(*(sample.arrays for sample in self.samples))]
         return [np.array(column) if column[0].ndim == 0 else column for column in columns]
 
 
 class EncodedBatchMaker(BatchMaker):
-    """Makes batches of encoded samples; *last_batch* says what becomes of a last one that is partial."""
+    """Makes batches of encoded samples; *last_batch* says how to treat a partial last batch."""
 
     def __init__(self, stream: Stream, size: int, guard: ImageGuard, last_batch: LastBatch):
         if last_batch not in ("partial", "pad", "drop"):
@@ -95,7 +95,7 @@ class EncodedBatchMaker(BatchMaker):
         return batch
 
     def encode(self, samples: Iterable[Any], planned: int) -> EncodedBatch:
-        """Encode the samples of a batch for which *planned* ones were read, and fill it if it is the last."""
+        """Encode the samples of a batch, of which *planned* were read, and fill it if it is the last."""
         encoded = list(self.guard.encode(samples, self.stream.ledger.fail))
         missing = self.size - len(encoded) if planned < self.size and self.last_batch == "pad" else 0
         return EncodedBatch(encoded + encoded[-1:] * missing, len(encoded))
@@ -139,7 +139,7 @@ class BatchSource:
         self.maker = EncodedBatchMaker(dataset, batch_size, guard, last_batch)
         self.passes, self.guard = Passes(self.maker), guard
         self.has_valid = guard.on_bad == "mask" or last_batch == "pad"
-        self._made = self._arrived = 0  # samples: the one is counted by a thread, the other by the consumer
+        self._made = self._arrived = 0  # samples: counted by a thread, and by the consumer
 
     @property
     def num_outputs(self) -> int:
@@ -167,11 +167,11 @@ class BatchSource:
         try:
             yield
         finally:
-            if self.maker.stream.is_followed:  # otherwise batches are no count of samples
+            if self.maker.stream.is_followed:  # otherwise batches do not count samples
                 self.maker.stream.ledger.count(in_flight=self._made - self._arrived)
 
     def arrive(self, batch: EncodedBatch) -> None:
-        """Say that the consumer is given *batch*."""
+        """Record that the consumer gets *batch*."""
         self._arrived += batch.real
 
     def batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:

@@ -12,7 +12,7 @@ ArrayLibrary = Literal["torch", "numpy", "cupy"]
 
 
 def output_to_arrays(output: Any, library: ArrayLibrary, *, share: bool) -> Any:
-    """Return one array for an output of a pipeline, or a list of arrays where the shapes of the samples differ.
+    """Return one array for an output of a pipeline, or a list of arrays if the shapes of the samples differ.
 
     Without *share* the arrays are copies: DALI's older executors overwrite an output in a later run.
     """
@@ -24,7 +24,7 @@ def output_to_arrays(output: Any, library: ArrayLibrary, *, share: bool) -> Any:
 
 
 def numpy_to_array(array: np.ndarray, library: ArrayLibrary) -> Any:
-    """Return *array*, which no pipeline has seen, as a tensor if *library* is torch."""
+    """Return *array*, which did not pass through a pipeline, as a tensor if *library* is torch."""
     return require("torch", extra="torch").from_numpy(array) if library == "torch" else array
 
 

@@ -1,8 +1,8 @@
 """Shards for torch.
 
-- ``dataset``: the IterableDatasets
-- ``loader``: the batches of a plan, made by worker processes
-- ``handover``: how these batches come from the workers, through shared memory
+- ``shard_dataset``: the IterableDatasets
+- ``shard_loader``: the batches of a plan, made by worker processes
+- ``handover``: passing these batches from the workers through shared memory
 """
 
 from tarshards.samples.codecs.registry import require

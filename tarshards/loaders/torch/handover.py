@@ -1,4 +1,4 @@
-"""Batches from workers to their loader through shared memory: only their places go through the pipe."""
+"""Batches from workers to their loader through shared memory: only their offsets go through the pipe."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from tarshards.epoch.loop import Outcome
-from tarshards.loaders.monitor import Work
+from tarshards.loaders.monitor import BatchWork
 
-APART = 1 << 40  # bytes between two arenas in their file, which takes memory only where it was used
+APART = 1 << 40  # bytes between two arenas in their sparse file
 STEP = 1 << 16  # bytes; the size of an arena is a multiple of them
 ALIGNED = 64  # bytes; each part of a batch begins at a multiple of them
-LARGE = 1 << 14  # bytes from which on bytes objects do not stay in the pickle
-TOGETHER, LITTLE, SOON = 16, 1 << 20, 0.004  # at most so many batches, bytes and seconds of work make one message
+LARGE = 1 << 14  # size from which on bytes objects are stored outside the pickle
+TOGETHER, LITTLE, SOON = 16, 1 << 20, 0.004  # most batches, bytes and seconds of work in one message
 
 log = logging.getLogger("tarshards")
 
 
 class Made(NamedTuple):
-    """A batch, what became of its samples, which are in flight until the loader takes it, and how long it took."""
+    """A batch, the outcome of its samples, which are in flight until the loader takes it, and the time to make it."""
 
     batch: Any
     outcome: Outcome
-    work: Work
+    work: BatchWork
 
 
 class Message(NamedTuple):
-    """What a worker sends at once: what it has *made*, and the batches of that apart from it."""
+    """A worker's message: the items *made*, with their batches separate."""
 
     worker: int
     made: list[Any]
@@ -50,13 +50,13 @@ class Message(NamedTuple):
 
 
 class Handed(NamedTuple):
-    """Batches in an arena of *size* bytes: its parts, from *places* on where they lie, and up to *end* its pickle."""
+    """Batches in an arena of *size* bytes: its parts, at *table* their offsets and sizes, up to *end* the pickle."""
 
     arena: int
     size: int
     ticket: int
     parts: int
-    places: int
+    table: int
     end: int
 
 
@@ -68,9 +68,9 @@ class Pickled(NamedTuple):
 
 
 class PlanTables(NamedTuple):
-    """The tables of a plan at one of two places in the file: their types and lengths."""
+    """The tables of a plan in one *half* of their area of the file: their types and lengths."""
 
-    place: int
+    half: int
     kinds: list[tuple[str, int]]
 
     def _begins(self) -> list[int]:
@@ -87,35 +87,35 @@ class PlanTables(NamedTuple):
 
 
 class Arenas:
-    """Shared memory for what *workers* send, each with up to *ahead* messages under way; an arena holds one message.
+    """Shared memory for the messages of *workers*, each with up to *ahead* in flight; an arena holds one message.
 
-    All arenas are one file without a name, which is gone when no process has it open, however they end. It begins with
-    a word for each arena: the ticket of the last message there that the loader has done with, or less than zero, the
-    ticket of one that is lent. Only the loader writes these words. A worker gives its messages tickets that count up,
-    and so knows which of its arenas are free; they grow to the largest message. One more word is the schedule: how
-    many batches a message has, since a message takes longer than a small batch.
+    All arenas are one unnamed file, which is released when the last process that has it open ends, even if killed. It
+    begins with a word for each arena: the ticket of its last message that the loader has finished with, or, negated,
+    the ticket of a lent message. Only the loader writes these words. A worker numbers its messages with increasing
+    tickets, so it knows which of its arenas are free; they grow to the largest message. One more word is the schedule:
+    the number of batches per message, since sending a message takes longer than making a small batch.
 
-    Before the arenas are the tables of a plan, in which all workers look up positions, at one of two places, which only
-    the loader writes: by turns, since a worker may still be in the pass before when the next one begins.
+    Before the arenas are the tables of a plan, in which all workers look up positions. They are in one of two halves,
+    which only the loader writes, in turns, since a worker may still be in the previous pass when the next one begins.
 
-    A batch is a view of an arena for as long as *lent* other ones are taken after it; without, batches are copies, with
+    A batch is a view of an arena until *lent* more batches have been taken; without *lent*, batches are copies, with
     *pinned* in memory that a GPU reads from.
     """
 
     def __init__(self, workers: int, ahead: int, *, lent: int = 0, pinned: bool = False):
         lent = 0 if pinned else lent
         self.workers, self.ahead, self.each, self.pinned = workers, ahead, ahead + 1 + lent, pinned
-        self.lent = lent and lent + workers - 1  # messages, for one of every worker is in hand
+        self.lent = lent and lent + workers - 1  # messages, since the loader holds one of every worker
         self.reason = ""  # why there is no memory
         self._taken: deque[Handed] = deque()
-        self._is_told = False
+        self._has_warned = False
         self._together = 1
         self._tables: PlanTables | None = None
-        self._before: PlanTables | None = None  # the tables of the pass before
+        self._before: PlanTables | None = None  # the tables of the previous pass
         try:
             self._open(os.memfd_create("tarshards"))
             os.ftruncate(self._file, 8 * (workers * self.each + 1))
-        except (AttributeError, OSError) as error:  # not all systems have it, and some sandboxes forbid it
+        except (AttributeError, OSError) as error:  # missing on some systems and forbidden in some sandboxes
             self.reason = f"there is no shared memory: {error}"
         self.restart()
 
@@ -140,7 +140,7 @@ class Arenas:
         self._schedule(0, self._together)
 
     def _schedule(self, first: int, together: int) -> None:
-        """Let all messages from the one with number *first* on, which no worker has begun, have *together* batches."""
+        """Put *together* batches into each message from number *first* on, which no worker has begun."""
         self._first, before, self._together = first, self._together, together
         self._batches, self._seconds, self._size = 0, 0.0, 1  # since then
         if not self.reason:
@@ -148,40 +148,40 @@ class Arenas:
             os.pwrite(self._file, _words_of(1).pack(word), 8 * self.workers * self.each)
 
     def share(self, tables: Sequence[np.ndarray]) -> PlanTables | None:
-        """Write *tables* for the workers of a pass; return how ``shared`` finds them, None where there is no memory."""
+        """Write *tables* for the workers of a pass; return a description for ``shared``, None without memory."""
         self._before, self._tables = self._tables, None
-        place = 1 if self._before is not None and self._before.place == 0 else 0
-        told = PlanTables(place, [(table.dtype.str, len(table)) for table in tables])
-        if self.reason or not told.size:
+        half = 1 if self._before is not None and self._before.half == 0 else 0
+        written = PlanTables(half, [(table.dtype.str, len(table)) for table in tables])
+        if self.reason or not written.size:
             return None
         try:
-            os.posix_fallocate(self._file, (place + 1) * APART, told.size)
-            memory = self._map(told, ACCESS_WRITE)
+            os.posix_fallocate(self._file, (half + 1) * APART, written.size)
+            memory = self._map(written, ACCESS_WRITE)
         except OSError as error:
             log.warning("each worker makes the plan by itself, which takes memory: %s", error)
             return None
-        for table, part in zip(tables, told.within(memory)):
+        for table, part in zip(tables, written.within(memory)):
             part[:] = table
-        self._tables = told
-        return told
+        self._tables = written
+        return written
 
-    def shared(self, told: PlanTables) -> list[np.ndarray]:
+    def shared(self, written: PlanTables) -> list[np.ndarray]:
         """Return the tables that the loader wrote."""
-        return told.within(self._map(told, ACCESS_READ))
+        return written.within(self._map(written, ACCESS_READ))
 
     def release(self) -> None:
-        """Free the tables of the pass before the one that has begun in all workers."""
+        """Free the tables of the previous pass, once the current one has begun in all workers."""
         if self._before is not None:
             from mmap import MADV_REMOVE  # which systems without memfd_create may lack
 
             self._map(self._before, ACCESS_WRITE).madvise(MADV_REMOVE)
             self._before = None
 
-    def _map(self, told: PlanTables, access: int) -> mmap:
-        return mmap(self._file, told.size, access=access, offset=(told.place + 1) * APART)
+    def _map(self, written: PlanTables, access: int) -> mmap:
+        return mmap(self._file, written.size, access=access, offset=(written.half + 1) * APART)
 
     def send(self, made: Iterator[Any]) -> Iterator[Message]:
-        """Yield, in a worker, all that is *made* in messages."""
+        """Yield, in a worker, everything *made*, in messages."""
         worker = get_worker_info().id
         self.begin(worker)
         for number in count():
@@ -190,7 +190,7 @@ class Arenas:
                 for item in islice(made, together):
                     group.append(item)
             except Exception:
-                if group:  # what came before an error is sent before it
+                if group:  # send batches made before an error first
                     yield self._message(worker, group, False)
                 raise
             yield self._message(worker, group, len(group) < together)
@@ -209,7 +209,7 @@ class Arenas:
         return Message(worker, rest, self.put(worker, batches) if batches else None, is_last)
 
     def receive(self, messages: Iterator[Message]) -> Generator[Any, None, None]:
-        """Yield what the workers made, from each in turn, with batches that are the loop's own or lent to it."""
+        """Yield the items that the workers made, from each in turn, with batches copied or lent to the loop."""
         waiting: list[deque[Any]] = [deque() for _ in range(self.workers)]
         going = set(range(self.workers))
         for worker in cycle(range(self.workers)):
@@ -227,11 +227,11 @@ class Arenas:
             if waiting[worker]:
                 yield waiting[worker].popleft()
             elif not going and not any(waiting):
-                yield from messages  # there are no more; asked for one, torch ends the workers
+                yield from messages  # there are no more; asking for one makes torch end the workers
                 return
 
     def _adapt(self, message: Message, going: set[int]) -> None:
-        """Schedule as many batches a message as they are small, by those that came since this was done before."""
+        """Schedule more batches per message the smaller they are, by the batches since the last call."""
         self._arrived[message.worker] += 1
         seconds = [each.work.seconds for each in message.made if isinstance(each, Made)]
         self._batches, self._seconds = self._batches + len(seconds), self._seconds + sum(seconds)
@@ -242,13 +242,13 @@ class Arenas:
             self._schedule(max(self._arrived) + self.ahead * self.workers + 1, max(1, fit))
 
     def begin(self, worker: int) -> None:
-        """Begin a pass in a worker: what the loader has not taken of the last one, it has passed over."""
+        """Begin a pass in a worker: messages of the last pass that the loader has not taken were skipped."""
         if not self.reason:
             words = self._words(worker)
             self._tickets = [ticket if word == -ticket else word for word, ticket in zip(words, self._tickets)]
 
     def put(self, worker: int, batches: Any) -> Handed | Pickled:
-        """Write *batches* to a free arena of a worker; raise the error of what cannot be pickled."""
+        """Write *batches* to a free arena of a worker; raise the error of a batch that cannot be pickled."""
         if self.reason:
             return Pickled(batches, self.reason)
         try:
@@ -264,26 +264,26 @@ class Arenas:
 
     def _write(self, worker: int, pickled: memoryview, buffers: list[memoryview]) -> Handed:
         words = self._words(worker)
-        place = next((place for place in range(self.each) if words[place] == self._tickets[place]), None)
-        if place is None:
+        number = next((number for number in range(self.each) if words[number] == self._tickets[number]), None)
+        if number is None:
             raise BlockingIOError(f"all {self.each} arenas of a worker are in use")
         joined = [buffer.obj if isinstance(buffer.obj, _Joined) else None for buffer in buffers]
         sizes = [parts.layout.size if parts else buffer.nbytes for buffer, parts in zip(buffers, joined)]
-        *begins, places = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
-        end = places + 16 * len(buffers) + len(pickled)
-        arena = worker * self.each + place
+        *begins, table = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
+        end = table + 16 * len(buffers) + len(pickled)
+        arena = worker * self.each + number
         memory = self._grown(arena, end)
         for begin, size, buffer, parts in zip(begins, sizes, buffers, joined):
             if parts:
                 parts.layout.pack_into(memory, begin, *parts.values)
             else:
                 memory[begin : begin + size] = buffer
-        told = (~size if parts else size for size, parts in zip(sizes, joined))
-        _words_of(2 * len(buffers)).pack_into(memory, places, *begins, *told)
+        marked = (~size if parts else size for size, parts in zip(sizes, joined))
+        _words_of(2 * len(buffers)).pack_into(memory, table, *begins, *marked)
         memory[end - len(pickled) : end] = pickled
         self._count += 1
-        self._tickets[place] = self._count
-        return Handed(arena, len(memory), self._count, len(buffers), places, end)
+        self._tickets[number] = self._count
+        return Handed(arena, len(memory), self._count, len(buffers), table, end)
 
     def _grown(self, arena: int, size: int) -> mmap:
         """Return the memory of an arena, at least *size* bytes; raise OSError if there is not enough."""
@@ -295,19 +295,19 @@ class Arenas:
         return memory
 
     def take(self, made: Any) -> Any:
-        """Return the batches that a worker put, as the loop's own or lent to it."""
+        """Return the batches of a worker's message, as copies or lent to the loop."""
         if isinstance(made, Pickled):
-            if not self._is_told:
+            if not self._has_warned:
                 log.warning("batches from workers are pickled, which takes longer: %s", made.reason)
-            self._is_told = True
+            self._has_warned = True
             return made.batches
         memory = self._memory.get(made.arena)
         if memory is None or len(memory) < made.size:
             memory = self._memory[made.arena] = mmap(self._file, made.size, offset=_offset(made.arena))
         view = memoryview(memory)
-        places = _words_of(2 * made.parts).unpack_from(view, made.places)
-        buffers = (self._part(view, *place) for place in zip(places, places[made.parts :]))
-        batches = pickle.loads(view[made.places + 16 * made.parts : made.end], buffers=buffers)
+        table = _words_of(2 * made.parts).unpack_from(view, made.table)
+        buffers = (self._part(view, *entry) for entry in zip(table, table[made.parts :]))
+        batches = pickle.loads(view[made.table + 16 * made.parts : made.end], buffers=buffers)
         self._taken.append(made)
         if self.lent:
             os.pwrite(self._file, _words_of(1).pack(-made.ticket), 8 * made.arena)
@@ -317,7 +317,7 @@ class Arenas:
         return pin_memory(batches) if self.pinned else batches
 
     def _part(self, view: memoryview, begin: int, size: int) -> Any:
-        """Return a part of a batch as memory of its own, but as a view if it is lent or bytes are made of it."""
+        """Return a copy of a part of a batch, or a view if it is lent or becomes bytes."""
         if size < 0:
             return view[begin : begin + ~size]
         part = view[begin : begin + size]
@@ -333,7 +333,7 @@ class Arenas:
 
 
 def _offset(arena: int) -> int:
-    """Return where an arena of a worker lies; before it are those of tables."""
+    """Return the offset of a worker's arena; the tables come before the arenas."""
     return (arena + 3) * APART
 
 
@@ -342,7 +342,7 @@ def _words_of(count: int) -> Struct:
 
 
 class _Joined(bytes):
-    """Stands in a pickle for bytes objects that lie one after the other in an arena, as *layout* says; it is empty."""
+    """Stands in a pickle for bytes objects that are concatenated in an arena, according to *layout*; it is empty."""
 
     layout: Struct
     values: list[bytes]
@@ -385,7 +385,7 @@ def _with_joined(value: Any) -> Any:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is np.ndarray and not value.flags.forc:  # with gaps numpy would pickle it whole
+        if type(value) is np.ndarray and not value.flags.forc:  # numpy would copy an array with gaps into the pickle
             return value.copy().__reduce_ex__(5)
         if not isinstance(value, torch.Tensor):
             return NotImplemented

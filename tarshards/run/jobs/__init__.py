@@ -2,11 +2,11 @@
 
 Read in this order:
 
-- ``job_plan``: items and a command to tasks; ``options``: what a job asks of a scheduler
-- ``attempt``: what an attempt of an item notes before it starts, by which a later one knows what it has left
+- ``job_plan``: items and a command to tasks; ``job_options``: the options of a job for a scheduler
+- ``attempt``: the record that an attempt at an item writes before it starts, for the next attempt to clean up
 - ``worker``: runs one task and writes its markers; ``__main__``: the worker as a program, for Slurm;
   ``init_process``: the worker as process 1 of a container
-- ``local``: tasks on this machine; ``scheduler``: what Slurm and Kubernetes have in common
+- ``local_run``: tasks on this machine; ``scheduler``: what Slurm and Kubernetes have in common
 - ``slurm``, ``kubernetes``: one scheduler each; ``kubernetes_objects``: the Jobs that are submitted
-- ``status``: how far a job is; ``job_folder``: what this machine keeps of a job
+- ``status``: the progress of a job; ``job_folder``: the files that the submitting machine keeps about a job
 """

@@ -1,4 +1,4 @@
-"""The program that Slurm runs: ``python -m tarshards.run.jobs worker PLAN`` does what ``tarjob worker PLAN`` does."""
+"""The program that Slurm runs: ``python -m tarshards.run.jobs worker PLAN`` is the same as ``tarjob worker PLAN``."""
 
 from __future__ import annotations
 

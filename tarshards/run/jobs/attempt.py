@@ -1,12 +1,12 @@
-"""One attempt at an item: the record that it has started, by which a later attempt knows what this one has left.
+"""One attempt at an item, and the record from which a later attempt knows which files this one has left.
 
-A tool of ours that is killed may leave a whole output without its marker, and refuses to replace it for ever. So the
-attempt notes, before the command starts, which output files of our tools do not exist. If such a file exists when the
-item is run again, an attempt of ours has made it, and it is removed. A file that existed before is not touched, nor is
-one of another program, which may be a checkpoint.
+A killed tool of ours may leave a complete output without its marker, and would refuse to replace it forever. So before
+the command starts, the attempt records which output files of our tools do not exist. If such a file exists when the
+item runs again, an earlier attempt made it, and it is removed. A file that existed before is not touched, nor is a file
+of another program, which may be a checkpoint.
 
-While the command or any process that it started lives, the record is locked. The next attempt waits for that, on any
-machine with the same files, so that no two write one output.
+The record is locked while the command, or any process that it started, is alive. The next attempt, on any machine with
+the same files, waits for the lock, so that no two attempts write one output.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Attempt:
         return True
 
     def begin(self, record: Record, earlier: Record | None) -> None:
-        """Remove what earlier attempts have left, and write the record that this one has started.
+        """Remove the files of earlier attempts, and write the record that this one has started.
 
         *earlier* is the record of the last failure. Raises OpenError if the record cannot be written.
         """
@@ -89,7 +89,7 @@ class Attempt:
                 made.update(found.get("absent", ()))
         for url in [url for url, is_ours in self._files.items() if is_ours]:
             location = Location(url)
-            with suppress(OpenError):  # then the command says what is wrong with it
+            with suppress(OpenError):  # the command will report the error
                 if url in made and (location.is_taken() or os.path.islink(str(location.path))):
                     forget(location)
                     location.remove()
@@ -98,7 +98,7 @@ class Attempt:
         self._write({**record, "absent": self.absent})
 
     def end(self) -> None:
-        """Remove the record; the item is done or failed, which another marker says."""
+        """Remove the record; another marker says whether the item is done or failed."""
         if self._files:
             remove_marker(self._location)
 

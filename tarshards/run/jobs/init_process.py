@@ -1,4 +1,4 @@
-"""What the first process of a container owes the others: it passes signals on, and reaps the orphans."""
+"""The duties of the first process of a container: forward signals, and reap orphans."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tarshards.storage.local import defer_signals
 
 
 def leave_init() -> None:
-    """As process 1, go on in a child: process 1 itself stays behind as init, and exits as the child does.
+    """As process 1, continue in a child; process 1 itself remains as init, and exits with the child's status.
 
-    Otherwise what commands leave behind would stay as zombies, up to the limit of the pod's processes.
+    Otherwise orphans of commands would stay as zombies, up to the pod's limit of processes.
     """
     if os.getpid() != 1:
         return

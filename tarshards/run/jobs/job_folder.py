@@ -1,4 +1,4 @@
-"""The directory ``.tarjob/NAME`` in which the submitting machine keeps what it knows of a job."""
+"""The directory ``.tarjob/NAME``, in which the submitting machine keeps a job's files."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class JobFolder:
 
     @property
     def variable(self) -> str:
-        """How the variable begins by which the commands of this job are found; see ``guard``."""
+        """The beginning of the variable that identifies the commands of this job; see ``guard``."""
         return f"TARJOB_RUN={self.path}/"
 
     @property
@@ -86,7 +86,7 @@ class JobFolder:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Lock out other runs of this job; yield whether the last one was killed, after what it left running is ended.
+        """Lock out other runs of this job; end the processes of a killed last run, and yield whether it was killed.
 
         Raises StateError if a run is active.
         """

@@ -68,9 +68,9 @@ class JobPlan(NamedTuple):
         return Location.of(output) if output is not None and Location.of(output).is_local else None
 
     def files_of(self, item: Item) -> dict[str, bool]:
-        """Return the files that the command is known to write for *item*, and whether a tool of ours writes each.
+        """Return the files that the command is known to write for *item*, each with whether a tool of ours writes it.
 
-        They are its output, and what follows any -o or --output; remote ones only of our tools.
+        They are its output, and the argument of each -o or --output; remote files only of our tools.
         """
         commands = _commands(self.command[0]) if self._is_line else [list(self.command)]
         found: dict[str, bool] = {}
@@ -96,7 +96,7 @@ class JobPlan(NamedTuple):
         return digest_of(item.values, self.arguments(item))
 
     def marker(self, item: Item, kind: str = "done") -> str:
-        """Return the URL of a marker of *item*: that it is ``done``, has ``failed``, or was ``started``."""
+        """Return the URL of the ``done``, ``failed`` or ``started`` marker of *item*."""
         if self.state is not None:
             return f"{self.state.rstrip('/')}/{self.digest(item)}.{kind}"
         return Location(self.output_of(item) or "").sibling(f".{kind}").url
@@ -122,7 +122,7 @@ class JobPlan(NamedTuple):
 
     @classmethod
     def loads(cls, text: str, *, url: str | None = None) -> JobPlan:
-        """Parse what ``dumps`` returned; raise StateError for anything else."""
+        """Parse the output of ``dumps``; raise StateError for anything else."""
         try:
             fields = json.loads(text)
             if (fields.pop("format"), fields.pop("version")) != ("tarjob-plan", VERSION):
@@ -175,7 +175,7 @@ def make_plan(
 
     Each source is an expression like those of shards. *inputs* and *outputs* are expressions of the same length
     instead, for ``{1}`` and ``{2}``; the markers are then written beside the outputs, else in the folder *state*, or
-    beside what follows ``-o`` in the command. Raises ValueError if two items would write the same output.
+    beside the argument of ``-o`` in the command. Raises ValueError if two items would write the same output.
     """
     if (inputs is None) != (outputs is None) or (inputs is not None) == bool(sources):
         raise ValueError("give the items either by sources or by inputs and outputs")
@@ -199,7 +199,7 @@ def make_plan(
 
 
 def check_markers(plan: JobPlan) -> None:
-    """Raise ValueError if two items have the same marker: one would count as done by the other."""
+    """Raise ValueError if two items have the same marker: one would mark the other as done."""
     marker, count = Counter(map(plan.marker, plan.items)).most_common(1)[0]
     if count > 1:
         if plan.output is None:
@@ -208,12 +208,12 @@ def check_markers(plan: JobPlan) -> None:
 
 
 def _check_types(plan: JobPlan) -> None:
-    """Raise TypeError or ValueError for what no plan that ``dumps`` wrote has."""
+    """Raise TypeError or ValueError for anything that ``dumps`` never writes."""
     texts = [plan.name, *plan.command, *(word for word in (plan.output, plan.state) if word is not None)]
     texts += [value for item in plan.items for value in item.values]
     items = all(type(item.number) is int and item.values for item in plan.items)
     if not items or not all(isinstance(text, str) for text in texts):
-        raise TypeError("a word that is no text, or an item without number or value")
+        raise TypeError("a word is not a str, or an item has no number or value")
     for sources in {len(item.values) for item in plan.items}:
         _check_placeholders((*plan.command, plan.output or ""), sources)
 
@@ -230,7 +230,7 @@ def _check_placeholders(command: tuple[str, ...], sources: int) -> None:
 
 
 def _outputs_in(words: Sequence[str]) -> list[str]:
-    """Return what follows each -o or --output."""
+    """Return the argument of each -o or --output."""
     found = [after for word, after in pairwise(words) if word in ("-o", "--output")]
     return found + [word.removeprefix("--output=") for word in words if word.startswith("--output=")]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from tarshards.errors import OpenError, StateError
 from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_options import Options
 from tarshards.run.jobs.job_plan import JobPlan
 from tarshards.run.jobs.kubernetes_objects import DIGEST, LABEL, RUN_LABEL, Object, make_objects
-from tarshards.run.jobs.options import Options
 from tarshards.run.jobs.scheduler import Poll, tasks_of
 
 WATCH = 5  # seconds that one watch request lasts
@@ -77,7 +77,7 @@ class Kubernetes:
         return poll
 
     def wait(self, parts: list[dict[str, Any]]) -> None:
-        """Watch the Jobs for some seconds; after a dropped watch go on, after an expired one list the Jobs again."""
+        """Watch the Jobs for some seconds; continue after a dropped watch; after an expired one list the Jobs again."""
         batch, _, namespace = self._api()
         http, api = _import("urllib3").exceptions.HTTPError, _import("kubernetes").client.ApiException
         options = {"label_selector": _selector(parts), "resource_version": self._version, "timeout_seconds": WATCH}
@@ -165,7 +165,7 @@ class Kubernetes:
         return [found[index] for index in sorted(found)]
 
     def _create(self, create: Any, read: Any, namespace: str, body: Object) -> Any:
-        """Create an object; an equal one that exists was created by a request whose answer was lost."""
+        """Create an object; an equal one that exists was created by a request whose response did not arrive."""
         made = self._call(create, namespace, body, conflict=None)
         if made is None:
             name = body["metadata"]["name"]
@@ -175,7 +175,7 @@ class Kubernetes:
         return made
 
     def _call(self, function: Any, *arguments: Any, **options: Any) -> Any:
-        """Make a request, and repeat it after passing errors; return *conflict* or *missing* for a 409 or 404."""
+        """Make a request, and retry it after transient errors; return *conflict* or *missing* for a 409 or 404."""
         client = _import("kubernetes").client
         http = _import("urllib3").exceptions.HTTPError
         known = {code: options.pop(name) for code, name in ((409, "conflict"), (404, "missing")) if name in options}
@@ -260,12 +260,12 @@ def _numbers(part: dict[str, Any], indexes: str | None) -> set[int]:
 def _block_dumper(yaml: Any) -> Any:
     """Return a YAML dumper that writes multi-line strings as blocks and uses no aliases."""
 
-    class Dumper(yaml.SafeDumper):
+    class BlockDumper(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
     def text(dumper: Any, value: str) -> Any:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
-    Dumper.add_representer(str, text)
-    return Dumper
+    BlockDumper.add_representer(str, text)
+    return BlockDumper

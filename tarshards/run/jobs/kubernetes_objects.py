@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from tarshards.run.jobs.job_options import IMAGE, Options, parse_quantity
 from tarshards.run.jobs.job_plan import JobPlan
-from tarshards.run.jobs.options import IMAGE, Options, parse_quantity
 from tarshards.run.jobs.worker import PERMANENT
 
 Object = dict[str, Any]
@@ -103,7 +103,7 @@ def _patched(job: Object, options: Options) -> Object:
 
 
 def merged(document: Any, patch: Any) -> Any:
-    """Return *document* with a merge patch (RFC 7396): objects are merged, null removes, all else replaces.
+    """Return *document* with a merge patch (RFC 7396) applied: objects are merged, null removes, other values replace.
 
     Lists of named objects, such as containers and volumes, are merged by these names, as ``kubectl patch`` does.
 
@@ -129,7 +129,7 @@ def merged(document: Any, patch: Any) -> Any:
 
 
 def _name_in_list(item: Any) -> Any:
-    """Return what names an object among others of a list, None if nothing does."""
+    """Return the name that identifies an object in a list, or None."""
     return item.get("mountPath", item.get("name")) if isinstance(item, dict) else None
 
 
@@ -171,7 +171,7 @@ def _pod(options: Options, name: str) -> Object:
 
 
 def _resources(options: Options) -> Object:
-    """Return the given amounts as requests and limits, and a default request for what is not given."""
+    """Return the given amounts as requests and limits, and default requests for the others."""
     named = {"cpu": options.cpu, "memory": options.memory, "ephemeral-storage": options.storage}
     limits = {kind: amount for kind, amount in named.items() if amount is not None}
     for kind, amount in limits.items():

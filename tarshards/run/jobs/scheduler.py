@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from tarshards.errors import StateError
 from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_options import Options
 from tarshards.run.jobs.job_plan import Item, JobPlan
-from tarshards.run.jobs.options import Options
 from tarshards.run.jobs.status import Show, Status, survey
 
 SCHEDULERS = {"slurm": "Slurm", "kubernetes": "Kubernetes"}
@@ -20,7 +20,7 @@ PAUSE = 1.0  # seconds between two queries of a local job
 
 @dataclass
 class Poll:
-    """What a scheduler reports of a job; *notes* are about tasks that ended without writing a marker.
+    """A scheduler's report on a job; *notes* are about tasks that ended without writing a marker.
 
     *done* and *failed* are numbers of items, or None if the scheduler does not know them.
     """
@@ -36,7 +36,7 @@ class Scheduler(Protocol):
     """Slurm or Kubernetes."""
 
     def preview(self, plan: JobPlan) -> str:
-        """Return what would be submitted."""
+        """Return the text that would be submitted."""
         ...
 
     def submit(self, plan: JobPlan, number: int) -> Iterator[dict[str, Any]]:
@@ -61,7 +61,7 @@ class Scheduler(Protocol):
 
 
 def make_scheduler(name: str, options: Options, folder: JobFolder) -> Scheduler:
-    """Return the scheduler with this name; raise StateError for one that a job was not started by."""
+    """Return the scheduler with this name; raise StateError for an unknown one."""
     if name not in SCHEDULERS:
         raise StateError(f"unknown scheduler {name!r}, known: {', '.join(SCHEDULERS)}")
     scheduler: Scheduler = getattr(import_module(f"tarshards.run.jobs.{name}"), SCHEDULERS[name])(options, folder)
@@ -69,7 +69,7 @@ def make_scheduler(name: str, options: Options, folder: JobFolder) -> Scheduler:
 
 
 def submit(plan: JobPlan, folder: JobFolder, name: str, options: Options, *, again: bool = False) -> Status:
-    """Submit the items of *plan* that are not done, those that failed for good only with *again*; return the status.
+    """Submit the items of *plan* that are not done, permanently failed ones only with *again*; return the status.
 
     Raises StateError if the job still runs.
     """

@@ -14,8 +14,8 @@ from typing import Any
 
 from tarshards.errors import OpenError
 from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_options import Options, parse_quantity
 from tarshards.run.jobs.job_plan import JobPlan
-from tarshards.run.jobs.options import Options, parse_quantity
 from tarshards.run.jobs.scheduler import Poll, tasks_of
 from tarshards.run.jobs.worker import PERMANENT
 

@@ -24,7 +24,7 @@ IN_LOG: Any = {  # a line every 30 seconds, and none at the start
 
 @dataclass
 class Status:
-    """Which items of a job are done and which have failed; *running* comes from the scheduler."""
+    """The items of a job that are done or have failed; *running* comes from the scheduler."""
 
     total: int
     done: set[int] = field(default_factory=set)
@@ -38,7 +38,7 @@ class Status:
         return len(self.done) == self.total
 
     def permanent(self) -> set[int]:
-        """The items that failed for good, with status 42."""
+        """The items that failed permanently, with status 42."""
         return {number for number, record in self.failed.items() if record.get("status") == PERMANENT}
 
 
@@ -92,7 +92,7 @@ def _failure(item: Item, record: Record) -> str:
 
 
 class Display:
-    """Shows a status as it changes: a bar on a terminal, else a line now and then; and each failure."""
+    """Shows a status as it changes: a bar on a terminal, else a line every 30 seconds; and each failure."""
 
     def __init__(self, plan: JobPlan, status: Status, *, quiet: bool = False):
         from tqdm import tqdm

@@ -45,9 +45,9 @@ class ItemResult(NamedTuple):
 class Worker:
     """Runs items of a plan in a with-block; ``stop`` may be called from any thread.
 
-    *run* is equal for all tries of one run of the job. What the commands start has the environment variable
-    ``TARJOB_RUN``, which begins with *owner*; a guard ends it if this process is killed. A command that is stopped has
-    *grace* seconds to end by itself.
+    *run* is the same for all tries of one run of the job. Commands and their descendants have the environment variable
+    ``TARJOB_RUN``, which begins with *owner*; a guard ends them if this process is killed. A stopped command has
+    *grace* seconds to exit.
     """
 
     def __init__(self, plan: JobPlan, *, run: str, owner: str, grace: float = GRACE):
@@ -66,21 +66,21 @@ class Worker:
         self._guard.release()
 
     def stop(self) -> None:
-        """End the commands that run, and start no more."""
+        """End the running commands, and start no more."""
         self.stopped = True
 
     def run(self, item: Item, log: Any = None) -> ItemResult:
         """Run the command of *item*, unless a marker says that it is done, and write a marker.
 
-        Its output is appended to the file *log*, or copied to our stdout. The result of a failure is that of the first
-        try in this run, unless the item must not be tried again.
+        Its output is appended to the file *log*, or copied to our stdout. A failure keeps the result of the first try
+        in this run, unless the item must not be tried again.
         """
         plan = self.plan
         with Attempt(plan, item) as attempt:
             if not attempt.lock(lambda: self.stopped):
                 return ItemResult(item, None)
             if find_made(plan.marker(item), plan.digest(item), plan.local_output(item)) is not None:
-                attempt.end()  # a worker that was killed has left it
+                attempt.end()  # left by a killed worker
                 return ItemResult(item, 0)
             earlier = read_marker(plan.marker(item, "failed"))
             record = {"digest": plan.digest(item), "item": list(item.values), "host": socket.gethostname()}
@@ -157,7 +157,7 @@ class _Copy:
 
 
 def _tail(log: Any, start: int) -> bytes:
-    """Return the end of what *log* got since it had *start* bytes."""
+    """Return the end of *log*, without its first *start* bytes."""
     size = os.fstat(log.fileno()).st_size
     return os.pread(log.fileno(), TAIL, max(start, size - TAIL))
 
@@ -175,7 +175,7 @@ def last_line(text: bytes) -> str:
 def run_task(url: str, *, index: int | None = None) -> int:
     """Run a task of the plan at *url*, by default the one in the scheduler's environment; return the exit code.
 
-    The code is 0 if all items are done, 42 if all failures are for good, and 1 if another try may help.
+    The code is 0 if all items are done, 42 if all failures are permanent, and 1 if another try may help.
     """
     location = Location.of(url)
     plan = JobPlan.loads(location.read().decode(), url=location.name)

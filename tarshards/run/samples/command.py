@@ -1,4 +1,4 @@
-"""One run of a command over samples: they are read, distributed to slots, recorded, and returned in order."""
+"""One run of a command over samples: read them, distribute them to slots, record and return the results in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tarshards.samples.keys import Sample, join_name
 
 LOOK_AHEAD = 4  # samples per slot that are queued or running, or wait for an earlier one
 SMALL = 1 << 26  # bytes of samples; below this limit quick slots may have more of them queued
-SIGNAL_AGAIN = 1.0  # seconds; a signal that comes just before a read is seen only after it
+SIGNAL_AGAIN = 1.0  # seconds; a signal that arrives just before a read takes effect only after it
 PERCENT_FROM = 3  # failures; with fewer, a percentage means little
 
 
@@ -56,13 +56,13 @@ def map_command(
     is one.
 
     A sample fails when its command fails, or runs for more than *timeout* seconds, and *retries* more tries do too.
-    Without *on_error* the first failure ends the run and is raised as OpError. Otherwise ``on_error(sample, error)``
-    is called in the order of the samples, and the sample is left out, or with *keep_failed* yielded unchanged, unless
+    Without *on_error* the first failure ends the run and is raised as OpError. Otherwise ``on_error(sample, error)`` is
+    called in the order of the samples, and the sample is left out, or with *keep_failed* yielded unchanged, unless
     *halt* ends the run.
 
-    *joblog* names a file that gets a line per sample. *state* names a file that keeps finished samples, from which a
-    later run takes them (failures too, unless *retry_failed*); the caller removes it. Scratch directories are made in
-    *tmpdir*, by default in memory if there is enough. Closing the iterator kills what runs.
+    *joblog* names a file that gets a line per sample. *state* names a file that stores finished samples for a later run
+    (failures too, unless *retry_failed*); the caller removes it. Scratch directories are made in *tmpdir*, by default
+    in memory if there is enough. Closing the iterator kills running commands.
     """
     work = Work(command, script, server, python, subdirs, add_log, timeout, retries)
     if sum(way is not None for way in (command, script, server, python)) != 1:
@@ -127,10 +127,10 @@ class Halt:
 
 
 class Interruptible:
-    """The items of an iterable, which ``interrupt`` ends from another thread.
+    """The items of an iterable; ``interrupt`` ends the iteration from another thread.
 
-    A reader that is blocked in the main thread is sent SIGINT; the iterable gets the KeyboardInterrupt and can clean
-    up. In other threads, or where SIGINT has another handler, reading ends with the next item.
+    A reader that is blocked in the main thread gets SIGINT; the iterable gets the KeyboardInterrupt and can clean up.
+    In other threads, or if SIGINT has another handler, reading ends with the next item.
     """
 
     def __init__(self, items: Iterable[Any]):
@@ -153,7 +153,7 @@ class Interruptible:
             return None
 
     def interrupt(self) -> None:
-        """End the items, and wait until the reader has left the last one."""
+        """End the iteration, and wait until the reader has finished the last item."""
         self._interrupted = True
         while True:
             with self._lock:
@@ -175,7 +175,7 @@ class _Run:
         self.joblog: Joblog | None = None
         self.halted_by: OpError | None = None
         self.line: deque[QueuedSample] = deque()  # in the order in which to yield them
-        self.read = self.made = self.taken = 0  # bytes of fields, of outputs; and both of what was yielded
+        self.read = self.made = self.taken = 0  # bytes of fields, of outputs, and of both for yielded samples
 
     def results(
         self,
@@ -211,7 +211,7 @@ class _Run:
                 self.dispatcher.settle()
                 if on_error is None:
                     raise self.halted_by
-                for queued in self.line:  # failures that wait for samples before them, which never finish
+                for queued in self.line:  # failures queued behind samples that never finish
                     if queued.result is not None and queued.result.failure is not None:
                         on_error(queued.sample, _error(queued.sample, queued.result.failure))
                 raise OpError(f"halted because {self.halt.failed} samples have failed")
@@ -219,7 +219,7 @@ class _Run:
     def _finished(self, source: Interruptible, slots: int) -> Iterator[tuple[Sample, SampleResult]]:
         """Yield finished samples in order, and keep enough others queued; stop when the run is halted."""
         line = self.line
-        ahead = 0  # samples that were read and not yet yielded
+        ahead = 0  # samples read but not yet yielded
         more = True
         while True:
             while line and (result := line[0].result) is not None:
@@ -240,7 +240,7 @@ class _Run:
                 return
 
     def _begin(self, index: int, sample: Sample) -> None:
-        """Queue a sample, or finish it where the journal has its result."""
+        """Queue a sample, or finish it if the journal has its result."""
         queued = QueuedSample(index, sample)
         if self.ordered:
             self.line.append(queued)

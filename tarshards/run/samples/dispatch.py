@@ -25,8 +25,8 @@ from tarshards.run.samples.slot import Frames, Reply
 from tarshards.samples.keys import Sample
 
 PROGRAM = os.path.join(os.path.dirname(__file__), "slot.py")
-SENT_AHEAD = 0.030  # seconds of work that a slot is sent ahead, at most
-MAX_DEPTH = 64  # samples that a slot is sent, at most
+SENT_AHEAD = 0.030  # most seconds of work sent ahead to a slot
+MAX_DEPTH = 64  # most samples sent to a slot
 GATHER = 0.001  # seconds to collect the replies of quick slots, so that the thread wakes less often
 PIPE_SIZE = 1 << 20  # bytes
 
@@ -45,12 +45,12 @@ class QueuedSample:
         self.result: SampleResult | None = None
 
     def job(self) -> tuple[int, Sample, dict[str, bytes]]:
-        """Return what a slot is sent of this sample."""
-        place: Sample = {name: self.sample[name] for name in ("__key__", "__url__") if name in self.sample}
-        return self.index, place, self.fields
+        """Return the message for a slot."""
+        reserved: Sample = {name: self.sample[name] for name in ("__key__", "__url__") if name in self.sample}
+        return self.index, reserved, self.fields
 
     def tried(self, reply: Reply) -> Reply:
-        """Count a try; return its reply with the begin of the first try and the seconds of all."""
+        """Count a try; return its reply with the start of the first try and the total seconds."""
         self.begun = self.begun if self.tries else reply.begun
         self.tries += 1
         self.seconds += reply.seconds
@@ -62,7 +62,7 @@ class Slot:
 
     def __init__(self, work: Work, scratch: Scratch, number: int):
         self.work, self.number = work, number
-        flags = ["-S", "-P"] if work.python is None else ["-P"]  # a function may import what site finds
+        flags = ["-S", "-P"] if work.python is None else ["-P"]  # a function may import from site-packages
         self.group = ChildGroup(
             [sys.executable, *flags, PROGRAM],
             {**os.environ, "TAR_SLOT": str(number), "TAR_SCRATCH": scratch.path},
@@ -75,9 +75,9 @@ class Slot:
             with suppress(OSError):  # the pipes of one user share a limit
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         self.sent: deque[QueuedSample] = deque()  # without a reply yet
-        self.depth = 1  # how many samples may be sent
+        self.depth = 1  # limit of samples sent
         self.closed = False  # the process sends no more replies
-        self.begun: float | None = None  # when the first of the sent samples began, as far as we know
+        self.begun: float | None = None  # when the first of the sent samples began, as far as known
         self.unsent: deque[bytes | memoryview] = deque([pickle.dumps(tuple(work))])
         self._frames = Frames()
 
@@ -94,13 +94,13 @@ class Slot:
         self.unsent.append(pickle.dumps(queued.job(), pickle.HIGHEST_PROTOCOL))
 
     def send(self) -> None:
-        """Send what the pipe takes now."""
+        """Send as much as the pipe accepts now."""
         while self.unsent:
             try:
                 sent = os.writev(self.jobs.fileno(), list(islice(self.unsent, MAX_DEPTH)))
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # the end of the replies tells why
+            except BrokenPipeError:  # the end of the replies gives the reason
                 self.unsent.clear()
                 return
             while sent:
@@ -144,8 +144,8 @@ class Slot:
         self.replies.close()
         return status
 
-    def lost(self) -> Reply:
-        """Return the reply for the first sample that was sent to a function's process that has died."""
+    def died(self) -> Reply:
+        """Return the reply for the first sample sent to a function's process that has died."""
         begun = self.begun or time.time()
         failure = Failure.of_status(self.group.reap(), "the function's process")
         if self.work.timeout is not None and failure.signal == signal.SIGALRM:
@@ -190,12 +190,12 @@ class Dispatcher:
 
     @property
     def depth(self) -> int:
-        """How many samples may be sent to slots now."""
+        """The number of samples that may be sent to slots now."""
         return sum(slot.depth for slot in self._slots)
 
     @property
     def halted(self) -> bool:
-        """Whether no more samples are begun."""
+        """Whether no more samples will start."""
         return self._halted or self._error is not None
 
     def add(self, queued: QueuedSample) -> None:
@@ -214,13 +214,13 @@ class Dispatcher:
         return bool(ready())
 
     def halt(self, *, kill: bool) -> None:
-        """Begin no more samples, and with *kill* end the running ones; may be called from any thread."""
+        """Start no more samples, and with *kill* end the running ones; may be called from any thread."""
         self._halted = True
         self._killed = self._killed or kill
         self._wake()
 
     def settle(self) -> None:
-        """Wait until all samples that had begun when the run was halted have finished."""
+        """Wait until all samples that were running when the run was halted have finished."""
         self.wait(lambda: False)
 
     def __enter__(self) -> Dispatcher:
@@ -236,7 +236,7 @@ class Dispatcher:
             self._terminate()
         for slot in self._slots:
             slot.jobs.close()
-        # A slot ends a server's process itself, and needs its time; a function may leave threads that never end.
+        # A slot ends a server's process itself, which takes time; a function may leave threads that never end.
         patience = 2 * GRACE if self._killed or self._work.python is not None else None
         end = time.monotonic() + (patience or 0)
         for slot in self._slots:
@@ -279,7 +279,7 @@ class Dispatcher:
         self._wants_more = min(slot.fill for slot in self._slots) <= 0.5
 
     def _exchange(self) -> None:
-        """Send what can be sent, and take the replies that have come."""
+        """Send as much as possible, and process the replies that have arrived."""
         poller = select.poll()
         poller.register(self._woken, select.POLLIN)
         for slot in self._slots:
@@ -307,7 +307,7 @@ class Dispatcher:
             self._replace(slot)
 
     def _conclude(self, slot: Slot, queued: QueuedSample, reply: Reply) -> None:
-        """Finish a sample, or try it again in the same slot."""
+        """Finish a sample, or retry it in the same slot."""
         total = queued.tried(reply)
         if reply.failure is not None and queued.tries <= self._work.retries:
             slot.add(queued)
@@ -316,9 +316,9 @@ class Dispatcher:
             self._changed.set()
 
     def _replace(self, slot: Slot) -> None:
-        """Replace a slot whose process has died: a function's fails the sample that it was called with.
+        """Replace a slot whose process has died; if it ran a function, its current sample fails.
 
-        Raises OpError for the slots of commands and servers, which do not die of those.
+        Raises OpError for the slots of commands and servers, which cannot kill their slot.
         """
         status = slot.end(0.5)
         if self._work.python is None or slot.begun is None:
@@ -331,4 +331,4 @@ class Dispatcher:
         if slot.sent:
             queued = slot.sent.popleft()
             self._pending.extendleft(reversed(slot.sent))
-            self._conclude(fresh, queued, slot.lost())
+            self._conclude(fresh, queued, slot.died())

@@ -15,7 +15,7 @@ WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of *data*, even if the system takes it in parts."""
+    """Write all of *data*, even if the system accepts it in parts."""
     sent = os.write(descriptor, data)
     while sent < len(data):
         sent += os.write(descriptor, memoryview(data)[sent:])
@@ -52,14 +52,14 @@ def pack(folder: str, sample: Sample, *, subdirs: bool = False) -> list[Sample]:
 
 def _pack(folder: str, sample: Sample, ending: str) -> list[Sample]:
     packed: dict[str, Sample] = {}
-    place = {name: sample[name] for name in ("__url__",) if name in sample}
+    reserved = {name: sample[name] for name in ("__url__",) if name in sample}
     for name in sorted(os.listdir(folder)):
         parts = split_name(name)
         if parts is None or not (parts[0] == "sample" or parts[0].startswith("sample-")):
             continue
         stem, field = parts
         key = sample["__key__"] + ending + stem.removeprefix("sample")
-        fields = packed.setdefault(key, {"__key__": key, **place})
+        fields = packed.setdefault(key, {"__key__": key, **reserved})
         if field in fields:
             raise SampleError("the command left this field twice", url=sample.get("__url__"), key=key, field=field)
         join_name(key, field)
@@ -93,7 +93,7 @@ def _refused(name: str, sample: Sample) -> TarshardsError:
 def remove(folder: str, fields: Iterable[str] = ()) -> None:
     """Remove *folder* with all its contents, read-only directories included.
 
-    It is not listed if all that it has are the files of *fields*.
+    It is not listed if it contains only the files of *fields*.
     """
     try:
         for field in fields:

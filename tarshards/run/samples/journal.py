@@ -1,4 +1,4 @@
-"""Records of finished samples: the journal that a later run resumes from, and the job log for people."""
+"""Records of finished samples: the journal from which a later run resumes, and the job log for people."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def identity(work: str, sample: Sample, fields: dict[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-class _File:
+class _RecordFile:
     """A file to which whole records are appended; its errors name it."""
 
     def __init__(self, path: str, flags: int):
@@ -64,12 +64,12 @@ class Journal:
     """A file of finished samples, each appended as it finishes.
 
     A record is a line of JSON with size and checksum, and the bytes of the outputs. Opening the file finds the complete
-    records and truncates one that a crash has left incomplete.
+    records and truncates an incomplete one after a crash.
     """
 
     def __init__(self, path: str, *, retry_failed: bool = False):
-        self._file = _File(path, 0)
-        self._places: dict[str, tuple[int, int]] = {}  # where the line of a sample begins, and its length
+        self._file = _RecordFile(path, 0)
+        self._places: dict[str, tuple[int, int]] = {}  # offset and length of each sample's line
         try:
             if not try_lock(self._file.descriptor):
                 self._file.close()
@@ -91,8 +91,8 @@ class Journal:
         if zlib.crc32(data) != head["crc32"]:
             return None
         outputs, position = [], 0
-        for place, fields in head["outputs"]:
-            output = dict(place)
+        for reserved, fields in head["outputs"]:
+            output = dict(reserved)
             for field, size in fields:
                 output[field] = data[position : position + size]
                 position += size
@@ -105,8 +105,8 @@ class Journal:
         parts: list[bytes] = []
         for output in result.outputs:
             fields = {field: data for field, data in output.items() if isinstance(data, bytes)}
-            place = {field: value for field, value in output.items() if field not in fields}
-            outputs.append((place, [(field, len(data)) for field, data in fields.items()]))
+            reserved = {field: value for field, value in output.items() if field not in fields}
+            outputs.append((reserved, [(field, len(data)) for field, data in fields.items()]))
             parts += fields.values()
         data = b"".join(parts)
         head = {"name": name, "failure": result.failure, "outputs": outputs, "size": len(data)}
@@ -137,12 +137,12 @@ class Journal:
 
 
 def add_end(path: str, run: str) -> None:
-    """Record, before the output gets its name, that the samples of *run*, a description, are finished."""
+    """Record that the samples of *run*, a description, are finished, before the output gets its name."""
     _with_journal(path, lambda journal: journal.add(_end(run), SampleResult([], None)))
 
 
 def has_ended(path: str, run: str) -> bool:
-    """Whether the samples of *run* were finished: then an output that exists was written by *run*."""
+    """Whether the samples of *run* were finished: if so, *run* wrote an output that exists."""
     return os.path.exists(path) and _with_journal(path, lambda journal: journal.find(_end(run)) is not None)
 
 
@@ -162,7 +162,7 @@ class Joblog:
     """A table in GNU parallel's columns, plus shard and key; each sample adds its line as it finishes."""
 
     def __init__(self, path: str, *, append: bool = False):
-        self._file, self._host = _File(path, 0 if append else os.O_TRUNC), os.uname().nodename
+        self._file, self._host = _RecordFile(path, 0 if append else os.O_TRUNC), os.uname().nodename
         try:
             if not os.fstat(self._file.descriptor).st_size:
                 self._write(COLUMNS)
@@ -171,7 +171,7 @@ class Joblog:
             raise
 
     def add(self, index: int, times: tuple[float, float], *cells: int | str) -> None:
-        """Add the line of one sample; *times* are when it began and how many seconds it took."""
+        """Add the line of one sample; *times* are its start and its seconds."""
         self._write([str(index + 1), self._host, *(f"{time:.3f}" for time in times), *map(str, cells)])
 
     def _write(self, row: list[str]) -> None:

@@ -19,7 +19,7 @@ from tarshards.run.samples.folder import pack, remove, unpack, write_all
 from tarshards.samples.keys import Sample
 
 STDERR = 2
-PIPE_BUF = select.PIPE_BUF  # bytes that a pipe takes at once when poll says that it is writable
+PIPE_BUF = select.PIPE_BUF  # bytes that a pipe accepts at once when poll reports it writable
 
 
 class Failure(Exception):
@@ -41,7 +41,7 @@ class Failure(Exception):
 
 
 class Work(NamedTuple):
-    """What to do with each sample; exactly one of the first four is set."""
+    """The work on each sample; exactly one of the first four is set."""
 
     command: str | None = None
     script: str | None = None
@@ -63,7 +63,7 @@ class Work(NamedTuple):
         return [bash(), "-c", str(self.command if self.server is None else self.server)]
 
     def identity(self) -> str:
-        """Return a text that is equal for equal work; a script counts by its contents."""
+        """Return a text that identifies the work; a script is identified by its contents."""
         script = None
         if self.script is not None:
             with open(self.script, "rb") as file:
@@ -72,7 +72,7 @@ class Work(NamedTuple):
 
 
 def bash() -> str:
-    """Return the path of bash, or of sh where there is no bash."""
+    """Return the path of bash, or of sh if there is no bash."""
     import shutil
 
     return shutil.which("bash") or "/bin/sh"
@@ -96,7 +96,7 @@ class Runner:
             self.group.end(GRACE)
 
     def close(self) -> None:
-        """End what still runs after the last sample."""
+        """End programs that still run after the last sample."""
 
     def start(self, environment: dict[str, str], **ends: Any) -> ChildGroup:
         """Start the program with these ends for stdin, stdout and stderr."""
@@ -171,7 +171,7 @@ def _with_log(packed: list[Sample], sample: Sample, field: str, log: bytes) -> l
 
 
 class ServerRunner(Runner):
-    """Sends a server one line of JSON per sample and reads one; a server that fails is started again."""
+    """Sends a server one line of JSON per sample and reads one; restarts a server that fails."""
 
     def run(self, index: int, sample: Sample, fields: dict[str, bytes]) -> list[Sample]:
         with self.folder(index, fields) as folder:
@@ -283,7 +283,7 @@ def load(name: str) -> Callable[[Any], Any]:
 
 
 def encoded_results(sample: Sample, results: Any) -> list[Sample]:
-    """Return what a function made of *sample*, None, a dict or a list of dicts, with all fields encoded."""
+    """Return a function's result for *sample* (None, a dict or a list of dicts) as dicts with all fields encoded."""
     from tarshards.samples.read import encode_sample
 
     results = [] if results is None else [results] if isinstance(results, dict) else results

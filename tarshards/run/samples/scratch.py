@@ -1,4 +1,4 @@
-"""The directory that holds a run's scratch directories, and the fields that are written there."""
+"""The directory of a run's scratch directories, and the fields written there."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NAME = re.compile(r"tarproc-\d+-[0-9a-f]{12}")
 
 
 class Scratch:
-    """The directory in which each sample gets its own; a guard process removes it if this process is killed.
+    """The parent of all samples' scratch directories; a guard process removes it if this process is killed.
 
-    It is locked while it is used. What is not, killed runs and guards have left: it is removed here.
+    It is locked while in use. Unlocked directories were left by killed runs and guards, and are removed here.
     """
 
     def __init__(self, tmpdir: str | None = None):
@@ -41,14 +41,14 @@ class Scratch:
         """Make and lock the directory; return False if another run has removed it before it was locked."""
         self.path = f"{folder}/tarproc-{os.getpid()}-{os.urandom(6).hex()}"
         self._variable = f"{VARIABLE}={self.path}"
-        self._guard = Guard(self._variable, self.path)  # first, so that no kill leaves the directory without a guard
+        self._guard = Guard(self._variable, self.path)  # first, so that a kill leaves no directory without a guard
         self._lock = None
         try:
             os.mkdir(self.path, 0o700)
         except OSError:
             self._guard.release()
             raise
-        with suppress(OSError):  # a file system without locks, where nothing is swept
+        with suppress(OSError):  # a file system without locks, on which nothing is swept
             self._lock = _lock(self.path)
             if self._lock is None:
                 self._guard.release()
@@ -59,7 +59,7 @@ class Scratch:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Remove the directory and end the guard; after an error, kill the processes that have left their group."""
+        """Remove the directory and end the guard; after an error, kill processes that left their group."""
         if kind is not None:
             end_all(self._variable)
         remove(self.path)
@@ -69,11 +69,11 @@ class Scratch:
 
 
 def _sweep(folder: str) -> None:
-    """Remove the directories in *folder* that killed runs have left, and end what still runs there."""
+    """Remove the directories of killed runs in *folder*, and end their processes."""
     with os.scandir(folder) as entries:
         paths = [entry.path for entry in entries if NAME.fullmatch(entry.name)]
     for path in paths:
-        with suppress(OSError):  # it is another user's, or gone
+        with suppress(OSError):  # another user's, or gone
             if (locked := _lock(path)) is not None:
                 end_all(f"{VARIABLE}={path}")
                 remove(path)
@@ -81,14 +81,14 @@ def _sweep(folder: str) -> None:
 
 
 def _lock(path: str) -> int | None:
-    """Return a descriptor that locks the directory at *path*; None if another one does, or has removed it."""
+    """Return a descriptor that locks the directory at *path*; None if another run has locked or removed it."""
     with suppress(BlockingIOError, FileNotFoundError):
         return lock(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     return None
 
 
 def default_folder() -> str:
-    """Return where scratch directories go: /dev/shm if enough of it is free, else TMPDIR."""
+    """Return the folder for scratch directories: /dev/shm if it has enough free space, else TMPDIR."""
     with suppress(OSError):
         space = os.statvfs("/dev/shm")
         if space.f_bavail * space.f_frsize >= MIN_FREE and os.access("/dev/shm", os.W_OK):

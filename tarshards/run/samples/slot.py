@@ -1,7 +1,7 @@
 """The program of a slot: it reads the work and then samples from stdin, runs each sample, and replies on stdout.
 
-Samples are sent ahead. After one that failed or took long, the slot discards those that it has received but not begun,
-up to the next None: the run may be about to halt, or another slot may be free.
+Samples are sent ahead. After a failed or slow sample, the slot discards those that it has received but not started, up
+to the next None: the run may be about to halt, or another slot may be free.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ def run(runner: Runner, index: int, sample: Sample, fields: dict[str, bytes]) ->
 
 
 def reason(error: TarshardsError) -> str:
-    """Return what is wrong, without the place of the sample."""
+    """Return the reason of an error without its origin."""
     return error.reason if error.field is None else f"{error.field}: {error.reason}"
 
 
 def serve(scratch: str, number: str) -> None:
-    """Run samples until stdin ends, or SIGTERM comes: then end the running command and exit; the parent cleans up."""
+    """Run samples until stdin ends. On SIGTERM, end the running command and exit; the parent cleans up."""
 
     stopping = False
 
     def stop(*_: object) -> None:
         nonlocal stopping
-        if not stopping:  # a handler taken away while a second signal waits for it would be reported on stderr
+        if not stopping:  # removing the handler while a second signal is pending would be reported on stderr
             stopping = True
             runner.stop()
             os._exit(0)
 
-    # What runs in this process reads nothing and prints to stderr; what it forks does not keep the parent waiting.
+    # Code in this process reads an empty stdin and prints to stderr; processes that it forks do not block the parent.
     jobs, replies = os.fdopen(os.dup(STDIN), "rb", 1 << 16), os.dup(STDOUT)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, STDIN)

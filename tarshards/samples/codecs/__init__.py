@@ -2,7 +2,7 @@
 
 - ``registry``: the decorators ``decoder`` and ``encoder``
 - ``basic``, ``array``, ``image``, ``audio``, ``video``: the built-in codecs
-- ``decoding``: what else may decode a field: functions and handlers of a pipeline
+- ``decoding``: decoding by a pipeline's functions and handlers
 - ``npy``, ``image_headers``, ``audio_headers``, ``video_headers``: headers read without decoding
 """
 
@@ -21,7 +21,7 @@ from tarshards.storage.compression import gunzip, is_bomb
 
 __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
 
-_NO_TEXT = frozenset(ENCODERS.values()) - {basic.encode_text, basic.encode_json}  # encoders of ours that take no str
+_NO_TEXT = frozenset(ENCODERS.values()) - {basic.encode_text, basic.encode_json}  # our encoders that take no str
 
 
 def decode_field(
@@ -37,12 +37,12 @@ def decode_field(
 ) -> Any:
     """Decode *data* by the extension of *field*; return the bytes unchanged if there is no decoder.
 
-    Images stay bytes too unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba l16 torchl8 ... pilrgba pil`),
-    sounds unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is a videospec (`video
-    torchvideo`). Images are turned as their EXIF orientation asks with *exif_transpose*, and videos as their file asks
-    unless *rotate* is False. The extension ``gz`` is decompressed first, and the part before it selects the decoder.
-    Raises DecodeError with the field, also where more than 1 MiB + 200 x the size of *data* would come out of gzip or a
-    zip (npz, pth).
+    Images also stay bytes unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba l16 torchl8 ... pilrgba pil`),
+    audio unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is a videospec (`video
+    torchvideo`). With *exif_transpose* images are rotated by their EXIF orientation; videos are rotated by their
+    metadata unless *rotate* is False. The extension ``gz`` is decompressed first, and the part before it selects the
+    decoder. Raises DecodeError with the field, also if gzip or a zip (npz, pth) would expand to more than 1 MiB + 200 x
+    the size of *data*.
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
     ({'boxes': 2}, 7, b'7')
@@ -81,10 +81,10 @@ def decode_field(
 def encode_field(field: str, value: Any) -> bytes:
     """Encode *value* by the extension of *field*; bytes are returned unchanged.
 
-    The extension ``gz`` compresses the encoded value; bytes count as compressed already. ``decode_field`` gives the
-    value back, with its type, except that lossy images and sounds lose some, tuples become lists, and tensors arrays.
-    Raises EncodeError, with the field, for a value that would come back otherwise, and for a str in a field that is not
-    text: it may be the value, or its bytes. JSON takes one that holds an object or an array, as ``json.dumps`` gives.
+    The extension ``gz`` compresses the encoded value; bytes count as already compressed. ``decode_field`` returns the
+    value with its type, except that lossy images and audio change, tuples become lists, and tensors arrays. Raises
+    EncodeError, with the field, for a value that would change, and for a str in a field that is not text, which could
+    be the value or its bytes. JSON accepts a str with an object or an array, as from ``json.dumps``.
 
     >>> encode_field("meta.json", {"boxes": 2}), encode_field("cls", 7), encode_field("raw", b"7")
     (b'{"boxes": 2}', b'7', b'7')
@@ -121,7 +121,7 @@ def codec_of(field: str) -> tuple[str, bool]:
 
 
 def gzip(data: bytes) -> bytes:
-    """Compress *data*, without the time."""
+    """Compress *data*, without a timestamp."""
     # A long run of one byte shrinks a thousandfold, more than decode_field accepts; Huffman alone shrinks eightfold.
     for strategy in zlib.Z_DEFAULT_STRATEGY, zlib.Z_HUFFMAN_ONLY:
         stream = zlib.compressobj(wbits=31, strategy=strategy)
@@ -132,5 +132,5 @@ def gzip(data: bytes) -> bytes:
 
 
 def reason_of(exc: Exception) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error, in one line."""
     return str(exc).strip().partition("\n")[0][:300] or type(exc).__name__

@@ -24,7 +24,7 @@ TENBIN_DTYPES = frozenset(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2",
 
 
 def to_array(value: Any) -> np.ndarray:
-    """Return an array, numpy scalar or torch tensor as a C-ordered numpy array; anything else is a TypeError.
+    """Return an array, numpy scalar or torch tensor as a C-ordered numpy array; raise TypeError for anything else.
 
     >>> import numpy as np
     >>> to_array(np.float32(3)).shape
@@ -74,7 +74,7 @@ def encode_npy(value: Any) -> bytes:
 def check_zip(data: bytes, packed: int) -> None:
     """Raise ValueError for a zip file that expands to more than gzip data of *packed* bytes may.
 
-    Members must be stored or deflated, as numpy and torch write them: zipfile bounds no other decompression.
+    Members must be stored or deflated, as numpy and torch write them; zipfile cannot limit other decompression.
     """
     import zipfile
 
@@ -82,7 +82,7 @@ def check_zip(data: bytes, packed: int) -> None:
         with zipfile.ZipFile(BytesIO(data)) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError):
-        return  # the decoder says what it is instead
+        return  # the decoder reports the error
     for member in members:
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{member.filename!r} is neither stored nor deflated")
@@ -99,7 +99,7 @@ def decode_npz(data: bytes) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(BytesIO(data)) as archive:
         members = archive.infolist()
         for member in members:
-            with archive.open(member) as stream:  # in pieces, which end where the directory says
+            with archive.open(member) as stream:  # in pieces, up to the size in the directory
                 array = b"".join(iter(lambda stream=stream: stream.read(PIECE), b""))  # type: ignore[misc]
             arrays[member.filename.removesuffix(".npy")] = decode_npy(array)
     if len(arrays) != len(members):
@@ -139,7 +139,7 @@ def decode_torch(data: bytes) -> Any:
 
 @decoder("pth", unsafe=True)
 def decode_torch_unsafe(data: bytes) -> Any:
-    """Load with torch onto the CPU; this runs whatever code the data name."""
+    """Load with torch onto the CPU; this runs any code in the data."""
     return require("torch", extra="torch").load(BytesIO(data), map_location="cpu", weights_only=False)
 
 
@@ -167,7 +167,7 @@ def decode_tenbin(data: bytes) -> list[np.ndarray]:
 
 @encoder("ten", "tb", "tenbin")
 def encode_tenbin(value: Any) -> bytes:
-    """Encode a list of arrays, or one array as a list of one; elements are little-endian whatever they were."""
+    """Encode a list of arrays, or one array as a list of one; elements are always little-endian."""
     arrays = [to_array(array) for array in (value if isinstance(value, (list, tuple)) else [value])]
     return b"".join(_tenbin_chunk(part) for array in arrays for part in _tenbin_parts(array))
 

@@ -1,7 +1,7 @@
 """Codecs for sound (``pip install 'tarshards[media]'``).
 
-libsndfile decodes WAV, AIFF, FLAC, Ogg (Vorbis, Opus), MP3, NIST SPHERE, AU and CAF; PyAV AAC, and the sound of MP4,
-Matroska and WebM.
+libsndfile decodes WAV, AIFF, FLAC, Ogg (Vorbis, Opus), MP3, NIST SPHERE, AU and CAF; PyAV decodes AAC, and the audio of
+MP4, Matroska and WebM.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXTENSIONS = frozenset(
 AUDIOSPECS = "audio", "torchaudio"
 MAX_BYTES = 1 << 32  # of decoded float32: more than six hours of 48 kHz in mono
 BLOCK = 1 << 16  # frames written at once: libsndfile's Vorbis encoder keeps them on the stack
-SERIAL = bytes(4)  # of an Ogg stream; libsndfile takes a random one, so that no two files are the same
+SERIAL = bytes(4)  # of an Ogg stream; libsndfile uses a random one, so that no two files would be the same
 
 
 class Sound(NamedTuple):
@@ -41,8 +41,8 @@ class Sound(NamedTuple):
 def decode_audio(data: bytes, audiospec: str = "audio") -> Any:
     """Decode a sound: ``audio`` gives (samples, rate), float32 of shape (frames, channels).
 
-    ``torchaudio`` gives what that package does: a tensor of shape (channels, frames), and the rate. Raises an error for
-    damaged and truncated files, as far as their format shows it, and for what would take more than 4 GiB.
+    ``torchaudio`` gives that package's form: a tensor of shape (channels, frames), and the rate. Raises an error for
+    damaged and truncated files, as far as their format reveals it, and for more than 4 GiB of samples.
     """
     sound = decode_part(data)
     if audiospec == "audio":
@@ -93,7 +93,7 @@ def _by_ffmpeg(data: bytes, header: audio_headers.SoundHeader) -> tuple[np.ndarr
 
     blocks, frames, packets, rate = [], 0, 0, 0
     with opened(data, "audio", header.container or "") as (container, stream):
-        to_floats = require("av", extra="media").AudioResampler("fltp")  # an error where the rate changes
+        to_floats = require("av", extra="media").AudioResampler("fltp")  # raises an error if the rate changes
         for packet in container.demux(stream):
             packets += packet.size > 0
             for frame in packet.decode():
@@ -117,7 +117,7 @@ def _check_bytes(frames: int, channels: int) -> None:
 
 @contextmanager
 def _in_memory(data: bytes) -> Iterator[int | BytesIO]:
-    """Give a file in memory: of bytes libsndfile reads by calls of Python, which threads would wait for."""
+    """Yield a file in memory: libsndfile reads bytes by calling Python, for which threads would wait."""
     if not hasattr(os, "memfd_create"):
         yield BytesIO(data)
         return
@@ -132,7 +132,7 @@ def _in_memory(data: bytes) -> Iterator[int | BytesIO]:
 
 
 def _to_float(samples: np.ndarray) -> np.ndarray:
-    """Return integers as float32 in [-1, 1), and floats as they are, in an array of their own."""
+    """Return integers as float32 in [-1, 1), and floats unchanged, in a new array."""
     import numpy as np
 
     floats = samples.astype(np.float32, order="C")
@@ -142,7 +142,7 @@ def _to_float(samples: np.ndarray) -> np.ndarray:
 
 
 def _check_md5(whole: np.ndarray, header: audio_headers.SoundHeader) -> None:
-    """Compare with the MD5 in the header, of the samples as little-endian integers of the fewest bytes."""
+    """Compare the samples, as little-endian integers of the fewest bytes, with the MD5 in the header."""
     import hashlib
 
     import numpy as np
@@ -179,7 +179,7 @@ def encode_aiff(value: Any) -> bytes:
     """Encode (samples, rate) as AIFF, exactly: int16, int32, or float32 of any range."""
     subtype = {"int16": "PCM_16", "int32": "PCM_32", "float32": "FLOAT"}[str(_to_sound(value, is_exact=True)[0].dtype)]
     data = _write(value, "AIFF", subtype)
-    if subtype == "FLOAT":  # its chunk of peaks holds the time
+    if subtype == "FLOAT":  # its PEAK chunk contains the time
         at = data.index(b"PEAK") + 12
         data = data[:at] + bytes(4) + data[at + 4 :]
     return data
@@ -187,7 +187,7 @@ def encode_aiff(value: Any) -> bytes:
 
 @encoder("flac")
 def encode_flac(value: Any) -> bytes:
-    """Encode (samples, rate) as FLAC: int16 exactly, int32 whose lower 8 bits are 0 too, and floats with 24 bits."""
+    """Encode (samples, rate) as FLAC: int16, and int32 whose lower 8 bits are 0, exactly; floats with 24 bits."""
     import numpy as np
 
     samples, _ = _to_sound(value)
@@ -240,9 +240,9 @@ def _with_serial(data: bytes) -> bytes:
 
 
 def _to_sound(value: Any, *, is_exact: bool = False) -> tuple[np.ndarray, int]:
-    """Return samples of shape (frames, channels) and the rate; a tensor is (channels, frames), as torchaudio has it.
+    """Return samples of shape (frames, channels) and the rate; a tensor is (channels, frames), as in torchaudio.
 
-    Raises ValueError for samples of float64 that float32 does not hold, if it *is_exact*.
+    With *is_exact*, raises ValueError for float64 samples that float32 cannot represent.
     """
     import numpy as np
 

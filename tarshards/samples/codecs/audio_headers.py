@@ -1,4 +1,4 @@
-"""Read the structure of sound files, and find the damage that libsndfile and FFmpeg pass over, without decoding them.
+"""Read the structure of audio files, and find damage that libsndfile and FFmpeg ignore, without decoding them.
 
 Formats: RIFF/WAVE (IBM and Microsoft, 1991) and RF64 (EBU Tech 3306); AIFF 1.3; FLAC (RFC 9639); Ogg (RFC 3533);
 MPEG audio layer III (ISO 11172-3, 13818-3) with the Xing, Info and VBRI headers; SPHERE (NIST, 1990s); AU (Sun);
@@ -16,17 +16,17 @@ from typing import NamedTuple
 from tarshards.errors import DecodeError
 
 KINDS = "WAV", "AIFF", "FLAC", "Ogg", "MP3", "SPHERE", "AU", "CAF", "AAC", "MP4", "Matroska"
-UNKNOWN = 0xFFFFFFFF  # the size that a program writes which cannot seek back
+UNKNOWN = 0xFFFFFFFF  # the size written by a program that cannot seek back
 STREAMED = "a streamed {}, whose header does not give its size; write it to a file: ffmpeg -i in.wav out.wav"
 GSM, GSM_BLOCK, GSM_FRAMES = 0x31, 65, 320  # the format of WAVE, and the bytes and frames of its blocks
 UNCOMPRESSED = frozenset({1, 3, 6, 7, 0xFFFE})  # WAVE formats with a fixed number of bytes a sample
 WAV_DTYPES = {(1, 16): "<i2", (1, 32): "<i4", (3, 32): "<f4"}
 FLAC_RATES = 0, 88200, 176400, 192000, 8000, 16000, 22050, 24000, 32000, 44100, 48000, 96000
-AU_BYTES = {1: 1, 2: 1, 3: 2, 4: 3, 5: 4, 6: 4, 7: 8, 27: 1}  # of a sample, by its encoding; of others none are whole
+AU_BYTES = {1: 1, 2: 1, 3: 2, 4: 3, 5: 4, 6: 4, 7: 8, 27: 1}  # of a sample, by encoding; others have no whole bytes
 BITS_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 OGG_BEGIN, OGG_END = 2, 4  # flags of a page
-MP3_SAME = 0xFFFE0C00  # bits of its header that all frames share: sync, version, layer and rate
-ADTS_SAME = 0xFFFFFDC0  # the same of AAC: all but the private bit, and those of copyright and size
+MP3_SAME = 0xFFFE0C00  # bits of the header that all frames share: sync, version, layer and rate
+ADTS_SAME = 0xFFFFFDC0  # the same for AAC: all except the private, copyright and size bits
 MP3_RATES = 44100, 48000, 32000
 MP3_KBITS = (
     (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),  # of MPEG 2 and 2.5
@@ -35,10 +35,10 @@ MP3_KBITS = (
 
 
 class SoundHeader(NamedTuple):
-    """The format of a sound, and what its file says of the samples: frames, bits and MD5 where it does.
+    """The format of a sound, and its file's metadata about the samples: frames, bits and MD5, if present.
 
-    With *dtype* they lie at *offset* in the file, of *channels* each frame. Of a file that libsndfile cannot read,
-    *container* is the name of its format in FFmpeg, or empty where ``video_headers`` knows it.
+    With *dtype* they are at *offset* in the file, with *channels* per frame. For a file that libsndfile cannot read,
+    *container* is FFmpeg's name of its format, or empty if ``video_headers`` knows it.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class SoundHeader(NamedTuple):
 def read_header(data: bytes) -> SoundHeader:
     """Check the structure of a whole sound file and return its header.
 
-    Raises DecodeError for other bytes, and where the file is truncated or contradicts itself.
+    Raises DecodeError for other bytes, and if the file is truncated or contradicts itself.
     """
     if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE":
         return _read_wav(data)
@@ -127,7 +127,7 @@ def _read_aiff(data: bytes) -> SoundHeader:
     is_plain = data[8:12] == b"AIFF" or form[18:22].lower() in (b"none", b"sowt", b"twos", b"fl32", b"fl64")
     if is_plain and payload is not None and payload != frames * width:
         raise DecodeError(f"an AIFF of {payload} bytes, where {frames} frames take {frames * width}")
-    return SoundHeader("AIFF", None if form[18:22] == b"ima4" else frames)  # its count is that of blocks
+    return SoundHeader("AIFF", None if form[18:22] == b"ima4" else frames)  # its count is in blocks
 
 
 def _read_sphere(data: bytes) -> SoundHeader:
@@ -176,14 +176,14 @@ def _read_caf(data: bytes) -> SoundHeader:
         elif name == b"kuki":
             cookie = data[offset : offset + size]
         elif name == b"data":
-            payload = size - 4  # after the number of its edits
+            payload = size - 4  # after the edit count
         elif name == b"pakt" and size >= 24:
             frames = int.from_bytes(data[offset + 8 : offset + 16], "big")
         offset += size
     if data[offset:].strip(b"\0"):
         raise DecodeError(f"a CAF with {len(data) - offset} bytes after the last chunk")
     packet, length = struct.unpack_from(">II", form, 16) if len(form) >= 32 else (0, 0)
-    if packet and payload is not None:  # bytes of each, where they are equal; else a table counts the frames
+    if packet and payload is not None:  # bytes of each packet, if equal; else a table counts the frames
         frames = payload // packet * length
     if payload is None or frames is None:
         raise DecodeError("a CAF without its format, its samples or their number")
@@ -192,7 +192,7 @@ def _read_caf(data: bytes) -> SoundHeader:
 
 
 def _chunks(data: bytes, end: int, order: str, sizes: dict[bytes, int]) -> Iterator[tuple[bytes, int, int]]:
-    """Yield name, offset and size of the chunks of a RIFF or IFF file, which fill it to its *end*."""
+    """Yield name, offset and size of the chunks of a RIFF or IFF file, which must fill it to its *end*."""
     if end > len(data):
         raise DecodeError(f"truncated: {len(data)} of {end} bytes")
     offset = 12
@@ -272,7 +272,7 @@ def ogg_checksum(page: bytes) -> int:
 
 
 def _read_adts(data: bytes, begin: int) -> SoundHeader:
-    """Read the headers of all frames of AAC, whose first 28 bits but one are the same."""
+    """Read the headers of all AAC frames, whose first 28 bits, except one, are the same."""
     offset, first = begin, _word(data, begin) & ADTS_SAME
     while size := _adts_frame(data, offset) if _word(data, offset) & ADTS_SAME == first else 0:
         if offset + size > len(data):
@@ -283,7 +283,7 @@ def _read_adts(data: bytes, begin: int) -> SoundHeader:
 
 
 def _adts_frame(data: bytes, offset: int) -> int:
-    """Return the bytes of the frame of AAC at *offset*; 0 if there is none."""
+    """Return the bytes of the AAC frame at *offset*; 0 if there is none."""
     head = data[offset : offset + 7]
     if len(head) < 7 or int.from_bytes(head[:2], "big") & 0xFFF6 != 0xFFF0:
         return 0
@@ -292,7 +292,7 @@ def _adts_frame(data: bytes, offset: int) -> int:
 
 
 def _check_tags(kind: str, data: bytes, offset: int) -> None:
-    """Raise DecodeError unless tags or zeros alone follow the last frame."""
+    """Raise DecodeError unless only tags or zeros follow the last frame."""
     rest = data[offset:]
     is_tag = (rest[:3] == b"TAG" and len(rest) == 128) or rest[:8] in (b"APETAGEX", b"LYRICSBE")
     if rest.strip(b"\0") and not is_tag:
@@ -321,7 +321,7 @@ def _read_mp3(data: bytes, offset: int) -> SoundHeader:
 
 
 def _after_id3(data: bytes) -> int:
-    """Return where the frames begin: an ID3v2 tag gives its size in 7 bits of each of four bytes."""
+    """Return the offset of the first frame: an ID3v2 tag has its size in 7 bits of each of four bytes."""
     if data[:3] != b"ID3":
         return 0
     size = 0
@@ -331,7 +331,7 @@ def _after_id3(data: bytes) -> int:
 
 
 def _mp3_frame(head: int) -> int:
-    """Return the bytes of the frame of layer III with this header; 0 if it is none, or of a free bit rate."""
+    """Return the bytes of the layer III frame with this header; 0 for anything else, or a free bit rate."""
     version, layer, kbits, rate = head >> 19 & 3, head >> 17 & 3, head >> 12 & 15, head >> 10 & 3
     if head >> 21 != 0x7FF or version == 1 or layer != 1 or kbits in (0, 15) or rate == 3 or head & 3 == 2:
         return 0
@@ -341,7 +341,7 @@ def _mp3_frame(head: int) -> int:
 
 
 def _mp3_count(frame: bytes, head: int) -> int | None:
-    """Return how many frames follow, as the first one says that holds no sound; None if it does not."""
+    """Return the frame count in the first frame, if it is an info frame without sound; else None."""
     is_first, is_mono = head >> 19 & 3 == 3, head >> 6 & 3 == 3
     offset = 4 + (17 if is_mono else 32) if is_first else 4 + (9 if is_mono else 17)
     if frame[offset : offset + 4] in (b"Xing", b"Info"):

@@ -15,7 +15,7 @@ from tarshards.errors import shortened
 from tarshards.samples.codecs.registry import decoder, encoder, require
 
 INTEGER = re.compile(rb"\s*([+-]?[0-9]+)\s*")
-MARKS = {  # byte order marks, and the encodings that they say; those of UTF-32 begin like those of UTF-16
+MARKS = {  # byte order marks and their encodings; UTF-32 before UTF-16, since its marks begin in the same way
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -23,15 +23,15 @@ MARKS = {  # byte order marks, and the encodings that they say; those of UTF-32 
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _MARKED = tuple(MARKS)
-# Types whose values JSON, msgpack and CBOR keep, and those of the names in dicts:
+# Types whose values JSON, msgpack and CBOR preserve, and types of dict keys:
 SCALARS: frozenset[type] = frozenset([str, int, float, bool, type(None)])
-WITH_BYTES: frozenset[type] = SCALARS | {bytes}  # msgpack and CBOR, of names too
+WITH_BYTES: frozenset[type] = SCALARS | {bytes}  # msgpack and CBOR, also for dict keys
 NAMES: frozenset[type] = frozenset([str])  # JSON
-MOST_DEPTH = 400  # containers within each other, the most that cbor2 reads; msgpack reads 1,024, json about 990
+MOST_DEPTH = 400  # depth of nested containers: the most that cbor2 reads; msgpack reads 1,024, json about 990
 
 
 def encoding_of(data: bytes) -> str:
-    r"""Return the encoding of a text: what its byte order mark says, UTF-8 if it has none.
+    r"""Return the encoding of a text: by its byte order mark, or UTF-8.
 
     >>> encoding_of("a".encode("utf-16")), encoding_of(b"\xef\xbb\xbfa"), encoding_of(b"a")
     ('utf-16', 'utf-8-sig', 'utf-8')
@@ -43,7 +43,7 @@ def encoding_of(data: bytes) -> str:
 
 @decoder("txt", "text", "transcript")
 def decode_text(data: bytes) -> str:
-    """Decode UTF-8, or what a byte order mark says, which is left out, as in JSON."""
+    """Decode UTF-8, or the encoding of a byte order mark, which is removed, as in JSON."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -53,7 +53,7 @@ def decode_text(data: bytes) -> str:
 
 @encoder("txt", "text", "transcript")
 def encode_text(value: str) -> bytes:
-    """Encode a str as UTF-8; a byte order mark at its beginning, which does not come back, is refused."""
+    """Encode a str as UTF-8; refuse a leading byte order mark, which decoding would remove."""
     if not isinstance(value, str):
         raise TypeError(f"text is a str, not {type(value).__name__}")
     if value[:1] == "\ufeff":
@@ -64,11 +64,10 @@ def encode_text(value: str) -> bytes:
 def check_types(
     value: Any, scalars: frozenset[type], names: frozenset[type], keeps: Callable[[Any], bool] | None = None
 ) -> None:
-    """Raise TypeError for what does not come back as it is: it is none of the *scalars* in dicts, lists and tuples.
+    """Raise TypeError for a value that would change: one with types other than *scalars* in dicts, lists and tuples.
 
-    Tuples come back as lists. The names in dicts are of the types *names*. *keeps* says whether a codec gives back a
-    value of yet another type. Raises ValueError for more than 400 containers within each other. Whatever is written has
-    no cycles.
+    Tuples come back as lists. Dict keys have the types *names*. *keeps* says whether a codec preserves a value of any
+    other type. Raises ValueError for containers nested more than 400 deep. A written value has no cycles.
 
     >>> check_types({"a": [1, None]}, SCALARS, frozenset([str]))
     >>> check_types({"a": {7: 1}}, SCALARS, frozenset([str]))
@@ -100,7 +99,7 @@ def check_types(
 
 @decoder("cls", "cls2", "class", "count", "index", "inx", "id")
 def decode_integer(data: bytes) -> int:
-    r"""Decode an ASCII decimal; surrounding white space, and a byte order mark as of text, are ignored.
+    r"""Decode an ASCII decimal; surrounding white space and a byte order mark are ignored, as in text.
 
     >>> decode_integer(b" -12\n")
     -12
@@ -134,8 +133,8 @@ def decode_json(data: bytes) -> Any:
 def encode_json(value: Any) -> bytes:
     """Encode JSON in UTF-8, keys in the order of the dict; NaN and infinity, which JSON lacks, are refused.
 
-    A str that holds an object or an array is written as it is, as what ``json.dumps`` gave; any other is refused, and
-    so is what would not come back as it is, such as a name that is no str. Tuples become lists.
+    A str with an object or an array, as from ``json.dumps``, is written unchanged; any other str is refused, and so is
+    a value that would change, such as a dict key that is not a str. Tuples become lists.
 
     >>> encode_json({"b": "ü", "a": None}).decode()
     '{"b": "ü", "a": null}'
@@ -168,7 +167,7 @@ def decode_msgpack(data: bytes) -> Any:
 
 @encoder("mp", "msg", "msgpack")
 def encode_msgpack(value: Any) -> bytes:
-    """Encode one msgpack object; tuples become lists, and what would not come back as it is is refused."""
+    """Encode one msgpack object; tuples become lists, and other values that would change are refused."""
     import msgpack
 
     data: bytes = msgpack.packb(value)
@@ -190,7 +189,7 @@ def decode_cbor(data: bytes) -> Any:
 def encode_cbor(value: Any) -> bytes:
     """Encode one CBOR object in canonical form: keys and sets are sorted, since the order of a set is random.
 
-    Tuples become lists, and what would not come back as it is is refused.
+    Tuples become lists, and other values that would change are refused.
     """
     encode = partial(require("cbor2", extra="cbor").dumps, canonical=True)
     data: bytes = encode(value)
@@ -199,7 +198,7 @@ def encode_cbor(value: Any) -> bytes:
 
 
 def _comes_back(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], value: Any) -> bool:
-    """Say whether a value of a type that few have, such as a date or a set, comes back with its type."""
+    """Return whether a value of a rare type, such as a date or a set, comes back with its type."""
     try:
         other = decode(encode(value))
     except Exception:
@@ -211,7 +210,7 @@ def _comes_back(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], 
 
 @decoder("pkl", "pickle", "pyd", unsafe=True)
 def decode_pickle(data: bytes) -> Any:
-    """Unpickle; this runs whatever code the data name."""
+    """Unpickle; this runs any code in the data."""
     import pickle
 
     return pickle.loads(data)

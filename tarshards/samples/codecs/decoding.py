@@ -1,4 +1,4 @@
-"""How the fields of samples are decoded: by a function for a field, by handlers, or by the extension."""
+"""Decoding the fields of samples: by a function for a field, by handlers, or by the extension."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tarshards.samples.codecs.video import VIDEOSPECS, decode_video
 from tarshards.samples.fields import check_name, split_fields
 from tarshards.storage.compression import gunzip
 
-PATIENCE = 100  # samples without a field that was named, before a warning says so
-MOST_CHOICES = 10_000  # names of fields that are remembered
+PATIENCE = 100  # samples without a named field before a warning
+MOST_CHOICES = 10_000  # names of fields remembered
 
-#: What decodes the bytes of a field.
+#: Decodes the bytes of a field.
 Function = Callable[[bytes], Any]
-#: What decodes a field by its name and its bytes, or returns None to leave it to the next.
+#: Decodes a field by its name and its bytes, or returns None to leave it to the next handler.
 Handler = Callable[[str, bytes], Any]
 
 
-class Choice(NamedTuple):
-    """What is done with the fields of a name: nothing unless *is_wanted*; then *function* decodes it, if there is one.
+class FieldChoice(NamedTuple):
+    """The treatment of fields with a name: nothing unless *is_wanted*; then *function* decodes them, if there is one.
 
-    With *is_packed* the function is given what comes out of gzip.
+    With *is_packed* the function gets the data decompressed by gzip.
     """
 
     is_wanted: bool
@@ -34,11 +34,27 @@ class Choice(NamedTuple):
     is_packed: bool
 
 
-class Decoding:
-    """Decodes fields by *functions*, then by *handlers*, then by their extension; leaves all but *only* as they are.
+class ByExtension(NamedTuple):
+    """How fields are decoded by their extension: the options of ``decode_field``."""
 
-    *functions* and *only* go by alternatives of names. A name stands for the fields that are called that or end in it
-    after a dot; the longest of several holds.
+    images: str | None
+    audio: str | None
+    video: str | None
+    exif_transpose: bool
+    rotate: bool
+    allow_unsafe: bool
+
+    @property
+    def decoder(self) -> Handler:
+        """What decodes a field so."""
+        return partial(decode_field, **self._asdict())
+
+
+class Decoding:
+    """Decodes fields by *functions*, then by *handlers*, then *by_extension*; with *only*, others stay unchanged.
+
+    *functions* and *only* have alternatives of names as keys. A name matches fields with that name or ending in it
+    after a dot; the longest of several applies.
     """
 
     def __init__(
@@ -46,28 +62,15 @@ class Decoding:
         functions: Iterable[tuple[tuple[str, ...], Function]],
         handlers: tuple[Handler, ...],
         only: tuple[tuple[str, ...], ...] | None,
-        images: str | None,
-        audio: str | None,
-        video: str | None,
-        exif_transpose: bool,
-        rotate: bool,
-        allow_unsafe: bool,
+        by_extension: ByExtension,
     ):
         self.functions = {name: function for names, function in functions for name in names}
         self.handlers = handlers
         self.only = None if only is None else {name for names in only for name in names}
-        self.by_extension = partial(
-            decode_field,
-            images=images,
-            audio=audio,
-            video=video,
-            exif_transpose=exif_transpose,
-            rotate=rotate,
-            allow_unsafe=allow_unsafe,
-        )
+        self.by_extension = by_extension.decoder
         self.unseen = [names for names, _ in functions] + list(only or ())
         self.samples = 0
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, FieldChoice] = {}
 
     def __call__(self, field: str, data: bytes) -> Any:
         """Return the value of a *field*; raise DecodeError with the field."""
@@ -84,8 +87,8 @@ class Decoding:
             raise DecodeError(f"{type(error).__name__}: {reason_of(error)}", field=field) from error
         return self.by_extension(field, data)
 
-    def _choose(self, field: str) -> Choice:
-        """Decide what is done with the fields of a name."""
+    def _choose(self, field: str) -> FieldChoice:
+        """Return the treatment of fields with a name."""
         whole = _endings(field)
         inner = _endings(field[:-3]) if field.lower().endswith(".gz") else []
         names = whole + inner
@@ -94,12 +97,13 @@ class Decoding:
         is_wanted = self.only is None or not self.only.isdisjoint(names)
         if len(self._choices) >= MOST_CHOICES:
             self._choices.clear()
-        choice = Choice(is_wanted, None if name is None else self.functions[name], name in inner and name not in whole)
+        function = None if name is None else self.functions[name]
+        choice = FieldChoice(is_wanted, function, name in inner and name not in whole)
         self._choices[field] = choice
         return choice
 
     def watched(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Yield *samples*, which are then decoded; after some, log a warning of names that no field has had."""
+        """Yield *samples*, to be decoded next; after some, log a warning of names that no field has had."""
         for sample in samples:
             yield sample
             self.samples += 1
@@ -107,7 +111,7 @@ class Decoding:
                 self.warn()
 
     def warn(self) -> None:
-        """Log a warning of the names that no field of the samples has had, if there are some of both."""
+        """Log a warning of the names that matched no field of the samples, if there are any names and samples."""
         import logging
 
         if not self.samples or not self.unseen:
@@ -121,7 +125,7 @@ class Decoding:
 
 
 def _endings(field: str) -> list[str]:
-    """The names that a field goes by, the longest first.
+    """The names that match a field, the longest first.
 
     >>> _endings("left.seg.PNG")
     ['left.seg.png', 'seg.png', 'png']
@@ -140,9 +144,9 @@ def decoding_of(
     on_error: Any = None,
     **by_field: Any,
 ) -> Callable[[str, bytes], Any]:
-    """Return what decodes fields as the arguments of the op ``decode`` say; the same for the same arguments.
+    """Return the Decoding for the arguments of the op ``decode``; the same object for the same arguments.
 
-    Raises TypeError or ValueError for an argument that says nothing.
+    Raises TypeError or ValueError for an invalid argument.
     """
     allow_unsafe = flag("allow_unsafe", allow_unsafe)
     exif_transpose, rotate = flag("exif_transpose", exif_transpose), flag("rotate", rotate)
@@ -168,18 +172,18 @@ def decoding_of(
             images = check_imagespec(decoder)
     named += [((name.lower(),), value) for name, value in by_field.items()]
     functions = tuple((names, _function(";".join(names), value, exif_transpose, rotate)) for names, value in named)
-    rest = images, audio, video, exif_transpose, rotate, allow_unsafe
+    by_extension = ByExtension(images, audio, video, exif_transpose, rotate, allow_unsafe)
     if not functions and not handlers and only is None:
-        return Decoding((), (), None, *rest).by_extension
-    arguments = functions, tuple(handlers), None if only is None else _names(only), *rest
+        return by_extension.decoder
+    arguments = functions, tuple(handlers), None if only is None else _names(only), by_extension
     try:
         hash(arguments)
-    except TypeError:  # of a function that is an object of its own
+    except TypeError:  # a function may be an unhashable object
         return Decoding(*arguments)
     return _decoding(*arguments)
 
 
-@lru_cache(16)  # a loader runs the op on each batch, and what was seen of the fields is of all batches
+@lru_cache(16)  # a loader runs the op on each batch, and all batches share the names seen
 def _decoding(*arguments: Any) -> Decoding:
     return Decoding(*arguments)
 
@@ -192,7 +196,7 @@ def _names(only: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def _function(field: str, value: Any, exif_transpose: bool, rotate: bool) -> Function:
-    """Return the function that decodes a *field*, of an imagespec, audiospec or videospec too."""
+    """Return the function that decodes a *field*; also for an imagespec, audiospec or videospec."""
     if isinstance(value, str) and value in AUDIOSPECS:
         return _audio_decoder(value)
     if isinstance(value, str) and value in VIDEOSPECS:

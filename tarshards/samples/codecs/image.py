@@ -51,7 +51,7 @@ IMAGESPECS = {  # name: container, element, mode
 
 # libjpeg only warns about this damage, and Pillow ignores it: the rest of the image is grey or noise.
 DAMAGE = re.compile("Corrupt JPEG data|Premature end of JPEG")
-EIGHTH = {"min_height": 1, "min_width": 1}  # of the size: every bit of a JPEG is read, but few pixels are computed
+EIGHTH = {"min_height": 1, "min_width": 1}  # of the size: reads every bit of a JPEG, but computes few pixels
 
 
 def check_imagespec(images: Any) -> str | None:
@@ -68,7 +68,7 @@ def check_imagespec(images: Any) -> str | None:
 def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> Any:
     """Decode an image: uint8, or float32 in [0, 1]; numpy HWC, torch CHW (both HW for L), or PIL.
 
-    Animations give their first frame, and 16 bits become 8, except for ``l16``: uint16, of 8 bits 257 times the value.
+    Animations give their first frame, and 16 bits become 8, except for ``l16``: uint16, 257 times the value of 8 bits.
     EXIF orientation is applied with *exif_transpose*. Raises an error for damaged and truncated images.
     """
     import numpy as np
@@ -93,7 +93,7 @@ def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> A
 
 
 def _to_picture(data: bytes, mode: str, pixels: np.ndarray | None, orientation: int) -> Image.Image:
-    """Return a PIL image of *pixels*, or as Pillow decodes it; where it is not turned, with what Pillow tells of it."""
+    """Return a PIL image of *pixels*, or decoded by Pillow; unless it is rotated, with Pillow's metadata."""
     import numpy as np
     from PIL import Image
 
@@ -104,15 +104,15 @@ def _to_picture(data: bytes, mode: str, pixels: np.ndarray | None, orientation: 
         pixels = np.asarray(picture)
     picture = Image.fromarray(np.ascontiguousarray(oriented(pixels, orientation)))
     if orientation == 1:
-        with suppress(Exception):  # of metadata that are damaged where the pixels are not
+        with suppress(Exception):  # damaged metadata of undamaged pixels
             picture.info = open_image(data).info
     return picture
 
 
 def is_sound_jpeg(data: bytes) -> bool:
-    """Say whether *data* is a JPEG that decodes at an eighth of its size; where it is not, ``decode_image`` decides.
+    """Return whether *data* is a JPEG that decodes at an eighth of its size; if not, ``decode_image`` decides.
 
-    That reads every bit, where damage shows, but computes fewer pixels.
+    This reads every bit, so it finds damage, but computes fewer pixels.
     """
     try:
         return data.startswith(b"\xff\xd8\xff") and _decode_jpeg(data, "RGB", **EIGHTH) is not None
@@ -123,7 +123,7 @@ def is_sound_jpeg(data: bytes) -> bool:
 def _decode_jpeg(data: bytes, mode: str, **scaling: int) -> np.ndarray | None:
     """Decode with simplejpeg; return None if it is missing or Pillow must decode the file (CMYK, odd samplings).
 
-    Raises ValueError for damage, which Pillow passes over: CMYK is checked here, and decoded there.
+    Raises ValueError for damage, which Pillow ignores: CMYK is checked here and decoded by Pillow.
     """
     try:
         import simplejpeg
@@ -156,7 +156,7 @@ def _jpeg_header(data: bytes) -> tuple[int, int, str]:
 
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-    except KeyError:  # it decodes 4:4:1, but has no name for it
+    except KeyError:  # simplejpeg decodes 4:4:1, but has no name for it
         header = image_headers.read_header(data)
         assert header is not None
         return header.height, header.width, "YCbCr"
@@ -164,26 +164,26 @@ def _jpeg_header(data: bytes) -> tuple[int, int, str]:
 
 
 def open_image(data: bytes) -> Image.Image:
-    """Open an image by its header; raise PIL.UnidentifiedImageError where the bytes are none."""
+    """Open an image by its header; raise PIL.UnidentifiedImageError for other bytes."""
     from PIL import Image, UnidentifiedImageError
 
     formats: tuple[str, ...] = FORMATS
     if kind := image_headers.plugin_format(data):
         formats = (kind,)
         _register(kind)
-        if kind == "JXL":  # which is decoded when it is opened
+        if kind == "JXL":  # decoded when opened
             _check_pixels(*image_headers.jxl_size(data))
-    for begin, end in image_headers.icon_images(data):  # which Pillow decodes when it opens the file
+    for begin, end in image_headers.icon_images(data):  # Pillow decodes these when it opens the file
         _verify_png(data[begin:end])
     try:
         return Image.open(BytesIO(data), formats=formats)
-    except UnidentifiedImageError:  # whose text is the address of a Python object
+    except UnidentifiedImageError:  # its text is the address of a Python object
         known = " ".join((*FORMATS, *PLUGINS))
         raise UnidentifiedImageError(f"not a whole image in any of {known}") from None
 
 
 def _register(kind: str) -> None:
-    """Let Pillow use a plugin."""
+    """Register a plugin with Pillow."""
     module, extra = PLUGINS[kind]
     plugin = require(module, extra=extra)
     if kind == "HEIF":
@@ -191,18 +191,18 @@ def _register(kind: str) -> None:
 
 
 def read_orientation(data: bytes) -> int:
-    """Return the orientation that EXIF tells: 1 to 8, 1 where it tells none."""
+    """Return the EXIF orientation, 1 to 8; 1 if there is none."""
     if data.startswith(b"\xff\xd8\xff") and b"Exif" not in data[: 1 << 16]:
         return 1
     with open_image(data) as image:
-        if image.format == "TIFF":  # Pillow applies it always
+        if image.format == "TIFF":  # Pillow always applies it
             return 1
         orientation = image.getexif().get(0x0112, 1)
     return orientation if orientation in range(1, 9) else 1
 
 
 def oriented(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Return a view of *pixels* (HW or HWC) as an EXIF *orientation* asks: 5 to 8 swap height and width."""
+    """Return a view of *pixels* (HW or HWC) with an EXIF *orientation* applied: 5 to 8 swap height and width."""
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
@@ -214,7 +214,7 @@ def _decode_pillow(data: bytes, mode: str, *, keeps_16_bits: bool = False) -> Im
     _verify_png(data)
     image = open_image(data)
     _check_pixels(*image.size)
-    if image.format == "JPEG2000":  # which is decoded as far as it goes
+    if image.format == "JPEG2000":  # Pillow decodes a truncated one as far as it goes
         image_headers.check_jpeg2000(data)
     if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
         image = _with_bits(image, 16 if keeps_16_bits else 8)
@@ -228,7 +228,7 @@ def _decode_pillow(data: bytes, mode: str, *, keeps_16_bits: bool = False) -> Im
 
 
 def _verify_png(data: bytes) -> None:
-    """Compare the checksums of a PNG, and find its end; pass over other bytes."""
+    """Compare the checksums of a PNG, and find its end; ignore other bytes."""
     from PIL import Image, UnidentifiedImageError
 
     if data.startswith(image_headers.PNG):
@@ -373,7 +373,7 @@ def _to_pillow(value: Any, modes: str) -> Image.Image:
         )
     elif isinstance(value, Image.Image):
         image = value
-        if getattr(image, "is_animated", False) and image.format != "MPO":  # the small pictures of a camera
+        if getattr(image, "is_animated", False) and image.format != "MPO":  # MPO: small previews of a camera
             raise ValueError("an animation, or several pages: only one would be written; give image.copy(), or bytes")
     else:
         raise TypeError(

@@ -1,6 +1,6 @@
-"""Read the headers of images: of JPEG and PNG the size and whether they are truncated, without decoding them.
+"""Read the headers of images, without decoding: the size of JPEG and PNG, and whether they are truncated.
 
-Of other formats what Pillow passes over, or tells only when it has decoded them.
+For other formats, check what Pillow ignores, or reports only after decoding.
 
 Formats: ITU-T T.81 (JPEG), annex B; PNG, third edition (W3C), section 5; ITU-T T.800 (JPEG 2000), annexes A and I;
 ISO 14496-12 (boxes and brands of HEIC and AVIF); ISO 18181-1 (JPEG XL), annex D, and -2; Microsoft's ICO.
@@ -24,7 +24,7 @@ START_OF_SCAN, END_OF_IMAGE = 0xDA, b"\xff\xd9"
 ICON = b"\0\0\1\0"
 JPEG2000_BOXES, JPEG2000_CODESTREAM = b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"
 JXL_BOXES, JXL_CODESTREAM = b"\0\0\0\x0cJXL \r\n\x87\n", b"\xff\x0a"
-JXL_BITS = 9, 13, 18, 30  # that hold a side less 1
+JXL_BITS = 9, 13, 18, 30  # of a side length minus 1
 JXL_RATIOS = (1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1)  # of width to height
 HEVC = frozenset([b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"])
 
@@ -56,7 +56,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     header, offset, end = None, 2, len(data)
     while offset + 4 <= end and data[offset] == 0xFF:
         marker = data[offset + 1]
-        if marker == 0xFF:  # fill
+        if marker == 0xFF:  # fill byte
             offset += 1
             continue
         if marker in ALONE:
@@ -103,7 +103,7 @@ def plugin_format(data: bytes) -> str:
 
 
 def check_jpeg2000(data: bytes) -> None:
-    """Raise DecodeError where the end of a JPEG 2000 is missing."""
+    """Raise DecodeError if the end of a JPEG 2000 is missing."""
     end = len(data)
     if data[:4] != JPEG2000_CODESTREAM:
         end = max((stop for name, _, stop in _boxes(data) if name == b"jp2c"), default=0)
@@ -114,7 +114,7 @@ def check_jpeg2000(data: bytes) -> None:
 def icon_images(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each image in an icon: a PNG, or a BMP without its file header; nothing for other bytes.
 
-    Raises DecodeError where one is cut, or not of the size that the icon says.
+    Raises DecodeError if one is truncated, or its size differs from the icon's directory.
     """
     if data[:4] != ICON:
         return
@@ -137,7 +137,7 @@ def icon_images(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def jxl_size(data: bytes) -> tuple[int, int]:
-    """Return the width and height of a JPEG XL; raise DecodeError where its header is incomplete."""
+    """Return the width and height of a JPEG XL; raise DecodeError if its header is incomplete."""
     begin = 0
     if data[:2] != JXL_CODESTREAM:
         starts = {b"jxlc": 0, b"jxlp": 4}  # a part begins with its number
@@ -163,7 +163,7 @@ def jxl_size(data: bytes) -> tuple[int, int]:
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield name, begin and end of the boxes of a file; raise DecodeError for one that goes beyond its end."""
+    """Yield name, begin and end of the boxes of a file; raise DecodeError for a box beyond its end."""
     offset = 0
     while offset + 8 <= len(data):
         size, name, head = int.from_bytes(data[offset : offset + 4], "big"), data[offset + 4 : offset + 8], 8

@@ -12,7 +12,7 @@ from tarshards.errors import DecodeError
 from tarshards.samples.retry_parse import retry_parse
 
 MAX_HEADER = 1 << 16  # bytes; numpy's own limit is 10,000 characters
-MAX_EXTENT = 1 << 40  # elements of an array, if its empty axes were of length 1
+MAX_EXTENT = 1 << 40  # elements of an array, counting empty axes as length 1
 
 
 class ArrayHeader(NamedTuple):
@@ -26,11 +26,11 @@ class ArrayHeader(NamedTuple):
 def parse_header(payload: bytes) -> ArrayHeader:
     """Read the header of a .npy file (numpy.lib.format).
 
-    Raises DecodeError if there is none, if the elements are not as many as it says, or if their order is not C's.
+    Raises DecodeError if there is none, if the number of elements differs from it, or if their order is not C's.
     """
     try:
         (shape, is_fortran, dtype), head = retry_parse(_read_header, payload)
-    except Exception as exc:  # numpy has Python's tokenizer read what its own parser does not understand
+    except Exception as exc:  # numpy falls back to Python's tokenizer, which raises any error
         raise DecodeError(f"not a .npy file: {exc}") from exc
     if dtype.hasobject or (is_fortran and len(shape) > 1):
         raise DecodeError("an array of Python objects or in Fortran order; decoded() reads the latter")
@@ -42,7 +42,7 @@ def parse_header(payload: bytes) -> ArrayHeader:
 
 
 def _read_header(payload: bytes) -> tuple[tuple[tuple[int, ...], bool, np.dtype], int]:
-    """Return the shape, whether the order is Fortran's, and the dtype; and the number of bytes that say so."""
+    """Return the shape, whether the order is Fortran's, the dtype, and the size of the header in bytes."""
     from numpy.lib import format
 
     stream = BytesIO(payload[:MAX_HEADER])

@@ -63,7 +63,7 @@ def require(module: str, *, extra: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != module.partition(".")[0]:
-            raise  # something that it needs
+            raise  # a dependency of the module
         raise ModuleNotFoundError(f"{module} is missing: pip install 'tarshards[{extra}]'", name=exc.name) from exc
 
 

@@ -23,10 +23,10 @@ VIDEOSPECS = "video", "torchvideo"
 MAX_BYTES = 1 << 32  # of decoded frames: 2.5 minutes of 640 x 480 at 30 frames a second
 MAX_PIXELS = 1 << 26  # of a frame: 8192 x 8192
 CHECKS = {"err_detect": "crccheck+bitstream+buffer+explode", "max_pixels": str(MAX_PIXELS)}
-SLANT = 0.0175  # of a display matrix: a turn by less than a degree more is that of a whole quarter, as for FFmpeg
+SLANT = 0.0175  # of a display matrix: a rotation within a degree of a quarter turn counts as one, as in FFmpeg
 DISORDER = "damaged: its frames are not in the order of their times"
 SLACK = 1e-3  # seconds: Matroska rounds times to milliseconds
-ONE_FRAME = frozenset(["h264", "hevc", "mpeg4", "mjpeg", "ffv1"])  # where each packet holds a frame
+ONE_FRAME = frozenset(["h264", "hevc", "mpeg4", "mjpeg", "ffv1"])  # codecs with one frame per packet
 
 
 class Video(NamedTuple):
@@ -38,9 +38,9 @@ class Video(NamedTuple):
 
 
 class Clip(NamedTuple):
-    """Which frames of a video are wanted: *frames* of them, *fps* a second or each that comes, from *start* on.
+    """The wanted frames of a video: *frames* of them, *fps* per second or consecutive ones, from *start* on.
 
-    *start* is in seconds; with *is_place* it is the place in [0, 1] among all clips of this length.
+    *start* is in seconds; with *is_place* it is the position in [0, 1] among all clips of this length.
     """
 
     frames: int
@@ -52,9 +52,9 @@ class Clip(NamedTuple):
 def decode_video(data: Any, videospec: str = "video", rotate: bool = True) -> Any:
     """Decode the frames of a video: ``video`` gives (frames, times, fps), ``torchvideo`` frames and times as tensors.
 
-    *data* are bytes or a seekable file. Sound is left out, and frames are turned and mirrored as the file asks unless
-    *rotate* is False. Raises an error for damaged and truncated videos, as far as their format shows it, and for what
-    would take more than 4 GiB. One thread decodes.
+    *data* are bytes or a seekable file. Audio is left out, and frames are rotated and mirrored by the file's metadata
+    unless *rotate* is False. Raises an error for damaged and truncated videos, as far as their format reveals it, and
+    for more than 4 GiB of frames. One thread decodes.
     """
     import numpy as np
 
@@ -88,7 +88,7 @@ def decode_video(data: Any, videospec: str = "video", rotate: bool = True) -> An
 
 
 def orientation_of(frame: Any) -> int:
-    """Return how a frame is turned and mirrored before it is shown, in EXIF's numbers: 1 to 8.
+    """Return the rotation and mirroring of a frame for display, in EXIF's numbers: 1 to 8.
 
     Its display matrix moves the pixel in column x and row y to column a x + c y and row b x + d y.
     """
@@ -105,14 +105,14 @@ def orientation_of(frame: Any) -> int:
 
 
 def to_rgb(frame: Any, orientation: int, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Return the pixels of a frame, turned as an EXIF *orientation* asks, and resized to a *size*, height and width."""
+    """Return the pixels of a frame, with an EXIF *orientation* applied, resized to *size* (height, width)."""
     height, width = (None, None) if size is None else size[:: -1 if orientation >= 5 else 1]
     method = None if size is None else "AREA"
     return oriented(frame.to_ndarray(format="rgb24", height=height, width=width, interpolation=method), orientation)
 
 
 def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> list[np.ndarray]:
-    """Decode the frames of a clip alone, from the keyframe before it on, each by *convert*."""
+    """Decode only the frames of a clip, from the keyframe before it on, each converted by *convert*."""
     with opened(data) as (container, stream):
         fps = clip.fps or _rate(stream)
         if not clip.is_place:
@@ -123,7 +123,7 @@ def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> 
             duration = _duration(container, stream)
             start = clip.start * max(0.0, duration - clip.frames / fps)
         found = _from(container, stream, start, clip, convert)
-        if len(found) < clip.frames and clip.is_place:  # frames whose intervals differ end earlier
+        if len(found) < clip.frames and clip.is_place:  # with irregular intervals frames may end earlier
             times = _times(container, stream)
             last = times[-clip.frames] if clip.frames <= len(times) else -1.0
             last = times[-1] - (clip.frames - 1) / clip.fps if clip.fps and times else last
@@ -135,7 +135,7 @@ def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> 
 
 
 def _from(container: Any, stream: Any, start: float, clip: Clip, convert: Callable[[Any], Any]) -> list[np.ndarray]:
-    """Return the converted frames of *clip* from *start* on, fewer where the video ends before."""
+    """Return the converted frames of *clip* from *start* on, fewer if the video ends before."""
     first, back = float((stream.start_time or 0) * stream.time_base), 0.0
     start += first
     while True:
@@ -147,7 +147,7 @@ def _from(container: Any, stream: Any, start: float, clip: Clip, convert: Callab
             return []
         if head[0] <= start + SLACK or start - back <= first:
             return _taken(chain([head], frames), start, stream, clip, convert)
-        back = max(1.0, 2 * back)  # the keyframe that was found is shown after the start
+        back = max(1.0, 2 * back)  # the keyframe found is shown after the start
 
 
 def _timed(container: Any, stream: Any) -> Iterator[tuple[float, Any]]:
@@ -160,9 +160,9 @@ def _timed(container: Any, stream: Any) -> Iterator[tuple[float, Any]]:
 def _taken(
     frames: Iterable[tuple[float, Any]], start: float, stream: Any, clip: Clip, convert: Callable[[Any], Any]
 ) -> list[np.ndarray]:
-    """Return the converted frames of *clip* from *start* on, which is a time as those of *frames* are."""
+    """Return the converted frames of *clip* from *start* on, a time on the scale of *frames*."""
     found: list[np.ndarray] = []
-    held, shown, wanted = None, start, start  # held: what is shown at the time wanted, unless the next frame is
+    held, shown, wanted = None, start, start  # held: the frame shown at the wanted time, unless the next is
     for time, frame in frames:
         if held is not None and time < shown:
             raise ValueError(DISORDER)
@@ -180,7 +180,7 @@ def _taken(
 
 
 def _is_unordered(container: Any, stream: Any) -> bool:
-    """Whether the times of frames are not known: AVI counts packets, and FFmpeg guesses the order of H.264's."""
+    """Whether the times of frames are unknown: AVI counts packets, and FFmpeg guesses the order of H.264 frames."""
     return container.format.name == "avi" and stream.codec_context.has_b_frames
 
 
@@ -206,9 +206,9 @@ def _duration(container: Any, stream: Any) -> float:
 
 @contextmanager
 def opened(data: Any, kind: Literal["video", "audio"] = "video", name: str = "") -> Iterator[tuple[Any, Any]]:
-    """Open the first stream of a *kind* with one thread; FFmpeg is given its container, so that it reads no playlist.
+    """Open the first stream of a *kind* with one thread; FFmpeg gets the container format, so it reads no playlist.
 
-    *name* is FFmpeg's name of a container that was checked before.
+    *name* is FFmpeg's name of a container that was already checked.
     """
     av = require("av", extra="media")
     is_file = hasattr(data, "seek")
@@ -227,7 +227,7 @@ def opened(data: Any, kind: Literal["video", "audio"] = "video", name: str = "")
 
 
 def _checked(frame: Any) -> Any:
-    """Return *frame*; raise ValueError for a corrupt one, or one of too many pixels."""
+    """Return *frame*; raise ValueError for a corrupt frame, or too many pixels."""
     if frame.is_corrupt:
         raise ValueError(f"damaged: the frame at {frame.time} s is corrupt")
     _check_size(frame.width, frame.height)

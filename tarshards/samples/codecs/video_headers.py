@@ -13,7 +13,7 @@ from typing import IO
 from tarshards.errors import DecodeError
 from tarshards.samples.codecs import audio_headers
 
-BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp"])  # those that begin a file
+BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp"])  # boxes that may begin a file
 EBML, SEGMENT, CRC_32 = 0x1A45DFA3, 0x18538067, 0xBF
 # In a segment: SeekHead, Info, Tracks, Cluster, Cues, Attachments, Chapters, Tags, Void, CRC-32.
 PARTS = frozenset([0x114D9B74, 0x1549A966, 0x1654AE6B, 0x1F43B675, 0x1C53BB6B, 0x1941A469, 0x1043A770, 0x1254C367])
@@ -23,8 +23,7 @@ PARTS |= {0xEC, CRC_32}
 def read_format(file: IO[bytes], *, is_memory: bool) -> str:
     """Return FFmpeg's name of the container; raise DecodeError for a truncated one, and for any other bytes.
 
-    *is_memory* says that reading costs nothing: then checksums are compared, where the container has them. Of Ogg
-    they are compared always.
+    With *is_memory* reading is free, so checksums are compared, if the container has them. Ogg's are always compared.
 
     >>> from io import BytesIO
     >>> read_format(BytesIO(b"RIFF\\4\\0\\0\\0AVI "), is_memory=True)
@@ -84,7 +83,7 @@ def _check_matroska(file: IO[bytes], end: int, is_memory: bool) -> None:
         if name == SEGMENT:
             found = True
             if size is None:
-                return  # as live streams are; nothing says where it ends
+                return  # a live stream, whose end is unknown
             if offset + size > end:
                 raise DecodeError(f"truncated: a segment of {size} bytes in {end - offset}")
             if is_memory:
@@ -113,7 +112,7 @@ def _check_segment(file: IO[bytes], offset: int, end: int) -> None:
 
 
 def _element(file: IO[bytes], offset: int) -> tuple[int, int | None, int]:
-    """Return the name of the element at *offset*, its size (None for an unknown one), and where its data begin."""
+    """Return the name of the element at *offset*, its size (None if unknown), and the offset of its data."""
     head = _read(file, offset, 12)
     width = 9 - head[0].bit_length() if head else 9
     name, rest = int.from_bytes(head[:width], "big"), head[width:]

@@ -1,8 +1,8 @@
-"""Damaged shards to their whole samples: reading resumes at the next sound header, and every byte is counted.
+"""Damaged shards to their whole samples: reading resumes at the next valid header, and every byte is counted.
 
 Read in this order:
 
 - ``walking``: the headers, data and gaps of a damaged file, and the samples that these form
 - ``judging``: which of the samples are whole
-- ``reading``: all of it for one shard: what every byte is, the whole samples, and errors for the rest
+- ``reading``: everything for one shard: the account of every byte, the whole samples, and errors for the rest
 """

@@ -1,7 +1,7 @@
 """Which samples of a damaged shard are whole.
 
-A tar does not say which members a sample has, so next to damage the other samples decide: a sample next to a gap is
-whole if another sample, away from all damage, has the same fields, and no sample has these fields and more.
+A tar does not record which members a sample has, so next to damage the other samples decide: a sample next to a gap is
+whole if another sample, away from all damage, has the same fields, and no sample has these and more fields.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tarshards.storage.opening import PlainFile
 from tarshards.tar.read import BLOCK, padding
 
 ENOUGH = 4  # bytes of padding that damage is unlikely to leave zero
-SOME = 16  # samples that are examined for how their data ends
+SOME = 16  # samples examined for the end of their data
 MAY_LACK = "next to damage: it may lack members"
 UNLIKE = "unlike the samples elsewhere: it may belong to a tar that was a member"
 RUNS_INTO = "next to damage that may reach into its data"
@@ -62,10 +62,10 @@ def _is_full(fields: FieldSet, known: set[FieldSet]) -> bool:
 def _judge_segments(
     samples: list[FoundSample], sound: list[FoundSample], bounded: set[int], gaps: list[Gap]
 ) -> set[FieldSet]:
-    """Return the sets of fields that whole samples have; refuse samples that may belong to a member's data.
+    """Return the sets of fields of whole samples; refuse samples that may belong to a member's data.
 
-    A tar that is a member, and whose own header is lost, looks like other members after a gap. So the samples up to the
-    next gap or zeros are accepted only if one of them has fields that occur elsewhere: before the first gap, or, if
+    A tar that is a member, and whose own header is missing, looks like other members after a gap. So the samples up to
+    the next gap or zeros are accepted only if one of them has fields that occur elsewhere: before the first gap, or, if
     there is nothing before it, in the shard's last members.
     """
     first = min((gap.start for gap in gaps), default=float("inf"))
@@ -82,7 +82,7 @@ def _judge_segments(
 
 
 def _damage_of(sample: FoundSample, file: PlainFile, extended: bool) -> str | None:
-    """Say what damage before or after a sample has done to it, as far as its own bytes and the damaged ones show."""
+    """Return the effect of damage before or after a sample, as far as its own and the damaged bytes show it."""
     if extended and sample.unsure and len(sample.members) == 1:
         return "next to damage: its name may be truncated"
     if any(_is_of(sample, piece, file, frozenset()) for piece in (sample.before, sample.behind) if piece is not None):
@@ -94,7 +94,7 @@ def _damage_of(sample: FoundSample, file: PlainFile, extended: bool) -> str | No
 
 
 def _ends_in_hole(sample: FoundSample, sound: list[FoundSample], file: PlainFile) -> bool:
-    """Say whether zeros that look like an end of archive may begin in the data before, as other samples' do not."""
+    """Return whether zeros that look like an end of archive may begin in the data before them."""
     for number, piece in sample.breaks:
         name, _, end = sample.members[number]
         if isinstance(piece, Zeros) and sample.beside and _last_byte(file, end) == 0:
@@ -103,7 +103,7 @@ def _ends_in_hole(sample: FoundSample, sound: list[FoundSample], file: PlainFile
 
 
 def _is_bounded(sample: FoundSample, file: PlainFile, names: FieldSet) -> bool:
-    """Say whether the damaged headers before and after a sample belong to others, so that it lacks no member."""
+    """Return whether the damaged headers before and after a sample belong to others, so that it lacks no member."""
     ends = [_is_of(sample, piece, file, names) for piece in (sample.before, sample.behind) if piece is not None]
     if not ends or None in ends or sample.inside or sample.unsure:
         return False
@@ -111,7 +111,7 @@ def _is_bounded(sample: FoundSample, file: PlainFile, names: FieldSet) -> bool:
 
 
 def _is_of(sample: FoundSample, piece: Gap | Zeros, file: PlainFile, names: FieldSet) -> bool | None:
-    """Say whether the first, damaged, member in *piece* belongs to *sample*; None if its header does not tell.
+    """Return whether the first, damaged member in *piece* belongs to *sample*; None if its header does not tell.
 
     It belongs to another if its name differs, its field is one of *names*, and the checksum shows that the key is
     unchanged.
@@ -130,18 +130,18 @@ def _is_of(sample: FoundSample, piece: Gap | Zeros, file: PlainFile, names: Fiel
         if error is None or error == sum(right - there for right, there in wrong):
             return None
         if any(there < 0x20 and not 0x20 < there + error < 0x7F for _, there in wrong):
-            return None  # the name is damaged, and something else too
+            return None  # both the name and something else are damaged
     return False if field in names else None
 
 
 def _is_one_member(piece: Gap | Zeros, file: PlainFile) -> bool:
-    """Say whether *piece* has the length that its first header gives."""
+    """Return whether *piece* has the length in its first header."""
     sizes = sizes_in(file.read(piece.start, BLOCK))
     return any(piece.end - piece.start == BLOCK + size + padding(size) for size in sizes)
 
 
 def _is_plain(header: bytes) -> bool:
-    """Say whether *header*, a damaged or unreadable one, gives the whole name of a file."""
+    """Return whether *header*, damaged or unreadable, contains the whole name of a file."""
     kind, prefix = header[156:157], header[345:346]
     is_extended = b"@LongLink" in header or b"PaxHeader" in header or prefix not in (b"", b"\0")
     mode = re.match(rb"[0-7 ]+[\0 ]", header[100:108])
@@ -151,7 +151,7 @@ def _is_plain(header: bytes) -> bool:
 
 
 def _end_in_zero(samples: list[FoundSample], name: str, file: PlainFile) -> bool:
-    """Say whether the field *name* ends in a zero byte in some of the first samples that have it."""
+    """Return whether the field *name* ends in a zero byte in some of the first samples that have it."""
     ends = (end for sample in samples for field, start, end in sample.members if field == name and start < end)
     return any(_last_byte(file, end) == 0 for end in islice(ends, SOME))
 
@@ -161,10 +161,10 @@ def _last_byte(file: PlainFile, end: int) -> int:
 
 
 def _runs_into(file: PlainFile, end: int, gap: Gap) -> bool:
-    """Say whether the damage in *gap* may begin before it, in the data that ends at *end*.
+    """Return whether the damage in *gap* may begin before it, in the data that ends at *end*.
 
-    Whatever damages both the data and the next header also damages the padding between them, and the beginning of the
-    name in the header; if that is now zero, the data ends in zeros too.
+    Damage to both the data and the next header also affects the padding between them, and the beginning of the name in
+    the header; if that is now zero, the data also ends in zeros.
     """
     if gap.start == gap.end or gap.reason.startswith("truncated"):
         return False
@@ -178,7 +178,7 @@ def _runs_into(file: PlainFile, end: int, gap: Gap) -> bool:
 
 
 def _is_name(data: bytes) -> bool:
-    """Say whether *data* is a name padded with zeros, with at most one wrong byte."""
+    """Return whether *data* is a name padded with zeros, with at most one wrong byte."""
     name, _, rest = data.partition(b"\0")
     odd = sum(not character.isprintable() or character == "\ufffd" for character in name.decode(errors="replace"))
     return len(name) < 100 and odd + len(rest) - rest.count(0) <= 1

@@ -1,4 +1,4 @@
-"""A damaged shard's whole samples, what every byte of it is, and an error for everything else."""
+"""A damaged shard's whole samples, an account of every byte, and an error for everything else."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tarshards.tar.read import ArchiveEnd, padding
 
 @dataclass
 class Survey:
-    """What a shard of *size* bytes holds: samples in the order of their first members, gaps, and ends of archives.
+    """The contents of a shard of *size* bytes: samples in the order of their first members, gaps, and ends of archives.
 
-    *skipped* counts the members that are in no sample, *other* the bytes of these and of global headers. *error* is the
-    error that ended reading early, or None.
+    *skipped* counts the members that belong to no sample, *other* the bytes of these and of global headers. *error* is
+    the error that ended reading early, or None.
     """
 
     url: str
@@ -39,12 +39,12 @@ class Survey:
 
     @property
     def ends(self) -> list[Zeros]:
-        """The ends of archives that others follow."""
+        """The ends of archives that are followed by others."""
         return [zeros for zeros in self.zeros if zeros.end < self.size]
 
     @property
     def byte_counts(self) -> dict[str, int]:
-        """The bytes of the shard by what they are; they add up to its size."""
+        """The bytes of the shard by kind; they add up to its size."""
         return {
             "whole": sum(sample.size for sample in self.samples if sample.problem is None),
             "quarantined": sum(sample.size for sample in self.samples if sample.problem is not None),
@@ -55,9 +55,9 @@ class Survey:
 
 
 def group_file(file: PlainFile, *, split: KeyRule = split_name, pieces: Iterable[Piece] | None = None) -> Survey:
-    """Return what the headers of an open shard show; its samples are not judged.
+    """Return the survey of an open shard from its headers; its samples are not judged.
 
-    *pieces* are those of ``walk(file)``, where it was called before. A sample takes about 500 bytes of memory.
+    *pieces* are those of ``walk(file)``, if it was called before. A sample takes about 500 bytes of memory.
     """
     found = Survey(file.name, file.size, file.error)
 
@@ -86,7 +86,7 @@ def group_file(file: PlainFile, *, split: KeyRule = split_name, pieces: Iterable
 
 
 def survey_file(file: PlainFile, *, split: KeyRule = split_name, end: ArchiveEnd = "required") -> Survey:
-    """Survey an open shard: where its samples lie, which of them are whole, and where it is damaged.
+    """Survey an open shard: the offsets of its samples, which of them are whole, and its damage.
 
     Only headers are read.
     """
@@ -149,15 +149,15 @@ def read_resyncing(
 
 
 def explain(url: str, item: Gap | Zeros | FoundSample) -> TarError | SampleError:
-    """Return the error that describes a gap, the end of an archive before another one, or a sample not known whole."""
+    """Return the error for a gap, the end of an archive before another one, or a sample not known to be whole."""
     if isinstance(item, Zeros):
         reason = "an archive ends here and another one begins, or members were overwritten with zeros; "
         return TarError(
             f"{reason}pass concatenated=True (-i) if archives were concatenated", url=url, offset=item.start
         )
     if isinstance(item, Gap):
-        lost = f"; {item.end - item.start} bytes skipped" if item.end > item.start else ""
-        return TarError(f"{item.reason}{lost}", url=url, offset=item.start)
+        skipped = f"; {item.end - item.start} bytes skipped" if item.end > item.start else ""
+        return TarError(f"{item.reason}{skipped}", url=url, offset=item.start)
     is_of_member = item.wrong and str(item.problem).startswith((DUPLICATE_FIELD, INCOMPLETE))
     field, offset = item.wrong if item.wrong and is_of_member else (None, item.offset)
     return SampleError(str(item.problem), url=url, offset=offset, key=item.key, field=field)
@@ -168,7 +168,7 @@ def _place(item: Gap | Zeros | FoundSample) -> int:
 
 
 def read_found(file: PlainFile, found: FoundSample) -> dict[str, Any]:
-    """Read a sample that was found in *file*; raise OpenError where the file has become shorter."""
+    """Read a sample that was found in *file*; raise OpenError if the file has become shorter."""
     sample: dict[str, Any] = {"__key__": found.key, "__url__": file.name}
     for number, (name, _, _) in enumerate(found.members):
         sample[name] = read_member(file, found, number)
@@ -176,7 +176,7 @@ def read_found(file: PlainFile, found: FoundSample) -> dict[str, Any]:
 
 
 def read_member(file: PlainFile, found: FoundSample, number: int) -> bytes:
-    """Read a member of a sample that was found in *file*, by its number; raise OpenError where the file has changed."""
+    """Read a member of a sample that was found in *file*, by its number; raise OpenError if the file has changed."""
     field, start, end = found.members[number]
     reason = "was truncated while it was read"
     try:

@@ -1,4 +1,4 @@
-"""All bytes of a damaged shard in pieces (members, zeros between them, gaps), and the samples that these form."""
+"""All bytes of a damaged shard in pieces (members, zeros between them, gaps), and the samples that they form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, split_name, why_skipped
+from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, NO_FIELDS, KeyRule, split_name, why_skipped
 from tarshards.storage.opening import PlainFile
 from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError, member_at
 from tarshards.tar.read import (
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
 
 LEAST, MOST = 2 << 10, 1 << 19  # bytes read at once
-LARGE = 1 << 15  # bytes of a member from which its data is skipped, not read
+LARGE = 1 << 15  # bytes of a member from which on its data is skipped, not read
 WINDOW = 1 << 20  # bytes searched at once for a header
 LONGEST = 1 << 26  # bytes within which a chain of headers is followed to recognize a tar that is a member
 RECORD = 20 * BLOCK  # most writers pad archives to multiples of this
@@ -38,7 +38,7 @@ OVERWRITTEN = "zeros instead of members"
 
 
 class Gap(NamedTuple):
-    """Bytes from *start* to *end* that are not sound members, and why; empty at the end of a truncated shard."""
+    """Bytes from *start* to *end* that are not valid members, and why; empty at the end of a truncated shard."""
 
     start: int
     end: int
@@ -66,9 +66,9 @@ def walk(file: PlainFile, *, end: ArchiveEnd = "required") -> Iterator[Piece]:
     """Yield the pieces of a shard, in order; each begins where the previous one ends.
 
     Only headers are read if members are large. After damage, reading resumes at the next header that is followed by
-    another header or by the end. Zeros without the length of an archive's end are a gap, and those of an archive
-    before another one are likely to have it only if *file* is ``concatenated``; so are no zeros at the end, unless
-    *end* is "optional".
+    another header or by the end. Zeros without the length of an archive's end are a gap; zeros between two archives are
+    likely to have that length only if *file* is ``concatenated``. No zeros at the end are also a gap, unless *end* is
+    "optional".
     """
     begin = 0
     run: list[Zeros | Gap] = []
@@ -88,7 +88,7 @@ def walk(file: PlainFile, *, end: ArchiveEnd = "required") -> Iterator[Piece]:
 
 
 def names_in(file: PlainFile) -> Iterator[tuple[str, int]]:
-    """Yield the name of each member of a shard, sound or damaged, and the offset of its first header."""
+    """Yield the name of each member of a shard, valid or damaged, and the offset of its first header."""
     for piece in walk(file):
         if isinstance(piece, list):
             yield from ((name, header) for name, header, _, _, kind in piece if kind != GLOBAL)
@@ -116,9 +116,9 @@ def _resolve(run: list[Zeros | Gap], begin: int, file: PlainFile) -> Iterator[Ze
 
 
 def is_end(zeros: Zeros, begin: int, file: PlainFile) -> bool:
-    """Say whether *zeros* may end an archive that begins at *begin*: two blocks, or as many as complete a record.
+    """Return whether *zeros* may end an archive that begins at *begin*: two blocks, or enough to complete a record.
 
-    Where archives are ``concatenated``, records of more sizes are recognized.
+    If archives are ``concatenated``, records of more sizes are recognized.
     """
     length = zeros.end - zeros.start
     if length // BLOCK == 2 or (length // BLOCK == 1 and zeros.end == file.size):
@@ -177,7 +177,7 @@ def _pieces(file: PlainFile, archive_end: ArchiveEnd) -> Iterator[Piece]:
 
 
 def _end(file: PlainFile, position: int, ended: bool, archive_end: ArchiveEnd) -> Iterator[Piece]:
-    """Yield the last pieces of a shard, after the last whole one; what ``read_members`` refuses is a gap."""
+    """Yield the last pieces of a shard, after the last whole one; an end that ``read_members`` refuses is a gap."""
     rest = file.read(position, BLOCK) if ended else b""
     if not file.size:
         yield Gap(0, 0, "empty input, not a tar archive")
@@ -195,7 +195,7 @@ def _end(file: PlainFile, position: int, ended: bool, archive_end: ArchiveEnd) -
 
 
 def _between(data: bytes, offset: int) -> Iterator[Piece]:
-    """Yield what precedes a member: zeros, and global headers."""
+    """Yield the pieces before a member: zeros, and global headers."""
     front = _zeros_at_start(data)
     back = max(front, -(-len(data.rstrip(b"\0")) // BLOCK) * BLOCK)
     if front:
@@ -212,7 +212,7 @@ def _zeros_at_start(data: bytes) -> int:
 
 
 def _resume(file: PlainFile, bad: int) -> int:
-    """Return the offset of the next sound member, or of the end, after the block at *bad*, which is not a header."""
+    """Return the offset of the next valid member, or of the end, after the block at *bad*, which is not a header."""
     block = file.read(bad, BLOCK)
     offsets = sorted({bad + BLOCK + size + padding(size) for size in sizes_in(block)})
     offsets = [offset for offset in offsets if offset == file.size or _is_sound(file, offset)]
@@ -229,7 +229,7 @@ def _resume(file: PlainFile, bad: int) -> int:
 
 
 def sizes_in(block: bytes) -> Iterator[int]:
-    """Yield possible sizes from a damaged header: as it is, and with one digit corrected by the checksum."""
+    """Yield possible sizes from a damaged header: unchanged, and with one digit corrected by the checksum."""
     digits = block[124:135]
     wrong = checksum_error(block) or 0
     with suppress(ValueError):
@@ -249,7 +249,7 @@ def checksum_error(block: bytes) -> int | None:
 
 
 def _is_archive(file: PlainFile, start: int, end: int) -> bool:
-    """Say whether an archive begins at *start* and ends in zeros at *end*, where a member of another one begins."""
+    """Return whether an archive begins at *start* and ends in zeros at *end*, where a member of another one begins."""
     if file.read(end - len(END), len(END)) != END or member_at(file.read, end) is None:
         return False
     data = file.read(start, end - start)
@@ -265,7 +265,7 @@ def _is_archive(file: PlainFile, start: int, end: int) -> bool:
 def _search(file: PlainFile, bad: int) -> Iterator[int]:
     """Yield the offsets after *bad* of blocks that are headers by their checksum.
 
-    These are multiples of 512 bytes from *bad*, or, if bytes were lost, any offsets that the word ustar indicates.
+    These are multiples of 512 bytes from *bad*, or, if bytes are missing, any offsets indicated by the word ustar.
     """
     for base in range(bad, file.size, WINDOW):
         window = file.read(base, WINDOW + BLOCK)
@@ -290,9 +290,9 @@ def _is_damaged_header(block: bytes) -> bool:
 
 
 def _is_sound(file: PlainFile, offset: int) -> bool:
-    """Say whether there is a member at *offset* followed by another, even a damaged one, or by the end of the shard.
+    """Return whether a member at *offset* is followed by another, even a damaged one, or by the end of the shard.
 
-    A single header is not enough: a block of data may happen to look like one.
+    A single header is not enough: a block of data may look like one.
     """
     member = member_at(file.read, offset)
     if member is None:
@@ -324,8 +324,8 @@ class FoundSample:
     """Adjacent members of one key: (field, start, end) of the data of each.
 
     *offset* is that of the first header, *size* all bytes of the members with headers and padding. *problem* says why
-    the sample does not count as whole, None if it does. *wrong* is the field of the first member at fault, a duplicate
-    or one without content, and the offset of its header. *elsewhere* has the steps to the content of links and sparse
+    the sample does not count as whole, None if it does. *wrong* is the field of the first faulty member, a duplicate or
+    one without content, and the offset of its header. *elsewhere* has the steps to the content of links and sparse
     members, by their numbers. *beside*: a gap or an end of archive is before, in or after it.
     """
 
@@ -339,7 +339,7 @@ class FoundSample:
     wrong: tuple[str, int] | None = None
     elsewhere: dict[int, list[Step]] = field(default_factory=dict)
     extended: bool = False  # a member has a pax or GNU long name header
-    unsure: bool = False  # the name of the first member may be truncated, if its extended header is lost
+    unsure: bool = False  # the name of the first member may be truncated, if its extended header is missing
     before: Gap | Zeros | None = None  # the piece before it, except samples, and the one after it
     behind: Gap | Zeros | None = None
     inside: bool = False
@@ -363,16 +363,16 @@ def group_found(
     split: KeyRule = split_name,
     skip: Callable[[str], object] = lambda reason: None,
 ) -> Iterator[FoundSample | Gap | Zeros]:
-    """Yield the samples in *pieces* of *file*, the gaps and zeros; call *skip* with a reason for members in no sample.
+    """Yield the samples, gaps and zeros in *pieces* of *file*; call *skip* with a reason for members in no sample.
 
-    A sample continues after a gap if its key does. It is yielded when complete, and so after a gap within it.
+    A sample continues after a gap if its key does. It is yielded when complete, hence after a gap within it.
     """
     contents = SpecialMembers(file.read, names=lambda: names_in(file))
     sample: FoundSample | None = None
     segment = 0  # counts the gaps and zeros so far
     after_gap = after_zeros = False  # no member of a sample since
     last: Gap | Zeros | None = None
-    taken: set[str] = set()  # names that no further member of the sample may have as its field
+    taken: set[str] = set()  # fields that no further member of the sample may have
     for piece in pieces:
         if not isinstance(piece, list):
             segment += 1
@@ -408,10 +408,10 @@ def group_found(
             if sample is None or parts[0] != sample.key:
                 before = last if beside else None
                 if sample is not None:
-                    if sample.unsure and len(sample.members) == 1:  # its member may belong to the new sample
+                    if sample.unsure and len(sample.members) == 1:  # its only member may belong to the new sample
                         before = before or sample.before
                     yield sample
-                taken = {"__key__", "__url__"}
+                taken = set(NO_FIELDS)
                 sample = FoundSample(parts[0], header, segment, before is not None, before=before)
                 sample.unsure = (after_gap or after_zeros) and start - header == BLOCK and _may_be_cut(name)
             known = parts[1] in taken
@@ -429,5 +429,5 @@ def group_found(
 
 
 def _may_be_cut(name: str) -> bool:
-    """Say whether *name* may replace another name, given by an extended header before it."""
+    """Return whether *name* may replace another name, given by an extended header before it."""
     return len(name) >= SHORTEST_CUT or not name.isascii() or "?" in name

@@ -1,8 +1,9 @@
-"""Shards -> what is wrong with them, and what they hold.
+"""Shards -> their faults and contents.
 
 - ``check``: one shard after another, and the dataset that they form; ``report``: the findings and counts
-- ``headers``: the fast path, one scan of the headers of a plain shard; ``inspection``: sample by sample, for any shard
-- ``duplicates``: keys that come more than once, among more of them than fit into memory
+- ``header_scan``: the fast path, one scan of the headers of a plain shard; ``inspection``: sample by sample, for any
+  shard
+- ``duplicates``: duplicate keys, among more keys than fit into memory
 """
 
 from tarshards.verbs.check.check import check_shards

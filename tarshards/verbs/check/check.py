@@ -12,8 +12,8 @@ from tarshards.samples.keys import USUAL, KeyRule, dots_in_key, have_dots_in_key
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import PlainFile, open_plain
-from tarshards.verbs.check.duplicates import KeyPlaces
-from tarshards.verbs.check.headers import ScannedShard, scan_headers
+from tarshards.verbs.check.duplicates import KeyOrigins
+from tarshards.verbs.check.header_scan import ScannedShard, scan_headers
 from tarshards.verbs.check.report import SHOWN, Finding, Report
 from tarshards.verbs.contents import FieldSizes
 
@@ -37,15 +37,15 @@ def check_shards(
 ) -> Report:
     """Check shards, and the dataset that they form.
 
-    A shard may consist of several archives if it says so (``Shard.concatenated``). That there are no samples in any of
-    them is an error unless *allow_empty*.
+    A shard may consist of several archives if ``Shard.concatenated`` is set. A dataset without samples is an error
+    unless *allow_empty*.
 
-    Reads headers only; with *decode* also all fields but videos and those that can run code, which *jobs* threads
-    decode. What is not a plain local file is copied to a temporary one. Keys are compared within bounded memory; a
+    Reads headers only; with *decode*, *jobs* threads also decode all fields except videos and those that can run code.
+    Shards that are not plain local files are copied to a temporary file. Keys are compared within bounded memory; a
     sample of a shard that is damaged, or of at most 1 GiB, takes about 550 bytes. *on_survey* is called with each open
-    shard and its judged survey, after the shard was checked; what it raises is raised.
+    shard and its judged survey, after the shard was checked; its exceptions propagate.
     """
-    with KeyPlaces() as keys:
+    with KeyOrigins() as keys:
         check = _Check(keys, jobs if decode else 0, on_survey)
         for shard in map(Shard.of, shards):
             check.shard(shard)
@@ -55,14 +55,14 @@ def check_shards(
 class _Check:
     """The check of one dataset, shard after shard; *threads* decode its fields, none if 0."""
 
-    def __init__(self, keys: KeyPlaces, threads: int, on_survey: OnSurvey | None):
+    def __init__(self, keys: KeyOrigins, threads: int, on_survey: OnSurvey | None):
         self.report, self.keys, self.threads, self.on_survey = Report(), keys, threads, on_survey
-        self.rule: KeyRule = split_name  # that of the names in the shard
+        self.rule: KeyRule = split_name  # for the names in the shard
         self.names: list[str] = []
-        self.forms: dict[frozenset[str], tuple[str, int, str]] = {}  # fields -> the place of the first sample
-        self.odd_names: dict[str, tuple[int, str, int, str]] = {}  # what is odd -> samples, the place of the first
+        self.forms: dict[frozenset[str], tuple[str, int, str]] = {}  # fields -> origin of the first sample
+        self.odd_names: dict[str, tuple[int, str, int, str]] = {}  # oddity -> count, origin of the first
         self.indexed: dict[str, bool] = {}
-        self.dotted: str | None = None  # the last shard that a warning of dots in keys is about
+        self.dotted: str | None = None  # the last shard with a warning about dots in keys
 
     def shard(self, shard: Shard) -> None:
         self.rule = key_rule(shard.split or "first")
@@ -89,7 +89,7 @@ class _Check:
                 self.on_survey(file, survey)
 
     def _count_shard(self, file: PlainFile, name: str) -> None:
-        """Count the samples of a shard, from one scan of its headers where they are all that there is to check."""
+        """Count the samples of a shard, from one scan of its headers if nothing else needs checking."""
         scanned = None if self.threads else scan_headers(file, self.rule)
         if scanned is not None:
             self._count_scanned(scanned, name)
@@ -151,7 +151,7 @@ class _Check:
                 self.forms.setdefault(fields, (name, headers.offsets[number], headers.keys[number]))
 
     def _look_for_dots(self, fields: frozenset[str], name: str, offset: int, key: str) -> None:
-        """Warn, once a shard, of a sample that dots in the keys have made of many."""
+        """Warn, once per shard, of a sample that dots in keys have merged from many."""
         if self.rule is split_name and self.dotted != name and have_dots_in_key(fields):
             self.dotted = name
             self.report.add(Finding("warning", "dots", dots_in_key(len(fields), min(fields)), name, offset, key))
@@ -192,11 +192,11 @@ class _Check:
         for name in sorted(report.fields):
             missing = report.samples - report.fields[name].samples
             if missing:
-                first = next((place for fields, place in self.forms.items() if name not in fields), ())
+                first = next((origin for fields, origin in self.forms.items() if name not in fields), ())
                 reason = f"{missing} of {report.samples} samples have no {name}"
                 report.add(Finding("warning", "missing field", reason, *first))
-        for odd, (count, *place) in self.odd_names.items():
-            report.add(Finding("warning", "DALI", f"DALI's own reader misreads {odd}; {count} samples", *place))  # type: ignore[arg-type]
+        for odd, (count, *origin) in self.odd_names.items():
+            report.add(Finding("warning", "DALI", f"DALI's own reader misreads {odd}; {count} samples", *origin))  # type: ignore[arg-type]
         for reason, count in sorted(report.skipped.items()):
             if reason != "directory":
                 report.add(Finding("warning", "skipped", f"{count} members are in no sample: {reason}"))
@@ -211,10 +211,10 @@ class _Check:
             self.report.counts["error", "duplicate key"] += 1
             yield pair
 
-    def _tell_duplicate(self, key: str, places: list[tuple[int, int]]) -> None:
-        """Report the places of a duplicate key that was counted."""
-        (first, begin), (shard, offset) = places[:2]
-        more = f", and in {len(places) - 2} more places" if len(places) > 2 else ""
+    def _tell_duplicate(self, key: str, origins: list[tuple[int, int]]) -> None:
+        """Report the origins of a counted duplicate key."""
+        (first, begin), (shard, offset) = origins[:2]
+        more = f", and in {len(origins) - 2} more places" if len(origins) > 2 else ""
         reason = NOT_ADJACENT if first == shard else "this key is also in another shard"
         reason = f"{reason}: it is at offset {begin} of {self.names[first]}{more}"
         self.report.findings.append(Finding("error", "duplicate key", reason, self.names[shard], offset, key))

@@ -1,4 +1,4 @@
-"""The samples of any shard, inspected one by one: those that are whole, and what is wrong with the rest."""
+"""The samples of any shard, inspected one by one: the whole ones, and the faults of the others."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ def whole_samples(
 ) -> Iterator[FoundSample]:
     """Yield the samples of a shard that are whole; the others, and gaps, become findings.
 
-    *survey* is that of the shard, judged if there are gaps; without one the headers are read here, and the samples of a
-    shard without gaps are not held. Members after the end of an archive are a finding unless *file* is
-    ``concatenated``.
+    *survey* is the shard's, judged if there are gaps; without it the headers are read here, and the samples of a shard
+    without gaps are not held. Members after the end of an archive are a finding unless *file* is ``concatenated``.
     """
     if survey is None:
         pieces = _Held(walk(file))
@@ -48,9 +47,9 @@ def whole_samples(
         report.skipped += survey.skipped
         items: Iterable[Any] = sorted([*survey.samples, *survey.gaps, *survey.zeros], key=_start)
         if survey.gaps:
-            lost = sum(sample.problem is not None for sample in survey.samples)
-            whole = len(survey.samples) - lost
-            report.damaged[file.name] = {"samples": whole, "lost": lost, **survey.byte_counts}
+            incomplete = sum(sample.problem is not None for sample in survey.samples)
+            whole = len(survey.samples) - incomplete
+            report.damaged[file.name] = {"samples": whole, "lost": incomplete, **survey.byte_counts}
     else:
         items = group_found(pieces.held or walk(file), file, split=split, skip=report.skip)
     for item in items:
@@ -73,7 +72,7 @@ def _start(item: FoundSample | Gap | Zeros) -> int:
 
 
 class _Held:
-    """Pieces that are iterated over once, and *held* for a second time; None if of more than HELD members."""
+    """Pieces that are iterated over once and *held* for a second pass, unless they have more than HELD members."""
 
     def __init__(self, pieces: Iterable[Piece]):
         self._pieces = pieces
@@ -136,13 +135,13 @@ def _is_unsafe(name: str) -> bool:
 
 
 def _is_image(name: str) -> bool:
-    """Say whether ``decode_field`` decodes the field *name* as an image."""
+    """Return whether ``decode_field`` decodes the field *name* as an image."""
     extension = name.rpartition(".")[2]
     return extension in EXTENSIONS and extension not in DECODERS
 
 
 def misread_by_dali(sample: FoundSample) -> str | None:
-    """Say which of its names make DALI's tar reader, or ``wds2idx``, read another sample; None if none do."""
+    """Return which of its names make DALI's tar reader, or ``wds2idx``, read another sample, or None."""
     fields = sample.fields
     longest, white = _longest_and_white(fields)
     if sample.elsewhere:

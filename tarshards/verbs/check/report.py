@@ -1,4 +1,4 @@
-"""What a check found, for people and for programs."""
+"""The findings of a check, for people and for programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = 1000  # findings of a kind that are kept; the others are only counted
 
 
 class Finding(NamedTuple):
-    """Something wrong; *url*, *offset* (bytes), *key* and *field* are None where they do not apply."""
+    """One fault; *url*, *offset* (bytes), *key* and *field* are None where they do not apply."""
 
     severity: Literal["error", "warning"]
     kind: str
@@ -28,11 +28,11 @@ class Finding(NamedTuple):
 
 
 class Report(Contents):
-    """What a check found, and what the shards hold.
+    """The findings of a check, and the contents of the shards.
 
-    *counts* are the findings by severity and kind; *findings* holds the first SHOWN of each. *samples* and *members*
-    are whole, *lost* counts the samples that are not, *joined* the archives that follow another in their shard.
-    *damaged* has the samples and bytes of each shard with a gap.
+    *counts* are the findings by severity and kind; *findings* has the first SHOWN of each. *samples* and *members*
+    count whole samples, *lost* the others, *joined* the archives that follow another in their shard. *damaged* has the
+    samples and bytes of each shard with a gap.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Report(Contents):
         self.skipped[reason] += 1
 
     def total(self, severity: str) -> int:
-        """How many errors, or warnings, there are."""
+        """The number of errors, or warnings."""
         return sum(count for (of, _), count in self.counts.items() if of == severity)
 
     def as_json(self) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from tarshards import (
     dali,
     readers,
 )
-from tarshards.loaders.torch.loader import ShardLoader
-from tarshards.stream.mix import mix
+from tarshards.loaders.torch.shard_loader import ShardLoader
+from tarshards.stream.mixed import mix
 
 pytestmark = pytest.mark.interop
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from tarshards.run.jobs.job_options import parse_quantity
 from tarshards.run.jobs.kubernetes_objects import VARIABLE
-from tarshards.run.jobs.options import parse_quantity
 
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")

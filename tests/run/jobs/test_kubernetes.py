@@ -17,9 +17,9 @@ from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, StateError
 from tarshards.run.jobs import kubernetes as backend
 from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_options import Options
 from tarshards.run.jobs.job_plan import JobPlan, make_plan
 from tarshards.run.jobs.kubernetes import Kubernetes
-from tarshards.run.jobs.options import Options
 from tarshards.run.jobs.scheduler import status_of, submit, wait
 from tarshards.run.jobs.status import survey
 

@@ -14,10 +14,10 @@ from object_checks import VERSIONS, check_object, is_label_key
 
 from tarshards.run.jobs import kubernetes_objects
 from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_options import Options, parse_quantity
 from tarshards.run.jobs.job_plan import JobPlan, group_tasks, make_plan
 from tarshards.run.jobs.kubernetes import Kubernetes
 from tarshards.run.jobs.kubernetes_objects import make_objects, split_plan
-from tarshards.run.jobs.options import Options, parse_quantity
 
 pytestmark = pytest.mark.interop
 

@@ -15,7 +15,6 @@ from tarshards.run.jobs.worker import Worker
 def site(tmp_path, monkeypatch, path_with_tools):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", path_with_tools)
-    monkeypatch.setenv("no_proxy", "*")
     with TarWriter("in-0.tar") as writer:
         writer.write({"__key__": "a", "txt": "text"})
     (tmp_path / "site").mkdir()

@@ -14,8 +14,8 @@ from slurm_cluster import call, until
 from tarshards.errors import OpenError
 from tarshards.run.jobs import slurm as backend
 from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_options import Options
 from tarshards.run.jobs.job_plan import make_plan
-from tarshards.run.jobs.options import Options
 from tarshards.run.jobs.slurm import Slurm
 
 pytestmark = pytest.mark.interop

@@ -311,7 +311,7 @@ def test_whatever_decodes_an_image_calls_the_same_ones_damaged(field, simplejpeg
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("field", FILES)
 def test_the_full_check_for_dali_calls_the_same_ones_damaged(field, monkeypatch, capfd):
-    from tarshards.loaders.dali.guard import ImageGuard
+    from tarshards.loaders.dali.image_check import ImageGuard
 
     guard = ImageGuard("jpg", on_bad="drop", check="full")
     monkeypatch.setitem(WAYS, "DALI", guard._check_image)

@@ -1,4 +1,4 @@
-"""What a job asks of a scheduler: parallelism, retries, resources, and where the tasks run."""
+"""The options of a job for a scheduler: parallelism, retries, resources, and where the tasks run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Options:
 
 
 def parse_quantity(text: str) -> float:
-    """Return the number that a quantity stands for; raise ValueError if it is not a quantity.
+    """Return the value of a quantity; raise ValueError if it is not a quantity.
 
     >>> parse_quantity("500m"), parse_quantity("4Gi"), parse_quantity("1.5")
     (0.5, 4294967296.0, 1.5)
@@ -53,7 +53,7 @@ def parse_quantity(text: str) -> float:
 
 
 def configured_image() -> str:
-    """Return the image of pods that the user's configuration file names; raise ValueError if there is none.
+    """Return the pods' image from the user's configuration file; raise ValueError if there is none.
 
     The file is ``tarshards/config.toml`` in ``$XDG_CONFIG_HOME`` or ``~/.config``; it holds ``image`` in the table
     ``[tarjob]``.

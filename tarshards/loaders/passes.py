@@ -1,4 +1,4 @@
-"""What all loaders share: passes over a dataset, the state to resume one from, and what trainers ask of a loader."""
+"""The parts common to all loaders: passes over a dataset, states to resume from, and the interface for trainers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger("tarshards")
 
 @dataclass(eq=False)
 class Pass:
-    """One epoch, or what *state* says is left of one: *delivered* batches of it have been taken, *before* it others."""
+    """One epoch, or its rest after *state*: *delivered* of its batches have been taken, after *before* earlier ones."""
 
     epoch: int
     world: World
@@ -41,18 +41,18 @@ class Pass:
 
     @property
     def passed(self) -> int:
-        """The batches at its beginning that were delivered before, and are made again only to be passed over."""
+        """The batches at its beginning that were already delivered, and are made again only to be skipped."""
         return self.state["delivered"] if self.state and self.plan is None else 0
 
 
 class Passes:
     """The passes of one loader over the batches of *maker*.
 
-    The state of a planned stream holds on any number of ranks and workers. That of another is replayed, which requires
-    the same *topology*: what else the order of the batches depends on.
+    The state of a planned stream is valid for any number of ranks and workers. Other states are replayed, which
+    requires the same *topology*: everything else that the order of the batches depends on.
 
-    With *steps* a pass over the loader is that many batches, of one epoch after the other: *number* is the one that is
-    next or under way, and *step* how many of its batches came.
+    With *steps* a pass over the loader is that many batches, continuing through the epochs: *number* is the next or
+    current pass, and *step* the number of its batches so far.
     """
 
     def __init__(self, maker: BatchMaker, steps: int | None = None, **topology: int):
@@ -63,16 +63,16 @@ class Passes:
         self._current: Pass | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._announced: int | None = None
-        self._ahead = 0  # epochs, of the trainer's count, which may start over where ours is resumed
-        self._was_told = False  # the length, before a state was loaded
+        self._ahead = 0  # epochs, in the trainer's count, which may restart when ours resumes
+        self._was_told = False  # whether the length was requested before a state was loaded
 
     @property
     def world(self) -> World:
-        """The rank to deliver to: the one that the stream was given, or else that of this process."""
+        """The rank to deliver to: the stream's, or else that of this process."""
         return World.detect() if self.stream.is_bare else self.stream.world
 
     def begin(self) -> Pass:
-        """Begin the next epoch, or what a loaded state says is left of its own."""
+        """Begin the next epoch, or the rest of a loaded state's epoch."""
         this, self._resumed, self.has_jumped = self._next(), None, False
         self.stream.epochs.begin(World(), this.epoch if this.state else None)
         if this.state and self._announced is not None:
@@ -84,8 +84,8 @@ class Passes:
     def deliver(self, this: Pass, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
         """Yield the *batches* of a pass, each with whether it is the last.
 
-        The last comes when *batches* has ended, so that who counts the batches and asks for no more has an epoch that
-        was audited. Where their number is not known, every batch waits for the one after it.
+        The last comes after *batches* has ended, so that a consumer that counts batches and requests no more has an
+        audited epoch. If their number is unknown, every batch waits for the next one.
         """
         count = None if this.plan is None else len(self.maker.shares(this.plan, this.world.rank))
         held: list[Any] = []
@@ -103,16 +103,16 @@ class Passes:
             yield batch, True
 
     def _end(self, this: Pass) -> None:
-        """What is loaded or saved from now on is of the epoch after, unless another pass has begun."""
+        """From now on states belong to the next epoch, unless another pass has begun."""
         if self._current is this:
             self._current = None
-            if self.stream.epochs.next <= this.epoch:  # it was announced while it was under way
+            if self.stream.epochs.next <= this.epoch:  # it was announced while it was running
                 self.stream.set_epoch(this.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be *epoch*, or what a loaded state says is left of it; those after it count on.
+        """Set the epoch of the next pass, or the rest of it after a loaded state; later passes count from there.
 
-        With *steps* an epoch is that many batches, so that several may be parts of one epoch of the dataset.
+        With *steps* an epoch is that many batches, so several may be parts of one epoch of the dataset.
         """
         epoch = whole_number("epoch", epoch, 0)
         if self.steps is not None:
@@ -123,7 +123,7 @@ class Passes:
             self.stream.set_epoch(epoch)
 
     def _go_to(self, number: int, steps: int) -> None:
-        """Let the next pass be this one of *steps* batches; without indexes it begins with that epoch."""
+        """Make the next pass this one of *steps* batches; without indexes it begins with that epoch."""
         self._current = self._resumed = None
         self.number, self.step, self.has_jumped = number, 0, True
         plan = self.maker.plan(0, self.world.world_size)
@@ -144,20 +144,20 @@ class Passes:
         return True
 
     def go_on(self) -> None:
-        """Let the next pass begin behind what was delivered of the one that was left."""
+        """Make the next pass begin after the delivered batches of the one that was left."""
         if self._current is not None:
             self._resumed = self.state_dict()
             self._current = None
 
     def leave(self) -> None:
-        """End a pass of *steps* before its last batch; the next one begins behind it."""
+        """End a pass of *steps* before its last batch; the next one begins after it."""
         self.number, self.step = self.number + 1, 0
         self.go_on()
 
     def announce(self, epoch: int) -> None:
-        """Let the next pass, or the one under way, be *epoch* as a trainer counts, unless a state is loaded.
+        """Set the epoch of the next or current pass, as a trainer counts, unless a state is loaded.
 
-        Raises StateError if the trainer would stop before the end of what is left, for it counts to a shorter length.
+        Raises StateError if the trainer would stop before the end of the rest, because it counts to a shorter length.
         """
         if self.steps is not None:
             self.set_epoch(epoch)
@@ -177,7 +177,7 @@ class Passes:
             self._check_length(self._next())
 
     def _check_length(self, this: Pass) -> None:
-        """Raise StateError if who counts to our length would stop before the end of *this*."""
+        """Raise StateError if a trainer that counts to our length would stop before the end of *this*."""
         batches = 0 if this.plan is None else this.before + len(self.maker.shares(this.plan, this.world.rank))
         if this.plan is not None and batches > len(self):
             raise StateError(
@@ -195,7 +195,7 @@ class Passes:
         return len(self.maker.shares(plan, self.world.rank))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, for JSON, what has been delivered of the epoch; for planned ones it is the same on every rank."""
+        """Return, for JSON, the progress of the epoch; for planned epochs it is the same on every rank."""
         if self._resumed is not None:
             return dict(self._resumed)
         this = self._current or self._next()
@@ -209,7 +209,7 @@ class Passes:
         return state | self._place(this.world)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass deliver what is left of the epoch after *state*; raise StateError if it does not fit."""
+        """Make the next pass deliver the rest of the epoch after *state*; raise StateError if it does not match."""
         source = self.stream.source
         is_planned = self.maker.is_planned
         check_state(state, source, ["epoch"] if is_planned else ["epoch", "delivered"])
@@ -242,7 +242,7 @@ class Passes:
         return Pass(state["epoch"], world, plan, state, 0 if plan is None else self._before(plan, state))
 
     def _before(self, plan: PlannedEpoch, state: Mapping[str, Any]) -> int:
-        """Return how many batches came before *state*; earlier releases did not save it: then, as made here."""
+        """Return the number of batches before *state*; if an earlier release did not save it, compute it."""
         if "batches" in state:
             return state["batches"]
         whole = self.stream.source.plan(state["epoch"], plan.ranks)
@@ -253,24 +253,24 @@ class Passes:
 
 
 class ResumableLoader:
-    """What the loaders have in common: iterating over the *passes*, and the ledger, epochs, length and state of these.
+    """The base of the loaders: iterates over the *passes*, with their ledger, epochs, length and state.
 
-    A kind of loader says in ``make_batches`` how the batches of a pass are made. An epoch begins when its first batch
-    is asked for, for some trainers call ``iter`` and do not use it.
+    A subclass defines in ``make_batches`` how the batches of a pass are made. An epoch begins when its first batch is
+    requested, since some trainers call ``iter`` and do not use it.
     """
 
     passes: Passes
     _under_way: Generator[tuple[Any, bool], None, None] | None = None  # over several passes, with ``steps=``
-    _maker: ResumableLoader  # the loader whose batches these are
+    _maker: ResumableLoader  # the loader of these batches
 
-    #: Where the time of the current iteration goes, or of the last one.
+    #: Where the current or the last iteration spends its time.
     monitor = Monitor()
 
-    #: What accelerate looks for: ``prepare`` leaves the loader as it is, and ``save_state`` saves its state.
+    #: Read by accelerate: ``prepare`` leaves the loader unchanged, and ``save_state`` saves its state.
     _is_accelerate_prepared = use_stateful_dataloader = True
-    #: Whether the last batch has been delivered, by which accelerate knows that gradients are to be applied.
+    #: Whether the last batch has been delivered, which tells accelerate to apply the gradients.
     end_of_dataloader = False
-    #: The samples of the last batch over all ranks, for accelerate: not said, since repeats may stand anywhere in it.
+    #: The samples of the last batch over all ranks, for accelerate: unknown, since repeats may be anywhere in it.
     remainder = -1
     batch_sampler = None
 
@@ -303,14 +303,14 @@ class ResumableLoader:
             yield from self.passes.deliver(this, batches)
 
     def _steps(self) -> Generator[tuple[Any, bool], None, None]:
-        """Yield the batches of a pass of ``steps=``; what makes them stays open for the pass after."""
+        """Yield the batches of a pass of ``steps=``; their source stays open for the next pass."""
         passes, is_last = self.passes, False
         if self._under_way is not None and passes.has_jumped:
             self._under_way.close()
             self._under_way = None
         if self._under_way is None:
-            # A copy of the loader, which does not refer to this one: in a cycle of references the garbage collector
-            # would find workers before what ends them, and torch wait 5 s for each.
+            # A copy of the loader, which does not refer to this one: in a reference cycle the garbage collector # would
+            # find workers before the object that ends them, and torch would wait 5 s for each.
             self._maker = copy.copy(self)
             self._under_way = self._maker._endless()
         under_way, self._maker.monitor = self._under_way, self.monitor
@@ -338,7 +338,7 @@ class ResumableLoader:
 
     @cached_property
     def sampler(self) -> Any:
-        """Where Lightning says which epoch it has come to."""
+        """The object through which Lightning sets its epoch."""
         return SimpleNamespace(set_epoch=self.passes.announce)
 
     @property
@@ -347,31 +347,31 @@ class ResumableLoader:
         return self.passes.stream.ledger
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be *epoch*, or what a loaded state says is left of it; those after it count on."""
+        """Set the epoch of the next iteration, or its rest after a loaded state; later iterations count from there."""
         self.passes.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """The batches of a whole epoch on this rank, also where a loaded state has some of them behind it."""
+        """The number of batches of a whole epoch on this rank, even after loading a state in mid-epoch."""
         return len(self.passes)
 
     def __bool__(self) -> bool:
-        return True  # without a length too
+        return True  # even without a length
 
     def __getitem__(self, index: Any) -> Any:
         raise TypeError(f"a {type(self).__name__} is iterated, not indexed: it makes its batches without a DataLoader")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, for JSON, what has been delivered of the epoch; for indexed shards it is the same on every rank."""
+        """Return, for JSON, the progress of the epoch; for indexed shards it is the same on every rank."""
         return self.passes.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration deliver what is left after *state*; raise StateError if it does not fit."""
+        """Make the next iteration deliver the rest after *state*; raise StateError if the state does not match."""
         self.passes.load_state_dict(state)
 
 
 @contextmanager
 def _known_to_accelerate(loader: ResumableLoader) -> Iterator[None]:
-    """Register *loader* with accelerate, if that is imported, while it is iterated."""
+    """Register *loader* with accelerate, if imported, while it is iterated."""
     state = sys.modules.get("accelerate.state")
     if state is None:
         yield

@@ -1,4 +1,4 @@
-"""Batches for torch that do not depend on the workers that make them, and a state that resumes anywhere."""
+"""Batches for torch that do not depend on the number of workers, and a state that resumes on any topology."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tarshards.epoch.loop import Outcome, Part
 from tarshards.epoch.packing import Packing
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import AuditError, WorldError, check_function, did_you_mean, flag, whole_number
-from tarshards.loaders.base import Pass, Passes, ResumableLoader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Stopwatch
+from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.loaders.tensors import tensors
-from tarshards.loaders.torch.dataset import ShardDataset
 from tarshards.loaders.torch.handover import Arenas, Made, PlanTables
+from tarshards.loaders.torch.shard_dataset import ShardDataset
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_packed, collate_ragged
@@ -31,9 +31,9 @@ from tarshards.stream.stream import Stream, check_dataset
 if TYPE_CHECKING:
     from tarshards.epoch.plan import PlannedEpoch
 
-MAILBOX = 1 << 16  # bytes of the order to persistent workers
+MAILBOX = 1 << 16  # bytes of the message to persistent workers
 
-#: What to use instead of the DataLoader's options that a ShardLoader refuses.
+#: Alternatives to the DataLoader's options that a ShardLoader refuses.
 _INSTEAD = {
     "batch_sampler": "the plan says what is in a batch",
     "in_order": "a state says how many batches came, one after the other",
@@ -48,29 +48,28 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     """A DataLoader whose batches do not depend on its workers, with a state that resumes on any number of ranks.
 
     Batch g of a rank is its next *batch_size* positions of the plan, made by worker g mod *num_workers*: the samples
-    are read, the ops of *dataset* run on them, and *collate_fn* makes the batch: by default torch tensors of numbers
-    and arrays, as torch's ``default_collate`` makes them, and lists of strings, bytes and arrays that differ in shape.
-    With ``collate_fn=tarshards.collate`` they are numpy arrays. At the end of an epoch the counts of all workers are
-    audited (AuditError).
+    are read, the ops of *dataset* run on them, and *collate_fn* makes the batch: by default torch tensors from numbers
+    and arrays, like torch's ``default_collate``, and lists from strings, bytes and arrays that differ in shape. With
+    ``collate_fn=tarshards.collate`` they are numpy arrays. At the end of an epoch the counts of all workers are audited
+    (AuditError).
 
-    A sample that an op leaves out makes its batch shorter, an empty one is ``[]``, so that all ranks take as many steps
-    as ``len`` says. With *fill* it is replaced by another sample of the epoch, drawn by (seed, epoch, position) from
-    those that are read at about the same time and are not in the batch; the ledger counts that one as repeated. After
-    8 that are left out as well it raises SampleError. Without indexes batches are full in either case, but ranks may
-    differ in their number. With *drop_last* there is no smaller batch at the end of an epoch; the ledger counts its
-    samples as dropped.
+    A sample that an op leaves out makes its batch shorter (an empty batch is ``[]``), so all ranks take ``len`` steps.
+    With *fill* it is replaced by another sample of the epoch, drawn by (seed, epoch, position) from those that are read
+    at about the same time and are not in the batch; the ledger counts the substitute as repeated. After 8 substitutes
+    that are also left out it raises SampleError. Without indexes batches are always full, but ranks may differ in their
+    number. With *drop_last* there is no smaller batch at the end of an epoch; the ledger counts its samples as dropped.
 
-    With *packing*, which ``pack`` or ``bucket`` returns, a batch has the samples of *batch_size* bins. Packed, the
-    arrays of its samples come end to end, with ``cu_seqlens`` (int32) and ``position_ids``; *collate_fn* replaces that.
+    With *packing*, from ``pack`` or ``bucket``, a batch has the samples of *batch_size* bins. ``pack`` concatenates the
+    arrays of its samples, with ``cu_seqlens`` (int32) and ``position_ids``; *collate_fn* replaces this.
 
-    With *steps* a pass over the loader, and its ``len``, is that many batches; the next one goes on where it ended, in
-    the same epoch of the dataset or the one after.
+    With *steps* a pass over the loader, and its ``len``, is that many batches; the next one continues where it ended,
+    in the same epoch of the dataset or the next.
 
     Batches of workers come through shared memory, as copies; with *reuse* their arrays and tensors are views of it, and
-    a batch is valid until the next but one is asked for.
+    a batch is valid until the next but one is requested.
 
-    ``state_dict()`` is the position of the loop over the loader, whatever the workers have made ahead. *options* are
-    the DataLoader's. Without indexes, workers batch their own shards, and a state is replayed on equally many
+    ``state_dict()`` is the position of the loop over the loader; prefetched batches do not count. *options* are the
+    DataLoader's. Without indexes, workers batch their own shards, and a state is replayed on the same number of
     workers.
 
     Raises TypeError for ops that hold or count samples across batches, and for wrong arguments.
@@ -90,7 +89,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         packing: Packing | None = None,
         **options: Any,
     ):
-        if isinstance(dataset, _Batches):  # Lightning makes loaders again from their attributes
+        if isinstance(dataset, _Batches):  # Lightning recreates loaders from their attributes
             dataset, batch_size, collate_fn, fill, drop_last, steps, reuse, packing = dataset.made_of
         check_dataset(dataset, "a ShardLoader", ShardDataset)
         num_workers = whole_number("num_workers", num_workers, 0)
@@ -120,7 +119,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                     replayed -= 1
                 else:
                     yield self._as_tensors(made.batch)
-                if this.plan is None and self.passes.stream.is_followed:  # each batch waits for the one after it
+                if this.plan is None and self.passes.stream.is_followed:  # each batch waits for the next
                     made.outcome.settle(arrived)
         finally:
             self.ledger.add(arrived)
@@ -130,7 +129,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
             self.ledger.audit([*tallies, arrived])
 
     def _arenas(self) -> Arenas | None:
-        """Return memory for what workers send; without a plan each batch waits for the next before it is delivered."""
+        """Return shared memory for the workers; without a plan each batch waits for the next before it is delivered."""
         if not self.num_workers:
             return None
         lent = (2 if self._batches.maker.is_planned else 3) if self._batches.reuse else 0
@@ -141,7 +140,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         return self.pin_memory and torch.cuda.is_available()
 
     def _as_tensors(self, batch: Any) -> Any:
-        """Return a batch that the default collate_fn made with tensors instead of arrays, which travel as arrays."""
+        """Return a batch of the default collate_fn with tensors; workers send them as arrays."""
         if self._batches.maker.collate not in (collate_ragged, collate_packed):
             return batch
         return tensors(batch, pinned=self._is_pinned)
@@ -180,9 +179,9 @@ def _same(batch: Any) -> Any:
 
 
 class _PassOrder(NamedTuple):
-    """What a pass over the loader is to deliver to a rank: an epoch, or what a state says is left of it.
+    """The task of a pass over the loader for a rank: an epoch, or its rest after a state.
 
-    *tables* are those of its plan, where they are shared.
+    *tables* are those of its plan, if shared.
     """
 
     epoch: int
@@ -193,7 +192,7 @@ class _PassOrder(NamedTuple):
 
 
 class CollatedBatchMaker(BatchMaker):
-    """Makes batches of the samples that come out of a stream's ops; without any, a batch is ``[]``."""
+    """Makes batches of the samples after a stream's ops; without any, a batch is ``[]``."""
 
     def __init__(
         self,
@@ -218,14 +217,14 @@ class CollatedBatchMaker(BatchMaker):
         return made if self.packing is None or self.collate is not collate_packed else self.checked(made, self.packing)
 
     def _filled(self, part: Part, epoch: int) -> list[Any]:
-        """Return what came of the samples of *part*, in its order, with substitutes for those that were left out."""
+        """Return the results for the samples of *part*, in order, with substitutes for samples that were left out."""
         results = self.stream.read_each(part, epoch)
         substitutes = Substitutes(part)
-        while missing := [place for place in range(len(part)) if place not in results]:
+        while missing := [row for row in range(len(part)) if row not in results]:
             with substitutes.drawn(missing) as extra:
                 found = self.stream.read_each(extra, epoch)
-            results |= {missing[place]: result for place, result in found.items()}
-        return [results[place] for place in range(len(part))]
+            results |= {missing[row]: result for row, result in found.items()}
+        return [results[row] for row in range(len(part))]
 
 
 class _Batches(IterableDataset[Any]):
@@ -234,8 +233,8 @@ class _Batches(IterableDataset[Any]):
     def __init__(self, maker: CollatedBatchMaker, steps: int | None, reuse: bool, persistent: bool):
         self.maker, self.stream, self.steps, self.reuse = maker, maker.stream, steps, reuse
         self._order: _PassOrder | None = None
-        self._arenas: Arenas | None = None  # of the workers that begin now, or that outlive an epoch
-        # Workers that outlive an epoch have a copy of this from their start; the order reaches them in shared memory.
+        self._arenas: Arenas | None = None  # of workers that begin now, or persist
+        # Persistent workers have a copy of this from their start; each pass's order reaches them in shared memory.
         self._mailbox = torch.zeros(MAILBOX, dtype=torch.uint8).share_memory_() if persistent else None
 
     @property
@@ -252,7 +251,7 @@ class _Batches(IterableDataset[Any]):
     def ordered(
         self, order: _PassOrder, plan: PlannedEpoch | None, make_arenas: Callable[[], Arenas | None]
     ) -> Iterator[Arenas | None]:
-        """Say what an iteration that begins meanwhile delivers, in workers too; yield where their batches come."""
+        """Set the order of iterations that begin in the with-block, also in workers; yield the arenas for batches."""
         self._arenas = self._arenas or make_arenas()
         if self._arenas is not None:
             self._arenas.restart()
@@ -297,7 +296,7 @@ class _Batches(IterableDataset[Any]):
             if plan is None:
                 samples = self.stream.iterate(order.epoch, world, version_of(order.state))
                 for batch in ops.batched(samples, self.maker.size, collate=list):
-                    counted = len(batch) if self.stream.is_followed else 0  # of the samples that the ledger counts
+                    counted = len(batch) if self.stream.is_followed else 0  # samples that the ledger counts
                     if len(batch) < self.maker.size and self.maker.drop_last:
                         self.stream.ledger.count(discarded=counted)
                         break

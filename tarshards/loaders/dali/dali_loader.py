@@ -13,11 +13,11 @@ from nvidia.dali import Pipeline, backend, fn
 
 from tarshards.epoch.permutations import hash_of
 from tarshards.errors import DecodeError
-from tarshards.loaders.base import Pass, ResumableLoader
 from tarshards.loaders.dali.external_source import BatchSource, EncodedBatch, LastBatch, open_dataset
-from tarshards.loaders.dali.guard import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
+from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
 from tarshards.loaders.dali.outputs import ArrayLibrary, numpy_to_array, output_to_arrays
 from tarshards.loaders.monitor import Stopwatch
+from tarshards.loaders.passes import Pass, ResumableLoader
 from tarshards.samples.ledger import Ledger
 
 Device = Literal["gpu", "cpu"]
@@ -95,7 +95,7 @@ class DaliLoader(ResumableLoader):
                 if this.plan is not None:
                     self.source.arrive(batch)
                 yield {} if outputs is None else self._named(batch, pipe, outputs)
-                if this.plan is None:  # each batch waits for the one after it
+                if this.plan is None:  # each batch waits for the next
                     self.source.arrive(batch)
                 stopwatch.begin()
 
@@ -111,7 +111,7 @@ class DaliLoader(ResumableLoader):
 
 
 class PipelineInput:
-    """The callable that a pipeline asks for its next batch; *in_flight* holds those that it has not yet delivered."""
+    """The callable that a pipeline calls for its next batch; *in_flight* has the batches not yet delivered."""
 
     def __init__(self, batches: Iterator[EncodedBatch]):
         self.batches = batches
@@ -188,7 +188,7 @@ class PipelineRunner:
                 continue
             url, key = encoded.sample.get("__url__"), encoded.sample.get("__key__")
             self._ledger.fail(DecodeError(bad[i], url=url, key=key))
-            if self._guard.on_bad == "mask" and encoded.valid:  # a black image that fails as well is left out
+            if self._guard.on_bad == "mask" and encoded.valid:  # a black image that also fails is left out
                 kept.append(self._guard.mask(encoded))
             else:
                 self._ledger.count(failed=1, in_flight=-1)

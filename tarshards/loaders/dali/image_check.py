@@ -1,4 +1,4 @@
-"""The check before DALI: one image that does not decode ends a pipeline, so bad images are found in their bytes."""
+"""The check before DALI: one undecodable image ends a pipeline, so bad images are found by their bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNDECODED = frozenset(["GIF", "ICO", "AVIF", "HEIF", "JXL"])  # formats of Pillo
 
 
 class EncodedSample(NamedTuple):
-    """One sample as DALI is fed it: one array per field. *valid* is False if a black image replaces a bad one."""
+    """One sample as input of DALI: one array per field. *valid* is False if a black image replaces a bad one."""
 
     sample: Sample
     arrays: list[np.ndarray]
@@ -38,8 +38,8 @@ class ImageGuard:
     An entry ``image:jpg;png`` is named ``image`` and takes the first of the two fields that a sample has. Numbers and
     ``.npy`` are decoded, arrays stay arrays, other bytes become arrays of uint8.
 
-    *check* "header" looks at the header of a JPEG or PNG and at its end, and at what Pillow reads of the header of
-    other formats; "full" also decodes the image. Images of more than ``PIL.Image.MAX_IMAGE_PIXELS`` pixels are refused.
+    *check* "header" checks the header and the end of a JPEG or PNG, and what Pillow reads of the header of other
+    formats; "full" also decodes the image. Images of more than ``PIL.Image.MAX_IMAGE_PIXELS`` pixels are refused.
 
     *on_bad* "drop" leaves out the sample of a bad image; "mask" replaces the image by a black one of the size of the
     last good one. A sample with another error, or with a field of another type than in the first sample, is always left
@@ -63,7 +63,7 @@ class ImageGuard:
         self._types: dict[int, tuple[np.dtype, int]] = {}
 
     def encode(self, samples: Iterable[Sample], on_error: Callable[[Exception], Any]) -> Iterator[EncodedSample]:
-        """Yield *samples* as arrays; call *on_error* with the errors of those that are left out or masked."""
+        """Yield *samples* as arrays; call *on_error* with the errors of samples that are left out or masked."""
         for sample in samples:
             if not isinstance(sample, dict):
                 raise TypeError(f"a dataset for DALI yields dicts of fields, not {type(sample).__name__}")

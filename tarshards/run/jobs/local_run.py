@@ -33,10 +33,10 @@ def run_local(
 ) -> Status:
     """Run the items that *status* does not count as done, *slots* tasks at once, and return the final status.
 
-    An item whose command fails is retried after all others, up to *retries* times, unless it ended with status 42; one
-    that did so in an earlier run is run only with *again*. More than *max_failed* failures end the run. An exception,
-    such as an interrupt, ends the running commands. *killed* says that the last run was killed: the records that it
-    may have left of items that are done are removed.
+    An item whose command fails is retried after all others, up to *retries* times, unless it ended with status 42; an
+    item that did so in an earlier run runs only with *again*. More than *max_failed* failures end the run. An
+    exception, such as an interrupt, ends the running commands. If the last run was *killed*, the records that it may
+    have left for items that are done are removed.
     """
     status.ended = True
     if killed:
@@ -48,7 +48,7 @@ def run_local(
     if not todo:
         return status
     status.ended = False
-    failed: dict[int, Record] = {}  # and to be tried again
+    failed: dict[int, Record] = {}  # to be retried
     with Worker(plan, run=f"{os.getpid()}-{time.time_ns()}", owner=folder.path) as worker:
         for left in range(retries, -1, -1):
             failed = {}

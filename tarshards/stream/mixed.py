@@ -1,4 +1,4 @@
-"""Several datasets mixed into one, in proportions that hold at every moment: planned over all ranks, or by workers."""
+"""Several datasets mixed into one, in proportions that hold at every position, over all ranks or in each worker."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from tarshards.epoch.loop import Part
     from tarshards.index.fetch import Places
 
-MOST_PARTS = 1 << 20  # of a mixture: the choices of one period, which are held in memory
+MOST_PARTS = 1 << 20  # of a mixture: the choices of one period, held in memory
 CHUNK = 1 << 14  # positions of a schedule that are chosen together
 CHUNKS = 16  # that are kept
-TOGETHER = 64  # choices of a worker that are made together
+TOGETHER = 64  # choices of a worker made together
 PASS = 1 << 32  # added to a dataset's epoch each time it begins again within one epoch of the mixture
 
 S = TypeVar("S", bound=Stream)
@@ -52,31 +52,30 @@ def mix(
     tail: Tail | None = None,
     on_error: ErrorPolicy = None,
 ) -> S:
-    """Return one dataset that takes from several by *weights*, by default as many samples of each.
+    """Return one dataset that takes samples from several by *weights*, by default equal ones.
 
-    At every moment, over all ranks together, each has had its share to within one sample; *seed* decides ties. Each
-    dataset keeps its order, its fields and its ops; its samples, where they are dicts, get its name as ``__dataset__``.
-    An epoch ends before the first dataset would begin again (*until* "first"), when the last has been read once
-    ("last"), or after *until* samples; datasets that end earlier begin again, in another order. *on_error* is as for a
-    dataset, and the ledger of the mixture counts for all.
+    At every position, over all ranks together, each has contributed its share to within one sample; *seed* decides
+    ties. Each dataset keeps its order, its fields and its ops; its samples, if they are dicts, get its name as
+    ``__dataset__``. An epoch ends before the first dataset would begin again (*until* "first"), when the last has been
+    read once ("last"), or after *until* samples; datasets that end earlier begin again, in another order. *on_error* is
+    as for a dataset, and the ledger of the mixture counts for all.
 
     A weight may change with the position in the epoch: ``{0: 1.0, 10_000: 0.5}``, positions being samples of the
     mixture over all ranks. Each holds until the next position (*schedule* "steps", the only one), the last to the end;
-    ``stepwise`` makes such steps of a line. At each position the weights count relative to their sum, and at every
-    moment each dataset has had the sum of its shares so far to within one sample. The epoch then ends where that sum
-    comes to the size of its dataset: "first" leaves out one sample of that dataset at most, and "last" repeats one at
-    most. For "last" a dataset whose weight stays 0 from a position on counts as read from there on.
+    ``stepwise`` makes such steps from a line. At each position only the ratios of the weights matter, and each dataset
+    has contributed the sum of its shares so far to within one sample. The epoch then ends where that sum reaches the
+    size of its dataset: "first" leaves out at most one sample of that dataset, and "last" repeats at most one. For
+    "last" a dataset whose weight stays 0 from a position on counts as read from there on.
 
-    Where all datasets are indexed, the mixture is planned like one of them: it has a length and a *tail*, and resumes
-    anywhere. Otherwise it is streamed. Every worker then reads of each dataset what it would read of the dataset alone;
-    all that is said above of moments and of *until* holds in each worker, for its own samples; and a state is replayed,
-    by as many ranks and workers. Any op is allowed, and what the end of the epoch leaves of a shard counts as broken
-    off. A mixture among *datasets* is streamed too. The result is a ShardDataset if one of *datasets* is.
+    If all datasets are indexed, the mixture is planned like one of them: it has a length and a *tail*, and resumes
+    anywhere. Otherwise it is streamed. Every worker then reads from each dataset what it would read of the dataset
+    alone; the proportions and *until* hold in each worker, for its own samples; and a state is replayed, by the same
+    number of ranks and workers. Any op is allowed, and shards that the end of the epoch leaves unfinished count as
+    broken off. A mixture among *datasets* is also streamed. The result is a ShardDataset if one of *datasets* is.
 
-    Raises ValueError for weights that are constant and whose ratios are not those of whole numbers that add up to 2**20
-    or less, and TypeError for ops that hold or count samples, where all datasets are indexed. Iterating raises
-    SampleError where a dataset with weight has no samples, and WorldError where there are more workers than shards of a
-    dataset without index.
+    Raises ValueError for constant weights whose ratios are not those of whole numbers that add up to 2**20 or less,
+    and, if all datasets are indexed, TypeError for ops that hold or count samples. Iterating raises SampleError if a
+    dataset with weight has no samples, and WorldError if there are more workers than shards of a dataset without index.
     """
     if not check_mapping(datasets, "mix", "{name: dataset}"):
         raise ValueError("there is nothing to mix")
@@ -85,7 +84,7 @@ def mix(
     seed, until = whole_number("seed", seed), check_until(until)
     weights = check_mapping(dict.fromkeys(datasets, 1) if weights is None else weights, "weights=", "{name: weight}")
     if weights.keys() != datasets.keys():
-        raise ValueError(f"weights are of {sorted(weights)}, and datasets {sorted(datasets)}")
+        raise ValueError(f"weights= names {sorted(weights)}, but the datasets are {sorted(datasets)}")
     for dataset in datasets.values():
         check_dataset(dataset, "mix")
     proportions = Proportions([weights[name] for name in datasets], seed)
@@ -106,7 +105,7 @@ def mix(
 
 
 def is_planned(dataset: Stream) -> bool:
-    """Say whether a mixture can look up the samples of *dataset* by their numbers."""
+    """Return whether a mixture can look up the samples of *dataset* by number."""
     return isinstance(dataset.source, PlannedSource) and not isinstance(dataset.source, MixedSource)
 
 
@@ -120,7 +119,7 @@ class Proportions:
         self.quotas = Quotas(self.weights)
 
     def settings(self, schedule: str) -> list[Any]:
-        """What a state is compared with; *schedule* is how weights go from one position to the next."""
+        """The settings compared with a state; *schedule* is how weights change from one position to the next."""
         return [*self.weights, schedule] if self.is_scheduled else self.weights
 
     def choices(self, sizes: list[int], until: Until) -> Choices | ScheduledChoices:
@@ -128,7 +127,7 @@ class Proportions:
         return (ScheduledChoices if self.is_scheduled else Choices)(self.quotas, self.seed, sizes, until)
 
     def mixture(self, workers: int) -> tuple[Iterator[int], dict[int, float]]:
-        """Return the choices of one of *workers* workers; and of each dataset that comes, when it does no more."""
+        """Return the choices of one of *workers* workers, and for each chosen dataset, when it is no longer chosen."""
         mixture = Mixture(Quotas(self.weights, stride=workers), self.seed)
         return chain.from_iterable(mixture.take(TOGETHER) for _ in count()), mixture.quotas.ends
 
@@ -159,7 +158,7 @@ class MixedSource(PlannedSource):
             (name, s.digest, s.seed, s.pool, s.options.shuffle, *filter(None, [s.options.resample]))
             for name, s in zip(datasets, self.sources)
         ]
-        self.draws = any(map(draws, self.sources))  # then all samples have a number, for they share batches
+        self.draws = any(map(draws, self.sources))  # then all samples have a number, since they share batches
         self.digest, self.linear_digest = (
             digest_of(orders, proportions.settings(schedule), seed, until) for schedule in ("steps", "linear")
         )
@@ -198,7 +197,7 @@ class MixedSource(PlannedSource):
                 continue
             if not len(passes):
                 passes, numbers = cast(MixedPlan, part.plan.unpacked).passes(part.places)
-            own = part.taken - 1  # this sample is the one taken last
+            own = part.taken - 1  # of the sample taken last
             if self.draws:
                 sample["__draw__"] = int(numbers[own])
             begun, seed = epoch + int(passes[own]) * PASS, dataset.source.seed
@@ -209,19 +208,19 @@ class MixedSource(PlannedSource):
 
 
 def draws(source: Any) -> bool:
-    """Say whether samples of *source* are drawn with replacement, and have the number of their draw."""
+    """Return whether samples of *source* are drawn with replacement and have the number of their draw."""
     if isinstance(source, MixedSource | MixedStreams):
         return source.draws
     return isinstance(source, PlannedSource | ShardSource) and bool(source.options.resample)
 
 
 def digest_of(*settings: Any) -> str:
-    """Identify a mixture in a state by what its order depends on."""
+    """Identify a mixture in a state by everything that its order depends on."""
     return blake2b(repr(settings).encode(), digest_size=16).hexdigest()
 
 
 class Choices:
-    """The dataset of each position, and how many of its samples came before; choices repeat after a period.
+    """The dataset of each position, and the number of its samples before it; choices repeat after a period.
 
     *total* is the length of an epoch over datasets of these *sizes*.
     """
@@ -252,13 +251,13 @@ class Choices:
         return max(0, (min if first else max)(ends))
 
     def look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the datasets of *positions*, and the numbers of the samples among all that have come of theirs."""
-        periods, place = positions // self.period, positions % self.period
-        dataset = self.dataset[place]
-        return dataset, periods * self.shares[dataset] + self.number[place]
+        """Return the datasets of *positions*, and the numbers of the samples among those of their dataset so far."""
+        periods, phase = positions // self.period, positions % self.period
+        dataset = self.dataset[phase]
+        return dataset, periods * self.shares[dataset] + self.number[phase]
 
     def state(self, position: int) -> dict[str, Any]:
-        """What a state has besides its position."""
+        """The entries of a state besides its position."""
         return {}
 
     def resumed(self, position: int, state: Mapping[str, Any]) -> Choices:
@@ -267,9 +266,9 @@ class Choices:
 
 
 class ScheduledChoices:
-    """As ``Choices``, by *quotas* that change: made in chunks, each from the counts that the one before ends with.
+    """Like ``Choices``, but by *quotas* that change with the position.
 
-    *start* is a position besides 0 to begin at, and the counts there.
+    The choices are made in chunks, each from the counts at the end of the one before.
     """
 
     def __init__(self, quotas: Quotas, seed: int, sizes: list[int], until: Until):
@@ -305,7 +304,7 @@ class ScheduledChoices:
         return min(ends) if until == "first" else max(ends)
 
     def look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the datasets of *positions*, and the numbers of the samples among all that have come of theirs."""
+        """Return the datasets of *positions*, and the numbers of the samples among those of their dataset so far."""
         dataset, number = np.empty_like(positions), np.empty_like(positions)
         chunks = positions // CHUNK
         for chunk in np.unique(chunks):
@@ -315,13 +314,13 @@ class ScheduledChoices:
         return dataset, number
 
     def state(self, position: int) -> dict[str, Any]:
-        """What a state has besides its position: the counts there, from which the choices go on."""
+        """The entries of a state besides its position: the counts there, from which the choices continue."""
         begin, datasets, _ = self._chunk(position)
         counts = np.bincount(datasets[: position - begin], minlength=len(self.quotas.weights))
         return {"counts": (counts + self._counts(begin)).tolist()}
 
     def resumed(self, position: int, state: Mapping[str, Any]) -> ScheduledChoices:
-        """Return the choices after *state*; raise StateError if its counts are not of these quotas."""
+        """Return the choices after *state*; raise StateError if its counts do not match these quotas."""
         counts = state.get("counts")
         check_counts(self.quotas, counts, position)
         choices = copy.copy(self)
@@ -332,7 +331,7 @@ class ScheduledChoices:
         return self._starts[bisect_left(self._starts, start, key=itemgetter(0))][1]
 
     def _chunk(self, position: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Return where the chunk of *position* begins, and from there on the datasets and numbers of its samples."""
+        """Return the start of the chunk of *position*, and the datasets and numbers of its samples from there on."""
         with self._lock():
             while True:
                 begin, counts = self._starts[bisect_right(self._starts, position, key=itemgetter(0)) - 1]
@@ -357,7 +356,7 @@ class ScheduledChoices:
 
 
 class MixedPlan(PlannedEpoch):
-    """What is left of a mixture's epoch from the position *begin* on; the shards are those of all datasets, in turn."""
+    """The rest of a mixture's epoch from the position *begin* on; the shards are those of all datasets, in turn."""
 
     def __init__(
         self,
@@ -390,20 +389,20 @@ class MixedPlan(PlannedEpoch):
         return (self.source.seed, self.epoch) if is_permuted else None
 
     def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
-        """Yield samples of the dataset of *position*, as its own plan draws them."""
+        """Yield samples of the dataset of *position*, drawn by its own plan."""
         (dataset,), (again,), (number,) = self._look_up(np.array([position], np.int64))
         start = self.source.mixed.starts[dataset]
         for shard, sample in self._plan(int(dataset), int(again)).substitutes(int(number)):
             yield start + shard, sample
 
     def passes(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how often the datasets of *positions* have begun again before, and the positions in these passes."""
+        """Return the completed passes of the datasets of *positions*, and the positions in their current passes."""
         return self._look_up(positions)[1:]
 
     def _look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the datasets of *positions*, and what ``passes`` returns."""
         positions = np.asarray(positions, np.int64)
-        every = max(1, self.choices.total)  # what is past the end repeats the epoch's start
+        every = max(1, self.choices.total)  # positions past the end repeat the epoch's start
         rest = positions - self.total
         dataset, number = self.choices.look_up(np.where(rest < 0, positions + self.begin, rest % every))
         return dataset, *np.divmod(number, np.maximum(1, self.source.sizes)[dataset])
@@ -417,7 +416,7 @@ class MixedPlan(PlannedEpoch):
         return plan
 
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> MixedPlan:
-        """Return what is left, for *ranks*, after all ranks together took *position* positions."""
+        """Return the rest, for *ranks*, after all ranks together took *position* positions."""
         begin = self.begin + min(position, self.total)
         return MixedPlan(self.source, self.choices, self.epoch, begin, ranks, tail or self.tail)
 
@@ -428,9 +427,9 @@ class MixedPlan(PlannedEpoch):
 
 
 class MixedStreams:
-    """The samples of several streams in proportion, in each worker by itself."""
+    """The samples of several streams in proportion, in each worker separately."""
 
-    order: Sequence[Any] = ()  # it is in the digest
+    order: Sequence[Any] = ()  # in the digest
     ordered_by: ClassVar[Sequence[str]] = ()
 
     def __init__(self, datasets: Mapping[str, Stream], proportions: Proportions, until: Until, on_error: ErrorPolicy):
@@ -459,7 +458,7 @@ class MixedStreams:
         return source
 
     def iterate(self, progress: Progress) -> Iterator[Any]:
-        """Yield the samples of one worker; raise WorldError where a worker has no shard of some dataset."""
+        """Yield the samples of one worker; raise WorldError if a worker has no shard of some dataset."""
         workers = progress.world.world_size * progress.world.num_workers
         choices, ends = self.proportions.mixture(workers)
         for number, (name, dataset) in enumerate(self.datasets.items()):
@@ -473,7 +472,7 @@ class MixedStreams:
                 self.ledger.count(in_flight=held)
 
     def _stream(self, name: str, dataset: Stream, progress: Progress) -> MixedStream:
-        """The samples of one dataset, which get its name and, where some are drawn, their numbers."""
+        """The samples of one dataset, with its name and, if some are drawn, their numbers."""
         numbers = count()
 
         def begin(passes: int) -> Generator[Any, None, None]:
@@ -500,7 +499,7 @@ def check_shards(name: str, source: Any, workers: int) -> None:
 
 
 class MixedShards(SampleReader):
-    """The shards of several datasets, one after the other; *starts* says where those of each begin."""
+    """The shards of several datasets, one after the other; *starts* has the first shard of each."""
 
     reserved = 3  # with __dataset__
 

@@ -1,4 +1,4 @@
-"""The headers of a plain shard, scanned in one call: what a check counts of its samples."""
+"""The headers of a plain shard, scanned in one call: the counts that a check needs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from itertools import compress, pairwise
 from operator import ne
 from typing import NamedTuple
 
-from tarshards.samples.keys import KeyRule, split_name
+from tarshards.samples.keys import NO_FIELDS, KeyRule, split_name
 from tarshards.samples.resync.walking import LARGE, LEAST, MOST, Zeros, is_end
 from tarshards.storage.opening import PlainFile
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, walk
 
 LARGEST = 1 << 30  # bytes of a shard whose headers are held in memory
-NO_FIELDS = {"__key__", "__url__"}  # reserved in a sample
 
 
 class ScannedShard(NamedTuple):
     """The samples of a shard: the offset of each one's first header, and its form.
 
-    A form is the places in *fields*, little-endian uint16, of a sample's fields. *sizes* holds for each field the bytes
+    A form is the indexes in *fields*, little-endian uint16, of a sample's fields. *sizes* has for each field the bytes
     of its members.
     """
 
@@ -35,14 +34,14 @@ class ScannedShard(NamedTuple):
         count = len(self.forms)
         first = dict(zip(reversed(self.forms), reversed(range(count))))
         for number in sorted(first.values()):
-            places = struct.iter_unpack("<H", self.forms[number])
-            yield frozenset(self.fields[place] for (place,) in places), number
+            field_numbers = struct.iter_unpack("<H", self.forms[number])
+            yield frozenset(self.fields[field] for (field,) in field_numbers), number
 
 
 def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard | None:
-    """Scan the headers of a plain shard; return None for any other shard, which needs a closer look.
+    """Scan the headers of a plain shard; return None for any other shard, which needs an inspection.
 
-    A plain shard is sound and not too large. It holds only samples and one end of archive: no other members, no
+    A plain shard is intact and not too large. It contains only samples and one end of archive: no other members, no
     extended headers, and no names that some reader misreads.
     """
     if file.size > LARGEST:
@@ -54,7 +53,7 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
     if twice or elsewhere or NO_FIELDS & set(fields) or len(fields) > 1 << 16 or _is_odd(keys, fields):
         return None
     count = len(arrays[0]) // 4
-    samples, places, offsets, sizes = (struct.unpack(f"<{count}{code}", data) for code, data in zip("IHQQ", arrays))
+    samples, numbers, offsets, sizes = (struct.unpack(f"<{count}{code}", data) for code, data in zip("IHQQ", arrays))
     # Members do not overlap, so there is nothing between them if their lengths add up to the end of the last.
     lengths = [(size + 2 * BLOCK - 1) & -BLOCK for size in sizes]
     end = offsets[-1] - BLOCK + lengths[-1]
@@ -65,12 +64,12 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
     starts = [0, *compress(range(1, count), map(ne, samples, samples[1:])), count]
     forms = [arrays[1][2 * start : 2 * stop] for start, stop in pairwise(starts)]
     sizes_of: list[list[int]] = [[] for _ in fields]
-    for place, size in zip(places, sizes):
-        sizes_of[place].append(size)
+    for number, size in zip(numbers, sizes):
+        sizes_of[number].append(size)
     return ScannedShard(keys, [offsets[start] - BLOCK for start in starts[:-1]], forms, fields, sizes_of)
 
 
 def _is_odd(keys: list[str], fields: list[str]) -> bool:
-    """Say whether any name may be one that DALI misreads."""
+    """Return whether any name may be one that DALI misreads."""
     text = "\0".join(keys + fields)
     return text.split() != [text] or "" in fields or max(map(len, keys)) + max(map(len, fields)) >= 100

@@ -1,0 +1,20 @@
+"""What the tests of HTTP share: a server that misbehaves as it is told to, and no pauses between tries."""
+
+from __future__ import annotations
+
+import pytest
+from faulty_server import serving
+
+from tarshards.storage import tuning
+
+
+@pytest.fixture
+def server():
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(tuning, "PAUSE", 0.001)
+    monkeypatch.setattr(tuning, "LONGEST_PAUSE", 0.002)
