@@ -31,6 +31,7 @@ from tarshards.samples.rows import csv_rows, json_rows
 from tarshards.samples.tree import class_of, list_classes, read_files, walk_tree
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
+from tarshards.storage.ranges import RangedFile
 from tarshards.storage.streams import failure
 
 if TYPE_CHECKING:
@@ -212,44 +213,13 @@ def _parquet(url: str) -> Iterator[Any]:
     location = Location.of(url)
     if location.path is not None and not os.path.isfile(location.path):
         raise failure(FileNotFoundError(), location.name)
-    source = location.path if location.path is not None else _RangedFile(location)
+    source = location.path if location.path is not None else RangedFile(location.ranges())
     try:
         file = parquet.ParquetFile(source, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise OpenError(f"not a parquet file: {error}", url=location.name) from error
     with file:
         yield file
-
-
-class _RangedFile(io.RawIOBase):
-    """A remote file read in any order."""
-
-    def __init__(self, location: Location):
-        self._ranges = location.ranges()
-        self._size, self._at = self._ranges.size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._size - self._at)
-        data = self._ranges.read(self._at, left if size is None or size < 0 else min(size, left))
-        self._at += len(data)
-        return data
-
-    def close(self) -> None:
-        self._ranges.close()
-        super().close()
 
 
 def _in_schema(keys: Keys, schema: pa.Schema, name: str) -> tuple[str, ...]:

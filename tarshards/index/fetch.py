@@ -1,18 +1,18 @@
 """Samples of remote shards: blocks of them are fetched ahead, in the order in which an epoch will use them.
 
-A block is a stretch of consecutive samples, and costs one request. It is asked for before its first sample is needed,
-and kept in memory until its last one has been read, as far as that can be foreseen. Of a block that is used in part
-only the bytes of those samples are fetched.
+A block is a stretch of consecutive samples, and costs one request. It is fetched before its first sample is needed, and
+held in memory until its last one has been read, as far as that can be foreseen. Of a block that is used in part only
+the bytes of those samples are fetched.
+
+``Blocks`` says what to fetch, ``FetchQueue`` when, and ``KeptBlocks`` what of a cache stays mapped.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tarshards.index.headers import Window
 from tarshards.index.member_table import IS_COMPILED
 from tarshards.samples.keys import Sample
 from tarshards.storage import traffic
+from tarshards.storage.ahead import Fetch, FetchQueue
 from tarshards.storage.cache import BlockCache
 from tarshards.storage.connections import connect_ahead, fetching_threads
 from tarshards.storage.location import Location
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("tarshards")
 
 REQUEST = 1 << 21  # bytes of a block where the plan does not say how large they are
-SOON = 64  # the samples at the beginning whose shards' indexes are asked for before all else
-ALONE, EACH = 256, 1 << 20  # the first samples that are asked for by themselves, at most, and one for each MiB of all
+SOON = 64  # samples at the beginning whose indexes are loaded before all else
+SINGLES, EACH = 256, 1 << 20  # samples at the beginning that come one by one, at most, and one for each MiB of all
 SLOW = 10 * 1460  # bytes of a block: more take more than one round trip over a new connection (RFC 6928)
 MOST_KEPT = 1 << 14  # blocks that stay mapped: a process has 65,530 mappings
 
@@ -44,10 +45,11 @@ TOO_LITTLE = (
 )
 
 Places = tuple[np.ndarray, np.ndarray]  # shards and samples, int64
+Found = tuple["OpenShard", list[Window]]  # a shard, and members of it in memory
 
 
 def connect(location: Location, count: int) -> None:
-    """Open idle connections to the server of *location* until there are *count*, but where a cache may need none."""
+    """Open idle connections to the server of *location* until there are *count*, unless a cache may need none."""
     remote, cache = location.remote, BlockCache.of(location.remote)
     if cache is not None and not cache.is_empty():
         return
@@ -56,21 +58,191 @@ def connect(location: Location, count: int) -> None:
             connect_ahead(address.read_url, count, connections=remote.connections, timeout=remote.timeout)
 
 
-class _Block:
-    """A block, or the part of one that is used: its *samples*, and how often they will be read."""
+class SampleBlock(Fetch):
+    """The part of a block of *shard* that will be read: *left* more times, while *readers* wait for it.
 
-    def __init__(self, key: int, shard: int):
-        self.key, self.shard = key, shard
-        self.samples: list[np.ndarray] = []
-        self.left = 0
-        self.size = 0  # bytes, about
-        self.wanted: set[int] | range = set()
-        self.future: Future[list[Window]] | None = None
-        self.found: tuple[OpenShard, list[Window]] | None = None  # when it is here
+    *samples* are those that it brings; None while others may be added.
+    """
+
+    left = readers = 0
+    found: Found | None = None  # once it is here
+
+    def __init__(self, key: int, shard: int, samples: set[int] | range | None = None):
+        self.key, self.shard, self.samples = key, shard, samples
+        self._added: list[np.ndarray] = []
+
+    def takes(self, samples: np.ndarray) -> bool:
+        """Return whether it has *samples*, or they can be added."""
+        return self.samples is None or all(map(self.samples.__contains__, samples.tolist()))
 
     def add(self, samples: np.ndarray) -> None:
-        self.samples.append(samples)
         self.left += len(samples)
+        if self.samples is None:
+            self._added.append(samples)
+
+    def settle(self) -> None:
+        if self.samples is None:
+            self.samples = set(np.concatenate(self._added).tolist())
+            self._added.clear()
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The samples that it brings, in ascending order, once that is settled."""
+        assert self.samples is not None
+        return np.array(sorted(self.samples), np.int64)
+
+
+class Blocks:
+    """The blocks of what will be read, in the order of their first use.
+
+    *counts* are the samples of each shard, *units* those of its blocks, and *means* the bytes of its samples. If they
+    *are_whole*, a block brings all its samples, whatever is used of it. The first samples, as many as *singles*, are
+    blocks of their own.
+    """
+
+    def __init__(self, counts: np.ndarray, units: np.ndarray, means: np.ndarray, *, are_whole: bool, singles: int = 0):
+        self.counts, self.units, self._means = counts, units, means
+        self._units = units.tolist()
+        self._are_whole, self._singles = are_whole, singles
+        self._blocks: dict[int, list[SampleBlock]] = {}  # by their keys, those of the first samples first
+        self._queue: deque[SampleBlock] = deque()
+
+    def keys(self, shards: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """Return the keys of the blocks that have *samples*."""
+        return shards << 32 | samples // self.units[shards]
+
+    def add(self, shards: np.ndarray, samples: np.ndarray) -> None:
+        """Note what will be read next: the more at once, the fewer parts of blocks."""
+        keys = self.keys(shards, samples)
+        if self._singles:
+            left = self._add_singles(keys[: self._singles], samples)
+            self._singles = 0
+            keys, samples = keys[left], samples[left]
+        if not len(keys):
+            return
+        order = np.argsort(keys, kind="stable")
+        keys, samples = keys[order], samples[order]
+        begins = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+        ends = np.append(begins[1:], len(keys))
+        for group in np.argsort(order[begins], kind="stable").tolist():  # in the order of their first samples
+            begin, end = int(begins[group]), int(ends[group])
+            self._add(int(keys[begin]), samples[begin:end])
+
+    def _add_singles(self, keys: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """Note the first samples, one for each of *keys*, as blocks; return the positions of the other samples."""
+        singles: dict[tuple[int, int], int] = {}
+        for position, (key, sample) in enumerate(zip(keys.tolist(), samples.tolist())):
+            if singles.setdefault((key, sample), position) == position:
+                self._enter(SampleBlock(key, key >> 32, {sample})).left = 1
+        return np.delete(np.arange(len(samples)), list(singles.values()))
+
+    def _add(self, key: int, samples: np.ndarray) -> None:
+        blocks, shard = self._blocks.get(key), key >> 32
+        if blocks and blocks[-1].takes(samples):
+            block = blocks[-1]
+        else:
+            block = self._enter(SampleBlock(key, shard, self._whole(key) if self._are_whole else None))
+        block.add(samples)
+        if block.samples is None:
+            block.size = int(min(block.left, self._units[shard]) * self._means[shard])
+
+    def _whole(self, key: int) -> range:
+        shard, number = key >> 32, key & (1 << 32) - 1
+        begin, unit = number * self._units[shard], self._units[shard]
+        return range(begin, min(begin + unit, int(self.counts[shard])))
+
+    def _enter(self, block: SampleBlock) -> SampleBlock:
+        block.size = int((self._units[block.shard] if self._are_whole else 1) * self._means[block.shard])
+        self._blocks.setdefault(block.key, []).append(block)
+        self._queue.append(block)
+        return block
+
+    def next(self) -> SampleBlock | None:
+        """Return the next block to fetch; None if there is none."""
+        return self._queue.popleft() if self._queue else None
+
+    def at(self, shard: int, sample: int) -> Sequence[SampleBlock]:
+        """Return the parts of a sample's block that are noted."""
+        return self._blocks.get(shard << 32 | sample // self._units[shard], ())
+
+    def find(self, shard: int, sample: int) -> SampleBlock | None:
+        """Return what was noted for the next read of a sample; None if that was not noted."""
+        for block in self.at(shard, sample):
+            if block.left and (block.samples is None or sample in block.samples):
+                return block
+        return None
+
+    def remove(self, block: SampleBlock) -> bool:
+        """Forget a block, and return whether no other part of it is noted."""
+        blocks = self._blocks[block.key]
+        blocks.remove(block)
+        if not blocks:
+            del self._blocks[block.key]
+        return not blocks
+
+
+class KeptBlocks:
+    """Blocks of a cache that stay mapped for later epochs, which take samples from them as from local shards.
+
+    A process keeps *most* of them; the files of as many as ``most_held`` allows are held open, too. *units* are the
+    samples of a block of each shard.
+    """
+
+    def __init__(self, shards: OpenShards, units: np.ndarray, most: int):
+        self._shards, self._unit, self._units, self._most = shards, units, units.tolist(), most
+        self._count = sum(len(shard.kept) for shard in shards.in_use.values())
+        self._may_hold = most_held()
+
+    def find(self, opened: OpenShard, shard: int, sample: int) -> list[Window] | None:
+        """Return the block that has a sample if it is mapped."""
+        return opened.kept.get(_kept_key(sample, self._units[shard]))
+
+    def fetch(self, opened: OpenShard, block: SampleBlock) -> list[Window]:
+        """Return a block, which is kept if it lies in the cache for good."""
+        samples = block.numbers
+        key = _kept_key(int(samples[0]), self._units[block.shard])
+        kept = opened.find_kept(key)
+        if kept is not None:
+            traffic.count("cache_hits")
+            return kept
+        windows = opened.fetch(samples)
+        if self._count < self._most and opened.keep(key, windows):
+            self._count += 1
+            if self._count <= self._may_hold:
+                for window in windows:
+                    window.hold_open()
+        return windows
+
+    def has_all(self, reach: int) -> bool:
+        """Return whether all blocks of all shards are mapped; False if *reach*, what will be read, is fewer samples."""
+        counts = self._shards.counts
+        blocks = int((-(-counts // self._unit)).sum())
+        if blocks > min(self._most, reach):  # looking for them would take longer than those few samples
+            return False
+        for shard, (count, unit) in enumerate(zip(counts.tolist(), self._units)):
+            opened = self._shards.in_use.get(shard)
+            keys = (_kept_key(sample, unit) for sample in range(0, count, unit))
+            if not all(opened is not None and opened.find_kept(key) for key in keys):
+                return False
+        traffic.count("cache_hits", blocks)
+        return True
+
+    def read(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
+        """Yield many samples of mapped blocks; instead of one that cannot be read, the error."""
+        in_use, use = self._shards.in_use, self._shards.use
+        keys = _kept_key(samples, self._unit[shards]).tolist()
+        for shard, sample, key in zip(shards.tolist(), samples.tolist(), keys):
+            try:
+                opened = in_use.get(shard) or use(shard)
+                result: Sample | TarshardsError = opened.read(sample, opened.kept.get(key))
+            except TarshardsError as error:
+                result = error
+            yield result
+
+
+def _kept_key(sample: Any, unit: Any) -> Any:
+    """Return the key of a sample's block in its shard, where blocks of other lengths may be kept, too; or of many."""
+    return sample // unit << 32 | unit
 
 
 class BlockFetcher:
@@ -78,14 +250,15 @@ class BlockFetcher:
 
     *block* is the number of samples in a block; None for about 2 MiB of them. A block may be used *reach* samples after
     its first use. At most *budget* bytes are held or under way, more only where one block needs it. Blocks that a cache
-    has on its disk are mapped, and count as none. Samples that fit into *budget* all together, or into the cache, come
-    in blocks of 2 MiB. Where those that are used by turns need more than *budget*, the cache keeps space for them;
-    without one, or where it is too small, each sample is asked for by itself, which a warning says. If the reader
-    *is_alone* on this host, the cache drops what was kept for it after its use.
+    has on its disk are mapped, and count as none.
 
-    Of a shuffled epoch, the first samples are asked for by themselves, so that a batch comes soon. Up to 16,384 blocks
-    that a cache keeps stay mapped for the epochs that follow, which then take samples from them as from local shards;
-    their files are held open, too, as far as ``most_held`` allows.
+    If all shards fit into *budget*, or into the cache, blocks have 2 MiB. If the samples that are shuffled together do
+    not fit into *budget*, the cache reserves space for them; without a cache, or if it is too small, each sample is
+    fetched by itself, which a warning says. If the reader *is_alone* on this host, the cache drops a block for which
+    space was reserved after its use.
+
+    The indexes of the first samples are fetched while it is computed what else will be read. The first samples of a
+    shuffled epoch are fetched by themselves, so that a batch comes soon.
     """
 
     def __init__(
@@ -98,152 +271,81 @@ class BlockFetcher:
         budget: int,
         is_alone: bool = False,
     ):
-        self._shards, self._upcoming = shards, iter(upcoming)
-        mean = np.maximum(shards.sizes, 1) / np.maximum(shards.counts, 1)
-        cache = BlockCache.of(shards.remote)
+        self._shards, self._upcoming, self._reach = shards, iter(upcoming), reach
+        remote, cache = shards.remote, BlockCache.of(shards.remote)
+        counts = np.maximum(shards.counts, 1)
+        means = np.maximum(shards.sizes, 1) / counts
         is_shuffled = block is not None
         if shards.sizes.sum() <= max(budget, 0 if cache is None else cache.capacity()):
             block = None
-        units = np.maximum(REQUEST / mean, 1) if block is None else np.full(len(mean), block)
-        units = np.minimum(units, np.maximum(shards.counts, 1)).astype(np.int64)
-        mean = mean * shards.fraction
-        self._drops = False
+        units = np.maximum(REQUEST / means, 1) if block is None else np.full(len(means), block)
+        units = np.minimum(units, counts).astype(np.int64)
+        means *= shards.fraction
+        self._drops = False  # whether the cache drops blocks after their use
         if block is not None and block > 1:
-            by_turns = int(reach * float(np.average(mean, weights=np.maximum(shards.counts, 1))))
+            by_turns = int(reach * float(np.average(means, weights=counts)))
             if by_turns > budget:
                 if cache is None or not IS_COMPILED or cache.reserve(by_turns) < by_turns:
                     units, cache = np.ones_like(units), None
                     log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
                 else:
                     self._drops = is_alone
-        self._is_whole = cache is not None  # whether a block is fetched as a whole, whatever is used of it
-        is_slow = is_shuffled and not self._is_whole and float((units * mean).max(initial=0)) > SLOW
-        self._left_alone = min(ALONE, int(shards.sizes.sum()) // EACH) if is_slow else 0  # that are still to come
-        self._alone: dict[tuple[int, int], int] = {}  # the keys of their blocks
-        self._mean, self._unit, self._units = mean, units, units.tolist()
-        kept = sum(len(shard.kept) for shard in shards.in_use.values())
-        self._may_keep = MOST_KEPT - kept if self._is_whole and not self._drops else 0
-        self._may_hold = most_held()
-        self._reach, self._budget = reach, budget
-        self.are_kept = self._is_whole and self._find_all_kept()  # then ``read_kept`` is quicker than ``read``
-        remote = shards.remote
-        self._most = 2 * remote.connections  # blocks under way: one to come for each that is there
+        is_slow = is_shuffled and cache is None and float((units * means).max(initial=0)) > SLOW
+        singles = min(SINGLES, int(shards.sizes.sum()) // EACH) if is_slow else 0
+        self._blocks = Blocks(shards.counts, units, means, are_whole=cache is not None, singles=singles)
+        self._kept = None if cache is None else KeptBlocks(shards, units, 0 if self._drops else MOST_KEPT)
+        #: Then ``read_kept`` is quicker than ``read``.
+        self.are_kept = self._kept is not None and self._kept.has_all(reach)
         self._threads = fetching_threads(remote.connections)
-        self._lock = threading.Lock()
-        self._blocks: dict[int, list[_Block]] = {}
-        self._queue: deque[_Block] = deque()
-        self._scanned = self._taken = self._bytes = self._under_way = 0
-        self._is_begun = False
-        self._is_closed = False
+        self._queue = FetchQueue(remote.connections, budget, upcoming=self._blocks.next, run=self._fetch)
+        self._scanned = self._taken = 0  # samples: of *upcoming*, and those that have been read
+        self._is_begun = self._is_closed = False
 
     def read_kept(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         """Yield many samples of blocks that *are_kept*; instead of one that cannot be read, the error."""
-        in_use, use = self._shards.in_use, self._shards.use
-        keys = _kept_key(samples, self._unit[shards]).tolist()
-        for shard, sample, key in zip(shards.tolist(), samples.tolist(), keys):
-            try:
-                opened = in_use.get(shard) or use(shard)
-                result: Sample | TarshardsError = opened.read(sample, opened.kept.get(key))
-            except TarshardsError as error:
-                result = error
-            yield result
+        assert self._kept is not None
+        return self._kept.read(shards, samples)
 
     def read(self, shard: int, sample: int) -> Sample:
         """Return a sample; raise TarshardsError where it cannot be read."""
-        with self._lock:
+        found, waits = None, False
+        with self._queue.lock:
             self._taken += 1
             if self._scanned - self._taken < self._reach:
                 self._look_ahead()
-            block = self._find(shard, sample)
-            if block is not None and block.future is None:
-                if self._is_whole and self._bytes and self._bytes + self._size(block) > self._budget:
-                    block.left -= 1  # the cache has no space for what is held: it is full of something else
-                    block = None
-                else:
-                    self._submit(block)
-            if self._queue:
-                self._fill()
-            found = None if block is None or self._drops else block.found
-            if block is not None and found is not None:
+            block = self._blocks.find(shard, sample)
+            if block is not None:
+                block.left -= 1
+                if not self._drops:
+                    found = block.found
+                # If the cache is full of something else, what does not fit into the budget is read by itself.
+                waits = found is None and (self._kept is None or block.future is not None or self._queue.fits(block))
+                block.readers += waits
                 self._leave(block)
         if found is not None:
             opened, windows = found
             return opened.read(sample, windows)
-        if block is None or block.future is None:
+        if block is None or not waits:
             return self._shards.use(shard).read(sample)
         try:
-            with nullcontext() if block.future.done() else traffic.waiting():
-                windows = block.future.result()
-            return self._shards.use(shard).read(sample, windows)
+            opened, windows = self._queue.take(block)
+            return opened.read(sample, windows)
         except TarshardsError as error:
-            raise self._own(error, shard, sample) from error
+            raise self._named(error, shard, sample) from error
         finally:
-            with self._lock:
+            with self._queue.lock:
+                block.readers -= 1
                 self._leave(block)
-
-    def _begin(self, shards: np.ndarray, samples: np.ndarray) -> None:
-        """Fetch the indexes of the first samples, while connections are opened for their blocks."""
-        self._is_begun = True
-        first = [shard for shard in dict.fromkeys(shards[:SOON].tolist()) if self._shards.loaded(shard) is None]
-        if first:
-            blocks = len(np.unique(shards << 32 | samples // self._unit[shards]))
-            connect(self._shards.location(first[0]), min(blocks, self._shards.remote.connections))
-        for shard in first:
-            self._threads.submit(self._load, shard)
-
-    def _load(self, shard: int) -> None:
-        with suppress(TarshardsError):  # raised again when it is read
-            if not self._is_closed:
-                self._shards.use(shard)
-
-    def _find_all_kept(self) -> bool:
-        """Return whether all blocks of all shards are mapped since an earlier epoch."""
-        counts = self._shards.counts
-        blocks = int((-(-counts // self._unit)).sum())
-        if blocks > min(MOST_KEPT, self._reach):  # for a few samples it would take longer than these
-            return False
-        for shard, (count, unit) in enumerate(zip(counts.tolist(), self._units)):
-            opened = self._shards.in_use.get(shard)
-            keys = (_kept_key(sample, unit) for sample in range(0, count, unit))
-            if not all(opened is not None and opened.find_kept(key) for key in keys):
-                return False
-        traffic.count("cache_hits", blocks)
-        return True
-
-    def _leave(self, block: _Block) -> None:
-        """Count that a sample of a block has been taken."""
-        block.left -= 1
-        if not block.left:
-            self._release(block)
-            self._fill()
 
     def read_aside(self, shard: int, sample: int) -> Sample:
         """Return a sample that was not upcoming, from a block that is at hand or else by a request of its own."""
-        with self._lock:
-            blocks = self._blocks.get(self._key(shard, sample), ())
-            found = next((block.found for block in blocks if block.found and sample in block.wanted), None)
+        with self._queue.lock:
+            blocks = self._blocks.at(shard, sample)
+            found = next((each.found for each in blocks if each.found and sample in (each.samples or ())), None)
         opened, windows = found or (self._shards.use(shard), None)
-        if windows is None and self._is_whole:
-            windows = opened.kept.get(_kept_key(sample, self._units[shard]))
+        if windows is None and self._kept is not None:
+            windows = self._kept.find(opened, shard, sample)
         return opened.read(sample, windows)
-
-    def _own(self, error: TarshardsError, shard: int, sample: int) -> TarshardsError:
-        """Return the error of a sample whose block could not be fetched."""
-        index = self._shards.loaded(shard)
-        if not isinstance(error, OpenError) or error.key is not None or index is None:
-            return error
-        key = index.key(sample)
-        return OpenError(error.reason, url=error.url, offset=error.offset, key=key, errno=error.errno)
-
-    def _find(self, shard: int, sample: int) -> _Block | None:
-        key = self._alone.pop((shard, sample), None) if self._alone else None
-        for block in self._blocks.get(self._key(shard, sample) if key is None else key, ()):
-            if block.left and (block.future is None or sample in block.wanted):
-                return block
-        return None
-
-    def _key(self, shard: int, sample: int) -> int:
-        return shard << 32 | sample // self._units[shard]
 
     def _look_ahead(self) -> None:
         """Note the blocks of what will be read next, all at once: each has several samples of them."""
@@ -259,142 +361,55 @@ class BlockFetcher:
             parts.append(places)
         if parts:
             shards, samples = map(np.concatenate, zip(*parts))
-            if self._left_alone:
-                shards, samples = self._note_alone(shards, samples)
-            if len(shards):
-                self._note(shards, samples)
+            self._blocks.add(shards, samples)
+            self._queue.extend()
 
-    def _note_alone(self, shards: np.ndarray, samples: np.ndarray) -> Places:
-        """Note the first samples, each as a block of its own, and return the others."""
-        rest = []
-        soon = min(self._left_alone, len(shards))
-        for place, (shard, sample) in enumerate(zip(shards[:soon].tolist(), samples[:soon].tolist())):
-            key = -1 - len(self._alone)
-            if self._alone.setdefault((shard, sample), key) != key:
-                rest.append(place)
-                continue
-            block = _Block(key, shard)
-            block.add(samples[place : place + 1])
-            self._blocks[key] = [block]
-            self._queue.append(block)
-        left = np.concatenate((np.array(rest, np.int64), np.arange(soon, len(shards))))
-        self._left_alone = 0
-        return shards[left], samples[left]
+    def _begin(self, shards: np.ndarray, samples: np.ndarray) -> None:
+        """Load the indexes of the first samples, and open the connections that their blocks need."""
+        self._is_begun = True
+        first = [shard for shard in dict.fromkeys(shards[:SOON].tolist()) if self._shards.loaded(shard) is None]
+        if first:
+            blocks = len(np.unique(self._blocks.keys(shards, samples)))
+            connect(self._shards.location(first[0]), min(blocks, self._shards.remote.connections))
+        for shard in first:
+            self._threads.submit(self._load, shard)
 
-    def _note(self, shards: np.ndarray, samples: np.ndarray) -> None:
-        keys = shards << 32 | samples // self._unit[shards]
-        order = np.argsort(keys, kind="stable")
-        keys, samples = keys[order], samples[order]
-        begins = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
-        ends = np.append(begins[1:], len(keys))
-        for group in np.argsort(order[begins], kind="stable").tolist():  # in the order of their first samples
-            begin, end = int(begins[group]), int(ends[group])
-            key = int(keys[begin])
-            blocks = self._blocks.setdefault(key, [])
-            part = samples[begin:end]
-            known = blocks[-1] if blocks else None
-            if known is not None and known.future is not None and all(map(known.wanted.__contains__, part.tolist())):
-                known.left += len(part)
-                continue
-            if known is None or known.future is not None:
-                known = _Block(key, key >> 32)
-                blocks.append(known)
-                self._queue.append(known)
-            known.add(part)
-
-    def _fill(self) -> None:
-        """Ask for the next blocks, as far as the budget allows."""
-        while self._queue and self._under_way < self._most and not self._is_closed:
-            block = self._queue[0]
-            if block.future is None and block.left:  # another thread may have needed it sooner, and read all of it
-                size = self._size(block)
-                if self._bytes and self._bytes + size > self._budget:
-                    return
-                self._submit(block)
-            elif block.future is None and block in self._blocks.get(block.key, ()):  # its samples were read directly
-                self._release(block)
-            self._queue.popleft()
-
-    def _size(self, block: _Block) -> int:
-        unit = int(self._unit[block.shard])
-        return int((unit if self._is_whole else min(block.left, unit)) * self._mean[block.shard])
-
-    def _submit(self, block: _Block) -> None:
-        block.size = self._size(block)
-        samples = np.unique(np.concatenate(block.samples))
-        if self._is_whole:
-            samples = self._all_samples(block)
-            block.wanted = range(int(samples[0]), int(samples[-1]) + 1)
-        else:
-            block.wanted = set(samples.tolist())
-        block.samples.clear()
-        self._bytes += block.size
-        self._under_way += 1
-        # Its thread does what follows: a callback of a fetch that has ended would run here, under the lock.
-        block.future = self._threads.submit(self._fetch, block, samples)
-
-    def _all_samples(self, block: _Block) -> np.ndarray:
-        unit = int(self._unit[block.shard])
-        begin = (block.key & (1 << 32) - 1) * unit
-        return np.arange(begin, min(begin + unit, int(self._shards.counts[block.shard])))
-
-    def _fetch(self, block: _Block, samples: np.ndarray) -> list[Window]:
-        windows: list[Window] = []
-        found = None
-        try:
+    def _load(self, shard: int) -> None:
+        with suppress(TarshardsError):  # raised again when it is read
             if not self._is_closed:
-                opened = self._shards.use(block.shard)
-                windows = self._fetch_or_keep(opened, block, samples)
-                found = opened, windows
-            return windows
-        finally:
-            with self._lock:
-                self._under_way -= 1
-                block.found = found
-                if windows and all(window.is_mapped for window in windows):
-                    self._bytes -= block.size
-                    block.size = 0
-                self._fill()
+                self._shards.use(shard)
 
-    def _fetch_or_keep(self, opened: OpenShard, block: _Block, samples: np.ndarray) -> list[Window]:
-        if not self._is_whole:
-            return opened.fetch(samples)
-        key = _kept_key(int(samples[0]), self._units[block.shard])
-        kept = opened.find_kept(key)
-        if kept is not None:
-            traffic.count("cache_hits")
-            return kept
-        windows = opened.fetch(samples)
-        if self._may_keep > 0 and opened.keep(key, windows):
-            self._may_keep -= 1
-            if MOST_KEPT - self._may_keep <= self._may_hold:
-                for window in windows:
-                    window.hold_open()
-        return windows
+    def _fetch(self, block: SampleBlock) -> Found:
+        opened = self._shards.use(block.shard)
+        windows = opened.fetch(block.numbers) if self._kept is None else self._kept.fetch(opened, block)
+        if all(window.is_mapped for window in windows):
+            self._queue.release(block)  # its bytes lie on the disk
+        block.found = opened, windows
+        return block.found
 
-    def _release(self, block: _Block) -> None:
-        blocks = self._blocks[block.key]
-        blocks.remove(block)
-        if not blocks:
-            del self._blocks[block.key]
-        self._bytes -= block.size
-        block.size, block.future, block.found = 0, None, None
-        if self._drops and not blocks:
+    def _leave(self, block: SampleBlock) -> None:
+        """Release a block if that was its last read."""
+        if block.left or block.readers:
+            return
+        is_last = self._blocks.remove(block)
+        self._queue.release(block)
+        block.future = block.found = None  # what has not been passed over in the queue is held there
+        if self._drops and is_last:
             self._threads.submit(self._drop, block)
 
-    def _drop(self, block: _Block) -> None:
+    def _drop(self, block: SampleBlock) -> None:
         with suppress(TarshardsError):  # the reader reports it
-            self._shards.use(block.shard).drop(self._all_samples(block))
+            self._shards.use(block.shard).drop(block.numbers)
+
+    def _named(self, error: TarshardsError, shard: int, sample: int) -> TarshardsError:
+        """Return the error of a block that could not be fetched as that of a sample."""
+        index = self._shards.loaded(shard)
+        if not isinstance(error, OpenError) or error.key is not None or index is None:
+            return error
+        key = index.key(sample)
+        return OpenError(error.reason, url=error.url, offset=error.offset, key=key, errno=error.errno)
 
     def close(self) -> None:
         """Fetch no more."""
-        with self._lock:
-            self._is_closed = True
-            futures = [block.future for blocks in self._blocks.values() for block in blocks if block.future is not None]
-        for future in futures:
-            future.cancel()
-
-
-def _kept_key(sample: Any, unit: Any) -> Any:
-    """Return the key of a sample's block in its shard, where blocks of other lengths may be kept, too; or of many."""
-    return sample // unit << 32 | unit
+        self._is_closed = True
+        self._queue.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +10,7 @@ from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, Sample, is_reserved
 from tarshards.storage.compression import MAX_RATIO, Decompressed, decompressed
 from tarshards.storage.opening import open_shard
-from tarshards.storage.ranges import Ranges
+from tarshards.storage.ranges import RangedFile, Ranges
 
 if TYPE_CHECKING:
     from tarshards.storage.location import Location
@@ -46,7 +44,7 @@ class HeldPiece(NamedTuple):
         return self.begin + len(self.data)
 
 
-class MemberFile(io.BufferedIOBase):
+class MemberFile(RangedFile):
     """The bytes of one member as a seekable file, for ``av.open``, ``zipfile`` and others.
 
     They are the *size* bytes at *offset* of the shard that *ranges* reads. Bytes of a local shard are read on request.
@@ -68,13 +66,13 @@ class MemberFile(io.BufferedIOBase):
         name: str,
         head: MemberHeaders | None = None,
     ):
-        self.name, self.size = name, size  #: the member's name in the archive, and its bytes
+        super().__init__(ranges, size)
+        self.name = name  #: the member's name in the archive; *size* is its bytes
         self.url = ranges.name  #: the shard, without credentials
         self._location, self._offset = location, offset
-        self._ranges: Ranges | None = ranges
         self._shard_size, self._version = ranges.size, None
         self._head = head
-        self._position = self._taken = 0
+        self._taken = 0
         self._pieces: list[HeldPiece] = []  # of a remote member, the one used last at the end
         self._prefetched: list[HeldPiece] = []
 
@@ -82,35 +80,6 @@ class MemberFile(io.BufferedIOBase):
     def of(cls, data: bytes, *, name: str, url: str) -> MemberFile:
         """Return the file of a member whose bytes are in memory."""
         return cls(None, HeldBytes(data, url), 0, len(data), name=name)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        self._check_open()
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Go to *offset* from the beginning, the position or the end; a position after the end has no bytes."""
-        self._check_open()
-        if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
-            raise ValueError(f"whence is 0, 1 or 2, not {whence!r}")
-        position = (0, self._position, self.size)[whence] + offset
-        if position < 0:
-            raise ValueError(f"negative seek position {position}")
-        self._position = position
-        return position
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Return the next *size* bytes, fewer only at the end; all that are left for -1 or None."""
-        self._check_open()
-        left = max(0, self.size - self._position)
-        data = self._read(self._position, left if size is None or size < 0 else min(size, left))
-        self._position += len(data)
-        return data
 
     def read1(self, size: int = -1, /) -> bytes:
         """Return the next *size* bytes, 64 KiB for -1, fewer only at the end."""
@@ -153,16 +122,12 @@ class MemberFile(io.BufferedIOBase):
         self._prefetched = held
 
     def close(self) -> None:
-        """Release the shard and all held bytes."""
+        """Release the shard, which others may read, and all held bytes."""
         self._pieces, self._prefetched, self._ranges, self._head = [], [], None, None
         super().close()
 
     def __repr__(self) -> str:
         return f"<MemberFile {self.name} of {self.url}, {self.size} bytes>"
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ValueError("I/O operation on a closed file")
 
     def _open(self) -> Ranges:
         """Return the ranges of the shard; a pickled copy reopens it, and raises OpenError if it has changed."""
@@ -173,7 +138,6 @@ class MemberFile(io.BufferedIOBase):
         return self._ranges
 
     def _read(self, position: int, size: int) -> bytes:
-        """Return *size* bytes, which are within the member."""
         if not size:
             return b""
         ranges = self._open()

@@ -1,12 +1,18 @@
-"""Files of web servers and stores read forwards: their pieces are fetched ahead, over the borders of files, too."""
+"""Read-ahead of remote files: bytes are fetched before they are needed.
+
+``FetchQueue`` decides when a request begins. Its users say which request comes next: ``ForwardReader``, below, reads
+files from beginning to end, and ``index.fetch`` reads the blocks of an epoch.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import cached_property, partial
-from typing import Any
+from threading import RLock
+from typing import Any, Generic, TypeVar
 
 from tarshards.errors import TarshardsError
 from tarshards.storage import traffic, tuning
@@ -24,75 +30,134 @@ from tarshards.storage.transfer import (
     through_cache,
 )
 
-FIRST = 1 << 18  # bytes of the first piece: who reads only a beginning has it soon, and little is fetched in vain
-NEAR, DISTANT = 16, 4  # pieces of a window that has not grown yet, for a server that is near, and one that is far
-LEAST = 1 << 16  # bytes of a piece where little memory may be used
+FIRST = 1 << 18  # bytes of the first piece of a file; all that is wasted if only its beginning is read
+NEAR, DISTANT = 16, 4  # pieces in a window that has not grown yet, for a near server and for one that is `FAR`
+LEAST = 1 << 16  # bytes of a piece, even if the budget is small
 
 
-class _Piece:
-    """The bytes of a file from *begin* to *end*, which a thread fetches; its file may end before."""
+class Fetch:
+    """One request for about *size* bytes, which count against the budget of a queue until they are released."""
 
-    def __init__(self, begin: int, end: int):
-        self.begin, self.end, self.size = begin, end, end - begin
-        self.future: Future[Any]
-        self.is_dropped = False
-        self._transfer: Transfer | None = None
+    size = 0
+    future: Future[Any] | None = None  # the result, from when the request begins
+    counted = 0  # bytes of the budget that it uses now
+    is_over = False  # released or dropped
 
-    def fetch(self, file: _File, address: Address) -> Any:
-        """Return its bytes; raise _NoRangesError if the server sends whole files only."""
-        if file.version is None and file.is_cached:
-            found = begin_transfer(address, 1, lambda: self.is_dropped)
-            found.close()
-            if isinstance(found, WholeTransfer):
-                raise _NoRangesError
-            file.version = found.version
-            assert file.version is not None
-            self.end = min(self.end, file.version.size)
-        if file.version is not None and file.is_cached:
-            return through_cache(address, self.begin, self.end, file.version, lambda: self._download(file, address))
-        return self._download(file, address)
+    def settle(self) -> None:
+        """Decide what to request. The queue calls this just before the request begins, with its lock held."""
 
-    def _download(self, file: _File, address: Address) -> bytearray:
-        with large_request(address, self.size) as large:
-            if file.version is None:
-                transfer = begin_transfer(address, self.end, lambda: self.is_dropped)
-                if isinstance(transfer, WholeTransfer):
-                    transfer.close()
-                    raise _NoRangesError
-                file.version = transfer.version
+    def abort(self) -> None:
+        """Make the request fail soon; another thread is waiting for its bytes."""
+
+
+F = TypeVar("F", bound=Fetch)
+
+
+class FetchQueue(Generic[F]):
+    """Makes requests in threads, in the order in which *upcoming* returns them; several threads may read from it.
+
+    *upcoming* returns None if no request is known yet; it is called with *lock* held. *run* makes one request and
+    returns its result. At most *budget* bytes are held or under way, more only if a reader waits for a request that
+    does not fit. At most two requests for each of *connections* are under way, so that none of these becomes idle.
+    """
+
+    def __init__(
+        self, connections: int, budget: int, *, upcoming: Callable[[], F | None], run: Callable[[F], Any]
+    ) -> None:
+        self.budget, self.held, self.lock = budget, 0, RLock()
+        self._upcoming, self._run = upcoming, run
+        self._next: F | None = None  # the one that did not fit
+        self._begun: set[F] = set()  # and not released
+        self._under_way, self._most = 0, 2 * connections
+        self._threads = fetching_threads(connections)
+        self._is_closed = False
+
+    def fits(self, fetch: F) -> bool:
+        """Return whether *fetch* is within the budget now; a large one is if nothing else is held."""
+        return not self.held or self.held + fetch.size <= self.budget
+
+    def extend(self) -> None:
+        """Begin the next requests, as far as the budget allows; call this when *upcoming* has new ones."""
+        with self.lock:
+            while self._under_way < self._most and not self._is_closed:
+                fetch = self._next = self._next or self._upcoming()
+                if fetch is None:
+                    return
+                if fetch.future is None and not fetch.is_over:
+                    if not self.fits(fetch):
+                        return
+                    self._begin(fetch)
+                self._next = None
+
+    def take(self, fetch: F) -> Any:
+        """Return the result of *fetch*, or raise its error; the request begins now unless it has begun."""
+        with self.lock:
+            future = fetch.future or self._begin(fetch)
+        with nullcontext() if future.done() else traffic.waiting():
+            return future.result()
+
+    def _begin(self, fetch: F) -> Future[Any]:
+        fetch.settle()
+        fetch.counted = fetch.size
+        self.held += fetch.size
+        self._begun.add(fetch)
+        self._under_way += 1
+        # The thread counts the end itself: a callback of a future that is already done would run here.
+        fetch.future = self._threads.submit(self._make, fetch)
+        return fetch.future
+
+    def _make(self, fetch: F) -> Any:
+        try:
+            return self._run(fetch)
+        finally:
+            with self.lock:
+                self._under_way -= 1
+                self.extend()
+
+    def release(self, fetch: F) -> None:
+        """Return the bytes of *fetch* to the budget and begin the next requests. If it has not begun, it never does."""
+        with self.lock:
+            self._forget(fetch)
+            self.extend()
+
+    def drop(self, fetch: F) -> None:
+        """Release *fetch*, and cancel or abort its request."""
+        with self.lock:
+            self._forget(fetch)
+            if fetch.future is None:
+                return
+            if fetch.future.cancel():
+                self._under_way -= 1
             else:
-                transfer = RangeTransfer(address, self.begin, self.end, file.version)
-            transfer.large = large
-            self._transfer = transfer
-            buffer = bytearray(transfer.end - self.begin)
-            try:
-                if not self.is_dropped:
-                    transfer.fill(memoryview(buffer))
-            finally:
-                transfer.close()
-        return buffer
+                fetch.abort()
 
-    def drop(self) -> None:
-        """Fetch no more of it."""
-        self.is_dropped = True
-        if not self.future.cancel() and self._transfer is not None:
-            self._transfer.drop()
+    def _forget(self, fetch: F) -> None:
+        self.held -= fetch.counted
+        fetch.counted, fetch.is_over = 0, True
+        self._begun.discard(fetch)
+
+    def close(self) -> None:
+        """Drop all requests, and begin no more."""
+        with self.lock:
+            self._is_closed = True
+            for fetch in list(self._begun):
+                self.drop(fetch)
 
 
 class _NoRangesError(Exception):
-    """The server of a file sends it as a whole only."""
+    """The server sends the file only as a whole."""
 
 
 class _File:
-    """A file, and the *pieces* of it that were asked for and not read yet; *asked* bytes of it were asked for."""
+    """A file, and the *pieces* of it that were requested and not read yet; *asked* is where the last one ends."""
 
     def __init__(self, location: Location):
         self.location = location
-        self.version: Version | None = None  # known when its first piece has begun to come
+        self.version: Version | None = None  # known when its first piece begins to arrive
         self.asked = 0
         self.pieces: deque[_Piece] = deque()
-        self.is_piecewise = True
-        self.is_cached = location.remote.cache_dir is not None  # then its pieces are of one size
+        self.is_piecewise = True  # whether pieces of it may be requested
+        self.is_cached = location.remote.cache_dir is not None  # then all its pieces have one size
 
     @cached_property
     def address(self) -> Address | None:
@@ -100,7 +165,7 @@ class _File:
 
     @property
     def has_address(self) -> bool:
-        """Whether it is asked for by HTTP, as far as is known without opening it."""
+        """Whether it is read over HTTP, as far as its location tells."""
         try:
             return self.address is not None
         except TarshardsError:  # raised again when it is opened
@@ -108,135 +173,187 @@ class _File:
 
     @property
     def is_asked(self) -> bool:
-        """Whether nothing more is to be asked for now."""
-        if self.version is None:
-            return bool(self.pieces) or not self.is_piecewise
-        return self.asked >= self.version.size
+        """Whether no other piece can be requested now: after the first, that requires the version."""
+        if not self.is_piecewise:
+            return True
+        return bool(self.pieces) if self.version is None else self.asked >= self.version.size
+
+    def add_piece(self, size: int) -> _Piece:
+        """Add the next piece, of at most *size* bytes."""
+        end = self.asked + size
+        piece = _Piece(self, self.asked, end if self.version is None else min(end, self.version.size))
+        self.asked = piece.end
+        self.pieces.append(piece)
+        return piece
 
 
-class ReadAhead:
-    """Reads files one after the other; what is held of them or under way is within the budget of one of *processes*.
+class _Piece(Fetch):
+    """The bytes of *file* from *begin* to *end*, or to the end of the file."""
 
-    While little has been read, little is fetched ahead.
+    def __init__(self, file: _File, begin: int, end: int):
+        self.file, self.begin, self.end, self.size = file, begin, end, end - begin
+        self._transfer: Transfer | None = None
+
+    def fetch(self) -> Any:
+        """Return its bytes; raise _NoRangesError if the server sends whole files only."""
+        file, address = self.file, self.file.address
+        assert address is not None
+        if not file.is_cached:
+            return self._download(address)
+        if file.version is None:
+            found = begin_transfer(address, 1, lambda: self.is_over)
+            found.close()
+            if isinstance(found, WholeTransfer):
+                raise _NoRangesError
+            file.version = found.version
+        assert file.version is not None
+        self.end = min(self.end, file.version.size)
+        return through_cache(address, self.begin, self.end, file.version, lambda: self._download(address))
+
+    def _download(self, address: Address) -> bytearray:
+        with large_request(address, self.size) as large:
+            version = self.file.version
+            if version is not None:
+                transfer = RangeTransfer(address, self.begin, self.end, version)
+            else:
+                begun = begin_transfer(address, self.end, lambda: self.is_over)
+                if isinstance(begun, WholeTransfer):
+                    begun.close()
+                    raise _NoRangesError
+                transfer, self.file.version = begun, begun.version
+            transfer.large = large
+            self._transfer = transfer
+            buffer = bytearray(transfer.end - self.begin)
+            try:
+                if not self.is_over:
+                    transfer.fill(memoryview(buffer))
+            finally:
+                transfer.close()
+        return buffer
+
+    def abort(self) -> None:
+        if self._transfer is not None:
+            self._transfer.drop()
+
+
+class ForwardReader:
+    """Reads files one after the other, in pieces that are fetched ahead, also those of the files that follow.
+
+    The budget begins as a small window and doubles with each piece that was read, so that reading only a beginning
+    fetches little. It ends at the memory that *remote* allows one of *processes*.
     """
 
     def __init__(self, locations: Sequence[Location], processes: int = 1):
         remote = locations[0].remote
         self._files = [_File(location) for location in locations]
         self._most = min(remote.budget(processes), 2 * remote.connections * PIECE)
-        self._window = min(4 * FIRST if len(locations) == 1 else 4 * PIECE, self._most)
-        self._held = 0
-        self._first = 0  # the first file that is not asked for as a whole
-        self._is_paused = False  # while a server sends whole files
-        self._threads = fetching_threads(remote.connections)
+        window = min(4 * FIRST if len(locations) == 1 else 4 * PIECE, self._most)
+        self._current = 0  # number of the file that is being read
+        self._is_paused = False  # while a server sends a whole file
+        self._queue = FetchQueue(remote.connections, window, upcoming=self._next_piece, run=_Piece.fetch)
 
     def opens(self, number: int) -> bool:
-        """Return whether a file is one that ``open`` can open."""
+        """Return whether ``open`` can open a file."""
         return self._files[number].has_address
 
     def open(self, number: int) -> InputStream:
-        """Return the stream of a file; those before it are read no more."""
-        for earlier in self._files[self._first : number]:
+        """Return the stream of a file; the files before it can no longer be read."""
+        for earlier in self._files[self._current : number]:
             self.drop(earlier)
-        self._first = max(self._first, number)
         file = self._files[number]
-        address = file.address
-        assert address is not None
-        transfer: WholeTransfer | RangeTransfer | None = None
-        if file.is_cached and not file.pieces and file.is_piecewise:
-            self._ask(file)
-        if file.pieces:
-            try:
-                file.pieces[0].future.result()
-            except _NoRangesError:
-                self.drop(file)
-                transfer = WholeTransfer(address)
-                transfer.open()
-            except BaseException:
-                self.drop(file)
-                raise
-        else:
-            found = begin_transfer(address, min(FIRST, self._most))
-            if isinstance(found, RangeTransfer):
-                file.version, file.asked = found.version, found.end
-            transfer = found
+        with self._queue.lock:
+            self._current = max(self._current, number)
+            if file.is_cached and not file.is_asked:
+                self._add_piece(file)
+            first = file.pieces[0] if file.pieces else None
+            file.is_piecewise = first is not None  # until ``_begin`` has found its version
+        transfer = self._begin(file) if first is None else self._find_ranges(file, first)
         self._is_paused = isinstance(transfer, WholeTransfer)
-        self._extend()
+        self._queue.extend()
         return _AheadInput(self, file, transfer)
 
-    def take(self, file: _File) -> tuple[Any, int] | None:
-        """Return the next piece of *file*, and how many bytes it counts as until ``release``; None at the end."""
-        if not file.pieces:
-            if file.is_asked:
-                return None
-            self._ask(file)  # even where pieces of the files after it use the whole budget
-        piece = file.pieces[0]
-        with traffic.waiting():
-            data = piece.future.result()
-        file.pieces.popleft()
-        return data, piece.size
+    def _begin(self, file: _File) -> WholeTransfer | RangeTransfer:
+        """Request the first bytes of a file, to be read as they arrive."""
+        assert file.address is not None
+        found = begin_transfer(file.address, min(FIRST, self._most))
+        if isinstance(found, RangeTransfer):
+            file.version, file.asked, file.is_piecewise = found.version, found.end, True
+        return found
 
-    def release(self, size: int) -> None:
-        """Fetch other bytes instead of *size* bytes that were read."""
-        self._held -= size
-        self._window = min(2 * self._window, self._most)
-        self._extend()
+    def _find_ranges(self, file: _File, first: _Piece) -> WholeTransfer | None:
+        """Wait for the first piece of a file; return the whole file if its server supports no ranges."""
+        try:
+            self._queue.take(first)
+            return None
+        except _NoRangesError:
+            self.drop(file)
+        except BaseException:
+            self.drop(file)
+            raise
+        assert file.address is not None
+        transfer = WholeTransfer(file.address)
+        transfer.open()
+        return transfer
+
+    def take(self, file: _File) -> tuple[Any, _Piece] | None:
+        """Return the bytes of the next piece of *file*, and the piece, to be released later; None at the end."""
+        with self._queue.lock:
+            if not file.pieces:
+                if file.is_asked:
+                    return None
+                self._add_piece(file)  # even if pieces of the files after it use the whole budget
+            piece = file.pieces[0]
+        data = self._queue.take(piece)
+        file.pieces.popleft()
+        return data, piece
+
+    def release(self, piece: _Piece) -> None:
+        """Release a piece that was read, and let more be fetched ahead than before."""
+        self._queue.budget = min(2 * self._queue.budget, self._most)
+        self._queue.release(piece)
 
     def drop(self, file: _File) -> None:
         """Fetch no more of *file*."""
-        file.is_piecewise = False
-        for piece in file.pieces:
-            piece.drop()
-            self._held -= piece.size
-        file.pieces.clear()
-        if file.version is not None:
-            file.asked = file.version.size
+        with self._queue.lock:
+            file.is_piecewise = False
+            for piece in file.pieces:
+                self._queue.drop(piece)
+            file.pieces.clear()
 
-    def _extend(self) -> None:
-        """Ask for pieces, in the order of the files, as far as the window allows."""
-        number = self._first
-        while number < len(self._files) and self._held < self._window and not self._is_paused:
+    def _next_piece(self) -> _Piece | None:
+        """Return the next piece to request, in the order of the files."""
+        if self._is_paused:
+            return None
+        for number in range(self._current, len(self._files)):
             file = self._files[number]
             if not file.is_asked:
-                self._ask(file)
-                continue
-            number += 1
-            if file.version is not None and number == self._first + 1:
-                self._first = number
+                if file.has_address:
+                    return self._add_piece(file)
+                file.is_piecewise = False
+        return None
 
-    def _ask(self, file: _File) -> None:
-        """Ask for the next piece of *file*."""
-        if not file.has_address or file.address is None:
-            file.is_piecewise = False
-            return
+    def _add_piece(self, file: _File) -> _Piece:
+        assert file.address is not None
         if file.is_cached:
-            size = PIECE
-        else:
-            count = NEAR if soonest(file.address.read_url) <= tuning.FAR else DISTANT
-            size = max(LEAST, min(PIECE, self._window // count))
-        end = file.asked + size
-        piece = _Piece(file.asked, end if file.version is None else min(end, file.version.size))
-        file.asked = piece.end
-        self._held += piece.size
-        piece.future = self._threads.submit(piece.fetch, file, file.address)
-        file.pieces.append(piece)
+            return file.add_piece(PIECE)
+        count = NEAR if soonest(file.address.read_url) <= tuning.FAR else DISTANT
+        return file.add_piece(max(LEAST, min(PIECE, self._queue.budget // count)))
 
     def close(self) -> None:
         """Fetch no more."""
-        for file in self._files:
-            self.drop(file)
+        self._queue.close()
 
 
 class _AheadInput(InputStream):
-    """A file that is read through *reader*; *transfer* brings its first bytes, or all, as they come."""
+    """A file that is read through *reader*; its first bytes, or all, come from *transfer* as they arrive."""
 
-    def __init__(self, reader: ReadAhead, file: _File, transfer: WholeTransfer | RangeTransfer | None):
+    def __init__(self, reader: ForwardReader, file: _File, transfer: WholeTransfer | RangeTransfer | None):
         self.name = file.location.name
         version = file.version if transfer is None else transfer.version
         self.encoding = "" if version is None else version.encoding
         self._reader, self._file, self._transfer = reader, file, transfer
-        self._piece = memoryview(b"")
-        self._counted = 0  # the bytes that it counts as
+        self._piece: _Piece | None = None
+        self._left = memoryview(b"")  # of the piece
 
     def read_some(self, size: int) -> bytes:
         if self._transfer is not None:
@@ -245,37 +362,37 @@ class _AheadInput(InputStream):
                 return data
             self._transfer.close()
             self._transfer = None
-        if not self._piece:
+        if not self._left:
             self._release()
             taken = self._reader.take(self._file)
             if taken is None:
                 return b""
-            self._piece, self._counted = memoryview(taken[0]), taken[1]
-        data = bytes(self._piece[:size])
-        self._piece = self._piece[size:]
+            self._left, self._piece = memoryview(taken[0]), taken[1]
+        data = bytes(self._left[:size])
+        self._left = self._left[size:]
         return data
 
     def _release(self) -> None:
-        if self._counted:
-            self._reader.release(self._counted)
-            self._counted = 0
+        if self._piece is not None:
+            self._reader.release(self._piece)
+            self._piece = None
 
     def close(self) -> None:
-        if not self.closed and hasattr(self, "_piece"):
+        if not self.closed and hasattr(self, "_left"):
             if self._transfer is not None:
                 self._transfer.close()
-            self._piece = memoryview(b"")
-            self._release()
+            self._left = memoryview(b"")
             self._reader.drop(self._file)
+            self._release()
         super().close()
 
 
 def opened_ahead(locations: Sequence[Location], processes: int = 1) -> Iterator[Location]:
-    """Yield the locations in their order; while one is read, what follows of it and of those after it is fetched.
+    """Yield the locations in their order, to be read forwards; what follows is fetched ahead, of the next ones too.
 
-    As many *processes* on this host share the memory for that.
+    *processes* on this host share the memory for that.
     """
-    reader = ReadAhead(locations, processes)
+    reader = ForwardReader(locations, processes)
     try:
         for number, location in enumerate(locations):
             yield location.opened_by(partial(reader.open, number)) if reader.opens(number) else location

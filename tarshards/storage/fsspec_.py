@@ -31,7 +31,7 @@ from urllib.parse import quote
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import traffic
-from tarshards.storage.ahead import ReadAhead
+from tarshards.storage.ahead import ForwardReader
 from tarshards.storage.connections import Origin
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.locks import PerProcess
@@ -666,7 +666,7 @@ class Store(Transport):
 
     def open(self, location: Location, mode: str) -> InputStream | OutputStream:
         if mode == "rb":
-            return StoreInput(location) if self.address(location) is None else ReadAhead([location]).open(0)
+            return StoreInput(location) if self.address(location) is None else ForwardReader([location]).open(0)
         store, path = find_store(location)
         if location.scheme in BUCKETS:
             kind = S3Upload if location.scheme in S3 else GsUpload

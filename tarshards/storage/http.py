@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tarshards.errors import OpenError
-from tarshards.storage.ahead import ReadAhead
+from tarshards.storage.ahead import ForwardReader
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.requests import Address, Patience
@@ -19,7 +19,7 @@ class Http(Transport):
 
     def open(self, location: Location, mode: str) -> InputStream | OutputStream:
         if mode == "rb":
-            return ReadAhead([location]).open(0)
+            return ForwardReader([location]).open(0)
         address = Address(location)
         return spooled(address.name, lambda file: put(address, file))
 

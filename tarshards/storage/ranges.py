@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import resource
 import sys
 from typing import Any, Self
@@ -114,6 +116,64 @@ class Ranges:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class RangedFile(io.BufferedIOBase):
+    """The first *size* bytes of *ranges*, or all, as a seekable file; threads must not share one.
+
+    Closing it closes *ranges*.
+    """
+
+    _ranges: Ranges | None = None
+
+    def __init__(self, ranges: Ranges, size: int | None = None):
+        self.size = ranges.size if size is None else size
+        self._ranges = ranges
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        self._check_open()
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Go to *offset* from the beginning, the position or the end; a position after the end has no bytes."""
+        self._check_open()
+        if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
+            raise ValueError(f"whence is 0, 1 or 2, not {whence!r}")
+        position = (0, self._position, self.size)[whence] + offset
+        if position < 0:
+            raise ValueError(f"negative seek position {position}")
+        self._position = position
+        return position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next *size* bytes, fewer only at the end; all that are left for -1 or None."""
+        self._check_open()
+        left = max(0, self.size - self._position)
+        data = self._read(self._position, left if size is None or size < 0 else min(size, left))
+        self._position += len(data)
+        return data
+
+    def _read(self, position: int, size: int) -> bytes:
+        """Return *size* bytes of the file, which has them."""
+        assert self._ranges is not None
+        return self._ranges.read(position, size)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on a closed file")
+
+    def close(self) -> None:
+        if self._ranges is not None:
+            self._ranges.close()
+            self._ranges = None
+        super().close()
 
 
 class LocalRanges(Ranges):

@@ -63,9 +63,8 @@ class Step(NamedTuple):
 class SpecialMembers:
     """Finds and reads the contents of the links and sparse members of an archive, through *read*.
 
-    Its headers are read once, when the first link is followed, including those of archives that follow the first;
-    members after damage are not found, unless *names* returns the name of each member and the offset of its first
-    header.
+    Its headers, and those of archives that follow it, are read once, when the first link is followed; members after
+    damage are not found, unless *names* returns the name of each member and the offset of its first header.
     """
 
     def __init__(

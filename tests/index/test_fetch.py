@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from leftovers import Leftovers
 from range_server import Site, serving
 
@@ -29,10 +31,11 @@ from tarshards import (
 )
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import fetch
-from tarshards.index.fetch import BlockFetcher
+from tarshards.index.fetch import BlockFetcher, Blocks, SampleBlock
 from tarshards.index.headers import Window
 from tarshards.index.member_table import IS_COMPILED
 from tarshards.storage import traffic, tuning
+from tarshards.storage.ahead import FetchQueue
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest
 from tarshards.storage.ranges import MappedPart
@@ -70,6 +73,90 @@ def urls(site: Site) -> str:
 
 def keys(samples) -> list[str]:
     return [sample["__key__"] for sample in samples]
+
+
+# What to fetch.
+
+
+def blocks_of_four(*, whole: bool = False, singles: int = 0) -> Blocks:
+    """Three shards of 10 samples of 100 bytes each."""
+    return Blocks(np.full(3, 10), np.full(3, 4), np.full(3, 100.0), are_whole=whole, singles=singles)
+
+
+def add(blocks: Blocks, *pairs: tuple[int, int]) -> None:
+    shards, samples = np.array(pairs, np.int64).T
+    blocks.add(shards, samples)
+
+
+def begin_all(blocks: Blocks) -> list[SampleBlock]:
+    """Begin to fetch all that is noted, as a queue does."""
+    begun = []
+    while (block := blocks.next()) is not None:
+        block.settle()
+        block.future = object()
+        begun.append(block)
+    return begun
+
+
+def brought(blocks: Blocks) -> list[tuple[int, list[int], int]]:
+    return [(block.shard, block.numbers.tolist(), block.size) for block in begin_all(blocks)]
+
+
+def test_blocks_come_in_the_order_of_their_first_use_and_bring_what_is_used():
+    blocks = blocks_of_four()
+    add(blocks, (2, 9), (0, 3), (1, 5), (0, 1), (2, 8), (0, 4))
+    assert brought(blocks) == [(2, [8, 9], 200), (0, [1, 3], 200), (1, [5], 100), (0, [4], 100)]
+
+
+def test_whole_blocks_bring_all_their_samples():
+    blocks = blocks_of_four(whole=True)
+    add(blocks, (2, 9), (0, 3))
+    assert brought(blocks) == [(2, [8, 9], 400), (0, [0, 1, 2, 3], 400)]
+
+
+def test_the_first_samples_are_blocks_of_their_own():
+    blocks = blocks_of_four(singles=3)
+    add(blocks, (0, 1), (0, 2), (0, 1), (0, 3), (0, 0))
+    add(blocks, (1, 0), (1, 1))
+    assert brought(blocks) == [(0, [1], 100), (0, [2], 100), (0, [0, 1, 3], 300), (1, [0, 1], 200)]
+
+
+def test_what_is_noted_later_joins_a_block_until_that_is_fetched():
+    blocks = blocks_of_four()
+    add(blocks, (0, 0))
+    add(blocks, (0, 2))
+    (block,) = begin_all(blocks)
+    assert (block.numbers.tolist(), block.left, block.size) == ([0, 2], 2, 200)
+    add(blocks, (0, 2), (1, 1))
+    assert block.left == 3, "it brings this sample already"
+    add(blocks, (0, 1), (0, 2))
+    assert brought(blocks) == [(1, [1], 100), (0, [1, 2], 200)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=60),
+    st.integers(1, 20),
+    st.booleans(),
+    st.sampled_from([0, 1, 10]),
+    st.lists(st.booleans(), min_size=60, max_size=60),
+)
+def test_each_read_finds_its_block_and_none_is_left_over(reads, at_once, whole, singles, begins):
+    blocks = blocks_of_four(whole=whole, singles=singles)
+    for number, (shard, sample) in enumerate(reads):
+        if number % at_once == 0:
+            add(blocks, *reads[number : number + at_once])
+        if begins[number]:
+            begin_all(blocks)
+        block = blocks.find(shard, sample)
+        assert block.shard == shard
+        assert block.samples is None or sample in block.samples
+        block.left -= 1
+        if not block.left:
+            blocks.remove(block)
+    assert not any(blocks.at(shard, sample) for shard in range(3) for sample in range(10))
+
+
+# What is read.
 
 
 @pytest.mark.parametrize("ahead", [1, 20_000, None])
@@ -440,13 +527,13 @@ def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypa
         cache.take(Block("http://host/other", '"v"', 1 << 30, number * size, size - 8000), lambda: bytes(size - 8000))
     monkeypatch.setattr(fetch, "REQUEST", 50_000)
     held = []
-    size_of = BlockFetcher._size
+    fits = FetchQueue.fits
 
-    def watched(self: BlockFetcher, block: object) -> int:
-        held.append(self._bytes)
-        return size_of(self, block)
+    def watched(self: FetchQueue, block: object) -> bool:
+        held.append(self.held)
+        return fits(self, block)
 
-    monkeypatch.setattr(BlockFetcher, "_size", watched)
+    monkeypatch.setattr(FetchQueue, "fits", watched)
     stream = Stream.from_shards(urls(site), index=True, shuffle=True, remote=remote)
     local = Stream.from_shards(str(folder / "{0..3}.tar"), index=True, shuffle=True)
     assert [sample["bin"] for sample in stream] == [sample["bin"] for sample in local]

@@ -1,9 +1,11 @@
-"""Files read forwards over http: pieces come ahead, in order, within their budget, and never of two versions."""
+"""What is fetched ahead: within its budget and in the order of need; and files read forwards, never of two versions."""
 
 from __future__ import annotations
 
 import random
+from concurrent.futures import CancelledError
 from pathlib import Path
+from threading import Event
 
 import pytest
 from faulty_server import Answer
@@ -14,8 +16,8 @@ from leftovers import wait_until
 from range_server import Site, serving
 
 from tarshards.errors import OpenError
-from tarshards.storage import ahead, tuning
-from tarshards.storage.ahead import ReadAhead, opened_ahead
+from tarshards.storage import ahead, traffic, tuning
+from tarshards.storage.ahead import Fetch, FetchQueue, ForwardReader, opened_ahead
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.storage.remote import Remote
@@ -33,6 +35,115 @@ def small_pieces(monkeypatch):
 def site(tmp_path):
     with serving(tmp_path) as site:
         yield site
+
+
+class Number(Fetch):
+    def __init__(self, number: int, size: int = 10):
+        self.number, self.size = number, size
+
+
+class Numbers:
+    """A queue of fetches, each of which brings its number when it is *allowed* to."""
+
+    def __init__(self, sizes: list[int], budget: int, connections: int = 4):
+        self.fetches = [Number(number, size) for number, size in enumerate(sizes)]
+        self._waiting, self.allowed = list(self.fetches), Event()
+        self.began: list[int] = []
+        self.queue = FetchQueue(connections, budget, upcoming=self._upcoming, run=self._run)
+
+    def _upcoming(self) -> Number | None:
+        return self._waiting.pop(0) if self._waiting else None
+
+    def _run(self, fetch: Number) -> int:
+        self.began.append(fetch.number)
+        assert self.allowed.wait(30)
+        if fetch.number == 13:
+            raise OpenError("unlucky")
+        return fetch.number
+
+    @property
+    def under_way(self) -> list[int]:
+        return [fetch.number for fetch in self.fetches if fetch.future is not None]
+
+
+def test_a_queue_fetches_in_order_as_far_as_its_budget_allows():
+    numbers = Numbers([10, 20, 30, 5], budget=35)
+    numbers.queue.extend()
+    assert (numbers.under_way, numbers.queue.held) == ([0, 1], 30), "none overtakes the one that does not fit"
+    numbers.allowed.set()
+    assert numbers.queue.take(numbers.fetches[0]) == 0
+    assert numbers.under_way == [0, 1], "it is held until it is released"
+    numbers.queue.release(numbers.fetches[0])
+    assert numbers.under_way == [0, 1]
+    numbers.queue.release(numbers.fetches[1])
+    assert (numbers.under_way, numbers.queue.held) == ([0, 1, 2, 3], 35)
+
+
+def test_a_queue_begins_at_once_what_a_reader_waits_for():
+    numbers = Numbers([10, 100, 10], budget=20)
+    numbers.allowed.set()
+    numbers.queue.extend()
+    assert numbers.under_way == [0]
+    assert numbers.queue.take(numbers.fetches[1]) == 1
+    assert numbers.queue.held == 110
+    numbers.queue.release(numbers.fetches[1])
+    assert numbers.under_way == [0, 1, 2]
+
+
+def test_a_fetch_larger_than_the_budget_comes_alone():
+    numbers = Numbers([100, 100], budget=1)
+    numbers.queue.extend()
+    assert numbers.under_way == [0]
+
+
+def test_requests_under_way_are_twice_the_connections():
+    numbers = Numbers([1] * 9, budget=1000, connections=3)
+    numbers.queue.extend()
+    assert numbers.under_way == [0, 1, 2, 3, 4, 5]
+    numbers.allowed.set()
+    wait_until(lambda: numbers.under_way == list(range(9)))
+
+
+def test_what_is_released_or_dropped_before_it_begins_never_does():
+    numbers = Numbers([10] * 4, budget=10)
+    numbers.queue.extend()
+    numbers.queue.release(numbers.fetches[1])
+    numbers.queue.drop(numbers.fetches[2])
+    numbers.queue.release(numbers.fetches[0])
+    assert numbers.under_way == [0, 3]
+
+
+def test_an_error_is_raised_at_who_takes_the_fetch_and_others_go_on():
+    numbers = Numbers([1] * 15, budget=1000)
+    numbers.allowed.set()
+    numbers.queue.extend()
+    with pytest.raises(OpenError, match="unlucky"):
+        numbers.queue.take(numbers.fetches[13])
+    assert numbers.queue.take(numbers.fetches[14]) == 14
+
+
+def test_a_closed_queue_begins_nothing_and_cancels_what_has_not_begun():
+    numbers = Numbers([1] * 20, budget=1000, connections=5)
+    numbers.queue.extend()
+    wait_until(lambda: len(numbers.began) == 5)
+    numbers.queue.close()
+    numbers.allowed.set()
+    assert numbers.queue.take(numbers.fetches[0]) == 0
+    with pytest.raises(CancelledError):
+        numbers.queue.take(numbers.fetches[9])
+    assert (numbers.under_way, len(numbers.began), numbers.queue.held) == (list(range(10)), 5, 0)
+
+
+def test_waiting_is_counted():
+    numbers = Numbers([1], budget=10)
+    before = traffic.so_far()
+    numbers.queue.extend()
+    numbers.allowed.set()
+    numbers.queue.take(numbers.fetches[0])
+    waited = traffic.so_far().waited
+    numbers.queue.take(numbers.fetches[0])
+    assert waited >= before.waited
+    assert traffic.so_far().waited == waited, "for what is there nobody waits"
 
 
 def write(folder: Path, sizes: list[int]) -> list[bytes]:
@@ -82,16 +193,16 @@ def test_what_follows_is_asked_for_while_one_is_read(site, tmp_path):
 @pytest.mark.parametrize("budget", [1, 1000, 5000, 1 << 20])
 def test_no_more_is_held_than_the_budget_allows(site, tmp_path, budget):
     datas = write(tmp_path, [20_000] * 3)
-    reader = ReadAhead(locations(site, 3, ahead=budget))
+    reader = ForwardReader(locations(site, 3, ahead=budget))
     for number, data in enumerate(datas):
         with reader.open(number) as stream:
             pieces = []
             while piece := stream.read(300):
                 pieces.append(piece)
-                assert reader._held <= max(budget + ahead.PIECE, 2 * ahead.PIECE)
+                assert reader._queue.held <= budget + ahead.PIECE
             assert b"".join(pieces) == data
     reader.close()
-    assert reader._held == 0
+    assert reader._queue.held == 0
 
 
 def test_who_reads_a_beginning_fetches_little(site, tmp_path):
@@ -137,14 +248,40 @@ def test_a_file_that_changes_is_an_error(site, tmp_path):
 
 def test_a_reader_that_is_left_leaves_no_thread_at_work(site, tmp_path):
     write(tmp_path, [100_000] * 3)
-    reader = ReadAhead(locations(site, 3))
+    reader = ForwardReader(locations(site, 3))
     stream = reader.open(0)
     stream.read(2000)
     pieces = [piece for file in reader._files for piece in file.pieces]
     stream.close()
     reader.close()
+    assert pieces
     for piece in pieces:
-        assert piece.future.cancelled() or piece.future.exception(10) is None or piece.is_dropped
+        assert piece.is_over
+    wait_until(lambda: all(piece.future is None or piece.future.done() for piece in pieces))
+    assert reader._queue._under_way == 0
+
+
+def test_a_file_is_whole_though_others_come_while_it_is_opened(site, tmp_path, monkeypatch):
+    (data,), begin = write(tmp_path, [20_000]), ahead.begin_transfer
+    reader = ForwardReader(locations(site, 1))
+
+    def begun_late(*arguments):
+        reader._queue.extend()  # as a thread does when its request ends
+        return begin(*arguments)
+
+    monkeypatch.setattr(ahead, "begin_transfer", begun_late)
+    with reader.open(0) as stream:
+        assert stream.read() == data
+
+
+def test_a_file_that_is_opened_again_is_whole_again(site, tmp_path):
+    datas = write(tmp_path, [20_000] * 2)
+    for location, data in zip(opened_ahead(locations(site, 2)), datas):
+        for _ in range(2):
+            with location.open() as stream:
+                assert data.startswith(stream.read(3000))
+        with location.open() as stream:
+            assert stream.read() == data
 
 
 FAULTS = st.builds(
