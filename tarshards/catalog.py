@@ -30,9 +30,9 @@ from tarshards.errors import OpenError, ShardIndexError, StateError, UrlError, s
 from tarshards.index.manifests import natural_order
 from tarshards.index.sidecar import check_described
 from tarshards.samples.codecs.registry import require
-from tarshards.storage.beside import locked
 from tarshards.storage.expressions import Spec, relative_to, resolve, shards_in
 from tarshards.storage.location import Location
+from tarshards.storage.locks import locked
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.remote import Remote
 

@@ -8,7 +8,7 @@ from array import array
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from tarshards.storage.beside import FORMAT, INDEX
+from tarshards.storage.derived import FORMAT, INDEX
 from tarshards.tar.read import BLOCK
 
 BEGINNING = 256  # bytes; what is read of them ends before 200

@@ -39,7 +39,7 @@ from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import check_mapping, find_field, origin_of
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, error_handler
-from tarshards.storage.beside import COLUMNS
+from tarshards.storage.derived import COLUMNS
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 

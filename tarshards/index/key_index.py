@@ -27,7 +27,7 @@ from tarshards.errors import ShardIndexError
 from tarshards.index.sidecar import DIGEST, Index
 from tarshards.parallel import bounded_map
 from tarshards.samples.keys import split_name
-from tarshards.storage.beside import key_index_name
+from tarshards.storage.derived import key_index_name
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, series_url
 from tarshards.storage.ranges import Ranges

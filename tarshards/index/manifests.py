@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
 from tarshards.index.sidecar import MISSING, Index, for_each_shard, read_head
-from tarshards.storage.beside import key_index_name
+from tarshards.storage.derived import key_index_name
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, dump_manifest, series_url

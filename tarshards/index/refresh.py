@@ -13,7 +13,7 @@ from tarshards.errors import OpenError, OpError, SampleError, ShardIndexError, T
 from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index, check_there, index_location
 from tarshards.samples.keys import USUAL, dots_in_key, have_dots_in_key
-from tarshards.storage.beside import INDEX
+from tarshards.storage.derived import INDEX
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.remote import Remote, default, set_default

@@ -20,8 +20,8 @@ from tarshards.index._sidecars_py import BEGINNING, Head, parse_head
 from tarshards.index.member_table import IS_COMPILED, MemberTable, layout
 from tarshards.samples.fields import FieldNames, find_field
 from tarshards.samples.keys import Split
-from tarshards.storage.beside import FORMAT, INDEX
 from tarshards.storage.compression import HEAD, find_compression
+from tarshards.storage.derived import FORMAT, INDEX
 from tarshards.storage.location import Location, are_local, paths_of
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.ranges import LocalRanges, MappedPart, Ranges

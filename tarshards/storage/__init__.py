@@ -17,7 +17,7 @@ Read in this order:
 - ``ranges``: bytes in any order; local files are mapped
 - ``cache``: blocks of remote files on a local disk, shared by the processes of the host; ``shared``: bytes in memory,
   shared with the processes that are forked later
-- ``manifest``: wids JSON, and its name; ``beside``: files that are derived from a shard, removed when
+- ``manifest``: wids JSON, and its name; ``derived``: files that are derived from a shard, removed when
   it is replaced
 - ``locks``: locks on files, and values that a forked process makes again; ``claims``: names that one writer at a time
   may write; ``markers``: records of complete outputs

@@ -132,7 +132,7 @@ class Response:
         self.status, self.reason, self.headers = response.status, response.reason, response.headers
         self._key, self._connection, self._response = key, connection, response
         self._rest: bytes | None = None  # the unread bytes that came with the headers
-        self._awaited = 1
+        self._low_water = 1
 
     @property
     def length(self) -> int | None:
@@ -187,23 +187,26 @@ class Response:
 
         Returns how many reads to make before the next wait.
         """
-        connection: Any = self._connection
-        sock, timeout = connection.sock, connection.timeout
+        sock: Any = self._connection.sock
         if sock is None:  # the server closes it after this answer
             return 1
-        left, reads = self._response.length or 0, 1
+        left, records = self._response.length or 0, tuning.RECORDS * RECORD
         if type(sock) is socket.socket:
-            self._wake_at(min(size, left, tuning.WAKE))
-        elif sock.pending():
+            return self._wait(sock, 1, min(size, left, tuning.WAKE))
+        if sock.pending():
             return 1
-        elif left >= 2 * (records := tuning.RECORDS * RECORD):  # enough to wait for the rest of a record in part, too
-            reads = tuning.RECORDS
-            self._wake_at(records)
-        else:
-            self._wake_at(1)
-        stalled = max(tuning.STALL, tuning.ANSWERS * _pool().soonest.get(self._key, 0.0))
-        pause = stalled if self.leaves_stalled else timeout
+        if left >= 2 * records:  # enough to wait for the rest of a record in part, too
+            return self._wait(sock, tuning.RECORDS, records)
+        return self._wait(sock, 1, 1)
+
+    def _wait(self, sock: Any, reads: int, size: int) -> int:
+        """Wait for *size* bytes and return *reads*, or 1 if fewer bytes come; raise TimeoutError or StalledError."""
+        timeout: Any = self._connection.timeout
+        pause = timeout
+        if self.leaves_stalled:
+            pause = max(tuning.STALL, tuning.ANSWERS * _pool().soonest.get(self._key, 0.0))
         waited, before = 0.0, traffic.received()
+        self._wake_at(size)
         while not _is_readable(sock, min(pause, timeout - waited)):
             self._wake_at(1)  # fewer bytes are progress too, of a slow server
             reads = 1
@@ -217,9 +220,10 @@ class Response:
         return reads
 
     def _wake_at(self, size: int) -> None:
-        if size != self._awaited and self._connection.sock is not None:
+        """Let a waiting thread be woken by this number of bytes."""
+        if size != self._low_water and self._connection.sock is not None:
             self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
-            self._awaited = size
+            self._low_water = size
 
     def close(self) -> None:
         connection, response = self._connection, self._response
@@ -253,11 +257,11 @@ class Response:
 def request(method: str, url: str, headers: dict[str, str], *, body: Any = None, timeout: float = 30.0) -> Response:
     """Send a request and return the answer, of any status; redirects are not followed.
 
-    *body* is a file, which is sent from its beginning; *headers* have its length. An answer that comes before its end
-    may be an error; success is then a ConnectionError. *timeout* is the longest time without a byte of the answer's
-    body, in seconds, and for all that comes before it, interim answers (1xx) included, and for the lines between two
-    chunks. An idle connection that turns out to be closed is replaced by a new one. Raises OSError, HTTPException, or
-    ValueError for a malformed URL.
+    *body* is a file, which is sent from its beginning; *headers* have its length. A server may answer before it has
+    read all of it, but only with an error: success is then a ConnectionError. *timeout* is the longest time without a
+    byte of the answer's body, in seconds. All that comes before the body, with interim answers (1xx), has as long in
+    total, and so have the lines between two chunks. An idle connection that turns out to be closed is replaced by a new
+    one. Raises OSError, HTTPException, or ValueError for a malformed URL.
     """
     origin, proxy = key = _key_of(url)
     parts = urlsplit(url)

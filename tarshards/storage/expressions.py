@@ -11,7 +11,7 @@ from operator import add
 from typing import Any
 
 from tarshards.errors import UrlError, shortened
-from tarshards.storage.beside import COLUMNS, INDEX
+from tarshards.storage.derived import COLUMNS, INDEX
 from tarshards.storage.location import CHAINED, FAMILIES, SEPARATOR, Location
 from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, Shards, parse_manifest
 from tarshards.storage.redaction import redacted

@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from tarshards.errors import OpenError
-from tarshards.storage.beside import INDEX
+from tarshards.storage.derived import INDEX
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.locks import NoLocksError, is_at, sweep, try_lock
 from tarshards.storage.streams import OutputStream, failure

@@ -10,13 +10,18 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from errno import EWOULDBLOCK
+from time import monotonic, sleep
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
+from tarshards.errors import OpenError, visible
+
 T = TypeVar("T")
+
+LONG_WAIT, MOST_WAIT = 10.0, 600.0  # seconds of waiting for the lock of a folder, before a warning and an error
 
 _descriptors: set[int] = set()
 _forking = threading.RLock()
@@ -113,6 +118,34 @@ def sweep(path: str, is_ours: Callable[[int], bool] = lambda descriptor: True) -
     except OSError as error:
         return isinstance(error, FileNotFoundError)
     return True
+
+
+@contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Hold the lock of a folder, so that one process at a time changes the manifests and catalogs in it.
+
+    A warning names the folder after LONG_WAIT; OpenError is raised after MOST_WAIT: another process may be stopped.
+    """
+    begun, has_warned = monotonic(), False
+
+    def wait() -> None:
+        nonlocal has_warned
+        waited = monotonic() - begun
+        reason = "locked by a program that changes a manifest or catalog in it, or has been stopped meanwhile"
+        if waited > MOST_WAIT:
+            raise OpenError(f"{reason}; given up after {MOST_WAIT:g} s", url=folder)
+        if waited > LONG_WAIT and not has_warned:
+            import logging
+
+            has_warned = True
+            logging.getLogger("tarshards").warning("%s: %s; waiting", visible(folder), reason)
+        sleep(0.01)
+
+    descriptor = lock(folder, os.O_RDONLY, wait, optional=True)
+    try:
+        yield
+    finally:
+        release(descriptor)
 
 
 def _open(path: str, flags: int) -> int:

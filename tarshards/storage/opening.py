@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from tarshards.errors import TarshardsError
-from tarshards.storage.beside import forget
 from tarshards.storage.compression import ENCODINGS, HEAD, MAX_RATIO, compressed, decompressed, find_compression
+from tarshards.storage.derived import forget
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.remote import Remote

@@ -18,7 +18,7 @@ from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.lines import lacking_keys
 from tarshards.samples.read import read_shard
-from tarshards.storage.beside import COLUMNS
+from tarshards.storage.derived import COLUMNS
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 

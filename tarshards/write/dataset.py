@@ -30,8 +30,8 @@ from tarshards.parallel import bounded_map
 from tarshards.samples.keys import Sample
 from tarshards.samples.read import encode_sample
 from tarshards.samples.tree import read_tree, tree_digest
-from tarshards.storage.beside import forget
 from tarshards.storage.claims import Claims
+from tarshards.storage.derived import forget
 from tarshards.storage.location import Location, look_up
 from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.storage.streams import is_missing

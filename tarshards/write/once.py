@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from tarshards.errors import OpenError, OpError, TarshardsError
 from tarshards.parallel import ProcessPool, settled_map
 from tarshards.samples.ledger import Ledger
-from tarshards.storage.beside import forget
 from tarshards.storage.claims import Claims
+from tarshards.storage.derived import forget
 from tarshards.storage.location import Location
 from tarshards.storage.markers import digest_of, make_once, read_marker, remove_marker, write_marker
 from tarshards.stream.ops import progress as show_progress

@@ -17,10 +17,10 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
 from tarshards.samples.read import encode_sample, fields_of
 from tarshards.samples.seen_keys import SeenKeys
-from tarshards.storage.beside import locked
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
 from tarshards.storage.location import Location
+from tarshards.storage.locks import locked
 from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import Extent, passed_on

@@ -8,9 +8,8 @@ from contextlib import suppress
 import pytest
 from leftovers import wait_until
 
-from tarshards.storage.beside import locked
 from tarshards.storage.claims import Claims
-from tarshards.storage.locks import NoLocksError, PerProcess, is_locked, lock, release, sweep
+from tarshards.storage.locks import NoLocksError, PerProcess, is_locked, lock, locked, release, sweep
 
 FLAGS = os.O_RDWR | os.O_CREAT
 

@@ -32,7 +32,7 @@ from tarshards.index.key_index import build_key_index
 from tarshards.index.manifests import read_manifest
 from tarshards.index.refresh import export_indexes
 from tarshards.index.sidecar import Index
-from tarshards.storage import beside
+from tarshards.storage import locks
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.verbs.repair import repair_shards
@@ -269,7 +269,7 @@ def test_many_processes_replace_shards_of_one_manifest(tmp_path):
 
 
 def test_who_waits_for_a_stopped_process_that_changes_a_manifest_says_so_and_gives_up(monkeypatch, caplog):
-    monkeypatch.setattr(beside, "LONG_WAIT", 0.1)
+    monkeypatch.setattr(locks, "LONG_WAIT", 0.1)
     descriptor = os.open(".", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with ThreadPoolExecutor(1) as executor:
@@ -281,7 +281,7 @@ def test_who_waits_for_a_stopped_process_that_changes_a_manifest_says_so_and_giv
         os.close(descriptor)
         writing.result(60)
     assert honest()[OUT] == 10
-    monkeypatch.setattr(beside, "MOST_WAIT", 0.2)
+    monkeypatch.setattr(locks, "MOST_WAIT", 0.2)
     descriptor = os.open(".", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     for write in by_tar_writer, by_shard_writer:

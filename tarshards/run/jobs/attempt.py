@@ -23,7 +23,7 @@ from typing import Any
 from tarshards.errors import OpenError, visible
 from tarshards.parallel import TICK
 from tarshards.run.jobs.job_plan import Item, JobPlan
-from tarshards.storage.beside import forget
+from tarshards.storage.derived import forget
 from tarshards.storage.local import synced_folder
 from tarshards.storage.location import Location
 from tarshards.storage.locks import lock, release

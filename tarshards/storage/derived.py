@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BufferedReader
-from time import monotonic, sleep
 
 from tarshards.errors import OpenError, UrlError, visible
 from tarshards.storage.location import Location
-from tarshards.storage.locks import lock, release
+from tarshards.storage.locks import locked
 from tarshards.storage.manifest import SUFFIX, parse_manifest, series_url, without_counts
 from tarshards.storage.streams import failure, is_answer, is_missing
 
 INDEX = ".index"  # added to the name of a shard: the name of its index
 COLUMNS = ".columns.parquet"  # that of its columns
 FORMAT = "tarshards-index"  # the first entry of an index, a map of fewer than 16 entries
-LONG_WAIT, MOST_WAIT = 10.0, 600.0  # seconds of waiting for the lock of a folder, before a warning and an error
 _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 
 
@@ -100,32 +96,6 @@ def _forget_counts(path: str, location: Location) -> None:
                 if (bare := without_counts(text, replaced)) is not None:
                     with location.at(manifest).open("wb") as stream:
                         stream.write(bare.encode())
-
-
-@contextmanager
-def locked(folder: str) -> Iterator[None]:
-    """Hold the lock of a folder, so that one process at a time changes the manifests and catalogs in it.
-
-    A warning names the folder after LONG_WAIT; OpenError is raised after MOST_WAIT: another process may be stopped.
-    """
-    begun, has_warned = monotonic(), False
-
-    def wait() -> None:
-        nonlocal has_warned
-        waited = monotonic() - begun
-        reason = "locked by a program that changes a manifest or catalog in it, or has been stopped meanwhile"
-        if waited > MOST_WAIT:
-            raise OpenError(f"{reason}; given up after {MOST_WAIT:g} s", url=folder)
-        if waited > LONG_WAIT and not has_warned:
-            has_warned = True
-            _warn(folder, f"{reason}; waiting")
-        sleep(0.01)
-
-    descriptor = lock(folder, os.O_RDONLY, wait, optional=True)
-    try:
-        yield
-    finally:
-        release(descriptor)
 
 
 def _remove_exports(path: str) -> None:
