@@ -9,7 +9,8 @@ Read in this order:
 - ``opening``: the public ``open_url`` and ``open_shard``, and any shard as a local file; ``streams`` is what they
   return, and parts of open files that the system copies
 - ``connections``, ``transfer``, ``ahead``: connections that are kept alive, bodies that are resumed at the exact byte,
-  and files whose pieces are fetched ahead; ``traffic``: counts of what is asked and what comes
+  and the queue of what is fetched before it is needed, with the reader of files from beginning to end; ``traffic``:
+  counts of what is asked and what comes
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each; ``webdav``: the folders of web
   servers
 - ``compression``: one table of compressions, read by their first bytes and written by their suffixes
