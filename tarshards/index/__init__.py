@@ -12,7 +12,7 @@ Read in this order:
 - ``open``: ``OpenShard``, a shard with its index, opened and verified once
 - ``key_index``: samples by key, in a file beside the manifest or in memory
 - ``readahead``: samples of mapped shards asked for before they are read, where their disk is slow
-- ``fetch``: blocks of remote shards, fetched ahead
+- ``fetch``: blocks of remote shards: which are fetched ahead, and which of a cache stay mapped
 - ``access``: ``IndexedShards``, any sample by its number; ``join``: fields of parallel shards added
 - ``memory``: bytes of many samples, and the kernels that copy and parse them (``_rows.c``, ``_pixels.c``)
 - ``places``, ``npy_column``: the fields of mapped shards as such bytes, and as one array

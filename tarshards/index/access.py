@@ -325,23 +325,18 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         gap: float = 0.0,
     ) -> Iterator[IndexedShards]:
         self.shards.begin()
+        reader = copy.copy(self)
         if not self.is_remote():
-            reader = copy.copy(self)
             scattered = are_scattered(gap, self.counts, self.sizes)
             with closing(Readahead(self.shards, upcoming, scattered=scattered)) as reader._readahead:
                 yield reader
             return
         from tarshards.index.fetch import BlockFetcher
 
-        reader = copy.copy(self)
         budget = self.shards.remote.budget(processes)
-        reader._fetcher = fetcher = BlockFetcher(
-            self.shards, upcoming, block=block, reach=reach, budget=budget, is_alone=processes == 1
-        )
-        try:
+        fetcher = BlockFetcher(self.shards, upcoming, block=block, reach=reach, budget=budget, is_alone=processes == 1)
+        with closing(fetcher) as reader._fetcher:
             yield reader
-        finally:
-            fetcher.close()
 
     @cached_property
     def _is_remote(self) -> bool:

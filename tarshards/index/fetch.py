@@ -1,10 +1,10 @@
-"""Samples of remote shards: blocks of them are fetched ahead, in the order in which an epoch will use them.
+"""Samples of remote shards: their blocks are fetched ahead, in the order in which an epoch uses them.
 
-A block is a stretch of consecutive samples, and costs one request. It is fetched before its first sample is needed, and
-held in memory until its last one has been read, as far as that can be foreseen. Of a block that is used in part only
-the bytes of those samples are fetched.
+A block is a run of consecutive samples and costs one request. It is fetched before its first sample is needed and stays
+in memory until its last one was read, as far as the plan is known. If only some of its samples are used, only their
+bytes are fetched.
 
-``Blocks`` says what to fetch, ``FetchQueue`` when, and ``KeptBlocks`` what of a cache stays mapped.
+``Blocks`` decides what to fetch, ``FetchQueue`` when, and ``KeptBlocks`` which blocks of a cache stay mapped.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tarshards")
 
-REQUEST = 1 << 21  # bytes of a block where the plan does not say how large they are
-SOON = 64  # samples at the beginning whose indexes are loaded before all else
-SINGLES, EACH = 256, 1 << 20  # samples at the beginning that come one by one, at most, and one for each MiB of all
-SLOW = 10 * 1460  # bytes of a block: more take more than one round trip over a new connection (RFC 6928)
-MOST_KEPT = 1 << 14  # blocks that stay mapped: a process has 65,530 mappings
+# benchmarks/PROFILE.md has what is known of other values.
+REQUEST = 1 << 21  # bytes of a block if the plan does not give its size; the size of other requests, too
+SOON = 64  # first samples whose indexes are loaded before anything else: a small batch
+SINGLES, EACH = 256, 1 << 20  # first samples fetched one by one: at most this many, and one for each MiB of the dataset
+SLOW = 10 * 1460  # bytes of a block; a larger one takes several round trips over a new connection (RFC 6928)
+MOST_KEPT = 1 << 14  # blocks that stay mapped; a process may have 65,530 mappings
 
 TOO_LITTLE = (
     "%s: the samples that are shuffled together have %.0f MB, and %.0f MB may be held, so each sample costs a request; "
@@ -45,7 +46,7 @@ TOO_LITTLE = (
 )
 
 Places = tuple[np.ndarray, np.ndarray]  # shards and samples, int64
-Found = tuple["OpenShard", list[Window]]  # a shard, and members of it in memory
+Found = tuple["OpenShard", list[Window]]  # a shard, and members of it in memory or mapped
 
 
 def connect(location: Location, count: int) -> None:
@@ -58,21 +59,30 @@ def connect(location: Location, count: int) -> None:
             connect_ahead(address.read_url, count, connections=remote.connections, timeout=remote.timeout)
 
 
-class SampleBlock(Fetch):
-    """The part of a block of *shard* that will be read: *left* more times, while *readers* wait for it.
+def samples_a_block(counts: np.ndarray, means: np.ndarray, block: int | None) -> np.ndarray:
+    """Return how many samples a block of each shard has: *block*, or if that is None about 2 MiB of them.
 
-    *samples* are those that it brings; None while others may be added.
+    *counts* are the samples of each shard, *means* their bytes on average.
+    """
+    units = np.maximum(REQUEST / means, 1) if block is None else np.full(len(means), block)
+    return np.minimum(units, counts).astype(np.int64)
+
+
+class SampleBlock(Fetch):
+    """The samples of one block of *shard* that will be read, fetched together.
+
+    *left* reads of them are to come, and *readers* wait for them now. *samples* is None as long as others may join.
     """
 
     left = readers = 0
-    found: Found | None = None  # once it is here
+    found: Found | None = None  # when it has arrived
 
     def __init__(self, key: int, shard: int, samples: set[int] | range | None = None):
         self.key, self.shard, self.samples = key, shard, samples
         self._added: list[np.ndarray] = []
 
     def takes(self, samples: np.ndarray) -> bool:
-        """Return whether it has *samples*, or they can be added."""
+        """Return whether it includes *samples*, or they can join."""
         return self.samples is None or all(map(self.samples.__contains__, samples.tolist()))
 
     def add(self, samples: np.ndarray) -> None:
@@ -87,16 +97,16 @@ class SampleBlock(Fetch):
 
     @property
     def numbers(self) -> np.ndarray:
-        """The samples that it brings, in ascending order, once that is settled."""
+        """Its samples in ascending order, once settled."""
         assert self.samples is not None
         return np.array(sorted(self.samples), np.int64)
 
 
 class Blocks:
-    """The blocks of what will be read, in the order of their first use.
+    """The blocks of upcoming samples, in the order of their first use; nothing is read here.
 
-    *counts* are the samples of each shard, *units* those of its blocks, and *means* the bytes of its samples. If they
-    *are_whole*, a block brings all its samples, whatever is used of it. The first samples, as many as *singles*, are
+    *counts* are the samples of each shard, *units* those of its blocks, and *means* the bytes of one sample. With
+    *are_whole* a block is fetched whole, even if only some of its samples are used. The first *singles* samples are
     blocks of their own.
     """
 
@@ -112,7 +122,7 @@ class Blocks:
         return shards << 32 | samples // self.units[shards]
 
     def add(self, shards: np.ndarray, samples: np.ndarray) -> None:
-        """Note what will be read next: the more at once, the fewer parts of blocks."""
+        """Add the samples that will be read next; the more at once, the fewer blocks are fetched in parts."""
         keys = self.keys(shards, samples)
         if self._singles:
             left = self._add_singles(keys[: self._singles], samples)
@@ -129,7 +139,7 @@ class Blocks:
             self._add(int(keys[begin]), samples[begin:end])
 
     def _add_singles(self, keys: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        """Note the first samples, one for each of *keys*, as blocks; return the positions of the other samples."""
+        """Add the first samples, one for each of *keys*, as blocks; return the positions of the other samples."""
         singles: dict[tuple[int, int], int] = {}
         for position, (key, sample) in enumerate(zip(keys.tolist(), samples.tolist())):
             if singles.setdefault((key, sample), position) == position:
@@ -162,18 +172,18 @@ class Blocks:
         return self._queue.popleft() if self._queue else None
 
     def at(self, shard: int, sample: int) -> Sequence[SampleBlock]:
-        """Return the parts of a sample's block that are noted."""
+        """Return the parts of a sample's block that are to be read."""
         return self._blocks.get(shard << 32 | sample // self._units[shard], ())
 
     def find(self, shard: int, sample: int) -> SampleBlock | None:
-        """Return what was noted for the next read of a sample; None if that was not noted."""
+        """Return the part for the next read of a sample; None if no read of it was added."""
         for block in self.at(shard, sample):
             if block.left and (block.samples is None or sample in block.samples):
                 return block
         return None
 
     def remove(self, block: SampleBlock) -> bool:
-        """Forget a block, and return whether no other part of it is noted."""
+        """Remove a part, and return whether it was the last of its block."""
         blocks = self._blocks[block.key]
         blocks.remove(block)
         if not blocks:
@@ -182,10 +192,10 @@ class Blocks:
 
 
 class KeptBlocks:
-    """Blocks of a cache that stay mapped for later epochs, which take samples from them as from local shards.
+    """Cached blocks that stay mapped, so that later epochs take samples from them as from local shards.
 
-    A process keeps *most* of them; the files of as many as ``most_held`` allows are held open, too. *units* are the
-    samples of a block of each shard.
+    A process keeps at most *most*, and holds the files of ``most_held`` open. *units* are the samples of a block of
+    each shard.
     """
 
     def __init__(self, shards: OpenShards, units: np.ndarray, most: int):
@@ -194,11 +204,11 @@ class KeptBlocks:
         self._may_hold = most_held()
 
     def find(self, opened: OpenShard, shard: int, sample: int) -> list[Window] | None:
-        """Return the block that has a sample if it is mapped."""
+        """Return the block of a sample if it is mapped."""
         return opened.kept.get(_kept_key(sample, self._units[shard]))
 
     def fetch(self, opened: OpenShard, block: SampleBlock) -> list[Window]:
-        """Return a block, which is kept if it lies in the cache for good."""
+        """Return a block, and keep it if it stays in the cache."""
         samples = block.numbers
         key = _kept_key(int(samples[0]), self._units[block.shard])
         kept = opened.find_kept(key)
@@ -214,10 +224,10 @@ class KeptBlocks:
         return windows
 
     def has_all(self, reach: int) -> bool:
-        """Return whether all blocks of all shards are mapped; False if *reach*, what will be read, is fewer samples."""
+        """Return whether all blocks of all shards are mapped; False for fewer samples, *reach*, than blocks."""
         counts = self._shards.counts
         blocks = int((-(-counts // self._unit)).sum())
-        if blocks > min(self._most, reach):  # looking for them would take longer than those few samples
+        if blocks > min(self._most, reach):  # looking them up would take longer than reading
             return False
         for shard, (count, unit) in enumerate(zip(counts.tolist(), self._units)):
             opened = self._shards.in_use.get(shard)
@@ -228,7 +238,7 @@ class KeptBlocks:
         return True
 
     def read(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        """Yield many samples of mapped blocks; instead of one that cannot be read, the error."""
+        """Yield samples of mapped blocks; for one that cannot be read, the error."""
         in_use, use = self._shards.in_use, self._shards.use
         keys = _kept_key(samples, self._unit[shards]).tolist()
         for shard, sample, key in zip(shards.tolist(), samples.tolist(), keys):
@@ -241,24 +251,24 @@ class KeptBlocks:
 
 
 def _kept_key(sample: Any, unit: Any) -> Any:
-    """Return the key of a sample's block in its shard, where blocks of other lengths may be kept, too; or of many."""
+    """Return the key of the block of a sample, or of many, among blocks of several lengths that a shard may keep."""
     return sample // unit << 32 | unit
 
 
 class BlockFetcher:
-    """Reads samples whose blocks are fetched ahead, as *upcoming* says which will be read; threads may share it.
+    """Reads samples whose blocks are fetched ahead; *upcoming* yields the places of those that will be read.
 
-    *block* is the number of samples in a block; None for about 2 MiB of them. A block may be used *reach* samples after
-    its first use. At most *budget* bytes are held or under way, more only where one block needs it. Blocks that a cache
-    has on its disk are mapped, and count as none.
+    *block* is the number of samples in a block, None for about 2 MiB of them. A block may be used up to *reach* samples
+    after its first use. At most *budget* bytes are held or under way, more only if one block requires it. Mapped blocks
+    of a cache count nothing. Several threads may read.
 
-    If all shards fit into *budget*, or into the cache, blocks have 2 MiB. If the samples that are shuffled together do
-    not fit into *budget*, the cache reserves space for them; without a cache, or if it is too small, each sample is
-    fetched by itself, which a warning says. If the reader *is_alone* on this host, the cache drops a block for which
-    space was reserved after its use.
+    If all shards fit into *budget* or into the cache, blocks have 2 MiB. If the samples that are shuffled together
+    exceed *budget*, the cache reserves space for them. Without a cache, or if that is too small, each sample is fetched
+    by itself, and a warning says so. If the reader *is_alone* on this host, the cache drops a block of this space after
+    its last use.
 
-    The indexes of the first samples are fetched while it is computed what else will be read. The first samples of a
-    shuffled epoch are fetched by themselves, so that a batch comes soon.
+    The indexes of the first samples are loaded while the rest of the epoch is looked up. The first samples of a
+    shuffled epoch are fetched one by one, so that a first batch arrives soon.
     """
 
     def __init__(
@@ -273,36 +283,35 @@ class BlockFetcher:
     ):
         self._shards, self._upcoming, self._reach = shards, iter(upcoming), reach
         remote, cache = shards.remote, BlockCache.of(shards.remote)
-        counts = np.maximum(shards.counts, 1)
+        counts, total = np.maximum(shards.counts, 1), int(shards.sizes.sum())
         means = np.maximum(shards.sizes, 1) / counts
-        is_shuffled = block is not None
-        if shards.sizes.sum() <= max(budget, 0 if cache is None else cache.capacity()):
-            block = None
-        units = np.maximum(REQUEST / means, 1) if block is None else np.full(len(means), block)
-        units = np.minimum(units, counts).astype(np.int64)
+        fits = total <= max(budget, 0 if cache is None else cache.capacity())
+        units = samples_a_block(counts, means, None if fits else block)
         means *= shards.fraction
         self._drops = False  # whether the cache drops blocks after their use
-        if block is not None and block > 1:
-            by_turns = int(reach * float(np.average(means, weights=counts)))
-            if by_turns > budget:
-                if cache is None or not IS_COMPILED or cache.reserve(by_turns) < by_turns:
-                    units, cache = np.ones_like(units), None
-                    log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
-                else:
-                    self._drops = is_alone
-        is_slow = is_shuffled and cache is None and float((units * means).max(initial=0)) > SLOW
-        singles = min(SINGLES, int(shards.sizes.sum()) // EACH) if is_slow else 0
+        by_turns = int(
+            reach * float(np.average(means, weights=counts))
+        )  # bytes of the samples that are shuffled together
+        if not fits and block is not None and block > 1 and by_turns > budget:
+            if cache is not None and IS_COMPILED and cache.reserve(by_turns) >= by_turns:
+                self._drops = is_alone
+            else:
+                units, cache = np.ones_like(units), None
+                log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
+        is_slow = block is not None and cache is None and float((units * means).max(initial=0)) > SLOW
+        singles = min(SINGLES, total // EACH) if is_slow else 0
         self._blocks = Blocks(shards.counts, units, means, are_whole=cache is not None, singles=singles)
         self._kept = None if cache is None else KeptBlocks(shards, units, 0 if self._drops else MOST_KEPT)
-        #: Then ``read_kept`` is quicker than ``read``.
-        self.are_kept = self._kept is not None and self._kept.has_all(reach)
+        self.are_kept = self._kept is not None and self._kept.has_all(
+            reach
+        )  # then ``read_kept`` is faster than ``read``
         self._threads = fetching_threads(remote.connections)
         self._queue = FetchQueue(remote.connections, budget, upcoming=self._blocks.next, run=self._fetch)
         self._scanned = self._taken = 0  # samples: of *upcoming*, and those that have been read
         self._is_begun = self._is_closed = False
 
     def read_kept(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        """Yield many samples of blocks that *are_kept*; instead of one that cannot be read, the error."""
+        """Yield samples if all blocks *are_kept*; for one that cannot be read, the error."""
         assert self._kept is not None
         return self._kept.read(shards, samples)
 
@@ -318,7 +327,7 @@ class BlockFetcher:
                 block.left -= 1
                 if not self._drops:
                     found = block.found
-                # If the cache is full of something else, what does not fit into the budget is read by itself.
+                # If the cache is full of other blocks, a sample whose block exceeds the budget is read by itself.
                 waits = found is None and (self._kept is None or block.future is not None or self._queue.fits(block))
                 block.readers += waits
                 self._leave(block)
@@ -338,7 +347,7 @@ class BlockFetcher:
                 self._leave(block)
 
     def read_aside(self, shard: int, sample: int) -> Sample:
-        """Return a sample that was not upcoming, from a block that is at hand or else by a request of its own."""
+        """Return a sample that was not upcoming, from a block in memory or by a request of its own."""
         with self._queue.lock:
             blocks = self._blocks.at(shard, sample)
             found = next((each.found for each in blocks if each.found and sample in (each.samples or ())), None)
@@ -348,7 +357,7 @@ class BlockFetcher:
         return opened.read(sample, windows)
 
     def _look_ahead(self) -> None:
-        """Note the blocks of what will be read next, all at once: each has several samples of them."""
+        """Add what will be read next, all at once, because a block has several samples of it."""
         parts: list[Places] = []
         while self._scanned - self._taken < self._reach:
             places = next(self._upcoming, None)
@@ -383,7 +392,7 @@ class BlockFetcher:
         opened = self._shards.use(block.shard)
         windows = opened.fetch(block.numbers) if self._kept is None else self._kept.fetch(opened, block)
         if all(window.is_mapped for window in windows):
-            self._queue.release(block)  # its bytes lie on the disk
+            self._queue.release(block)  # its bytes are on the disk
         block.found = opened, windows
         return block.found
 
@@ -393,7 +402,7 @@ class BlockFetcher:
             return
         is_last = self._blocks.remove(block)
         self._queue.release(block)
-        block.future = block.found = None  # what has not been passed over in the queue is held there
+        block.future = block.found = None  # the queue may still hold the block
         if self._drops and is_last:
             self._threads.submit(self._drop, block)
 
@@ -402,7 +411,7 @@ class BlockFetcher:
             self._shards.use(block.shard).drop(block.numbers)
 
     def _named(self, error: TarshardsError, shard: int, sample: int) -> TarshardsError:
-        """Return the error of a block that could not be fetched as that of a sample."""
+        """Return the error of a block, with the key of the sample that was to be read."""
         index = self._shards.loaded(shard)
         if not isinstance(error, OpenError) or error.key is not None or index is None:
             return error

@@ -8,9 +8,10 @@ Read in this order:
 - ``expressions``: shard expressions (braces, globs, lists, manifests) to URLs
 - ``opening``: the public ``open_url`` and ``open_shard``, and any shard as a local file; ``streams``: the streams that
   they return, and parts of open files that the system copies
-- ``connections``, ``requests``, ``transfer``, ``ahead``: connections that are kept alive; requests with their redirects
-  and retries; bodies that are resumed at the exact byte; files whose pieces are fetched ahead. ``traffic`` counts them,
-  and ``tuning`` has the numbers that they depend on
+- ``connections``, ``requests``, ``transfer``: connections that are kept alive; requests with their redirects and
+  retries; bodies that are resumed at the exact byte. ``traffic`` counts them, and ``tuning`` has the numbers that they
+  depend on
+- ``ahead``: the queue of requests made before their bytes are needed, and the reader of files from beginning to end
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each; ``webdav``: the folders of web
   servers
 - ``compression``: one table of compressions, read by their first bytes and written by their suffixes
