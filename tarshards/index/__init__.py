@@ -11,7 +11,7 @@ Read in this order:
   and members of remote shards in memory
 - ``open``: ``OpenShard``, a shard with its index, opened and verified once
 - ``key_index``: samples by key, in a file beside the manifest or in memory
-- ``readahead``: samples of mapped shards asked for before they are read, where their disk is slow
+- ``readahead``: local shards read from a slow disk before their samples are needed
 - ``fetch``: blocks of remote shards: which are fetched ahead, and which of a cache stay mapped
 - ``access``: ``IndexedShards``, any sample by its number; ``join``: fields of parallel shards added
 - ``memory``: bytes of many samples, and the kernels that copy and parse them (``_rows.c``, ``_pixels.c``)

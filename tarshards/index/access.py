@@ -19,7 +19,7 @@ from tarshards.errors import SampleError, TarshardsError, shortened
 from tarshards.index.member_table import read_samples
 from tarshards.index.npy_column import Column
 from tarshards.index.open import OpenShards
-from tarshards.index.readahead import Readahead, are_scattered
+from tarshards.index.readahead import LocalReadahead
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import find_shards
@@ -63,6 +63,12 @@ class SampleReader:
     def verify(self) -> None:
         """Raise OpenError if a local shard was written to since it was opened; shards that failed are tried again."""
         raise NotImplementedError
+
+    def announce(self, count: int, fields: FieldNames | None) -> None:
+        """Tell a reader given by ``ahead`` that *fields* of the next *count* samples are about to be read in place.
+
+        ``read_all`` does this for the samples that it reads.
+        """
 
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         """Yield many samples as ``read`` returns them; instead of one that cannot be read, the error."""
@@ -169,7 +175,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         self._ends: list[int] = np.cumsum(self.counts).tolist()
         self._range = range(self._ends[-1])
         self._fetcher: BlockFetcher | None = None
-        self._readahead: Readahead | None = None
+        self._readahead: LocalReadahead | None = None
 
     def __len__(self) -> int:
         return len(self._range)
@@ -288,6 +294,10 @@ class IndexedShards(SampleReader, Sequence[Sample]):
             return fetcher.read_kept(shards, samples) if fetcher.are_kept else _each(fetcher.read, shards, samples)
         return self._read_ahead(shards, samples) if self.is_remote() else self._read_local(shards, samples)
 
+    def announce(self, count: int, fields: FieldNames | None) -> None:
+        if self._readahead is not None:
+            self._readahead.take(count, fields)
+
     def _read_local(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         step = max(1, len(shards)) if self._readahead is None else self._readahead.every
         for begin in range(0, len(shards), step):
@@ -327,8 +337,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         self.shards.begin()
         reader = copy.copy(self)
         if not self.is_remote():
-            scattered = are_scattered(gap, self.counts, self.sizes)
-            with closing(Readahead(self.shards, upcoming, scattered=scattered)) as reader._readahead:
+            with closing(LocalReadahead(self.shards, upcoming, gap=gap)) as reader._readahead:
                 yield reader
             return
         from tarshards.index.fetch import BlockFetcher

@@ -350,13 +350,16 @@ class OpenShard:
             stop = min(last + BLOCK, self.index.shard_size)
         return stop
 
-    def ask(self, samples: np.ndarray) -> None:
-        """Let the system read *samples* (ascending) of a mapped shard into memory, with what their check needs."""
+    def ask(self, samples: np.ndarray, fields: FieldNames | None = None) -> None:
+        """Let the system read *samples* (ascending) of a mapped shard into memory, with what their check needs.
+
+        Of their fields, those are read that ``read`` returns, or *fields*.
+        """
         if self.buffer is None:
             return
         begin = memory.address_of(self.buffer)
         lows, sizes = [], []
-        for first, _, low, size in self._stretches(samples):
+        for first, _, low, size in self._stretches(samples, fields):
             if first and (before := self.index.place(first - 1)[0] - BLOCK) < low:  # whose header is compared, too
                 lows.append(before)
                 sizes.append(BLOCK)
@@ -375,17 +378,20 @@ class OpenShard:
         for _, _, low, size in self._stretches(np.asarray(samples, np.int64)):
             self.ranges.drop(low, size)
 
-    def _stretches(self, samples: np.ndarray) -> list[tuple[int, int, int, int]]:
+    def _stretches(self, samples: np.ndarray, fields: FieldNames | None = None) -> list[tuple[int, int, int, int]]:
         """Return what is requested for *samples*: the begin and end of members, the first byte, and how many."""
         stretches = []
-        for begin, end in self._members_of(samples):
+        for begin, end in self._members_of(samples, fields):
             low = first_byte(self.index, begin)
             stretches.append((begin, end, low, self._stop(end) - low))
         return stretches
 
-    def _members_of(self, samples: np.ndarray) -> list[tuple[int, int]]:
+    def _members_of(self, samples: np.ndarray, fields: FieldNames | None) -> list[tuple[int, int]]:
         """Return the members of *samples* whose fields are read, as begins and ends of what one request brings."""
-        index, is_whole = self.index, None not in self._fields
+        index, are_read = self.index, np.array([name is not None for name in self._fields], np.bool_)
+        if fields is not None:
+            are_read &= np.array([name in fields for name in index.fields], np.bool_)
+        is_whole = bool(are_read.all())
         if not len(samples):
             return []
         if is_whole and samples[-1] - samples[0] + 1 == len(samples):
@@ -395,8 +401,8 @@ class OpenShard:
         members = np.concatenate([np.arange(begin, end) for begin, end in zip(begins.tolist(), ends.tolist())])
         places = index.places(members)
         if not is_whole:
-            are_read = np.array([name is not None for name in self._fields])[places[:, 1]]
-            members, places = members[are_read], places[are_read]
+            kept = are_read[places[:, 1]]
+            members, places = members[kept], places[kept]
         if not len(members):
             return []
         begins = np.array([first_byte(self.index, member) for member in members.tolist()])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache, partial
-from mmap import PAGESIZE
 from typing import Any, ClassVar, NamedTuple, overload
 from weakref import WeakSet
 
@@ -18,19 +15,14 @@ from tarshards.errors import SampleError, ShardIndexError, TarshardsError
 from tarshards.index import memory
 from tarshards.index.access import IndexedShards, SampleReader
 from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_keys, find_undecided, locate
-from tarshards.index.memory import Payloads, address_of
+from tarshards.index.memory import Payloads
 from tarshards.index.open import OpenShard
 from tarshards.index.sidecar import REBUILD, index_location
 from tarshards.samples.fields import FieldNames, Term, find_field, no_field, pick_field
 from tarshards.samples.member_file import MemberFile
 from tarshards.storage.ranges import are_buffers, most_open
-from tarshards.tar.read import BLOCK
 
 ASKED = 1 << 8  # shards of a look-up, up to which each is checked for changes every time
-MOST_TOUCHED = 1 << 30  # bytes of shards that are read into memory ahead of their use
-SMALL = 1 << 14  # bytes of a sample for which a disk needs about as long as for a place further on
-NEAR = 1 << 11  # bytes before a member that have its headers, and those of a small one before it
-TOUCHED = 1 << 10  # pages of these that are touched by one call
 GONE, ELSEWHERE = -2, -3  # for the number of a member: its index has shrunk; its content was read
 
 Failures = dict[int, TarshardsError]  # by position among the samples that were asked for
@@ -126,11 +118,6 @@ class Headers(NamedTuple):
                     failures.setdefault(i, error)
         return failures
 
-    def by_shard(self, members: np.ndarray) -> Iterator[tuple[OpenShard, np.ndarray]]:
-        """Yield each shard that has some of *members*, one a sample, with their places among these."""
-        for number in np.unique(self.which[members >= 0]).tolist():
-            yield self._shard(number), np.flatnonzero((self.which == number) & (members >= 0))
-
     def _shard(self, number: int) -> OpenShard:
         shard = self.shards[number]
         assert shard is not None
@@ -153,28 +140,6 @@ class Places(NamedTuple):
         if self.headers is None or not self.headers.are_new:
             return self.failures
         return self.headers.find_stale() | self.failures
-
-    def ask(self, begin: int, end: int) -> None:
-        """Let the system read the samples from *begin* to *end* into memory, with what their check needs."""
-        if self.headers is None:
-            return
-        lows, ends = [], []
-        headers = self.headers.part(begin, end)
-        for payloads, members in zip(self.payloads, headers.members):
-            payloads = payloads[begin:end]
-            for shard, here in headers.by_shard(members):
-                offsets, address = shard.index.places(members[here])[:, 2], payloads.addresses[here]
-                lows.append(address - np.minimum(offsets, NEAR).astype(np.uint64))
-                ends.append(address + payloads.sizes[here].astype(np.uint64))
-                follow = members[here] > 0  # another member, whose header is compared, too
-                before = shard.index.places(members[here][follow] - 1)[:, 2] - BLOCK
-                lows.append(address[follow] - (offsets[follow] - before).astype(np.uint64))
-                ends.append(lows[-1] + np.uint64(BLOCK))
-        if not lows:
-            return
-        low, stop = np.concatenate(lows), np.concatenate(ends)
-        order = np.argsort(low)
-        memory.ask(low[order], (stop - low)[order].astype(np.int64))
 
     def part(self, begin: int, end: int) -> Places:
         """Return the places of the samples from *begin* to *end*."""
@@ -199,7 +164,7 @@ class MappedPlaces:
     def __init__(self, shards: IndexedShards, terms: Sequence[Term]):
         self.names, self.terms, self._fields, self._shards = shards.names, terms, shards.fields, shards.shards
         self.broken: set[int] = set()
-        self._counts, self._size = shards.counts, int(shards.sizes.sum())
+        self.read_fields = FieldNames.of([field for term in terms for field in term.alternatives])
         self._ranks = cache(partial(_rank_fields, terms, shards.fields))
         self._sound = np.zeros(len(shards.urls))  # when each shard was last found not to have been written to
         self._all.add(self)
@@ -213,45 +178,6 @@ class MappedPlaces:
         if shards.is_remote() or held + len(shards.urls) > most_open():
             return None
         return cls(shards, terms)
-
-    def are_small(self) -> bool:
-        """Return whether the shards are read into memory as a whole sooner than the samples, one here and one there."""
-        return self._size <= min(MOST_TOUCHED, SMALL * max(1, int(self._counts.sum())))
-
-    @contextmanager
-    def touching(self) -> Iterator[None]:
-        """Let a thread read every page into memory meanwhile, in file order, in which disks are quickest.
-
-        It compares the headers, too; those that differ are found again when they are needed.
-
-        The thread has ended when this returns.
-        """
-        over = threading.Event()
-        thread = threading.Thread(target=self._touch, args=(over,), name="tarshards-touch", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            if not sys.is_finalizing():  # when daemon threads never run again
-                thread.join()
-
-    def _touch(self, over: threading.Event) -> None:
-        for number, count in enumerate(self._counts.tolist()):
-            shard = self._open(number)
-            if isinstance(shard, TarshardsError) or shard.buffer is None:
-                continue
-            address = np.uint64(address_of(shard.buffer))
-            pages = address + np.arange(0, len(shard.buffer), PAGESIZE, dtype=np.uint64)
-            for i in range(0, len(pages), TOUCHED):
-                if over.is_set():
-                    return
-                part, after = pages[i : i + TOUCHED], pages[i + TOUCHED : i + 2 * TOUCHED]
-                if len(after):
-                    memory.ask(after[:1], np.array([after[-1] - after[0]], np.int64))
-                with suppress(OSError):  # the shard has shrunk: whoever needs what is gone finds out
-                    memory.gather(np.empty((len(part), 1), np.uint8), part, b"")
-            self.find(np.full(count, number), np.arange(count)).check()
 
     def find(self, shards: np.ndarray, samples: np.ndarray) -> Places:
         """Find samples; those of a shard that has been written to since it was opened fail, and are not read."""

@@ -1,40 +1,49 @@
-"""Members of mapped shards asked for before they are read, while it is the disk that reading waits for.
+"""Local shards read from the disk before their samples are needed.
 
-A page of a mapped file that is not in memory is read when it is touched, and whoever touches it waits for the disk, one
-page or stretch after the other. The system can be told before which pages will be needed (madvise(2)), and reads them
-meanwhile. For what is in memory that takes time and brings nothing, so it is done only where pages had to be waited
-for, which the system counts for the process (getrusage(2)) and no permission is needed to know.
+A page of a mapped file that is not in memory is read when it is touched, and whoever touches it waits for the disk.
+The system can be asked before for the pages that will be needed (madvise(2)), and reads them meanwhile. For pages that
+are in memory, asking takes time and gains nothing. The system counts for each process how often it waited for a page
+(getrusage(2)).
 """
 
 from __future__ import annotations
 
 import resource
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
+from mmap import PAGESIZE
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tarshards.errors import TarshardsError
+from tarshards.index import memory
+from tarshards.storage.ranges import most_open
 
 if TYPE_CHECKING:
-    from tarshards.index.open import OpenShards
+    from tarshards.index.open import OpenShard, OpenShards
+    from tarshards.samples.fields import FieldNames
 
 EVERY = 256  # samples after which the waits are counted, at most
 FEW = 32  # samples for each wait that says nothing: a library's pages are waited for, too
 LASTS = 16  # counts for which more waits are taken to say that the next samples are on the disk, too
 FAR = 1 << 25  # bytes that are asked for ahead, about
-FEWEST, MOST = 64, 1 << 12  # samples that are
+FEWEST, MOST = 64, 1 << 12  # samples that are asked for ahead
 APART = 1 << 16  # bytes between samples that take longer than another read of the disk
+SMALL = 1 << 14  # bytes of a sample that takes a disk as long as another read
+MOST_WHOLE = 1 << 30  # bytes of shards that are read whole, so that they stay in memory
+TOUCHED = 1 << 10  # pages of a whole shard that are touched by one call
 
-Places = tuple[np.ndarray, np.ndarray]  # shards and samples, int64
+Numbers = tuple[np.ndarray, np.ndarray]  # of shards, and of the samples in them; int64
 
 
 class Waits:
     """Says whether this process has waited for pages of files lately: during the last calls of ``come``.
 
-    This is called after *every* samples. *begun* says that it did before there were any.
+    This is called after *every* samples. *begun* says that it waited before there were any.
     """
 
     def __init__(self, every: int, *, begun: bool = False) -> None:
@@ -53,75 +62,104 @@ def _waits() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
-def reach(counts: np.ndarray, sizes: np.ndarray) -> tuple[int, int]:
-    """Return how many samples of shards are asked for ahead, and after how many it is found out whether to.
+class LocalReadahead:
+    """Has the system read samples of local *shards* before they are needed.
 
-    *counts* are the shards' samples, *sizes* their bytes.
-    """
-    far = int(min(max(FAR * int(counts.sum()) / max(1, int(sizes.sum())), FEWEST), MOST))
-    return far, min(EVERY, far // 2)
+    *upcoming* yields the numbers of the samples in the order in which they will be read; *gap* is how many others lie
+    between two stretches of them, on average. Call ``take`` before reading each *every* samples, or fewer. Threads may
+    share it. It reads nothing of its own until this process waits for the disk. Then
 
+    - small samples of small sets (up to 16 KiB each, 1 GiB together) come with all others: a thread reads the shards
+      whole, in file order, which takes a fraction of the disk's requests
+    - other samples come in pieces: the next 32 MiB or so of *upcoming* are asked for.
 
-def are_scattered(gap: float, counts: np.ndarray, sizes: np.ndarray) -> bool:
-    """Return whether samples of such shards with so many others between them are read sooner without these."""
-    return gap * int(sizes.sum()) >= APART * int(counts.sum()) > 0
-
-
-class Readahead:
-    """Asks for the samples of local *shards* that *upcoming* says will be read, ahead of their use.
-
-    ``take`` is to be called before each *every* samples, or fewer. Threads may share it. Where samples are *scattered*,
-    they are asked for from the first one on, more and more at once, and until ``close`` the system reads nothing around
-    them.
+    Samples with 64 KiB or more between them are asked for from the first one on, and until ``close`` the system reads
+    nothing around them.
     """
 
-    def __init__(self, shards: OpenShards, upcoming: Iterator[Places], *, scattered: bool = False):
+    def __init__(self, shards: OpenShards, upcoming: Iterator[Numbers], *, gap: float = 0.0):
         self._shards, self._upcoming = shards, upcoming
-        self._reach, self.every = reach(shards.counts, shards.sizes)
-        self.every = min(self.every, FEW) if scattered else self.every
-        self._waits, self._lock = Waits(self.every, begun=scattered), threading.Lock()
+        samples, size = int(shards.counts.sum()), int(shards.sizes.sum())
+        self._reach = int(min(max(FAR * samples / max(1, size), FEWEST), MOST))
+        self._are_scattered = gap * size >= APART * samples > 0
+        self._reads_whole = (
+            not self._are_scattered and size <= min(MOST_WHOLE, SMALL * samples) and len(shards.urls) <= most_open()
+        )
+        self.every = min(EVERY, FEW if self._are_scattered else self._reach // 2)
+        self._waits, self._lock = Waits(self.every, begun=self._are_scattered), threading.Lock()
         self._taken = self._counted = self._scanned = self._asked = 0
-        self._known: deque[Places] = deque()  # of the positions up to *scanned* that have not been asked for
-        self._are_scattered = scattered
-        if scattered:
+        self._known: deque[Numbers] = deque()  # of the positions up to *scanned* that have not been asked for
+        self._fields: FieldNames | None = None
+        self._thread: threading.Thread | None = None  # which reads whole shards
+        self._over = threading.Event()
+        if self._are_scattered:
             shards.scatter(True)
-            self._ask(FEWEST)
+            self._ask(0, FEWEST)
 
-    def take(self, count: int) -> None:
-        """Note that *count* samples more are about to be read."""
-        self._taken += count
+    def take(self, count: int, fields: FieldNames | None = None) -> None:
+        """Note that the next *count* samples are about to be read, of each these *fields*, or those of the shards."""
+        begin, self._taken = self._taken, self._taken + count
         if self._taken - self._counted >= self.every and self._lock.acquire(blocking=False):
             try:
-                self._counted = self._taken
-                if self._waits.come():
-                    far = max(FEWEST, 2 * self._taken) if self._are_scattered else self._reach
-                    self._ask(self._taken + min(self._reach, far))
+                self._counted, self._fields = self._taken, fields
+                if self._thread is None and self._waits.come():
+                    self._bring(begin)
             finally:
                 self._lock.release()
 
-    def _ask(self, end: int) -> None:
-        """Ask for the samples between those that are being read and the position *end*."""
-        while self._scanned < end and (places := next(self._upcoming, None)) is not None:
-            self._known.append(places)
-            self._scanned += len(places[0])
+    def _bring(self, begin: int) -> None:
+        """Have the system read what comes at the position *begin* and after it."""
+        if self._reads_whole:
+            self._thread = threading.Thread(target=self._read_whole, name="tarshards-readahead", daemon=True)
+            self._thread.start()
+            return
+        far = max(FEWEST, 2 * self._taken) if self._are_scattered else self._reach
+        self._ask(begin, self._taken + min(self._reach, far))
+
+    def _ask(self, begin: int, end: int) -> None:
+        """Ask for the samples from the position *begin* to *end*, each once."""
+        while self._scanned < end and (numbers := next(self._upcoming, None)) is not None:
+            self._known.append(numbers)
+            self._scanned += len(numbers[0])
         while self._known and self._asked < end:
             shards, samples = self._known.popleft()
-            passed = min(len(shards), max(0, self._taken - self._asked))
+            passed = min(len(shards), max(0, begin - self._asked))
             cut = min(len(shards), end - self._asked)
             self._asked += cut
             if cut < len(shards):
                 self._known.appendleft((shards[cut:], samples[cut:]))
             shards, samples = shards[passed:cut], samples[passed:cut]
             for shard in np.unique(shards).tolist():
-                try:
+                with suppress(TarshardsError):  # raised again when it is read
                     opened = self._shards.use(shard)
                     if self._are_scattered:
                         opened.scatter(True)
-                    opened.ask(np.sort(samples[shards == shard]))
-                except TarshardsError:  # raised again when it is read
-                    continue
+                    opened.ask(np.sort(samples[shards == shard]), self._fields)
+
+    def _read_whole(self) -> None:
+        for number in range(len(self._shards.urls)):
+            with suppress(TarshardsError):  # raised again when it is read
+                self._touch(self._shards.use(number))
+
+    def _touch(self, shard: OpenShard) -> None:
+        """Read a mapped shard into memory, one stretch while the next one is asked for."""
+        if shard.buffer is None:
+            return
+        begin, size = memory.address_of(shard.buffer), len(shard.buffer)
+        pages = np.arange(begin, begin + size, PAGESIZE, dtype=np.uint64)
+        for i in range(0, len(pages), TOUCHED):
+            if self._over.is_set():
+                return
+            following = pages[i + TOUCHED : i + TOUCHED + 1]
+            memory.ask(following, np.minimum(TOUCHED * PAGESIZE, begin + size - following.astype(np.int64)))
+            part = pages[i : i + TOUCHED]
+            with suppress(OSError):  # the shard has shrunk: whoever needs what is gone finds out
+                memory.gather(np.empty((len(part), 1), np.uint8), part, b"")
 
     def close(self) -> None:
-        """Let the system read around what is read again."""
+        """End the thread, and let the system read around what is read again."""
+        self._over.set()
+        if self._thread is not None and not sys.is_finalizing():  # when daemon threads never run again
+            self._thread.join()
         if self._are_scattered:
             self._shards.scatter(False)

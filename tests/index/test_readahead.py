@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 import time
-from itertools import count
+from collections import deque
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +50,9 @@ def asked(monkeypatch) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def cold(monkeypatch) -> None:
-    """Count waits for the disk all the time."""
+    """Count waits for the disk all the time, for samples that are not small."""
     monkeypatch.setattr(readahead, "_waits", count().__next__)
+    monkeypatch.setattr(readahead, "SMALL", 0)
     monkeypatch.setattr(readahead, "EVERY", 16)
 
 
@@ -79,23 +82,42 @@ def test_where_disks_are_slow_samples_are_asked_for_before_they_are_read(spec, a
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_so_are_those_of_arrays(spec, asked, cold, shuffle, monkeypatch):
-    monkeypatch.setattr("tarshards.index.places.SMALL", 0)
+def test_so_are_those_of_arrays(spec, asked, cold, shuffle):
     stream = Stream.from_shards(spec, shuffle=shuffle)
     loader = ArrayLoader(stream, 8, fields={"bin": readers.array("u1", (SIZE,))}, threads=0)
     for number, batch in enumerate(loader):
-        for key in batch["__key__"] if number > 1 else ():
+        for key in batch["__key__"] if number >= 2 * 16 // 8 else ():
             assert all(is_covered(asked, *place) for place in places_of(stream.source.shards, int(key)))
     assert number == -(-SAMPLES // 8) - 1
 
 
-def test_only_the_fields_that_are_read_are_asked_for(tmp_path, asked, cold):
+@pytest.mark.parametrize("arrays", [False, True])
+def test_only_the_fields_that_are_read_are_asked_for(tmp_path, asked, cold, arrays):
     load_kernel("tarshards.storage._mapped")
     with ShardWriter(str(tmp_path / "set-%d.tar")) as writer:
         for i in range(SAMPLES):
             writer.write({"__key__": f"{i:03d}", "a": bytes(100), "bin": bytes(100_000)})
-    assert len(list(Stream.from_shards(str(tmp_path / "set-0.tar"), fields="a"))) == SAMPLES
+    stream = Stream.from_shards(str(tmp_path / "set-0.tar"), fields=None if arrays else "a")
+    read = ArrayLoader(stream, 1, fields={"A": readers.ragged()}) if arrays else stream
+    assert len(list(read)) == SAMPLES
     assert 0 < sum(end - begin for begin, end in asked) < 3 * BLOCK * 3 * SAMPLES
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_small_samples_come_with_their_whole_shards(many, monkeypatch, arrays):
+    monkeypatch.setattr(readahead, "_waits", count(0, 100).__next__)
+    stream = Stream.from_shards(many, shuffle=True)
+    urls = stream.source.shards.urls
+    most = sum(os.path.getsize(url) // mmap.PAGESIZE * mmap.PAGESIZE for url in urls)
+    read = iter(ArrayLoader(stream, 256, fields={"bin": readers.ragged()}) if arrays else stream)
+    deque(islice(read, 4 if arrays else 1024), 0)
+    for _ in range(1000):
+        if bytes_here(urls) >= most:
+            break
+        time.sleep(0.01)
+    assert bytes_here(urls) >= most
+    read.close()
+    assert "tarshards-readahead" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_where_nothing_is_waited_for_nothing_is_asked(spec, asked, monkeypatch):
@@ -209,13 +231,19 @@ def test_so_it_is_of_shards_that_were_opened_without_being_asked_for(spec, monke
     assert told == [("0", True), ("2", True), ("0", False), ("2", False)]
 
 
-def test_gaps(spec):
+def test_gaps():
     chosen = [[], [3], [3, 4, 5], [0, 2, 3, 9], range(10)]
     assert [gap_of(np.array(numbers), 10) for numbers in chosen] == [0, 9, 7, 2, 0]
+
+
+def test_samples_are_scattered_where_their_gap_takes_longer_than_a_read(spec, monkeypatch):
+    flags: list[bool] = []
     shards = IndexedShards(spec)
-    counts, sizes = shards.counts, shards.sizes
-    many = readahead.APART / (float(sizes.sum()) / SAMPLES)
-    assert [readahead.are_scattered(gap, counts, sizes) for gap in (0, many - 1, many + 1)] == [False, False, True]
+    monkeypatch.setattr(shards.shards, "scatter", flags.append)
+    many = readahead.APART / (float(shards.sizes.sum()) / SAMPLES)
+    for gap in (0, many - 1, many + 1):
+        readahead.LocalReadahead(shards.shards, iter(()), gap=gap)
+    assert flags == [True]
 
 
 def pages_here(begin: int, size: int) -> int:

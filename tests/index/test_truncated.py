@@ -131,10 +131,10 @@ else:
     raise AssertionError
 """,
     "pages that are read ahead": """
-import threading
-places = MappedPlaces.of(shards, parse_terms("txt"))
+from tarshards.index.readahead import LocalReadahead
+opened = shards.shards.use(0)
 shrink()
-places._touch(threading.Event())
+LocalReadahead(shards.shards, iter(()))._touch(opened)
 """,
     "what is read of a shard in any order": """
 ranges = Location.of(path).ranges()

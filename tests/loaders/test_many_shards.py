@@ -17,7 +17,6 @@ from with_torch import ShardDataset, ShardLoader
 from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, readers
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import open as opening
-from tarshards.index.places import MappedPlaces
 from tarshards.storage import ranges
 
 SHARDS, MOST = 60, 12
@@ -173,9 +172,8 @@ def test_what_is_held_of_a_released_shard_can_be_read(folder, few):
     assert first.read(1)["cls"] == b"1"
 
 
-def test_an_array_loader_opens_shards_when_their_samples_come(folder, monkeypatch):
+def test_an_array_loader_opens_shards_when_their_samples_come(folder):
     load_kernel("tarshards.storage._mapped")
-    monkeypatch.setattr(MappedPlaces, "are_small", lambda places: False)  # no thread reads all shards meanwhile
     stream = Stream.from_shards(f"{folder}/set.shards.json", shuffle=True)
     loader = ArrayLoader(stream, 4, fields={"cls": readers.integer()}, threads=0)
     next(iter(loader))

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, count, islice, pairwise
@@ -23,7 +23,6 @@ from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import SampleError, flag, shortened, whole_number
 from tarshards.index.places import MappedPlaces, find_in_bytes
-from tarshards.index.readahead import Waits, are_scattered, reach
 from tarshards.loaders.arrays.assembly import (
     AssembledBatch,
     Assembler,
@@ -88,10 +87,10 @@ class ArrayBatchMaker(BatchMaker):
         self.numbers = count()  # of the batches, over all epochs
         self._is_open = False
 
-    def open(self) -> bool:
-        """Map the shards if that is possible, and open the readers by the first sample; return whether it was new."""
+    def open(self) -> None:
+        """Map the shards if that is possible, and open the readers by the first sample."""
         if self.places is not None and not self.places.retry():
-            return False
+            return
         shards = self.stream.source.shards
         self.places, self._is_open = self.places or MappedPlaces.of(shards, self.assembler.terms), True
         ends = np.cumsum(shards.counts)
@@ -101,7 +100,6 @@ class ArrayBatchMaker(BatchMaker):
             number = np.searchsorted(ends, numbers, "right")
             self.assembler.open(self._locate(number, numbers - (ends - shards.counts)[number], numbers))
             begin, end = end, end + min(end, TRIED)
-        return True
 
     def locate(self, part: Part) -> LocatedSamples:
         """Find the fields of the samples of *part*, or read them where shards are not mapped."""
@@ -253,49 +251,35 @@ class ArrayLoader(ResumableLoader):
         shares = maker.shares(plan, this.world.rank)
         left_out = maker.left_out(plan, this.world.rank)
         loop = source.loop(plan, this.world, shares, whole=this.state is None, left_out=left_out)
-        is_new = len(plan) > 0 and maker.open()
-        is_quick, places = maker.assembler.is_quick, maker.places
-        is_shuffled = plan.block_and_reach[0] is not None
-        touches = places is not None and is_new and is_quick and is_shuffled and places.are_small()
-        touches = touches and not are_scattered(plan.gap, source.shards.counts, source.shards.sizes)
-        parts = self._located(loop, TOGETHER_QUICK if is_quick else TOGETHER, asks=not touches) if places else None
-        with (
-            places.touching() if places and touches else nullcontext(),
-            closing(loop.run(partial(self._read, this), parts)) as batches,
-        ):
+        if len(plan):
+            maker.open()
+        places = maker.places
+        parts = self._located(loop, TOGETHER_QUICK if maker.assembler.is_quick else TOGETHER) if places else None
+        with closing(loop.run(partial(self._read, this), parts)) as batches:
             yield from batches
         for error in places.changes() if places else ():
             self.ledger(error)
         self.ledger.audit([loop.tally])
 
-    def _located(self, loop: EpochLoop, most: int, *, asks: bool) -> Iterator[LocatedPart]:
-        """Yield the parts of *loop*; in mapped shards, to locate *most* samples together takes less time.
-
-        If it *asks*, the samples of those that follow are asked for ahead where their disk is waited for.
-        """
-        shards = self.maker.stream.source.shards
-        far, every = reach(shards.counts, shards.sizes)
-        waits = Waits(every)
+    def _located(self, loop: EpochLoop, most: int) -> Iterator[LocatedPart]:
+        """Yield the parts of *loop*; in mapped shards, to locate *most* samples together takes less time."""
         for shares in growing(loop.shares, 1, max(1, most // self.maker.size)):
             begun = time.perf_counter()
             together = Part.of(loop.plan, shares.together())
             samples = self.maker.locate(together)
             self.monitor.reading += time.perf_counter() - begun
-            asked = due = 0
-            for begin, after in pairwise(shares.bounds(loop.plan.sizes)):
-                if asks and begin >= due:
-                    due, end = begin + every, min(after + far, len(together))
-                    if waits.come() and asked < end:
-                        samples.places.ask(max(begin, asked), end)
-                        asked = end
-                yield LocatedPart(together, samples, begin, after)
+            for begin, end in pairwise(shares.bounds(loop.plan.sizes)):
+                yield LocatedPart(together, samples, begin, end)
 
     def _read(self, this: Pass, parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
         """Yield the batches of *parts*, which threads make ahead."""
         ahead: deque[Part] = deque()
+        places = self.maker.places
 
         def locates() -> Iterator[Locate]:
             for part in parts:
+                if places is not None and part.reader is not None:
+                    part.reader.announce(len(part), places.read_fields)
                 ahead.append(part)
                 yield partial(self.maker.locate, part), self.maker.substitution(part)
 
