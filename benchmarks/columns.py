@@ -35,7 +35,7 @@ ROUNDS = 1
 
 
 def make() -> None:
-    from tarshards.index.manifests import update_manifests
+    from tarshards.index.manifests import Writing, update_manifests
     from tarshards.index.refresh import refresh_indexes
     from tarshards.samples.batch import FieldColumn, SampleBatch
     from tarshards.write.shards import TarWriter
@@ -59,8 +59,8 @@ def make() -> None:
             batch = SampleBatch(keys, names[-1], [FieldColumn.of(*field) for field in fields.items()])
             for sample in writer.write_batch(batch):
                 writer.write(sample)
-    found = [outcome.shard for outcome in refresh_indexes(names, jobs=2, sync=False)]
-    list(update_manifests(found, f"{FOLDER}/pool.shards.json", sync=False))
+    found = [outcome.shard for outcome in refresh_indexes(names, jobs=2, how=Writing(sync=False))]
+    list(update_manifests(found, f"{FOLDER}/pool.shards.json", how=Writing(sync=False)))
 
 
 def wanted_by(where: str) -> Callable[[bytes], bool]:

@@ -28,7 +28,7 @@ LOOKED_UP = 2_000
 
 def make(total: int) -> Path:
     """Write a set, its indexes and manifest; return the manifest."""
-    from tarshards.index.manifests import update_manifests
+    from tarshards.index.manifests import Writing, update_manifests
     from tarshards.index.refresh import refresh_indexes
     from tarshards.samples.batch import FieldColumn, SampleBatch
     from tarshards.write.shards import TarWriter
@@ -46,8 +46,8 @@ def make(total: int) -> Path:
             keys = [f"{i:09d}" for i in range(number * each, (number + 1) * each)]
             for sample in writer.write_batch(SampleBatch(keys, name, [FieldColumn.of("e", [b""] * each)])):
                 writer.write(sample)
-    found = [outcome.shard for outcome in refresh_indexes(names, jobs=os.cpu_count() or 1, sync=False)]
-    list(update_manifests(found, str(manifest), sync=False))
+    found = [outcome.shard for outcome in refresh_indexes(names, jobs=os.cpu_count() or 1, how=Writing(sync=False))]
+    list(update_manifests(found, str(manifest), how=Writing(sync=False)))
     return manifest
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +17,9 @@ from tarshards.cli.parameters import (
     shards_argument,
 )
 from tarshards.cli.program import refuse, say, tool
-from tarshards.storage.location import Location
+
+if TYPE_CHECKING:
+    from tarshards.storage.location import Location
 
 
 @tool(epilog="Reads headers only, unless --decode is given. Without SHARDS, or for -, a tar is read from stdin.")

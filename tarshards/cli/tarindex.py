@@ -97,29 +97,28 @@ def main(
 
         with usage_errors("--columns"):
             parse_columns(columns)
-    sync = waits_for_disk()
     from tarshards.index import manifests, refresh
     from tarshards.storage.location import Location
     from tarshards.storage.remote import default
 
+    how = manifests.Writing(dry_run, waits_for_disk())
     named = list({shard.url: shard for shard in shards.named()}.values())
     if default().index_dir is not None:  # whose manifest names shards in other folders
         named = [shard._replace(url=Location.of(shard.url).absolute().url) for shard in named]
     if format_ == "energon":
         from tarshards.index.energon import export_energon
 
-        for name in export_energon(named, output, dry_run=dry_run, sync=sync):
+        for name in export_energon(named, output, how):
             if dry_run:
                 click.echo(shown(name))
         return
     if check:
         outcomes = refresh.verify_indexes(named, jobs=parallel, crc=crc)
     elif format_ in ("dali", "tar.idx"):
-        outcomes = refresh.export_indexes(named, format_, folder=output, jobs=parallel, dry_run=dry_run, sync=sync)
+        outcomes = refresh.export_indexes(named, format_, folder=output, jobs=parallel, how=how)
     else:
-        outcomes = refresh.refresh_indexes(
-            named, jobs=parallel, crc=crc, dry_run=dry_run or format_ == "wids", sync=sync
-        )
+        indexing = manifests.Writing(dry_run=True) if format_ == "wids" else how
+        outcomes = refresh.refresh_indexes(named, jobs=parallel, crc=crc, how=indexing)
     writes_manifest = format_ in ("index", "wids") and not check and not no_manifest
     found, unchanged, failed, faults, warned = [], set(), 0, 0, False
     for outcome in shard_progress(outcomes, len(named), quiet):
@@ -146,7 +145,7 @@ def main(
         sys.exit(1)
     if writes_manifest:
         target = manifest or output
-        for name in manifests.update_manifests(found, target, unchanged=unchanged, dry_run=dry_run, sync=sync):
+        for name in manifests.update_manifests(found, target, unchanged=unchanged, how=how):
             if dry_run:
                 click.echo(shown(name))
             if key_index:
@@ -154,7 +153,7 @@ def main(
                 from tarshards.parallel import ProcessPool
 
                 with ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
-                    build_key_index(manifests.read_manifest(name), executor=pool, sync=sync)
+                    build_key_index(manifests.read_manifest(name), executor=pool, sync=how.sync)
     urls = [shard.url for shard in named]
     if columns is not None:
         _add_columns(urls, columns, parallel, max_errors)
@@ -162,7 +161,7 @@ def main(
         from tarshards.index.columns import attach_columns
 
         with usage_errors("--attach"):
-            done = attach_columns(urls, attach, key=key, sync=sync)
+            done = attach_columns(urls, attach, key=key, sync=how.sync)
         if done.samples_without or done.rows_without:
             say(f"{done.samples_without} samples have no row, and {done.rows_without} rows no sample")
     if faults:

@@ -84,7 +84,7 @@ def import_dataset(
     function of the error), and only that row is left out. Raises ModuleNotFoundError, which names the extra to install,
     if the library for a format is missing.
     """
-    from tarshards.index.manifests import update_manifests, with_digests
+    from tarshards.index.manifests import Writing, update_manifests, with_digests
 
     max_bytes = whole_number("max_bytes", max_bytes, 1)
     ledger = Ledger.of(on_error)
@@ -110,7 +110,7 @@ def import_dataset(
     columns = _columns(plan, [each["fields"] for each in made], name)
     columns.save(target.at(record_url(names)))
     shards = [made_shard(each["shard"], each["samples"], each["size"]) for each in made]
-    list(update_manifests(with_digests(shards), sync=target.sync))
+    list(update_manifests(with_digests(shards), how=Writing(sync=target.sync)))
     finish(units)
     if is_pattern(target.url):
         name_leftovers(target.url, len(names))

@@ -16,6 +16,7 @@ from zlib import crc32
 
 from tarshards.errors import OpenError, ShardIndexError, UrlError
 from tarshards.index.exports import pack_offsets, sample_bounds
+from tarshards.index.manifests import TO_DISK, Writing
 from tarshards.index.refresh import find_index
 from tarshards.index.sidecar import Index
 from tarshards.storage.location import Location
@@ -37,9 +38,7 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 DATASET = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
-def export_energon(
-    shards: Sequence[Shard | str], folder: str | None = None, *, dry_run: bool = False, sync: bool = True
-) -> Iterator[str]:
+def export_energon(shards: Sequence[Shard | str], folder: str | None = None, how: Writing = TO_DISK) -> Iterator[str]:
     """Make *shards* an Energon dataset in *folder*, by default their common one; yield the files written.
 
     All samples are in the split "train" and crude; an existing ``split.yaml`` or ``dataset.yaml`` is kept. Raises
@@ -64,7 +63,7 @@ def export_energon(
                 counts[name] = len(index)
                 with Location.of(url).ranges() as ranges:
                     _add_shard(database, number, index, sample_bounds(index, ranges).tolist(), url)
-                    yield _write(Location(f"{_path(url)}.idx", sync=sync), pack_offsets(index, ranges), dry_run)
+                    yield how.write(Location(f"{_path(url)}.idx"), pack_offsets(index, ranges))
             database.executescript(LOOKUPS)
             database.commit()
         except sqlite3.OperationalError as error:
@@ -84,12 +83,12 @@ def export_energon(
         "split.yaml": f"split_parts:\n  train:\n{split}  val: []\n  test: []\nexclude: []\n".encode(),
         "dataset.yaml": DATASET.encode(),
     }
-    if not dry_run:
+    if not how.dry_run:
         os.makedirs(meta, exist_ok=True)
     for name, data in files.items():
         target = os.path.join(meta, name)
         if name not in ("split.yaml", "dataset.yaml") or not os.path.exists(target):
-            yield _write(Location(target, sync=sync), data, dry_run)
+            yield how.write(Location(target), data)
 
 
 def _add_shard(database: sqlite3.Connection, number: int, index: Index, bounds: list[int], url: str) -> None:
@@ -120,10 +119,3 @@ def _path(url: str) -> str:
     if location.path is None:
         raise UrlError("an Energon dataset needs local shards", url=location.name)
     return location.path
-
-
-def _write(location: Location, content: bytes, dry_run: bool) -> str:
-    if not dry_run:
-        with location.open("wb") as stream:
-            stream.write(content)
-    return location.url

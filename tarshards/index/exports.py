@@ -8,6 +8,7 @@ import numpy as np
 
 from tarshards.errors import ShardIndexError
 from tarshards.index.build import header_offset
+from tarshards.index.manifests import TO_DISK, Writing
 from tarshards.index.sidecar import Index
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import Ranges
@@ -49,24 +50,20 @@ def sample_bounds(index: Index, ranges: Ranges) -> np.ndarray:
     return np.append(starts, ends[-1])
 
 
-def write_dali(index: Index, shard: str | Location, folder: str | None, *, dry_run: bool = False) -> str:
+def write_dali(index: Index, shard: str, folder: str | None, how: Writing = TO_DISK) -> str:
     """Write DALI's index of *shard* beside it or into *folder*: ``a.tar`` gets ``a.idx``; return its name."""
     location = Location.of(shard)
     target = location.with_base(location.base.removesuffix(".tar") + ".idx")
-    return _write(target, folder, pack_dali(index, location.url).encode("utf-8", "surrogateescape"), dry_run)
+    return how.write(_inside(folder, target), pack_dali(index, location.url).encode("utf-8", "surrogateescape"))
 
 
-def write_offsets(index: Index, shard: str | Location, folder: str | None, *, dry_run: bool = False) -> str:
+def write_offsets(index: Index, shard: str, folder: str | None, how: Writing = TO_DISK) -> str:
     """Write the ``.tar.idx`` of *shard* beside it or into *folder*; return its name."""
     location = Location.of(shard)
     with location.ranges() as ranges:
-        return _write(location.sibling(".idx"), folder, pack_offsets(index, ranges), dry_run)
+        return how.write(_inside(folder, location.sibling(".idx")), pack_offsets(index, ranges))
 
 
-def _write(target: Location, folder: str | None, content: bytes, dry_run: bool) -> str:
-    if folder is not None:
-        target = target.at(f"{folder.rstrip('/')}/{target.base}")
-    if not dry_run:
-        with target.open("wb") as stream:
-            stream.write(content)
-    return target.url
+def _inside(folder: str | None, file: Location) -> Location:
+    """Return *file*, or the one of its name in *folder*."""
+    return file if folder is None else file.at(f"{folder.rstrip('/')}/{file.base}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
 from tarshards.index.sidecar import MISSING, Index, for_each_shard, read_head
@@ -13,6 +14,24 @@ from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, dump_manifest, series_url
 from tarshards.storage.streams import is_missing
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How what describes shards is written: not at all in a *dry_run*, and waiting for the disk with *sync*."""
+
+    dry_run: bool = False
+    sync: bool = True
+
+    def write(self, location: Location, content: bytes) -> str:
+        """Write a file, unless this is a dry run; return its URL."""
+        if not self.dry_run:
+            with Location.of(location, sync=self.sync).open("wb") as stream:
+                stream.write(content)
+        return location.url
+
+
+TO_DISK = Writing()
 
 
 def read_manifest(url: str) -> list[Shard]:
@@ -73,8 +92,7 @@ def update_manifests(
     url: str | None = None,
     *,
     unchanged: Container[str] = (),
-    dry_run: bool = False,
-    sync: bool = True,
+    how: Writing = TO_DISK,
 ) -> Iterator[str]:
     """Write the manifest *url* of these *shards*, or by default one manifest per series; yield the names written.
 
@@ -90,10 +108,10 @@ def update_manifests(
             series.setdefault(series_url(Location.of(shard.url).described.url), []).append(shard)
         series = {name: _merged(name, group, unchanged) for name, group in series.items()}
     for name, group in series.items():
-        if not dry_run:
+        if not how.dry_run:
             if url is None:
                 Location.of(name).make_folder()
-            write_manifest(Location.of(name, sync=sync), group)
+            write_manifest(Location.of(name, sync=how.sync), group)
         yield name
 
 

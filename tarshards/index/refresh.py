@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.build import build_index
+from tarshards.index.manifests import TO_DISK, Writing
 from tarshards.index.sidecar import Index, check_there, index_location
 from tarshards.samples.keys import USUAL, dots_in_key, have_dots_in_key
 from tarshards.storage.derived import INDEX
@@ -38,15 +39,15 @@ class IndexOutcome(NamedTuple):
 
 
 def refresh_indexes(
-    shards: Sequence[Shard | str], *, jobs: int = 1, crc: bool = False, dry_run: bool = False, sync: bool = True
+    shards: Sequence[Shard | str], *, jobs: int = 1, crc: bool = False, how: Writing = TO_DISK
 ) -> Iterator[IndexOutcome]:
     """Create the index of every shard whose index is missing, damaged or differs from its headers; yield the outcomes.
 
     So is an index of an earlier version, which has no digest. With *crc* all data is read, and indexes with no
     checksums or other ones are replaced too; without it, the checksums of an index are kept while the headers are the
-    same. With *dry_run* nothing is written; with *sync* what is written is on the disk before it is under its name.
+    same.
     """
-    return _work(_Refresh(crc, dry_run, sync), shards, jobs)
+    return _work(_Refresh(crc, how), shards, jobs)
 
 
 def verify_indexes(shards: Sequence[Shard | str], *, jobs: int = 1, crc: bool = False) -> Iterator[IndexOutcome]:
@@ -63,11 +64,10 @@ def export_indexes(
     *,
     folder: str | None = None,
     jobs: int = 1,
-    dry_run: bool = False,
-    sync: bool = True,
+    how: Writing = TO_DISK,
 ) -> Iterator[IndexOutcome]:
     """Write every index in *format*, "dali" or "tar.idx", beside its shard or into *folder*; yield the outcomes."""
-    return _work(_Export(format, folder, dry_run, sync), shards, jobs)
+    return _work(_Export(format, folder, how), shards, jobs)
 
 
 def find_index(shard: Shard | str) -> Index:
@@ -116,8 +116,7 @@ class _Refresh:
     """Writes the index of a shard, unless it has one that is right."""
 
     crc: bool
-    dry_run: bool
-    sync: bool
+    how: Writing
 
     def __call__(self, shard: Shard) -> IndexOutcome:
         url, earlier = shard.url, _load(shard.url)
@@ -129,13 +128,13 @@ class _Refresh:
                 index.arrays["crc32"] = earlier.arrays["crc32"]
             index.digest = earlier.digest
             fresh = index.digest is not None and (has_checksums or not self.crc)
-        if self.dry_run and not fresh:
+        if self.how.dry_run and not fresh:
             index.pack()
         elif not fresh:
-            _save(index, Location.of(url, sync=self.sync))
+            _save(index, Location.of(url, sync=self.how.sync))
         location = index_location(url)
         is_beside = location == Location.of(url).sibling(INDEX)
-        found = index.shard(url, indexed=is_beside and (fresh or not self.dry_run))
+        found = index.shard(url, indexed=is_beside and (fresh or not self.how.dry_run))
         if unchanged and shard.digest in (None, found.digest):
             found = found._replace(sha256=shard.sha256)
         written = None if fresh else location.url
@@ -202,15 +201,14 @@ class _Export:
 
     format: str
     folder: str | None
-    dry_run: bool
-    sync: bool
+    how: Writing
 
     def __call__(self, shard: Shard) -> IndexOutcome:
         from tarshards.index.exports import write_dali, write_offsets
 
         index = find_index(shard)
         write = {"dali": write_dali, "tar.idx": write_offsets}[self.format]
-        name = write(index, Location.of(shard.url, sync=self.sync), self.folder, dry_run=self.dry_run)
+        name = write(index, shard.url, self.folder, self.how)
         return IndexOutcome(index.shard(shard.url), name)
 
 

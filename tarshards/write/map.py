@@ -71,7 +71,7 @@ def map_shards(
     ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has its own output, and
     OpenError while another writer writes a local one.
     """
-    from tarshards.index.manifests import update_manifests, with_digests
+    from tarshards.index.manifests import Writing, update_manifests, with_digests
 
     check_function(function, "map_shards")
     shards = expand_shards(inputs, concatenated=concatenated, allow_pipe=allow_pipe)
@@ -110,7 +110,7 @@ def map_shards(
         _write_report(Location.of(common_name(names) + ".report.jsonl", sync=sync), rows)
         made = [row for row in rows if row.error is None and not Location.of(row.output).is_stream]
         entries = [made_shard(row.output, row.samples_out, row.bytes) for row in made]
-        list(update_manifests(with_digests(entries), sync=sync))
+        list(update_manifests(with_digests(entries), how=Writing(sync=sync)))
         if is_pattern(outputs):
             name_leftovers(os.fspath(outputs), len(names))
     return rows

@@ -18,7 +18,7 @@ from tarshards.errors import ShardIndexError, UrlError
 from tarshards.index.build import build_index
 from tarshards.index.energon import export_energon
 from tarshards.index.exports import pack_dali, write_dali, write_offsets
-from tarshards.index.manifests import update_manifests
+from tarshards.index.manifests import Writing, update_manifests
 from tarshards.storage.manifest import Shard
 
 PARTS = """SELECT part_name, content_byte_offset, content_byte_size FROM sample_parts
@@ -134,7 +134,8 @@ def test_exports_into_another_folder(shards, tmp_path):
     index = build_index(shards[0])
     assert write_dali(index, shards[0], f"{tmp_path}/out") == f"{tmp_path}/out/a-0.idx"
     assert write_offsets(index, shards[0], f"{tmp_path}/out/") == f"{tmp_path}/out/a-0.tar.idx"
-    assert write_offsets(index, shards[0], f"{tmp_path}/none", dry_run=True) == f"{tmp_path}/none/a-0.tar.idx"
+    name = write_offsets(index, shards[0], f"{tmp_path}/none", Writing(dry_run=True))
+    assert name == f"{tmp_path}/none/a-0.tar.idx"
     assert sorted(os.listdir(tmp_path / "out")) == ["a-0.idx", "a-0.tar.idx"]
 
 
@@ -191,7 +192,7 @@ def test_what_energon_cannot_have(shards, tmp_path):
 
 
 def test_energon_dry(shards, tmp_path):
-    assert len(list(export_energon(shards, dry_run=True))) == 8
+    assert len(list(export_energon(shards, how=Writing(dry_run=True)))) == 8
     assert sorted(os.listdir(tmp_path)) == sorted(Path(url).name for url in shards)
 
 

@@ -35,8 +35,8 @@ def write(folder: Path, keys: list[list[str]], name: str = "a") -> str:
             names[-1],
             sync=False,
         )
-    found = [outcome.shard for outcome in refresh.refresh_indexes(names, sync=False)]
-    (manifest,) = manifests.update_manifests(found, sync=False)
+    found = [outcome.shard for outcome in refresh.refresh_indexes(names, how=manifests.Writing(sync=False))]
+    (manifest,) = manifests.update_manifests(found, how=manifests.Writing(sync=False))
     build_key_index(manifests.read_manifest(manifest), sync=False)
     return manifest
 

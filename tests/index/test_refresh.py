@@ -13,6 +13,7 @@ from tarshards.errors import OpenError, ShardIndexError, TarError
 from tarshards.index import refresh
 from tarshards.index.build import build_index
 from tarshards.index.exports import pack_dali
+from tarshards.index.manifests import Writing
 from tarshards.index.refresh import export_indexes, refresh_indexes, verify_indexes
 from tarshards.index.sidecar import Index
 
@@ -132,7 +133,7 @@ def test_checksums_that_differ_are_written_again(shards):
 
 
 def test_dry(shards):
-    assert all(outcome.written for outcome in refresh_indexes(shards, dry_run=True))
+    assert all(outcome.written for outcome in refresh_indexes(shards, how=Writing(dry_run=True)))
     assert not any(os.path.exists(f"{url}.index") for url in shards)
 
 

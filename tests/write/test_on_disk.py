@@ -20,7 +20,7 @@ from tarshards.formats.exporting import export_dataset
 from tarshards.formats.importing import import_dataset
 from tarshards.index.build import build_index
 from tarshards.index.energon import export_energon
-from tarshards.index.manifests import update_manifests
+from tarshards.index.manifests import Writing, update_manifests
 from tarshards.index.refresh import export_indexes, refresh_indexes
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.storage.location import Location
@@ -124,11 +124,11 @@ CALLS = {  # the function, and how many files it renames
     lambda sync: reshard("in-{0..2}.tar", "out-%d.tar", shards=2, sync=sync): 11,
     lambda sync: split_samples(SAMPLES, Location("out-%d.tar", sync=sync), max_samples=5, index=True): 5,
     lambda sync: build_index("in-0.tar").save("in-0.tar", sync=sync): 1,
-    lambda sync: list(refresh_indexes(["in-0.tar"], crc=True, sync=sync)): 1,
-    lambda sync: list(export_indexes(["in-0.tar"], "dali", sync=sync)): 1,
-    lambda sync: list(export_indexes(["in-0.tar"], "tar.idx", sync=sync)): 1,
-    lambda sync: list(export_energon(["in-0.tar"], sync=sync)): 4,
-    lambda sync: list(update_manifests([], "out.shards.json", sync=sync)): 1,
+    lambda sync: list(refresh_indexes(["in-0.tar"], crc=True, how=Writing(sync=sync))): 1,
+    lambda sync: list(export_indexes(["in-0.tar"], "dali", how=Writing(sync=sync))): 1,
+    lambda sync: list(export_indexes(["in-0.tar"], "tar.idx", how=Writing(sync=sync))): 1,
+    lambda sync: list(export_energon(["in-0.tar"], how=Writing(sync=sync))): 4,
+    lambda sync: list(update_manifests([], "out.shards.json", how=Writing(sync=sync))): 1,
     lambda sync: write_marker(Location("deep/out.done", sync=sync), {}): 1,
     lambda sync: import_dataset("rows.jsonl", "out-%d.tar", sync=sync): 6,
     lambda sync: export_dataset("in-{0..2}.tar", "out-%d.jsonl", sync=sync): 7,
