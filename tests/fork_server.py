@@ -1,4 +1,4 @@
-"""Tools that start in milliseconds: forks of one process that has imported the package.
+"""Tools, and a Python, that start in milliseconds: forks of one process that has imported the package.
 
 Each tool on the PATH that :func:`serving` makes is fork_client.c, compiled. It sends its open files to the server,
 which reads the rest of what a process is given (arguments, environment, directory, umask, ignored signals) in /proc. A
@@ -10,6 +10,9 @@ while it is imported, with other limits, in other namespaces, and where the serv
 the tool's number is not the client's, its parent is the server, its process group is its own, and /proc shows the
 server's command line and environment. Tests of these, of kill -9, and of what happens while Python starts take
 ``path_with_started_tools``.
+
+The Python is for processes that import torch. It runs what follows ``-c``, and scripts; with other options it starts as
+a process of its own. Its end frees nothing: tests of how a program ends take ``sys.executable``.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import array
 import atexit
 import fcntl
 import gc
+import multiprocessing
 import os
 import pkgutil
 import resource
@@ -40,6 +44,17 @@ ROOT = Path(__file__).parents[1]
 BIN = ROOT / "bin"
 #: The packages whose modules are imported; those of the others need torch, or programs rarely do.
 PRELOADED = ("cli", "verbs", "index", "storage", "samples", "write", "run", "tar", "epoch", "stream", "formats")
+#: What the Python has imported, besides.
+IN_PYTHON = (
+    "torch",
+    "torch.distributed",
+    "torch.utils.data",
+    "pytest",
+    "hypothesis",
+    "PIL.Image",
+    "tarshards.loaders.torch",
+)
+PYTHON = "python"
 MOST = 253  # files that one message takes: SCM_MAX_FD
 NUMBER = struct.Struct("i")
 
@@ -47,21 +62,37 @@ NUMBER = struct.Struct("i")
 @contextmanager
 def serving(folder: Path) -> Iterator[None]:
     """Put all tools into *folder*, and serve them."""
-    names = {"SOCKET": folder / ".socket", "PYTHON": sys.executable, "BIN": BIN}
-    words = [f'-D{name}="{value}"' for name, value in names.items()]
-    client = folder / ".client"
-    subprocess.run(["cc", "-O1", *words, "-o", client, Path(__file__).with_name("fork_client.c")], check=True)
-    for tool in BIN.iterdir():
-        os.link(client, folder / tool.name)
+    server = begin(folder, [tool.name for tool in BIN.iterdir()], BIN)
+    try:
+        yield
+    finally:
+        os.kill(server, signal.SIGTERM)
+        os.waitpid(server, 0)
+
+
+def begin(folder: Path, names: list[str], tools: Path | None = None) -> int:
+    """Put programs of these *names* into *folder*, and begin to serve them: tools, or a Python.
+
+    Returns the process of the server. It ends with this one.
+    """
+    client, source = folder / ".client", Path(__file__).with_name("fork_client.c")
+    definitions = {"SOCKET": folder / ".socket", "PYTHON": sys.executable, "BIN": tools or ""}
+    subprocess.run(
+        ["cc", "-O1", *(f'-D{name}="{value}"' for name, value in definitions.items()), "-o", client, source], check=True
+    )
+    for name in names:
+        os.link(client, folder / name)
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}  # one thread: it forks
-    command = [sys.executable, __file__, names["SOCKET"]]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}  # without us, its stdin ends, and so does it
-    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as server:
-        assert server.stdout.read(1), "it listens"
-        try:
-            yield
-        finally:
-            server.terminate()
+    command = [sys.executable, __file__, definitions["SOCKET"], *(() if tools else IN_PYTHON)]
+    stdin, _ = os.pipe()  # without us, it ends
+    reading, stdout = os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, stdout, 1)]
+    server = os.posix_spawn(sys.executable, command, environment, file_actions=actions, setsid=True)
+    os.close(stdin)
+    os.close(stdout)
+    assert os.read(reading, 1), "it listens"
+    os.close(reading)
+    return server
 
 
 class Client:
@@ -134,7 +165,7 @@ class Server:
             pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             client = Client(pid, dict(zip(array.array("i", message)[1:], files)))
             like = settings(client.environment), client.surroundings
-            fork = os.fork() if like == self.like else None
+            fork = os.fork() if like == self.like and is_possible(client.words) else None
             if fork == 0:
                 return client
         except OSError:  # it was killed meanwhile
@@ -166,6 +197,18 @@ class Server:
         self.selector.register(connection, selectors.EVENT_READ, kill)
         self.selector.register(ended, selectors.EVENT_READ, end)
         send(connection, fork)
+
+
+def is_possible(words: list[bytes]) -> bool:
+    """Return whether a fork runs these: tools, and a Python without options other than ``-c``."""
+    is_python = os.path.basename(words[0]) == PYTHON.encode()
+    return not is_python or not arguments_of(words)[0].startswith("-") or arguments_of(words)[0] == "-c"
+
+
+def arguments_of(words: list[bytes]) -> list[str]:
+    """Return what follows a Python's options, if they are those that multiprocessing takes from this process."""
+    flags, arguments = subprocess._args_from_interpreter_flags(), [*map(os.fsdecode, words[1:])]
+    return (arguments[len(flags) :] if arguments[: len(flags)] == flags else arguments) or ["-"]
 
 
 def send(connection: socket.socket, number: int) -> None:
@@ -212,15 +255,25 @@ def reopened(stream: TextIOWrapper) -> TextIOWrapper | None:
 
 
 def run(words: list[bytes]) -> int:
-    """Run a tool; return its exit code."""
-    tool = str(BIN / os.path.basename(os.fsdecode(words[0])))
-    sys.argv = [tool, *map(os.fsdecode, words[1:])]
-    sys.orig_argv = [sys.executable, *sys.argv]
-    sys.path[0] = str(BIN)
+    """Run a tool, or a Python; return its exit code."""
+    name, *arguments = map(os.fsdecode, words)
+    if os.path.basename(name) != PYTHON:
+        path = str(BIN / os.path.basename(name))
+        sys.argv, sys.path[0] = [path, *arguments], str(BIN)
+        sys.orig_argv = [sys.executable, *sys.argv]
+    else:
+        multiprocessing.set_executable(name)  # of what it spawns
+        arguments = arguments_of(words)
+        path = "<string>" if arguments[0] == "-c" else arguments[0]
+        sys.argv, sys.path[0] = arguments, os.path.dirname(os.path.abspath(path)) * (path != "<string>")
+        sys.orig_argv = [sys.executable, *arguments]
     module = sys.modules["__main__"] = ModuleType("__main__")
-    module.__file__ = tool
     try:
-        exec(compile(Path(tool).read_bytes(), tool, "exec"), module.__dict__)
+        if path == "<string>":
+            program = sys.argv.pop(1)
+        else:
+            program, module.__file__ = Path(path).read_bytes(), path
+        exec(compile(program, path, "exec"), module.__dict__)
     except SystemExit as error:
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
@@ -252,6 +305,8 @@ def main() -> None:
         for module in pkgutil.walk_packages([str(folder)], f"tarshards.{package}."):
             with suppress(ImportError):  # of an extra
                 import_module(module.name)
+    for name in sys.argv[2:]:
+        import_module(name)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(sys.argv[1])
     listener.listen(128)
