@@ -11,8 +11,9 @@ the tool's number is not the client's, its parent is the server, its process gro
 server's command line and environment. Tests of these, of kill -9, and of what happens while Python starts take
 ``path_with_started_tools``.
 
-The Python is for processes that import torch. It runs what follows ``-c``, and scripts; with other options it starts as
-a process of its own. Its end frees nothing: tests of how a program ends take ``sys.executable``.
+The Python is for processes that import torch. It knows the options ``-c``, ``-m``, ``-u`` and ``-W``; with others it
+starts as a process of its own. Its end frees nothing, and what warns while it is imported has done so: tests of how a
+program begins and ends take ``sys.executable``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import multiprocessing
 import os
 import pkgutil
 import resource
+import runpy
 import selectors
 import signal
 import socket
@@ -33,6 +35,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -45,15 +48,16 @@ BIN = ROOT / "bin"
 #: The packages whose modules are imported; those of the others need torch, or programs rarely do.
 PRELOADED = ("cli", "verbs", "index", "storage", "samples", "write", "run", "tar", "epoch", "stream", "formats")
 #: What the Python has imported, besides.
-IN_PYTHON = (
-    "torch",
-    "torch.distributed",
+IN_PYTHON = [
+    "torch.distributed.run",
     "torch.utils.data",
+    "torchvision",
+    "webdataset",
     "pytest",
     "hypothesis",
     "PIL.Image",
-    "tarshards.loaders.torch",
-)
+]
+IN_PYTHON += ["tarshards.loaders.torch.loader", "tarshards.loaders.arrays.loader", "tarshards.webdataset"]
 PYTHON = "python"
 MOST = 253  # files that one message takes: SCM_MAX_FD
 NUMBER = struct.Struct("i")
@@ -121,6 +125,7 @@ def surroundings(pid: int) -> list[object]:
 def settings(environment: dict[bytes, bytes]) -> tuple[dict[bytes, bytes], bool]:
     """Return what Python and packages read of *environment* while they start; last, whether it asks for UTF-8."""
     read = {name: value for name, value in environment.items() if name.startswith((b"PYTHON", b"FSSPEC_"))}
+    read.pop(b"PYTHON_EXEC", None)  # which torchrun reads
     if read.get(b"PYTHONUTF8") == b"1":
         del read[b"PYTHONUTF8"]
         return read, True
@@ -200,15 +205,26 @@ class Server:
 
 
 def is_possible(words: list[bytes]) -> bool:
-    """Return whether a fork runs these: tools, and a Python without options other than ``-c``."""
-    is_python = os.path.basename(words[0]) == PYTHON.encode()
-    return not is_python or not arguments_of(words)[0].startswith("-") or arguments_of(words)[0] == "-c"
+    """Return whether a fork runs these: a tool, or a Python with no other options than those that it knows."""
+    return bool(words) and (not is_python(words) or options_of(words)[1][:1] not in ([], ["-"]))
 
 
-def arguments_of(words: list[bytes]) -> list[str]:
-    """Return what follows a Python's options, if they are those that multiprocessing takes from this process."""
-    flags, arguments = subprocess._args_from_interpreter_flags(), [*map(os.fsdecode, words[1:])]
-    return (arguments[len(flags) :] if arguments[: len(flags)] == flags else arguments) or ["-"]
+def is_python(words: list[bytes]) -> bool:
+    return os.path.basename(words[0]) == PYTHON.encode()
+
+
+def options_of(words: list[bytes]) -> tuple[list[str], list[str]]:
+    """Return the options of a Python, and what follows them: ``-c``, ``-m``, or the name of a script; else "-"."""
+    arguments, options = [*map(os.fsdecode, words[1:])], subprocess._args_from_interpreter_flags()
+    arguments = arguments[len(options) * (arguments[: len(options)] == options) :]
+    options = []
+    while arguments[:1] in (["-W"], ["-u"]):
+        options.append(arguments.pop(0))
+        if options[-1] == "-W":
+            options.append(arguments.pop(0))
+    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-c", "-m"):
+        return options, ["-"]
+    return options, arguments
 
 
 def send(connection: socket.socket, number: int) -> None:
@@ -257,23 +273,28 @@ def reopened(stream: TextIOWrapper) -> TextIOWrapper | None:
 def run(words: list[bytes]) -> int:
     """Run a tool, or a Python; return its exit code."""
     name, *arguments = map(os.fsdecode, words)
-    if os.path.basename(name) != PYTHON:
-        path = str(BIN / os.path.basename(name))
-        sys.argv, sys.path[0] = [path, *arguments], str(BIN)
-        sys.orig_argv = [sys.executable, *sys.argv]
-    else:
+    if is_python(words):
         multiprocessing.set_executable(name)  # of what it spawns
-        arguments = arguments_of(words)
-        path = "<string>" if arguments[0] == "-c" else arguments[0]
-        sys.argv, sys.path[0] = arguments, os.path.dirname(os.path.abspath(path)) * (path != "<string>")
-        sys.orig_argv = [sys.executable, *arguments]
+        options, arguments = options_of(words)
+        sys.stdout.reconfigure(line_buffering=sys.stdout.line_buffering or "-u" in options)
+        filters = [option for option in options if option not in ("-u", "-W")]
+        sys.warnoptions += filters
+        warnings._processoptions(filters)
+        folder = "" if arguments[0] in ("-c", "-m") else os.path.dirname(os.path.abspath(arguments[0]))
+    else:
+        folder, arguments = str(BIN), [str(BIN / os.path.basename(name)), *arguments]
+    sys.argv, sys.path[0] = arguments, folder
+    sys.orig_argv = [sys.executable, *arguments]
     module = sys.modules["__main__"] = ModuleType("__main__")
     try:
-        if path == "<string>":
-            program = sys.argv.pop(1)
+        if arguments[0] == "-m":
+            sys.argv.pop(0)
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        elif arguments[0] == "-c":
+            exec(compile(sys.argv.pop(1), "<string>", "exec"), module.__dict__)
         else:
-            program, module.__file__ = Path(path).read_bytes(), path
-        exec(compile(program, path, "exec"), module.__dict__)
+            module.__file__ = arguments[0]
+            exec(compile(Path(arguments[0]).read_bytes(), arguments[0], "exec"), module.__dict__)
     except SystemExit as error:
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
@@ -306,7 +327,8 @@ def main() -> None:
             with suppress(ImportError):  # of an extra
                 import_module(module.name)
     for name in sys.argv[2:]:
-        import_module(name)
+        with suppress(ImportError):
+            import_module(name)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(sys.argv[1])
     listener.listen(128)
