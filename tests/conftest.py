@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import count, islice
+from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,8 @@ def make_uneven(tmp_path):
 @pytest.fixture(params=["fork", "spawn", "forkserver"])
 def start_method(request):
     """Begin processes in each way: by fork as Python 3.11 to 3.13 does on Linux, by forkserver as 3.14 does."""
+    if request.param != "fork":
+        request.getfixturevalue("quick_spawn")
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method(request.param, force=True)
     yield request.param
@@ -222,6 +225,26 @@ def path_with_tools(tmp_path_factory, path_with_started_tools) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("bin")
     with fork_server.serving(folder):
         yield f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.fixture(scope="session")
+def python_with_torch(tmp_path_factory) -> str:
+    """A Python that has imported torch when it starts, where a compiler is found; see fork_server.py."""
+    if not is_installed(COMPILER) or find_spec("torch") is None:
+        return sys.executable
+    folder = tmp_path_factory.mktemp("python")
+    fork_server.begin(folder, [fork_server.PYTHON])  # to our end, for workers of loaders that tests have left
+    return str(folder / fork_server.PYTHON)
+
+
+@pytest.fixture
+def quick_spawn(python_with_torch) -> Iterator[None]:
+    """Let processes be spawned, and a forkserver begin, by that Python."""
+    resource_tracker.ensure_running()  # by another, for it outlives us
+    before = spawn.get_executable()
+    multiprocessing.set_executable(python_with_torch)
+    yield
+    multiprocessing.set_executable(before)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 /* A tool of ours, as tests start it: hands what it was given to the fork server, and ends as the server's process does.
 
    Where there is no server, or it refuses, this process becomes the tool itself. SOCKET, PYTHON and BIN are given to the
-   compiler. */
+   compiler; without a BIN it is a Python. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <limits.h>
@@ -101,6 +101,12 @@ int main(int argc, char **argv)
         return follow(server, pid, &all);
     }
     sigprocmask(SIG_SETMASK, &before, NULL);
+    if (!*BIN) {
+        argv[0] = PYTHON;
+        execv(PYTHON, argv);
+        perror(PYTHON);
+        return 127;
+    }
     const char *name = strrchr(argv[0], '/');
     char tool[PATH_MAX];
     char *words[argc + 2];

@@ -1,4 +1,4 @@
-"""Tools that start in milliseconds: forks of one process that has imported the package.
+"""Tools, and a Python, that start in milliseconds: forks of one process that has imported the package.
 
 Each tool on the PATH that :func:`serving` makes is fork_client.c, compiled. It sends its open files to the server,
 which reads the rest of what a process is given (arguments, environment, directory, umask, ignored signals) in /proc. A
@@ -10,6 +10,10 @@ while it is imported, with other limits, in other namespaces, and where the serv
 the tool's number is not the client's, its parent is the server, its process group is its own, and /proc shows the
 server's command line and environment. Tests of these, of kill -9, and of what happens while Python starts take
 ``path_with_started_tools``.
+
+The Python is for processes that import torch. It knows the options ``-c``, ``-m``, ``-u`` and ``-W``; with others it
+starts as a process of its own. Its end frees nothing, and what warns while it is imported has done so: tests of how a
+program begins and ends take ``sys.executable``.
 """
 
 from __future__ import annotations
@@ -18,9 +22,11 @@ import array
 import atexit
 import fcntl
 import gc
+import multiprocessing
 import os
 import pkgutil
 import resource
+import runpy
 import selectors
 import signal
 import socket
@@ -29,6 +35,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -40,6 +47,18 @@ ROOT = Path(__file__).parents[1]
 BIN = ROOT / "bin"
 #: The packages whose modules are imported; those of the others need torch, or programs rarely do.
 PRELOADED = ("cli", "verbs", "index", "storage", "samples", "write", "run", "tar", "epoch", "stream", "formats")
+#: What the Python has imported, besides.
+IN_PYTHON = [
+    "torch.distributed.run",
+    "torch.utils.data",
+    "torchvision",
+    "webdataset",
+    "pytest",
+    "hypothesis",
+    "PIL.Image",
+]
+IN_PYTHON += ["tarshards.loaders.torch.loader", "tarshards.loaders.arrays.loader", "tarshards.webdataset"]
+PYTHON = "python"
 MOST = 253  # files that one message takes: SCM_MAX_FD
 NUMBER = struct.Struct("i")
 
@@ -47,21 +66,37 @@ NUMBER = struct.Struct("i")
 @contextmanager
 def serving(folder: Path) -> Iterator[None]:
     """Put all tools into *folder*, and serve them."""
-    names = {"SOCKET": folder / ".socket", "PYTHON": sys.executable, "BIN": BIN}
-    words = [f'-D{name}="{value}"' for name, value in names.items()]
-    client = folder / ".client"
-    subprocess.run(["cc", "-O1", *words, "-o", client, Path(__file__).with_name("fork_client.c")], check=True)
-    for tool in BIN.iterdir():
-        os.link(client, folder / tool.name)
+    server = begin(folder, [tool.name for tool in BIN.iterdir()], BIN)
+    try:
+        yield
+    finally:
+        os.kill(server, signal.SIGTERM)
+        os.waitpid(server, 0)
+
+
+def begin(folder: Path, names: list[str], tools: Path | None = None) -> int:
+    """Put programs of these *names* into *folder*, and begin to serve them: tools, or a Python.
+
+    Returns the process of the server. It ends with this one.
+    """
+    client, source = folder / ".client", Path(__file__).with_name("fork_client.c")
+    definitions = {"SOCKET": folder / ".socket", "PYTHON": sys.executable, "BIN": tools or ""}
+    subprocess.run(
+        ["cc", "-O1", *(f'-D{name}="{value}"' for name, value in definitions.items()), "-o", client, source], check=True
+    )
+    for name in names:
+        os.link(client, folder / name)
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}  # one thread: it forks
-    command = [sys.executable, __file__, names["SOCKET"]]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}  # without us, its stdin ends, and so does it
-    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as server:
-        assert server.stdout.read(1), "it listens"
-        try:
-            yield
-        finally:
-            server.terminate()
+    command = [sys.executable, __file__, definitions["SOCKET"], *(() if tools else IN_PYTHON)]
+    stdin, _ = os.pipe()  # without us, it ends
+    reading, stdout = os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, stdout, 1)]
+    server = os.posix_spawn(sys.executable, command, environment, file_actions=actions, setsid=True)
+    os.close(stdin)
+    os.close(stdout)
+    assert os.read(reading, 1), "it listens"
+    os.close(reading)
+    return server
 
 
 class Client:
@@ -90,6 +125,7 @@ def surroundings(pid: int) -> list[object]:
 def settings(environment: dict[bytes, bytes]) -> tuple[dict[bytes, bytes], bool]:
     """Return the variables of *environment* that Python and packages read at start; last, whether it requests UTF-8."""
     read = {name: value for name, value in environment.items() if name.startswith((b"PYTHON", b"FSSPEC_"))}
+    read.pop(b"PYTHON_EXEC", None)  # which torchrun reads
     if read.get(b"PYTHONUTF8") == b"1":
         del read[b"PYTHONUTF8"]
         return read, True
@@ -134,7 +170,7 @@ class Server:
             pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             client = Client(pid, dict(zip(array.array("i", message)[1:], files)))
             like = settings(client.environment), client.surroundings
-            fork = os.fork() if like == self.like else None
+            fork = os.fork() if like == self.like and is_possible(client.words) else None
             if fork == 0:
                 return client
         except OSError:  # it was killed meanwhile
@@ -166,6 +202,29 @@ class Server:
         self.selector.register(connection, selectors.EVENT_READ, kill)
         self.selector.register(ended, selectors.EVENT_READ, end)
         send(connection, fork)
+
+
+def is_possible(words: list[bytes]) -> bool:
+    """Return whether a fork runs these: a tool, or a Python with no other options than those that it knows."""
+    return bool(words) and (not is_python(words) or options_of(words)[1][:1] not in ([], ["-"]))
+
+
+def is_python(words: list[bytes]) -> bool:
+    return os.path.basename(words[0]) == PYTHON.encode()
+
+
+def options_of(words: list[bytes]) -> tuple[list[str], list[str]]:
+    """Return the options of a Python, and what follows them: ``-c``, ``-m``, or the name of a script; else "-"."""
+    arguments, options = [*map(os.fsdecode, words[1:])], subprocess._args_from_interpreter_flags()
+    arguments = arguments[len(options) * (arguments[: len(options)] == options) :]
+    options = []
+    while arguments[:1] in (["-W"], ["-u"]):
+        options.append(arguments.pop(0))
+        if options[-1] == "-W":
+            options.append(arguments.pop(0))
+    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-c", "-m"):
+        return options, ["-"]
+    return options, arguments
 
 
 def send(connection: socket.socket, number: int) -> None:
@@ -212,15 +271,30 @@ def reopened(stream: TextIOWrapper) -> TextIOWrapper | None:
 
 
 def run(words: list[bytes]) -> int:
-    """Run a tool; return its exit code."""
-    tool = str(BIN / os.path.basename(os.fsdecode(words[0])))
-    sys.argv = [tool, *map(os.fsdecode, words[1:])]
-    sys.orig_argv = [sys.executable, *sys.argv]
-    sys.path[0] = str(BIN)
+    """Run a tool, or a Python; return its exit code."""
+    name, *arguments = map(os.fsdecode, words)
+    if is_python(words):
+        multiprocessing.set_executable(name)  # of what it spawns
+        options, arguments = options_of(words)
+        sys.stdout.reconfigure(line_buffering=sys.stdout.line_buffering or "-u" in options)
+        filters = [option for option in options if option not in ("-u", "-W")]
+        sys.warnoptions += filters
+        warnings._processoptions(filters)
+        folder = "" if arguments[0] in ("-c", "-m") else os.path.dirname(os.path.abspath(arguments[0]))
+    else:
+        folder, arguments = str(BIN), [str(BIN / os.path.basename(name)), *arguments]
+    sys.argv, sys.path[0] = arguments, folder
+    sys.orig_argv = [sys.executable, *arguments]
     module = sys.modules["__main__"] = ModuleType("__main__")
-    module.__file__ = tool
     try:
-        exec(compile(Path(tool).read_bytes(), tool, "exec"), module.__dict__)
+        if arguments[0] == "-m":
+            sys.argv.pop(0)
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        elif arguments[0] == "-c":
+            exec(compile(sys.argv.pop(1), "<string>", "exec"), module.__dict__)
+        else:
+            module.__file__ = arguments[0]
+            exec(compile(Path(arguments[0]).read_bytes(), arguments[0], "exec"), module.__dict__)
     except SystemExit as error:
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
@@ -252,6 +326,9 @@ def main() -> None:
         for module in pkgutil.walk_packages([str(folder)], f"tarshards.{package}."):
             with suppress(ImportError):  # of an extra
                 import_module(module.name)
+    for name in sys.argv[2:]:
+        with suppress(ImportError):
+            import_module(name)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(sys.argv[1])
     listener.listen(128)

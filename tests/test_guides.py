@@ -44,11 +44,12 @@ def steps(page: str) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def run(tmp_path, path_with_tools) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run(tmp_path, path_with_tools, python_with_torch) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Return a function that runs a command in the folder, where our tools and this Python's programs are found."""
-    path = f"{path_with_tools.split(':')[0]}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    folders = path_with_tools.split(":")[0], Path(python_with_torch).parent, Path(sys.executable).parent
+    path = ":".join([*map(str, folders), os.environ["PATH"]])
     ours = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    ours |= {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ours |= {"PATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
     def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         everything = ours | environment

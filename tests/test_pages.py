@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,12 +19,12 @@ def blocks(page: str, language: str = "python") -> list[str]:
 
 
 @pytest.fixture
-def run(tmp_path) -> Callable[..., str]:
+def run(tmp_path, python_with_torch) -> Callable[..., str]:
     """Return a function that runs a program of these blocks, without warnings, and returns its output."""
 
     def run(*blocks: str) -> str:
         (tmp_path / "program.py").write_text("\n".join(blocks))
-        command = [sys.executable, "-W", "error", "-W", "ignore:This DataLoader will create", "program.py"]
+        command = [python_with_torch, "-W", "error", "-W", "ignore:This DataLoader will create", "program.py"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, warnings_of(done.stderr)) == (0, "")
         return done.stdout

@@ -33,21 +33,21 @@ def test_reading_is_three_lines(make_shards):
 
 
 @needs_torch
-def test_one_screen_of_python(tmp_path):
+def test_one_screen_of_python(tmp_path, python_with_torch):
     program = tmp_path / "screen.py"
     program.write_text(blocks("python")[1])
-    done = subprocess.run([sys.executable, "-W", "error", program], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([python_with_torch, "-W", "error", program], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, warnings_of(done.stderr)) == (0, "")
     assert re.search(r"planned +14592 samples, \d+ not taken \(\d broken off: unaudited\)", done.stdout)
     assert "quarantined      0" in done.stdout
 
 
 @needs_torch
-def test_the_page_on_training(tmp_path):
+def test_the_page_on_training(tmp_path, python_with_torch):
     page = (ROOT / "docs" / "training.md").read_text()
     program = tmp_path / "training.py"
     program.write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
-    command = [sys.executable, "-W", "error", "-W", "ignore:This DataLoader will create", program]
+    command = [python_with_torch, "-W", "error", "-W", "ignore:This DataLoader will create", program]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, warnings_of(done.stderr)) == (0, "")
 

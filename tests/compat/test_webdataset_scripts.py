@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,32 +45,38 @@ def make(tmp_path):
     return write
 
 
-def run(folder: Path, **options) -> list[dict]:
-    """Run a script on its ranks; return the report of each."""
-    folder.mkdir()
-    settings = {
-        "module": "tarshards.webdataset",
-        "workers": 2,
-        "ranks": 2,
-        "size": 5,
-        "epochs": 2,
-        "lenient": False,
-        "context": None,
-    }
-    settings |= {"samples": SHARDS * EACH, **options}
-    path = folder / "settings.json"
-    path.write_text(json.dumps(settings))
-    ranks = range(settings["ranks"])
-    commands = [[sys.executable, str(SCRIPTS), str(path), str(rank)] for rank in ranks]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    try:
-        said = [process.communicate(timeout=90)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * len(processes), said
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in ranks]
+@pytest.fixture
+def run(tmp_path, python_with_torch) -> Callable[..., list[dict]]:
+    """Return a function that runs a script on its ranks, and returns the report of each."""
+
+    def run(name: str, **options) -> list[dict]:
+        folder = tmp_path / name
+        folder.mkdir()
+        settings = {
+            "module": "tarshards.webdataset",
+            "workers": 2,
+            "ranks": 2,
+            "size": 5,
+            "epochs": 2,
+            "lenient": False,
+            "context": None,
+        }
+        settings |= {"samples": SHARDS * EACH, **options}
+        path = folder / "settings.json"
+        path.write_text(json.dumps(settings))
+        ranks = range(settings["ranks"])
+        commands = [[python_with_torch, str(SCRIPTS), str(path), str(rank)] for rank in ranks]
+        processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+        try:
+            said = [process.communicate(timeout=90)[1] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        assert [process.returncode for process in processes] == [0] * len(processes), said
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in ranks]
+
+    return run
 
 
 def seen(reports: list[dict], epoch: int) -> Counter[str]:
@@ -96,11 +102,9 @@ ALL = {f"{number:06d}" for number in range(SHARDS * EACH)}
         ("timm", False, True, 2, 0),
     ],
 )
-def test_every_sample_comes_once_in_full_batches_and_equal_steps(
-    make, tmp_path, script, lenient, index, ranks, workers
-):
+def test_every_sample_comes_once_in_full_batches_and_equal_steps(make, run, script, lenient, index, ranks, workers):
     urls = make(index=index)
-    reports = run(tmp_path / "job", urls=urls, script=script, lenient=lenient, ranks=ranks, workers=workers)
+    reports = run("job", urls=urls, script=script, lenient=lenient, ranks=ranks, workers=workers)
     for report in reports:
         check_batches(report)
         assert report["steps"] == SHARDS * EACH // 5 // ranks
@@ -108,17 +112,17 @@ def test_every_sample_comes_once_in_full_batches_and_equal_steps(
     assert reports[0]["epochs"][0] != reports[0]["epochs"][1]
 
 
-def test_workers_that_are_spawned_know_their_rank(make, tmp_path):
+def test_workers_that_are_spawned_know_their_rank(make, run):
     """They have no process group to ask, and a launcher that sets variables is not required."""
-    reports = run(tmp_path / "job", urls=make(), script="clip", context="spawn", epochs=1)
+    reports = run("job", urls=make(), script="clip", context="spawn", epochs=1)
     assert seen(reports, 0) == Counter(ALL)
 
 
 @pytest.mark.parametrize("script", ["clip", "timm"])
-def test_bad_samples_are_left_out_and_batches_stay_full(make, tmp_path, script):
+def test_bad_samples_are_left_out_and_batches_stay_full(make, run, script):
     """A shard of bad samples: its worker starts over for want of others, so that the ranks take equal steps."""
     bad = range(12, 24)
-    reports = run(tmp_path / "job", urls=make(bad), script=script)
+    reports = run("job", urls=make(bad), script=script)
     good = {f"{number:06d}" for number in range(SHARDS * EACH) if number not in bad}
     good |= {f"{number:06d}" for number in bad if number % 3 == (2 if script == "clip" else 1)}
     for report in reports:
@@ -131,8 +135,8 @@ def test_bad_samples_are_left_out_and_batches_stay_full(make, tmp_path, script):
             assert sum(report["counts"][name] for report in reports) > 0
 
 
-def test_resampled_training_is_endless_and_draws_from_all_shards(make, tmp_path):
-    reports = run(tmp_path / "job", urls=make(), script="clip-resampled", samples=400)
+def test_resampled_training_is_endless_and_draws_from_all_shards(make, run):
+    reports = run("job", urls=make(), script="clip-resampled", samples=400)
     for report in reports:
         check_batches(report)
         assert report["steps"] == 40
@@ -141,9 +145,9 @@ def test_resampled_training_is_endless_and_draws_from_all_shards(make, tmp_path)
 
 @pytest.mark.interop
 @pytest.mark.parametrize("script", ["clip", "timm"])
-def test_webdataset_itself_delivers_the_same_samples(make, tmp_path, script):
+def test_webdataset_itself_delivers_the_same_samples(make, run, script):
     pytest.importorskip("webdataset")
     urls = make()
-    ours = run(tmp_path / "ours", urls=urls, script=script)
-    theirs = run(tmp_path / "theirs", urls=urls, script=script, module="webdataset")
+    ours = run("ours", urls=urls, script=script)
+    theirs = run("theirs", urls=urls, script=script, module="webdataset")
     assert [seen(ours, epoch) for epoch in range(2)] == [seen(theirs, epoch) for epoch in range(2)]

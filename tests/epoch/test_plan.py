@@ -120,7 +120,7 @@ def pairs(arrays):
 # The law of the order.
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(datasets, options())
 def test_the_plan_is_what_the_documentation_says(counts, options):
     plan = EpochPlan(counts, **options)
@@ -193,7 +193,7 @@ def test_the_order_differs_by_epoch_and_by_seed_and_is_the_same_by_both():
 # The law of resuming.
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(
     datasets,
     options(),

@@ -45,7 +45,8 @@ def end(how: str) -> None:
 
 
 if __name__ == "__main__":
-    import train  # examples/train.py, from the PYTHONPATH
+    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    import train
 
     train.ArrayLoader = RecordingLoader
     train.main(sys.argv[1:])

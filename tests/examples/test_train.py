@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -47,12 +48,18 @@ def line_of_the_readme() -> list[str]:
     return shlex.split(line.replace("\\\n", ""))
 
 
-def torchrun(ranks: int, folder: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess:
-    """Run the program that *arguments* begin with on *ranks*, to its end."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    variables = {**os.environ, "PYTHONPATH": f"{ROOT}/examples:{ROOT}", "OMP_NUM_THREADS": "1", **environment}
-    command = [*launcher, *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300)
+@pytest.fixture(scope="module")
+def torchrun(python_with_torch, digits) -> Callable[..., subprocess.CompletedProcess]:
+    """Return a function that runs the program that *arguments* begin with on *ranks*, to its end."""
+
+    def run(ranks: int, *arguments: object, **environment: str) -> subprocess.CompletedProcess:
+        python = python_with_torch if '"torchrun"' not in environment.get("RECORD", "") else sys.executable
+        launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python, **environment}
+        command = [*launcher, *map(str, arguments)]
+        return subprocess.run(command, cwd=digits, env=variables, capture_output=True, text=True, timeout=300)
+
+    return run
 
 
 def records(folder: Path, run: int) -> list[list[dict]]:
@@ -88,7 +95,7 @@ class Chain(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=range(SOAK))
-def killed(request, digits, tmp_path_factory) -> Chain:
+def killed(request, torchrun, tmp_path_factory) -> Chain:
     rng, folder = random.Random(request.param), tmp_path_factory.mktemp("records")
     arguments = [*line_of_the_readme()[1:-1], folder / "digits.pt"]
     test = arguments.index("--test")
@@ -98,7 +105,7 @@ def killed(request, digits, tmp_path_factory) -> Chain:
     for run, (ranks, end) in enumerate(ends):
         record = {"folder": str(folder), "run": run, "end": end}
         record |= {"rank": rng.randrange(ranks), "batch": rng.randrange(EVERY + 1, 20)} if end else {}
-        done = torchrun(ranks, digits, PROGRAM, *arguments, RECORD=json.dumps(record))
+        done = torchrun(ranks, PROGRAM, *arguments, RECORD=json.dumps(record))
         assert (done.returncode == 0) == (end is None), done.stderr
         assert ("exitcode  : 143 " in done.stderr) == (end == "preempted"), done.stderr
         runs.append((end, records(folder, run)))
@@ -108,9 +115,9 @@ def killed(request, digits, tmp_path_factory) -> Chain:
 
 
 @pytest.fixture(scope="module")
-def whole(digits) -> str:
+def whole(torchrun) -> str:
     """The output of the README's command line; its checkpoint is whole.pt."""
-    done = torchrun(2, digits, ROOT / line_of_the_readme()[0], *line_of_the_readme()[1:-1], "whole.pt")
+    done = torchrun(2, ROOT / line_of_the_readme()[0], *line_of_the_readme()[1:-1], "whole.pt")
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -11,7 +11,10 @@ from with_torch import DataLoader, ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Remote, ShardWriter, Stream, readers
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("quick_spawn"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
 DATA = [random.Random(number).randbytes(size) for number, size in enumerate((10, 100_000, 0, 300_000))]
 
 

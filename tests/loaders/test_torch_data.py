@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed
-from soak import SOAK
 from torch.utils.data import DataLoader
 
 from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, Stream, World, readers, torch_iterable
@@ -24,13 +23,10 @@ from tarshards.errors import TarshardsError, WorldError
 from tarshards.loaders.torch.shard_dataset import SharedEpochCounter
 
 pytestmark = [
+    pytest.mark.usefixtures("quick_spawn"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
-
-
-#: Each process begins with an import of torch; where other start methods go the same way, only `make soak` runs it.
-SPAWN = [pytest.param("spawn", marks=pytest.mark.soak)] * (SOAK > 1)
 
 
 def loader(dataset: ShardDataset, workers: int = 0, method: str = "fork", **options) -> DataLoader:
@@ -178,7 +174,7 @@ def test_workers_without_a_shard_are_idle(make_shards):
     assert sorted(classes(loader(ShardDataset(make_shards(2)), 4))) == list(range(6))
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", *SPAWN])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_epochs_advance_by_themselves_in_workers(make_shards, method, persistent):
     dataset = ShardDataset(make_shards(8), shuffle=True, seed=1)
@@ -407,7 +403,7 @@ def _late(rank: int, rendezvous: str, urls: str, method: str, queue) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("method", ["fork", *SPAWN])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_ranks_are_found_when_iteration_begins(make_shards, tmp_path, method):
     """All is made before init_process_group(), and the environment says nothing."""
     urls = make_shards(4, 10, index=True)

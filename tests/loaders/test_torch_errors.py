@@ -23,6 +23,7 @@ from tarshards.errors import (
 )
 
 pytestmark = [
+    pytest.mark.usefixtures("quick_spawn"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]

@@ -18,6 +18,7 @@ from tarshards.index.access import IndexedShards
 from tarshards.loaders.torch.shard_loader import ShardLoader
 
 pytestmark = [
+    pytest.mark.usefixtures("quick_spawn"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),

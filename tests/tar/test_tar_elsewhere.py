@@ -61,7 +61,7 @@ def by_us(archive):
 
 @example([("a", tarfile.REGTYPE, ""), ("a", tarfile.LNKTYPE, "a")], tarfile.PAX_FORMAT)
 @example([("a", tarfile.SYMTYPE, "b.x"), ("b.x", tarfile.SYMTYPE, "a")], tarfile.PAX_FORMAT)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(TYPES), st.sampled_from(NAMES)), max_size=7),
     st.sampled_from(FORMATS),
@@ -189,7 +189,7 @@ def test_what_is_wrong_with_a_sparse_member_is_said(archive, reason):
     assert [member.name for member in reading.members] == ["0.x"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=600), st.binary(max_size=600))
 def test_no_map_is_misread_silently(body, stored):
     head = pax(b"GNU.sparse.major=1", b"GNU.sparse.realsize=100") + header()

@@ -73,7 +73,7 @@ def calls_of(module, rule, buffers, loose, limit):
     return [*found, grouper.end(), grouper.end()]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=750, deadline=None)
 @given(
     pieces=st.lists(st.one_of(members(), members(), buffers()), min_size=1, max_size=3),
     loose=st.lists(st.lists(st.one_of(TIDY, NAMES), max_size=3), min_size=3, max_size=3),

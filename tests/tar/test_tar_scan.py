@@ -73,7 +73,7 @@ FULL = [
 @example(buffer=FULL[2], position=0, zeros=0, limit=0)
 @example(buffer=FULL[3], position=0, zeros=0, limit=0)
 @example(buffer=FULL[4], position=0, zeros=0, limit=0)
-@settings(max_examples=750, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(buffer=buffers(), position=st.one_of(st.just(0), POSITIONS), zeros=st.sampled_from([0, 0, 1, 7]), limit=LIMITS)
 def test_both_twins_say_the_same_of_any_buffer(buffer, position, zeros, limit):
     native = load_twin("native")

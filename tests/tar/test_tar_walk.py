@@ -83,7 +83,7 @@ def samples_in(archive, found):
     cut=0,
     concatenated=False,
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     archive=st.one_of(buffers(), SMALL_ARCHIVES.map(lambda members: pack(members) + END)),
     reads=st.tuples(st.integers(1, 3000), st.integers(1, 4000), st.integers(0, 1000)),

@@ -133,7 +133,7 @@ def what_comes_back(extension, value):
     return np.asarray(value) if extension == "npy" else value
 
 
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([*DATA, "raw", "html"]), st.sampled_from(["", ".gz"]), VALUES)
 def test_what_a_codec_takes_comes_back_with_its_type(extension, packed, value):
     field, stream = f"x.{extension}{packed}", io.BytesIO()
