@@ -140,6 +140,14 @@ def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample]
     return read_in_turn(shards, partial(read_shard, ledger=ledger, extents=True))
 
 
+def read_containing(shards: Sequence[Shard], text: bytes, *, ledger: Ledger) -> Iterator[Sample]:
+    """Yield those samples of all *shards* that may have *text* in a field, and some others; *ledger* counts all.
+
+    They are in the order of ``read_samples``. Samples are also yielded that have a text of UTF-16 or UTF-32 in a field.
+    """
+    return read_in_turn(shards, partial(read_shard, ledger=ledger, text=text))
+
+
 def _is_remote(location: Location) -> bool:
     try:
         return location.is_remote
@@ -169,12 +177,14 @@ def read_shard(
     location: Location | None = None,
     extents: bool = False,
     lazy: FieldNames | None = None,
+    text: bytes | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the sample or shard.
 
     It is read at its URL, or at *location*. With *extents*, the large fields of plain local files are not read, but
     each is an ``Extent``, which lasts until the next sample is taken. Each field that *lazy* names is a ``MemberFile``;
-    a shard that is compressed or a pipe is then an OpenError, and one whose samples lack the field a SampleError. The
+    a shard that is compressed or a pipe is then an OpenError, and one whose samples lack the field a SampleError. With
+    *text*, samples that cannot contain it are counted, but not yielded: see ``Grouper``. The
     other options are those of ``Opening``. What *shard* says of itself applies: it may be concatenated, its names may
     be split by another rule, and another number of samples is an error (if *split* is the default).
     """
@@ -201,7 +211,7 @@ def read_shard(
     try:
         with (
             open_shard(location) if files is None else files.open() as stream,
-            _Grouping(name, ledger, split, quarantine, expected) as grouping,
+            _Grouping(name, ledger, split, quarantine, expected, text) as grouping,
         ):
             leave: Any = _leave(stream, name) if extents else None if files is None else files.leave
             samples = read_archive(
@@ -304,8 +314,9 @@ class _Grouping:
         split: KeyRule,
         on_error: Callable[[SampleError], Any] | None,
         expected: int | None,
+        text: bytes | None = None,
     ):
-        self.grouper = Grouper(url, split, split is split_name)
+        self.grouper = Grouper(url, split, split is split_name, text, USUAL)
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
         self._split = split
         self._delivered = self._refused = self._fields = 0
@@ -315,13 +326,14 @@ class _Grouping:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        passed, fields = self.grouper.passed()
+        samples = self._delivered + passed
         if isinstance(error, TarError) and self._expected is not None:
-            lost = self._expected - self._delivered - self._refused
+            lost = self._expected - samples - self._refused
             error.cost = f"{lost} of {self._expected} samples lost; "
         if self._ledger is not None:
             broken_off = int(kind is GeneratorExit)
-            samples = self._delivered
-            self._ledger.count(broken_off=broken_off, samples=samples, streamed=samples, members=self._fields)
+            self._ledger.count(broken_off=broken_off, samples=samples, streamed=samples, members=self._fields + fields)
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
         """Return the samples that the members in a buffer complete; see ``read_archive``."""
@@ -341,7 +353,7 @@ class _Grouping:
     def end(self) -> Iterator[Sample]:
         """Yield the last sample; raise SampleError if there were not as many samples as expected."""
         yield from self.deliver(self.grouper.end())
-        found = self._delivered + self._refused
+        found = self._delivered + self.grouper.passed()[0] + self._refused
         if self._expected is not None and found != self._expected:
             raise wrong_number(found, self._expected, self._url)
 
