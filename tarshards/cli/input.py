@@ -224,6 +224,27 @@ class Input:
             return read_to_copy(self.shards, ledger=self.ledger)
         return read_samples(self.shards, on_error=self.ledger)
 
+    def containing(self, text: bytes, name: str) -> Iterator[Sample]:
+        """Yield the samples that the command line asks for, without most of those that do not have *text*.
+
+        *ledger* counts these as filtered by *name*. Where an option or the progress bar counts samples, none is left
+        out.
+        """
+        from tarshards.samples.read import read_containing
+
+        shows_progress = not self.quiet and sys.stderr.isatty()
+        if shows_progress or any(self.selection) or (self.count, self.slice, self.fields) != (None, None, None):
+            yield from self
+            return
+        found = 0
+        for found, sample in enumerate(read_containing(self.shards, text, ledger=self.ledger), 1):  # noqa: B007
+            yield sample
+        if passed := self._count_read() - found:
+            self.ledger.leave_out(name, passed)
+        elif not found:
+            self.check_nothing()
+            self.may_be_empty = True
+
     def _selected(self) -> Iterator[Sample]:
         """Yield the selected samples; only these are read where indexes or columns say which they are."""
         from tarshards.samples.read import read_samples
@@ -329,8 +350,7 @@ class Input:
         """Raise SampleError, which says what was read and became of it, unless a run without samples was asked for."""
         if self.may_be_empty:
             return
-        ledger, losses = self.ledger, self.losses
-        read = ledger.samples + ledger.failed + sum(ledger.filtered.values())
+        ledger, losses, read = self.ledger, self.losses, self._count_read()
         why = [f"{count} left out ({name})" for name, count in sorted(ledger.filtered.items())]
         why += [f"{count} members skipped ({name})" for name, count in sorted(ledger.skipped.items())]
         if losses.first is not None:
@@ -339,6 +359,9 @@ class Input:
         reason = f"no sample is left of the {read} that were read" if read else f"no samples{shards}"
         reason += f": {', '.join(why)}" if why else ""
         raise SampleError(reason if self.may_be_empty is None else f"{reason}; {ACCEPT}")
+
+    def _count_read(self) -> int:
+        return self.ledger.samples + self.ledger.failed + sum(self.ledger.filtered.values())
 
     def explained(self, error: TarshardsError) -> TarshardsError:
         """Return the *error* that ends the run, or one that says more where it is not the only one of its kind."""

@@ -101,7 +101,8 @@ def main(
     elif keys is not None:
         wanted = KeyFilter(read_keys(typed(keys)))
         conditions.insert(0, wanted)
-    samples = iter(source)
+    text = pattern.text if pattern is not None and not invert and most is None and not duplicates else b""
+    samples = source.containing(text, "targrep") if text else iter(source)
 
     def found() -> Iterator[Sample]:
         condition = counted(lambda s: all(holds(s) for holds in conditions) != invert, source.ledger, "targrep")

@@ -200,9 +200,9 @@ class Ledger:
         """Count a member that does not belong to a sample."""
         self._mine().skipped[reason] += 1
 
-    def leave_out(self, name: str) -> None:
-        """Count a sample that the filter *name* leaves out."""
-        self._mine().filtered[name] += 1
+    def leave_out(self, name: str, count: int = 1) -> None:
+        """Count a sample, or *count* samples, that the filter *name* leaves out."""
+        self._mine().filtered[name] += count
 
     def merge(self, other: Ledger) -> None:
         """Add the counts of *other*, which may come from another process or machine."""

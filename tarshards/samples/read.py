@@ -140,6 +140,14 @@ def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample]
     return read_in_turn(shards, partial(read_shard, ledger=ledger, extents=True))
 
 
+def read_containing(shards: Sequence[Shard], text: bytes, *, ledger: Ledger) -> Iterator[Sample]:
+    """Yield those samples of all *shards* that may have *text* in a field, and some others; *ledger* counts all.
+
+    They are in the order of ``read_samples``. Samples are also yielded that have a text of UTF-16 or UTF-32 in a field.
+    """
+    return read_in_turn(shards, partial(read_shard, ledger=ledger, text=text))
+
+
 def _is_remote(location: Location) -> bool:
     try:
         return location.is_remote
@@ -169,14 +177,16 @@ def read_shard(
     location: Location | None = None,
     extents: bool = False,
     lazy: FieldNames | None = None,
+    text: bytes | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the sample or shard.
 
     It is read at its URL, or at *location*. With *extents*, large fields of plain local files are not read; each is an
     ``Extent``, which is valid until the next sample is taken. Each field in *lazy* is a ``MemberFile``; a compressed
-    shard or a pipe then raises OpenError, and a shard whose samples lack the field SampleError. The other options are
-    those of ``Opening``. The properties of *shard* apply: it may be concatenated, its names may be split by another
-    rule, and a different number of samples is an error (if *split* is the default).
+    shard or a pipe then raises OpenError, and a shard whose samples lack the field SampleError. With *text*,
+    samples that cannot contain it are counted, but not yielded: see ``Grouper``. The other options are those of
+    ``Opening``. The properties of *shard* apply: it may be concatenated, its names may be split by another rule, and a
+    different number of samples is an error (if *split* is the default).
     """
     shard = Shard.of(shard)
     location = location or shard.location()
@@ -201,7 +211,7 @@ def read_shard(
     try:
         with (
             open_shard(location) if files is None else files.open() as stream,
-            _Grouping(name, ledger, split, quarantine, expected) as grouping,
+            _Grouping(name, ledger, split, quarantine, expected, text) as grouping,
         ):
             leave: Any = _leave(stream, name) if extents else None if files is None else files.leave
             samples = read_archive(
@@ -304,8 +314,9 @@ class _Grouping:
         split: KeyRule,
         on_error: Callable[[SampleError], Any] | None,
         expected: int | None,
+        text: bytes | None = None,
     ):
-        self.grouper = Grouper(url, split, split is split_name)
+        self.grouper = Grouper(url, split, split is split_name, text, USUAL)
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
         self._split = split
         self._delivered = self._refused = self._fields = 0
@@ -315,13 +326,14 @@ class _Grouping:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        passed, fields = self.grouper.passed()
+        samples = self._delivered + passed
         if isinstance(error, TarError) and self._expected is not None:
-            missing = self._expected - self._delivered - self._refused
+            missing = self._expected - samples - self._refused
             error.cost = f"{missing} of {self._expected} samples lost; "
         if self._ledger is not None:
             broken_off = int(kind is GeneratorExit)
-            samples = self._delivered
-            self._ledger.count(broken_off=broken_off, samples=samples, streamed=samples, members=self._fields)
+            self._ledger.count(broken_off=broken_off, samples=samples, streamed=samples, members=self._fields + fields)
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
         """Return the samples completed by the members in a buffer; see ``read_archive``."""
@@ -341,7 +353,7 @@ class _Grouping:
     def end(self) -> Iterator[Sample]:
         """Yield the last sample; raise SampleError if the number of samples is not as expected."""
         yield from self.deliver(self.grouper.end())
-        found = self._delivered + self._refused
+        found = self._delivered + self.grouper.passed()[0] + self._refused
         if self._expected is not None and found != self._expected:
             raise wrong_number(found, self._expected, self._url)
 

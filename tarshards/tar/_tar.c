@@ -392,7 +392,18 @@ typedef struct {
     PyObject *earlier;        /* keys: a list as long as they are sorted, which needs no look-up, then a set */
     int is_default;           /* whether Names may split names in place of split() */
     Names names;
+    Py_buffer text;           /* what samples are looked for by; its obj is NULL if all are found */
+    long long usual, passed_samples, passed_fields;
+    int is_found;             /* whether the open sample is */
+    Bytes spared;             /* the fields of the open sample that are not in it yet */
 } Grouper;
+
+/* The data of a field in the buffer that is read; the sample has None in their place. */
+typedef struct {
+    PyObject *field;
+    const char *begin;
+    int64_t size;
+} Spared;
 
 static PyObject *key_entry, *url_entry; /* "__key__", "__url__" */
 
@@ -417,6 +428,7 @@ typedef struct {
     const char *text, *begin;
     int64_t length, size;
     long long offset;
+    int is_found; /* whether its data may contain the text that is looked for */
 } Piece;
 
 static void replace(PyObject **place, PyObject *object) {
@@ -441,15 +453,51 @@ static int remember_in_set(Grouper *self) {
     return PySet_Add(self->earlier, self->key);
 }
 
+/* Put the data that were spared into the open sample. */
+static int take_spared(Grouper *self) {
+    const Spared *spared = (const Spared *)self->spared.data;
+    int failed = 0;
+    for (size_t i = 0; i < self->spared.used / sizeof *spared && !failed; i++) {
+        PyObject *data = PyBytes_FromStringAndSize(spared[i].begin, (Py_ssize_t)spared[i].size);
+        failed = !data || PyDict_SetItem(self->sample, spared[i].field, data) < 0;
+        Py_XDECREF(data);
+    }
+    self->spared.used = 0;
+    return failed ? -1 : 0;
+}
+
+/* Append the open sample to those that are found, or count it as passed over. */
+static int close_sample(Grouper *self, PyObject **samples) {
+    long long fields = (long long)PyDict_Size(self->sample) - 2;
+    int is_found = !self->text.obj || self->is_found || fields > self->usual;
+    int failed = is_found && take_spared(self) < 0;
+    self->spared.used = 0;
+    PyObject *sample = self->sample;
+    self->sample = NULL;
+    if (failed || !is_found) Py_DECREF(sample);
+    if (!is_found) {
+        self->passed_samples++;
+        self->passed_fields += fields;
+    }
+    return failed ? -1 : is_found ? append_to(samples, sample) : 0;
+}
+
+/* Return whether a field may contain the text that is looked for: as it is, or in the encoding of a byte order mark. *at
+   is where the text comes next, as far as that is known, NULL if not before *end*. */
+static int may_contain(const Grouper *self, const char *begin, int64_t size, const char *end, const char **at) {
+    if (size >= 2 && (!memcmp(begin, "\xff\xfe", 2) || !memcmp(begin, "\xfe\xff", 2))) return 1;
+    if (size >= 4 && !memcmp(begin, "\0\0\xfe\xff", 4)) return 1;
+    if (*at && *at < begin) *at = memmem(begin, (size_t)(end - begin), self->text.buf, (size_t)self->text.len);
+    return *at && *at + self->text.len <= begin + size;
+}
+
 /* Open a sample; 1 if one is open, 0 if the sample of the key is left out, -1 for an exception. */
 static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *finds) {
     int is_same = PyObject_RichCompareBool(key, self->key, Py_EQ);
     if (is_same < 0) return -1;
     if (self->sample) {
         if (is_same) return 1;
-        PyObject *sample = self->sample;
-        self->sample = NULL;
-        if (append_to(&finds->samples, sample) < 0) return -1;
+        if (close_sample(self, &finds->samples) < 0) return -1;
         if (PySet_Check(self->earlier)) {
             if (PySet_Add(self->earlier, self->key) < 0) return -1;
         } else {
@@ -465,6 +513,7 @@ static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *fi
         if (is_earlier) return is_earlier < 0 ? -1 : note_event(finds, NULL, key, Py_None, offset);
     }
     if (!(self->sample = PyDict_Copy(self->first))) return -1;
+    self->is_found = 0;
     return PyDict_SetItem(self->sample, key_entry, key) < 0 ? -1 : 1;
 }
 
@@ -472,11 +521,22 @@ static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *fi
    out. */
 static int add_field(Grouper *self, PyObject *field, const Piece *piece, Finds *finds) {
     Py_ssize_t before = PyDict_Size(self->sample);
+    self->is_found |= piece->is_found;
+    int is_spared = self->text.obj && !self->is_found && !piece->data;
     PyObject *data = piece->data ? Py_NewRef(piece->data)
+                     : is_spared ? Py_NewRef(Py_None)
                                  : PyBytes_FromStringAndSize(piece->begin, (Py_ssize_t)piece->size);
     int failed = !data || PyDict_SetItem(self->sample, field, data) < 0;
     Py_XDECREF(data);
-    if (failed || (PyDict_Size(self->sample) > before && data != Py_None)) return failed ? -1 : 0;
+    if (failed) return -1;
+    if (PyDict_Size(self->sample) > before && (is_spared || data != Py_None)) {
+        if (!is_spared) return self->is_found ? take_spared(self) : 0;
+        if (reserve(&self->spared, sizeof(Spared)) < 0) return -1;
+        *(Spared *)(self->spared.data + self->spared.used) = (Spared){field, piece->begin, piece->size};
+        self->spared.used += sizeof(Spared);
+        return 0;
+    }
+    self->spared.used = 0;
     Py_CLEAR(self->sample);
     return remember_in_set(self) < 0 ? -1 : note_event(finds, NULL, self->key, field, piece->offset);
 }
@@ -548,6 +608,7 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
     PyObject *last = NULL, *problem = NULL;
     Scan scan = {position, BLOCK, zeros_before, NULL, 0};
     Found found;
+    const char *at = view.buf;
     int failed = position < 0 || zeros_before < 0 || limit < 0;
     if (failed) PyErr_SetString(PyExc_ValueError, "position, zeros and limit must not be negative");
     while (!failed && !last && !problem && next_member(view.buf, view.len, limit, &scan, &found)) {
@@ -561,13 +622,19 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
             PyObject *name = PyUnicode_DecodeUTF8(found.name, found.name_length, "surrogateescape");
             failed = !name || note_event(&finds, found.kind, name, Py_None, piece.offset) < 0;
             Py_XDECREF(name);
-        } else if (add_piece(self, &piece, &finds) < 0)
-            problem = taken_exception();
+            continue;
+        }
+        if (self->text.obj)
+            piece.is_found = may_contain(self, piece.begin, piece.size, (const char *)view.buf + view.len, &at);
+        if (add_piece(self, &piece, &finds) < 0) problem = taken_exception();
     }
+    if (!failed) failed = take_spared(self) < 0; /* the sample may go on in the next buffer */
     PyBuffer_Release(&view);
     if (failed) {
         Py_XDECREF(finds.samples);
         Py_XDECREF(finds.events);
+        Py_XDECREF(problem);
+        Py_XDECREF(last);
         return NULL;
     }
     if (!problem) problem = Py_BuildValue("z", scan.problem);
@@ -581,6 +648,12 @@ static int add_given(Grouper *self, PyObject *member, Finds *finds) {
     PyObject *offset = PyTuple_GetItem(member, 2);
     if (!offset || (piece.offset = PyLong_AsLongLong(offset)) == -1) {
         if (PyErr_Occurred()) return -1;
+    }
+    if (self->text.obj && PyBytes_Check(piece.data)) {
+        const char *begin = PyBytes_AsString(piece.data);
+        Py_ssize_t size = PyBytes_Size(piece.data);
+        const char *at = memmem(begin, (size_t)size, self->text.buf, (size_t)self->text.len);
+        piece.is_found = may_contain(self, begin, size, begin + size, &at);
     }
     if (self->is_default && PyUnicode_Check(piece.name)) {
         Py_ssize_t length;
@@ -613,11 +686,14 @@ static PyObject *grouper_next(PyObject *object, PyObject *members) {
 static PyObject *grouper_end(PyObject *object, PyObject *none) {
     (void)none;
     Grouper *self = (Grouper *)object;
-    PyObject *samples = PyList_New(0), *sample = self->sample;
-    if (!samples || !sample) return samples;
-    self->sample = NULL;
-    if (append(samples, sample) < 0) Py_CLEAR(samples);
+    PyObject *samples = PyList_New(0);
+    if (samples && self->sample && close_sample(self, &samples) < 0) Py_CLEAR(samples);
     return samples;
+}
+
+static PyObject *grouper_passed(PyObject *object, PyObject *none) {
+    (void)none;
+    return Py_BuildValue("LL", ((Grouper *)object)->passed_samples, ((Grouper *)object)->passed_fields);
 }
 
 static int grouper_traverse(PyObject *object, visitproc visit, void *arg) {
@@ -648,25 +724,30 @@ static void grouper_dealloc(PyObject *object) {
     PyObject_GC_UnTrack(object);
     grouper_clear(object);
     PyMem_Free(((Grouper *)object)->names.key.data);
+    PyMem_Free(((Grouper *)object)->spared.data);
+    PyBuffer_Release(&((Grouper *)object)->text);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
 static PyObject *grouper_new(PyTypeObject *type, PyObject *args, PyObject *options) {
-    PyObject *url, *split;
+    PyObject *url, *split, *text = Py_None;
     int is_default;
+    long long usual = 0;
     if (options && PyDict_Size(options)) return PyErr_Format(PyExc_TypeError, "Grouper takes no keywords");
-    if (!PyArg_ParseTuple(args, "OOp:Grouper", &url, &split, &is_default)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOp|OL:Grouper", &url, &split, &is_default, &text, &usual)) return NULL;
     Grouper *self = (Grouper *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return NULL;
     self->split = Py_NewRef(split);
     self->is_default = is_default;
+    self->usual = usual;
     self->fields = PyList_New(0);
     self->first = PyDict_New();
     self->key = PyUnicode_FromString("");
     self->earlier = PyList_New(0);
     if (!self->fields || !self->first || !self->key || !self->earlier ||
-        PyDict_SetItem(self->first, key_entry, Py_None) < 0 || PyDict_SetItem(self->first, url_entry, url) < 0)
+        PyDict_SetItem(self->first, key_entry, Py_None) < 0 || PyDict_SetItem(self->first, url_entry, url) < 0 ||
+        (text != Py_None && PyObject_GetBuffer(text, &self->text, PyBUF_SIMPLE) < 0))
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -675,6 +756,7 @@ static PyMethodDef grouper_methods[] = {
     {"read", grouper_read, METH_VARARGS, "Group the members in a buffer."},
     {"next", grouper_next, METH_O, "Group members up to the next sample or event."},
     {"end", grouper_end, METH_NOARGS, "Return the sample that is open."},
+    {"passed", grouper_passed, METH_NOARGS, "Return how many samples, and fields of these, were passed over."},
     {NULL, NULL, 0, NULL},
 };
 

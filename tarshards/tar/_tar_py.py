@@ -37,6 +37,7 @@ KINDS = {
     0x44: "directory",  # "D", GNU's with a list of its contents
     0x56: "volume label",  # "V"
 }
+WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")  # byte order marks of UTF-16 and UTF-32
 AFTER_END = "members after the end of the archive"
 CONTINUED = "continued members of multi-volume archives are not supported"
 GLOBAL_PLACE = "a global pax header that sets path, size, linkpath or a sparse map is not supported"
@@ -201,10 +202,21 @@ class Grouper:
     - A *kind*: a member that is not a regular file, or "" for one without a key.
     - None: a fault. The sample of the key *name* is left out, with the adjacent members of that key: its *field*
       occurs a second time, or, if that is None, its key occurred before, in another sample.
+
+    With *text*, samples that cannot contain it are not made, but passed over: those with no field that has these bytes,
+    or begins with a byte order mark of UTF-16 or UTF-32, and with at most *usual* fields. ``passed()`` counts them.
     """
 
-    def __init__(self, url: str, split: Callable[[str], tuple[str, str] | None], is_default: bool):
-        self._url, self._split = url, split
+    def __init__(
+        self,
+        url: str,
+        split: Callable[[str], tuple[str, str] | None],
+        is_default: bool,
+        text: bytes | None = None,
+        usual: int = 0,
+    ):
+        self._url, self._split, self._text, self._usual = url, split, text, usual
+        self._passed = (0, 0)
         self._key = ""
         self._sample: dict[str, Any] = {}
         self._earlier: list[str] | set[str] = []  # keys; a list as long as they are sorted, which needs no look-up
@@ -255,8 +267,7 @@ class Grouper:
             return
         if parts[0] != self._key or not self._sample:
             if self._sample:
-                samples.append(self._sample)
-                self._sample = {}
+                samples += self.end()
                 if isinstance(self._earlier, list):
                     self._earlier.append(self._key)
                     if parts[0] < self._key:
@@ -279,9 +290,22 @@ class Grouper:
         events.append((len(samples), None, self._key, parts[1], offset))
 
     def end(self) -> list[dict[str, Any]]:
-        """Return a list with the open sample, or an empty list."""
+        """Return a list with the open sample, or an empty list if there is none or it is passed over."""
         sample, self._sample = self._sample, {}
-        return [sample] if sample else []
+        if not sample:
+            return []
+        fields = len(sample) - 2
+        if self._text is None or fields > self._usual or any(map(self._may_contain, list(sample.values())[2:])):
+            return [sample]
+        self._passed = self._passed[0] + 1, self._passed[1] + fields
+        return []
+
+    def _may_contain(self, data: Any) -> bool:
+        return isinstance(data, bytes) and (data.startswith(WIDE_MARKS) or self._text in data)
+
+    def passed(self) -> tuple[int, int]:
+        """Return how many samples, and fields of these, were passed over."""
+        return self._passed
 
 
 def walk(

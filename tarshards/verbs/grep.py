@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tarshards.samples.conditions import Condition
 
 Reject = Callable[[Sample, TarshardsError], Any]
+META = frozenset(r".^$*+?{}[]\|()")  # characters that mean something else in a regular expression
 
 
 class Pattern:
@@ -36,7 +37,8 @@ class Pattern:
     ``split_fields`` returns them: of several alternatives the first that the sample has, ``__key__`` for its key; by
     default all fields. *fixed* patterns are plain texts. Raises ValueError for a malformed regular expression.
 
-    ``missing`` counts, by alternatives, the samples that have none of them and so cannot match there.
+    ``missing`` counts, by alternatives, the samples that have none of them and so cannot match there. ``text`` is what
+    every sample that matches has in one of its fields, as far as that is known: a single pattern that is plain text.
 
     >>> pattern = Pattern(["^cat"], ignore_case=True)
     >>> pattern({"__key__": "a", "txt": b"a dog\\nCats"}), pattern({"__key__": "cat", "txt": b"a cat"})
@@ -55,6 +57,9 @@ class Pattern:
         self.missing: Counter[str] = Counter()
         flags = re.MULTILINE | (re.IGNORECASE if ignore_case else 0)
         self._searches: list[tuple[Any, Any]] = []
+        patterns = list(patterns)
+        is_plain = len(patterns) == 1 and (fixed or not META.intersection(patterns[0]))
+        self.text = patterns[0].encode(errors="replace") if is_plain and fields is None and not ignore_case else b""
         for pattern in patterns:
             expression = re.escape(pattern) if fixed else pattern
             try:

@@ -6,6 +6,7 @@ import io
 import sys
 from collections import Counter
 from contextlib import suppress
+from itertools import chain
 
 import pytest
 from hypothesis import example, given, settings
@@ -94,6 +95,40 @@ def test_both_twins_group_any_members_alike(pieces, loose, rule, limit):
 
 
 @pytest.mark.parametrize("name", TWINS)
+@settings(max_examples=500, deadline=None)
+@given(
+    pieces=st.lists(st.one_of(members(), buffers()), min_size=1, max_size=3),
+    loose=st.lists(st.lists(st.one_of(TIDY, NAMES), max_size=3), min_size=3, max_size=3),
+    rule=st.sampled_from(RULES[:3]),
+    text=st.sampled_from([b"1", b"x", b"xxx", b"a.x", bytes(3), b"1\0", b"ustar"]),
+    usual=st.sampled_from([1, 64]),
+)
+def test_samples_that_cannot_contain_a_text_are_passed_over(name, pieces, loose, rule, text, usual):
+    def calls(*looked_for):
+        grouper = load_twin(name).Grouper("u", *rule, *looked_for)
+        samples, events, reached = [], [], []
+        for buffer, names in zip(pieces, loose):
+            first = grouper.read(buffer, 0, 0, MEMBER_LIMIT, 0)
+            reached.append(first[2:])
+            given = ((name, b"11" if len(name) % 2 else b"\xfe\xff\0a", 7) for name in names)
+            for found in chain([first], iter(lambda: grouper.next(given), None)):  # noqa: B023
+                samples += found[0]
+                events += [event[1:] for event in found[1]]
+        return samples + grouper.end(), events, reached, grouper.passed()
+
+    everything, events, reached, nothing = calls()
+    assert nothing == (0, 0)
+    wanted = [
+        sample
+        for sample in everything
+        if len(sample) - 2 > usual or any(text in data or data[:2] == b"\xfe\xff" for data in list(sample.values())[2:])
+    ]
+    passed = len(everything) - len(wanted)
+    fields = sum(map(len, everything)) - sum(map(len, wanted)) - 2 * passed
+    assert calls(text, usual) == (wanted, events, reached, (passed, fields))
+
+
+@pytest.mark.parametrize("name", TWINS)
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(TIDY, NAMES), max_size=40))
 def test_twins_group_as_one_thinks_of_it(name, names):
@@ -173,6 +208,7 @@ def test_native_groupers_keep_nothing():
     def use():
         for archive in archives:
             for rule in RULES:
+                native.Grouper("u", *rule, b"1").read(archive, 0, 0, MEMBER_LIMIT, 0)
                 grouper = native.Grouper("u", *rule)
                 grouper.read(archive, 0, 0, MEMBER_LIMIT, 0)
                 for name in ("a.x", "\udcff.x", "b"):
