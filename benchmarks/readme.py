@@ -1,4 +1,4 @@
-"""The README's tables of figures: rows and columns of the summary in RESULTS.md, in words. Run as a program, it rewrites them."""
+"""The README's tables of figures: rows and columns of the summary in RESULTS.md. Run as a program, it rewrites them."""
 
 from __future__ import annotations
 
