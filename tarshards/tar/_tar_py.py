@@ -301,6 +301,7 @@ class Grouper:
         return []
 
     def _may_contain(self, data: Any) -> bool:
+        assert self._text is not None
         return isinstance(data, bytes) and (data.startswith(WIDE_MARKS) or self._text in data)
 
     def passed(self) -> tuple[int, int]:
