@@ -436,7 +436,7 @@ def test_repair_opens_scans_and_judges_a_damaged_shard_once(tmp_path, monkeypatc
     for name in (
         "storage.location.Location.open",
         "samples.resync.walking._pieces",
-        "verbs.check.headers.walk",
+        "verbs.check.header_scan.walk",
         "samples.resync.judging._judge_segments",
     ):
         function = pydoc.locate(f"tarshards.{name}")
