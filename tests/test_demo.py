@@ -3,7 +3,6 @@
 import importlib
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -19,9 +18,15 @@ ROOT = Path(__file__).parents[1]
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
-def run_demo(*arguments):
-    command = [sys.executable, "notebooks/digits.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+@pytest.fixture
+def run_demo(python_with_torch):
+    """Return a function that runs the program."""
+
+    def run(*arguments):
+        command = [python_with_torch, "notebooks/digits.py", *map(str, arguments)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+
+    return run
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ def digits(monkeypatch):
     return importlib.import_module("digits")
 
 
-def test_the_demo_learns_and_accounts_for_every_sample(tmp_path):
+def test_the_demo_learns_and_accounts_for_every_sample(run_demo, tmp_path):
     demo = run_demo("--data", tmp_path)
     assert (demo.returncode, warnings_of(demo.stderr)) == (0, "")
     assert "wrote      8 shards, 1797 samples" in demo.stdout
@@ -43,7 +48,7 @@ def test_the_demo_learns_and_accounts_for_every_sample(tmp_path):
     assert accuracies[-1] >= 95
 
 
-def test_the_demo_fails_below_its_goal(tmp_path):
+def test_the_demo_fails_below_its_goal(run_demo, tmp_path):
     demo = run_demo("--data", tmp_path, "--epochs", 1)
     assert demo.returncode == 1
     assert re.fullmatch(r"Error: [\d.]+% after 1 epochs; the goal is 95%\n", warnings_of(demo.stderr))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -19,14 +18,14 @@ def benchmarks(monkeypatch):
 
 
 @pytest.fixture
-def examine(tmp_path):
+def examine(tmp_path, python_with_torch):
     """Return a function that gives the outcomes of a smoke run's faults for a peer in this environment."""
     from environments import PEERS, read_peer
     from faults import FAULTS, SMOKE_FAULTS
     from faults import examine as outcomes
 
     some = [fault for fault in FAULTS if fault.name in SMOKE_FAULTS]
-    return lambda peer: outcomes(read_peer(PEERS / f"{peer}.py"), sys.executable, some, tmp_path)
+    return lambda peer: outcomes(read_peer(PEERS / f"{peer}.py"), python_with_torch, some, tmp_path)
 
 
 def test_python_tarfile_says_that_a_shard_is_truncated_and_nothing_else(examine):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from programs import load_kernel
+from soak import SOAK
 from with_torch import ShardDataset
 
 from tarshards import IndexedShards, Ledger, Stream, TarWriter, read_samples
@@ -164,8 +165,10 @@ def assert_nothing_is_lost(shard: Shard, data: bytes, url: Path, name: str) -> s
 def test_a_hole_at_every_block_is_told_or_costs_no_sample(tmp_path, twin, count, size, kind):
     shard, url = Shard(count, size, kind), tmp_path / "a.tar"
     seen = set()
-    for hole in HOLES:
+    for number, hole in enumerate(HOLES):
         for start in range(0, len(shard.data), BLOCK):
+            if twin == "python" and start // BLOCK % len(HOLES) != number and SOAK == 1:
+                continue  # of the slow one, a hole of one of the sizes begins at each block
             data = shard.holed(start, hole)
             headers = sum(start <= offset < start + hole for offset in shard.offsets[:-1])
             came = assert_nothing_is_lost(shard, data, url, "members")

@@ -178,6 +178,7 @@ def test_fields(write, tmp_path):
     assert IndexedShards(urls)[11]["big"] == samples[11]["big"]
 
 
+@pytest.mark.usefixtures("quick_spawn")
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])
 def test_as_a_map_style_dataset(make_uneven, method):
     found = IndexedShards(make_uneven([3, 0, 9]))

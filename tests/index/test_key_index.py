@@ -69,7 +69,7 @@ KEYS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(keys=st.lists(KEYS, min_size=1, max_size=5), bits=st.sampled_from([64, 64, 2, 0]))
 def test_all_keys_are_found_and_no_others(tmp_path_factory, keys, bits):
     folder = tmp_path_factory.mktemp("keys")

@@ -6,7 +6,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -91,11 +90,11 @@ def draw_ops(rng: random.Random, loader: str) -> list[list[Any]]:
     return chosen
 
 
-def run(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]] | None:
+def run(python: str, folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Run a process; None if it was to be killed and was."""
     path = folder / "settings.json"
     path.write_text(json.dumps(settings))
-    done = subprocess.run([sys.executable, str(PROCESS), str(path)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([python, str(PROCESS), str(path)], capture_output=True, text=True, timeout=300)
     if settings["kill"] and done.returncode == -signal.SIGKILL:
         return None
     assert done.returncode == 0, done.stderr
@@ -108,7 +107,7 @@ def closes(counts: dict[str, int]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(4 * SOAK))
-def test_a_chain_of_processes(tmp_path, seed):
+def test_a_chain_of_processes(tmp_path, python_with_torch, seed):
     rng = random.Random(f"chains/{seed}")
     loader = ("stream", "shards", "arrays", "dataset")[seed % 4]
     if loader in ("shards", "dataset"):
@@ -131,7 +130,7 @@ def test_a_chain_of_processes(tmp_path, seed):
         step = (1 if loader == "stream" else settings["batch"]) * settings["ranks"]
         settings["stop"] = rng.choice([None, *range(1, left // step)]) if processes_left else None
         settings["kill"] = settings["stop"] is not None and rng.random() < 0.2
-        results = run(tmp_path, settings)
+        results = run(python_with_torch, tmp_path, settings)
         if results is None:
             continue  # what it delivered is delivered again
         if is_replayed:

@@ -88,6 +88,7 @@ def _work(ledger: Ledger, samples: int) -> None:
     ledger.report()
 
 
+@pytest.mark.usefixtures("quick_spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_copies_in_other_processes_report_home(method):
@@ -119,6 +120,7 @@ def _keep_a_ledger(queue) -> None:
     queue.put(kept._mailbox.path)
 
 
+@pytest.mark.usefixtures("quick_spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_the_mailbox_goes_with_its_process(method):

@@ -295,7 +295,7 @@ FAULTS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(FAULTS, max_size=12), st.sampled_from([800, 4000, 1 << 20]))
 def test_the_right_bytes_or_an_error(answers, budget):
     body = random.Random(0).randbytes(25_000)
