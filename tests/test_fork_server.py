@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 import fork_server
 import pytest
@@ -82,3 +83,24 @@ def test_after_the_end_of_the_server_tools_start_by_themselves(run, tmp_path):
     with fork_server.serving(tmp_path / "bin"):
         pass
     assert run("tarcat --version", f"{tmp_path}/bin:{os.environ['PATH']}")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-c", "import sys; print(sys.argv, sys.path[0], __name__); sys.exit('no')", "a", "-b"],
+        ["program.py", "a"],
+        ["-m", "program", "a"],
+        ["-u", "-W", "error", "-c", "import warnings; warnings.warn('told')"],
+        ["-W", "ignore", "-c", "import warnings; warnings.warn('told'); import os; os.kill(os.getpid(), 15)"],
+        ["-X", "utf8", "-c", "print(1)"],
+    ],
+)
+def test_a_python_that_is_a_fork_does_what_a_process_does(tmp_path, python_with_torch, words):
+    (tmp_path / "program.py").write_text("import sys\nprint(sys.argv[1:], __name__)\nsys.exit(3)\n")
+    forked, begun = (
+        subprocess.run([python, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        for python in (python_with_torch, sys.executable)
+    )
+    assert (forked.returncode, forked.stdout) == (begun.returncode, begun.stdout)
+    assert forked.stderr.splitlines()[-1:] == begun.stderr.splitlines()[-1:]
