@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.loaders import dali as dali
     from tarshards.loaders.arrays import augment as augment
     from tarshards.loaders.arrays import readers as readers
-    from tarshards.loaders.arrays.loader import ArrayLoader as ArrayLoader
+    from tarshards.loaders.arrays.array_loader import ArrayLoader as ArrayLoader
     from tarshards.loaders.torch.dataset import ShardDataset as ShardDataset
     from tarshards.loaders.torch.dataset import torch_iterable as torch_iterable
     from tarshards.loaders.torch.loader import ShardLoader as ShardLoader

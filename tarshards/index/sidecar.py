@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from zlib import crc32
 
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError
-from tarshards.index._sidecars_py import BEGINNING, Head, parse_head
+from tarshards.index._sidecars_py import BEGINNING, SidecarHead, parse_head
 from tarshards.index.member_table import IS_COMPILED, MemberTable, layout
 from tarshards.samples.fields import FieldNames, find_field
 from tarshards.samples.keys import Split
@@ -110,7 +110,7 @@ class Index:
     digest: bytes | None = None
     faults: Mapping[int, Fault] = MappingProxyType({})  # one object for all shards without any
     elsewhere: Mapping[int, list[Step]] = MappingProxyType({})
-    _sidecar: bytes | Any = None  # what is read of it in place, if it was loaded
+    _sidecar: bytes | Any = None  # the sidecar, mapped or in memory, if it was loaded
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
     split: str = "first"
     url: str | None = None  # the sidecar's, if it was read, for messages
@@ -142,7 +142,7 @@ class Index:
 
     @cached_property
     def table(self) -> MemberTable:
-        """The members in the sidecar, read in place."""
+        """The members in the sidecar, which is read as it is."""
         packed = self.pack()
         fields = tuple(field.encode("utf-8", "surrogateescape") for field in self.fields)
         return MemberTable(packed, layout(packed), fields, self.shard_size, -1 if self.end is None else self.end)
@@ -162,8 +162,8 @@ class Index:
         import msgpack
 
         packed = self._sidecar if isinstance(self._sidecar, bytes) else self._sidecar.read(0, len(self._sidecar))
-        places = layout(packed)
-        found = {name: packed[slice(*places[name])] for name in names if name in places}
+        ranges = layout(packed)
+        found = {name: packed[slice(*ranges[name])] for name in names if name in ranges}
         if "keys" in found:
             found["keys"] = msgpack.unpackb(found["keys"], unicode_errors="surrogateescape")
         return found
@@ -182,14 +182,14 @@ class Index:
         """Return the key of a sample."""
         return self.table.key(sample) if self._sidecar is not None else self.keys[sample]
 
-    def place(self, member: int) -> tuple[int, int]:
+    def data_range(self, member: int) -> tuple[int, int]:
         """Return the offset and the size of a member's data in the shard."""
-        _, _, offset, size = self.table.place(member)
+        _, _, offset, size = self.table.entry(member)
         return offset, size
 
     def named(self, member: int) -> tuple[str, str]:
         """Return the key and the field of a member."""
-        sample, field, _, _ = self.table.place(member)
+        sample, field, _, _ = self.table.entry(member)
         return self.key(sample), self.fields[field]
 
     def firsts(self, samples: np.ndarray) -> np.ndarray:
@@ -201,13 +201,13 @@ class Index:
         self.table.read_firsts(samples, out)
         return out
 
-    def places(self, members: np.ndarray) -> np.ndarray:
+    def entries(self, members: np.ndarray) -> np.ndarray:
         """Return the sample, field, offset and size of each member: int64, a row each."""
         import numpy as np
 
         members = np.ascontiguousarray(members, np.int64)
         out = np.empty((len(members), 4), np.int64)
-        self.table.read_places(members, out)
+        self.table.read_entries(members, out)
         return out
 
     @cached_property
@@ -239,17 +239,17 @@ class Index:
     def content_size(self, member: int) -> int:
         """Return the bytes of a member's content."""
         steps = self.elsewhere.get(member)
-        return steps[-1].size if steps else self.place(member)[1]
+        return steps[-1].size if steps else self.data_range(member)[1]
 
     def not_plain(self, member: int, url: str) -> ShardIndexError:
         """Return the error of a link or sparse member for those who need its bytes in the shard, which is *url*."""
         reason = "a link or a sparse member, whose content is not after its header; copy the shard with `tarcat -o`"
         key, field = self.named(member)
-        return ShardIndexError(reason, url=url, offset=self.place(member)[0] - BLOCK, key=key, field=field)
+        return ShardIndexError(reason, url=url, offset=self.data_range(member)[0] - BLOCK, key=key, field=field)
 
     def fields_of(self, sample: int) -> list[str]:
         """Return the fields of a sample."""
-        return [self.fields[self.table.place(member)[1]] for member in range(*self.table.span(sample))]
+        return [self.fields[self.table.entry(member)[1]] for member in range(*self.table.span(sample))]
 
     def members_of(self, field: str) -> np.ndarray:
         """Return the numbers of the members that are of *field*, in the order of the shard; not of samples at fault."""
@@ -308,10 +308,10 @@ class Index:
         if covered[-len(CHECKSUM) :] != CHECKSUM or crc32(covered) != int.from_bytes(packed[-4:], "big"):
             raise ShardIndexError(_what_is_wrong(packed), url=url)
         try:
-            places = layout(packed)
-            if missing := NEEDED - places.keys():
+            ranges = layout(packed)
+            if missing := NEEDED - ranges.keys():
                 raise ValueError(f"no {min(missing)}")
-            found = {name: packed[slice(*places[name])] for name in places.keys() - UNREAD}
+            found = {name: packed[slice(*ranges[name])] for name in ranges.keys() - UNREAD}
             fields, encoded = _read_fields(found.pop("fields"))
             small = {name: msgpack.unpackb(value, unicode_errors="surrogateescape") for name, value in found.items()}
             if small["format"] != FORMAT or small["version"] not in (VERSION, WITH_FAULTS):
@@ -327,10 +327,10 @@ class Index:
             if "elsewhere" in small:
                 index.elsewhere = {member: [Step(*step) for step in steps] for member, *steps in small["elsewhere"]}
             index._sidecar = packed
-            problem = _inconsistency(index, places)
+            problem = _inconsistency(index, ranges)
             if problem is None:
                 end = -1 if index.end is None else index.end
-                index.table = MemberTable(packed, places, encoded, index.shard_size, end)
+                index.table = MemberTable(packed, ranges, encoded, index.shard_size, end)
                 problem = _wrong_mark(index)
         except ShardIndexError:
             raise
@@ -435,7 +435,11 @@ class Index:
     def check(self, ranges: Ranges) -> None:
         """Raise ShardIndexError unless *ranges* reads the shard that was indexed."""
         self.check_size(ranges.size)
-        ends = [self.place(member)[0].to_bytes(8, "little") for member in (0, self.members - 1)] if self.members else []
+        ends = (
+            [self.data_range(member)[0].to_bytes(8, "little") for member in (0, self.members - 1)]
+            if self.members
+            else []
+        )
         if fingerprint(ranges, b"".join(ends)) != self.fingerprint:
             reason = f"stale: the shard's headers have changed since it was indexed; {REBUILD}"
             raise ShardIndexError(reason, url=self.url)
@@ -447,7 +451,7 @@ class Index:
         """The offset of the block that is zeros as long as nothing was appended to the shard; None if not known."""
         if self.end is not None or not self.members:
             return self.end
-        end = sum(self.place(self.members - 1))
+        end = sum(self.data_range(self.members - 1))
         return end + padding(end)
 
     def check_end(self, block: bytes) -> None:
@@ -597,11 +601,11 @@ def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | Non
                 location = Location.of(url, remote)
                 Index.load(location).check_split(splits[number])
     columns = {}
-    for name, told in zip(COUNTS, (counts, sizes)):
-        columns[name] = told.tolist()
-        if len(told) < len(shards):
+    for name, said in zip(COUNTS, (counts, sizes)):
+        columns[name] = said.tolist()
+        if len(said) < len(shards):
             columns[name] = shards.column(name).copy()
-            for number, value in zip(numbers, told):
+            for number, value in zip(numbers, said):
                 columns[name][number] = value
     return shards.replace(**columns), []
 
@@ -628,14 +632,14 @@ def _read_some(urls: list[str], remote: Remote | None) -> array[int]:
             if len(folders) == 1:
                 found = heads
             elif len(heads) == 3 * len(numbers):
-                for place, number in enumerate(numbers):
-                    found[3 * number : 3 * number + 3] = heads[3 * place : 3 * place + 3]
+                for i, number in enumerate(numbers):
+                    found[3 * number : 3 * number + 3] = heads[3 * i : 3 * i + 3]
     if len(found) != 3 * len(urls):
         found = array("q", [-1, -1, -1] * len(urls))
     if min(found) < 0:
-        for place, url in enumerate(urls):
-            if found[3 * place] < 0:
-                found[3 * place : 3 * place + 3] = array("q", _find_head(Location.of(url, remote)))
+        for i, url in enumerate(urls):
+            if found[3 * i] < 0:
+                found[3 * i : 3 * i + 3] = array("q", _find_head(Location.of(url, remote)))
     return found
 
 
@@ -675,7 +679,7 @@ def has_ranges(url: str | Location) -> bool:
     return True
 
 
-def read_head(shard_url: str | Location) -> Head:
+def read_head(shard_url: str | Location) -> SidecarHead:
     """Return what the beginning of a shard's sidecar says; raise ShardIndexError where it is missing or damaged."""
     location = index_location(shard_url)
     try:
@@ -808,7 +812,7 @@ def _read_fields(packed: bytes) -> tuple[list[str], tuple[bytes, ...]]:
     return fields, tuple(field.encode("utf-8", "surrogateescape") for field in fields)
 
 
-def _inconsistency(index: Index, places: dict[str, tuple[int, int]]) -> str | None:
+def _inconsistency(index: Index, ranges: dict[str, tuple[int, int]]) -> str | None:
     """Return what is impossible in the head of *index*, None if nothing is."""
     if index.digest is not None and not (type(index.digest) is bytes and len(index.digest) == DIGEST):
         return "a digest that is none"
@@ -818,7 +822,7 @@ def _inconsistency(index: Index, places: dict[str, tuple[int, int]]) -> str | No
         return "a number of archives that is none"
     if type(index.shard_size) is not int or not 0 <= index.shard_size < 1 << 60:
         return "a size that is not a number of bytes"
-    if "crc32" in places and int.__sub__(*places["crc32"]) != int.__sub__(*places["sample"]):
+    if "crc32" in ranges and int.__sub__(*ranges["crc32"]) != int.__sub__(*ranges["sample"]):
         return "arrays of different lengths"
     if index.end is not None and not (isinstance(index.end, int) and 0 <= index.end <= index.shard_size):
         return "an end of the archive that is beyond the shard's end"
@@ -828,7 +832,7 @@ def _inconsistency(index: Index, places: dict[str, tuple[int, int]]) -> str | No
 def _wrong_mark(index: Index) -> str | None:
     """Return what is impossible in the samples at fault, and the links and sparse members, of *index*."""
     if not all(_is_fault(sample, fault, len(index)) for sample, fault in index.faults.items()):
-        return "a fault without a sample, reason or place"
+        return "a fault without a sample, reason or offset"
     if not all(_are_steps(member, steps, index) for member, steps in index.elsewhere.items()):
         return "a link or sparse member without the steps to its content"
     return None
@@ -848,5 +852,5 @@ def _are_steps(member: Any, steps: list[Any], index: Index) -> bool:
 
 def _is_fault(sample: Any, fault: Any, samples: int) -> bool:
     reason, offset, field = fault
-    is_placed = isinstance(offset, int) and isinstance(field, (str, type(None)))
-    return isinstance(sample, int) and 0 <= sample < samples and isinstance(reason, str) and is_placed
+    has_offset = isinstance(offset, int) and isinstance(field, (str, type(None)))
+    return isinstance(sample, int) and 0 <= sample < samples and isinstance(reason, str) and has_offset

@@ -9,10 +9,10 @@ from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from tarshards.epoch.options import EpochOptions, Tail
+from tarshards.epoch.epoch_options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, check_function, shortened, whole_number
-from tarshards.index.options import Opening
+from tarshards.index.shard_options import Opening
 from tarshards.samples.codecs.decoding import Decoding, decoding_of
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import KeyRule, Split, split_name
@@ -429,9 +429,9 @@ class Stream:
             raise TypeError("select comes before the ops")
         if where is None and keys is None and drop is None:
             raise TypeError("select takes a condition, keys= or drop=")
-        from tarshards.epoch.selection import Choice
+        from tarshards.epoch.selection import SampleChoice
 
-        return self._over(self.source.selected(Choice(where, keys, drop, fields, on_error, executor)))
+        return self._over(self.source.selected(SampleChoice(where, keys, drop, fields, on_error, executor)))
 
     def _over(self, source: Any) -> Self:
         """A stream like this one, over another source and without ops."""

@@ -163,7 +163,7 @@ def _read_indexed(location: Location, ledger: Ledger, place: Place) -> Iterator[
     try:
         yield from part.read(shards, ledger)
     finally:
-        ledger.count(samples=part.taken - part.lost, members=part.members)
+        ledger.count(samples=part.taken - part.quarantined, members=part.members)
     ledger.count(broken_off=-1, shards=1)
     try:
         shards.verify()

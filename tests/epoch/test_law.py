@@ -26,7 +26,7 @@ Plans = Callable[[int], PlannedEpoch]  # the plan of an epoch
 
 def delivered(plan: PlannedEpoch, first: np.ndarray) -> list[np.ndarray]:
     """Return the samples of each rank in their order, as numbers over all shards."""
-    shards, numbers = plan.unpacked[plan.places(np.arange(len(plan)))]
+    shards, numbers = plan.unpacked[plan.sample_positions(np.arange(len(plan)))]
     samples = first[shards] + numbers
     if plan.sizes is not None:
         ends = np.cumsum(plan.sizes)[:-1]

@@ -30,7 +30,7 @@ from tarshards import (
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher
-from tarshards.index.headers import Window
+from tarshards.index.header_checks import Window
 from tarshards.index.member_table import IS_COMPILED
 from tarshards.storage import traffic, transfer
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock

@@ -18,7 +18,7 @@ from soak import SOAK
 from tarshards.errors import ShardIndexError
 from tarshards.index import _headers_py
 from tarshards.index.build import build_index
-from tarshards.index.headers import check_header
+from tarshards.index.header_checks import check_header
 from tarshards.index.sidecar import FORMATS, Index
 from tarshards.storage.ranges import LocalRanges
 
@@ -166,15 +166,15 @@ def test_members_of_any_sample_are_found(kernel):
         assert firsts.tolist() == index.first[asked].tolist()
         members = np.array(rng.choices(range(len(index.sample)), k=50))
         places = np.zeros((50, 4), np.int64)
-        found.read_places(members, places)
+        found.read_entries(members, places)
         for column, name in enumerate(("sample", "field", "offset", "size")):
             assert places[:, column].tolist() == getattr(index, name)[members].tolist()
-        assert found.place(int(members[0])) == tuple(places[0].tolist())
+        assert found.entry(int(members[0])) == tuple(places[0].tolist())
         for wrong in (-1, len(index.sample)):
             with pytest.raises(IndexError):
-                found.place(wrong)
+                found.entry(wrong)
             with pytest.raises(IndexError):
-                found.read_places(np.array([wrong]), np.zeros((1, 4), np.int64))
+                found.read_entries(np.array([wrong]), np.zeros((1, 4), np.int64))
         for wrong in (-1, len(index)):
             with pytest.raises(IndexError):
                 found.key(wrong)
@@ -236,7 +236,7 @@ def test_a_mapped_sidecar_may_be_written_to_at_any_time(shard, tmp_path, damage)
                     assert result == {}
             for value in result.values():
                 assert value == result["__key__"] or bytes(value) in path.read_bytes()
-        for call, number in ((found.key, 1), (found.span, 2), (found.place, 5)):
+        for call, number in ((found.key, 1), (found.span, 2), (found.entry, 5)):
             with suppress(OSError):
                 call(number)
         shards, numbers = np.zeros(29, np.int64), np.arange(29)

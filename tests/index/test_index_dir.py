@@ -11,7 +11,7 @@ from range_server import serving
 
 from tarshards import IndexedShards, Remote, Stream, TarWriter, build_index
 from tarshards.errors import ShardIndexError
-from tarshards.index.options import Opening
+from tarshards.index.shard_options import Opening
 from tarshards.storage.location import Location
 
 TRAIN = "t-{0..1}.tar"

@@ -19,7 +19,7 @@ import numpy as np
 from tarshards import IndexedShards, ShardWriter, Stream
 from tarshards.errors import OpenError, ShardIndexError, TarError
 from tarshards.index.build import build_index
-from tarshards.index.places import MappedPlaces
+from tarshards.index.mapped_fields import MappedFields
 from tarshards.samples.fields import parse_terms
 from tarshards.storage.location import Location
 
@@ -96,7 +96,7 @@ assert fails(lambda: list(shards)) is True
 assert fails(lambda: shards.__getitems__([1, 30])) is True
 """,
     "the headers of samples": """
-places = MappedPlaces.of(shards, parse_terms("txt"))
+places = MappedFields.of(shards, parse_terms("txt"))
 compared = places.find(np.zeros(4, np.int64), np.arange(30, 34))
 shrink()
 found = places.find(np.zeros(40, np.int64), np.arange(40))
@@ -115,7 +115,7 @@ with ShardWriter(f"{sys.argv[1]}/{number}/large-%d.tar", index=True) as writer:
     for sample in range(1000):
         writer.write({"__key__": f"{sample:04d}", "txt": "t"})
 shards = IndexedShards(f"{sys.argv[1]}/{number}/large-0.tar")
-places = MappedPlaces.of(shards, parse_terms("txt"))
+places = MappedFields.of(shards, parse_terms("txt"))
 before = places.find(np.zeros(2, np.int64), np.array([5, 999]))
 index = f"{sys.argv[1]}/{number}/large-0.tar.index"
 os.truncate(index, 100)

@@ -74,7 +74,7 @@ def test_bins_hold_the_positions_of_the_mixture(urls, case):
     options, packing = case
     plan = planned(urls, case)
     alone = BatchMaker(mixture(urls, **options), 1).plan(2, 1)
-    places = plan.places(np.arange(len(plan)))
+    places = plan.sample_positions(np.arange(len(plan)))
     assert sorted(places.tolist()) == list(range(len(alone)))
     assert [part.tolist() for part in plan.unpacked[places]] == [part.tolist() for part in alone[places]]
     windows = places // packing.window

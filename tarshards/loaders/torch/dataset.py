@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from tarshards.epoch.options import EpochOptions, Tail
+from tarshards.epoch.epoch_options import EpochOptions, Tail
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, WorldError
-from tarshards.index.options import Opening
+from tarshards.index.shard_options import Opening
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import KeyRule, Split, split_name
 from tarshards.samples.ledger import ErrorPolicy

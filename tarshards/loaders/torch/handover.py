@@ -1,4 +1,4 @@
-"""Batches from workers to their loader through shared memory: only their places go through the pipe."""
+"""Batches from workers to their loader through shared memory: only their addresses go through the pipe."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Message(NamedTuple):
 
 
 class Handed(NamedTuple):
-    """Batches in an arena of *size* bytes: its parts, from *places* on where they lie, and up to *end* its pickle."""
+    """Batches in an arena of *size* bytes: its parts, from *ranges* on where they lie, and up to *end* its pickle."""
 
     arena: int
     size: int
     ticket: int
     parts: int
-    places: int
+    ranges: int
     end: int
 
 
@@ -68,9 +68,9 @@ class Pickled(NamedTuple):
 
 
 class PlanTables(NamedTuple):
-    """The tables of a plan at one of two places in the file: their types and lengths."""
+    """The tables of a plan in one of two slots of the file: their types and lengths."""
 
-    place: int
+    slot: int
     kinds: list[tuple[str, int]]
 
     def _begins(self) -> list[int]:
@@ -95,7 +95,7 @@ class Arenas:
     and so knows which of its arenas are free; they grow to the largest message. One more word is the schedule: how
     many batches a message has, since a message takes longer than a small batch.
 
-    Before the arenas are the tables of a plan, in which all workers look up positions, at one of two places, which only
+    Before the arenas are the tables of a plan, in which all workers look up positions, in one of two slots, which only
     the loader writes: by turns, since a worker may still be in the pass before when the next one begins.
 
     A batch is a view of an arena for as long as *lent* other ones are taken after it; without, batches are copies, with
@@ -108,7 +108,7 @@ class Arenas:
         self.lent = lent and lent + workers - 1  # messages, for one of every worker is in hand
         self.reason = ""  # why there is no memory
         self._taken: deque[Handed] = deque()
-        self._is_told = False
+        self._has_warned = False
         self._together = 1
         self._tables: PlanTables | None = None
         self._before: PlanTables | None = None  # the tables of the pass before
@@ -150,24 +150,24 @@ class Arenas:
     def share(self, tables: Sequence[np.ndarray]) -> PlanTables | None:
         """Write *tables* for the workers of a pass; return how ``shared`` finds them, None where there is no memory."""
         self._before, self._tables = self._tables, None
-        place = 1 if self._before is not None and self._before.place == 0 else 0
-        told = PlanTables(place, [(table.dtype.str, len(table)) for table in tables])
-        if self.reason or not told.size:
+        slot = 1 if self._before is not None and self._before.slot == 0 else 0
+        shared = PlanTables(slot, [(table.dtype.str, len(table)) for table in tables])
+        if self.reason or not shared.size:
             return None
         try:
-            os.posix_fallocate(self._file, (place + 1) * APART, told.size)
-            memory = self._map(told, ACCESS_WRITE)
+            os.posix_fallocate(self._file, (slot + 1) * APART, shared.size)
+            memory = self._map(shared, ACCESS_WRITE)
         except OSError as error:
             log.warning("each worker makes the plan by itself, which takes memory: %s", error)
             return None
-        for table, part in zip(tables, told.within(memory)):
+        for table, part in zip(tables, shared.within(memory)):
             part[:] = table
-        self._tables = told
-        return told
+        self._tables = shared
+        return shared
 
-    def shared(self, told: PlanTables) -> list[np.ndarray]:
+    def shared(self, tables: PlanTables) -> list[np.ndarray]:
         """Return the tables that the loader wrote."""
-        return told.within(self._map(told, ACCESS_READ))
+        return tables.within(self._map(tables, ACCESS_READ))
 
     def release(self) -> None:
         """Free the tables of the pass before the one that has begun in all workers."""
@@ -177,8 +177,8 @@ class Arenas:
             self._map(self._before, ACCESS_WRITE).madvise(MADV_REMOVE)
             self._before = None
 
-    def _map(self, told: PlanTables, access: int) -> mmap:
-        return mmap(self._file, told.size, access=access, offset=(told.place + 1) * APART)
+    def _map(self, tables: PlanTables, access: int) -> mmap:
+        return mmap(self._file, tables.size, access=access, offset=(tables.slot + 1) * APART)
 
     def send(self, made: Iterator[Any]) -> Iterator[Message]:
         """Yield, in a worker, all that is *made* in messages."""
@@ -264,26 +264,26 @@ class Arenas:
 
     def _write(self, worker: int, pickled: memoryview, buffers: list[memoryview]) -> Handed:
         words = self._words(worker)
-        place = next((place for place in range(self.each) if words[place] == self._tickets[place]), None)
-        if place is None:
+        slot = next((slot for slot in range(self.each) if words[slot] == self._tickets[slot]), None)
+        if slot is None:
             raise BlockingIOError(f"all {self.each} arenas of a worker are in use")
         joined = [buffer.obj if isinstance(buffer.obj, _Joined) else None for buffer in buffers]
         sizes = [parts.layout.size if parts else buffer.nbytes for buffer, parts in zip(buffers, joined)]
-        *begins, places = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
-        end = places + 16 * len(buffers) + len(pickled)
-        arena = worker * self.each + place
+        *begins, ranges = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
+        end = ranges + 16 * len(buffers) + len(pickled)
+        arena = worker * self.each + slot
         memory = self._grown(arena, end)
         for begin, size, buffer, parts in zip(begins, sizes, buffers, joined):
             if parts:
                 parts.layout.pack_into(memory, begin, *parts.values)
             else:
                 memory[begin : begin + size] = buffer
-        told = (~size if parts else size for size, parts in zip(sizes, joined))
-        _words_of(2 * len(buffers)).pack_into(memory, places, *begins, *told)
+        signed = (~size if parts else size for size, parts in zip(sizes, joined))
+        _words_of(2 * len(buffers)).pack_into(memory, ranges, *begins, *signed)
         memory[end - len(pickled) : end] = pickled
         self._count += 1
-        self._tickets[place] = self._count
-        return Handed(arena, len(memory), self._count, len(buffers), places, end)
+        self._tickets[slot] = self._count
+        return Handed(arena, len(memory), self._count, len(buffers), ranges, end)
 
     def _grown(self, arena: int, size: int) -> mmap:
         """Return the memory of an arena, at least *size* bytes; raise OSError if there is not enough."""
@@ -297,17 +297,17 @@ class Arenas:
     def take(self, made: Any) -> Any:
         """Return the batches that a worker put, as the loop's own or lent to it."""
         if isinstance(made, Pickled):
-            if not self._is_told:
+            if not self._has_warned:
                 log.warning("batches from workers are pickled, which takes longer: %s", made.reason)
-            self._is_told = True
+            self._has_warned = True
             return made.batches
         memory = self._memory.get(made.arena)
         if memory is None or len(memory) < made.size:
             memory = self._memory[made.arena] = mmap(self._file, made.size, offset=_offset(made.arena))
         view = memoryview(memory)
-        places = _words_of(2 * made.parts).unpack_from(view, made.places)
-        buffers = (self._part(view, *place) for place in zip(places, places[made.parts :]))
-        batches = pickle.loads(view[made.places + 16 * made.parts : made.end], buffers=buffers)
+        ranges = _words_of(2 * made.parts).unpack_from(view, made.ranges)
+        buffers = (self._part(view, *each) for each in zip(ranges, ranges[made.parts :]))
+        batches = pickle.loads(view[made.ranges + 16 * made.parts : made.end], buffers=buffers)
         self._taken.append(made)
         if self.lent:
             os.pwrite(self._file, _words_of(1).pack(-made.ticket), 8 * made.arena)

@@ -149,7 +149,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     def _monitor(self, made: Made) -> None:
         monitor = self.monitor
         monitor.threads = max(1, self.num_workers)
-        monitor.samples += made.outcome.taken - made.outcome.lost
+        monitor.samples += made.outcome.taken - made.outcome.quarantined
         monitor.add(made.work)
         if self.num_workers:
             monitor.traffic += made.work.traffic
@@ -221,11 +221,11 @@ class CollatedBatchMaker(BatchMaker):
         """Return what came of the samples of *part*, in its order, with substitutes for those that were left out."""
         results = self.stream.read_each(part, epoch)
         substitutes = Substitutes(part)
-        while missing := [place for place in range(len(part)) if place not in results]:
+        while missing := [i for i in range(len(part)) if i not in results]:
             with substitutes.drawn(missing) as extra:
                 found = self.stream.read_each(extra, epoch)
-            results |= {missing[place]: result for place, result in found.items()}
-        return [results[place] for place in range(len(part))]
+            results |= {missing[i]: result for i, result in found.items()}
+        return [results[i] for i in range(len(part))]
 
 
 class _Batches(IterableDataset[Any]):
