@@ -150,15 +150,15 @@ class Index:
     @cached_property
     def keys(self) -> list[str]:
         """The keys of the samples; of an index that was loaded a copy, for who needs all."""
-        return list(self._entries("keys")["keys"])
+        return list(self._copied("keys")["keys"])
 
     @cached_property
     def arrays(self) -> dict[str, bytes]:
         """The arrays as the file holds them; of an index that was loaded copies, for who needs all."""
-        return self._entries(*FORMATS)
+        return self._copied(*FORMATS)
 
-    def _entries(self, *names: str) -> dict[str, Any]:
-        """Return some entries of the sidecar."""
+    def _copied(self, *names: str) -> dict[str, Any]:
+        """Return copies of some values of the map in the sidecar."""
         import msgpack
 
         packed = self._sidecar if isinstance(self._sidecar, bytes) else self._sidecar.read(0, len(self._sidecar))

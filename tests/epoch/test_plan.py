@@ -96,7 +96,7 @@ def slow_epoch(counts, seed, epoch, lanes, block, pool):
 
 
 def slow_rest(lanes, position, ranks, least):
-    """The lanes of the rest after *position*, laid end to end and cut anew where *ranks* do not divide them."""
+    """The lanes of the rest after *position*, laid end to end and cut again where *ranks* do not divide them."""
     taken = Counter(p % len(lanes) for p in range(position))
     rest = [lane[taken[number] :] for number, lane in enumerate(lanes)]
     return cut(list(chain(*rest)), -(-least // ranks) * ranks)

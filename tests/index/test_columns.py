@@ -217,7 +217,7 @@ def test_a_field_that_does_not_decode_is_null_or_an_error(tmp_path):
         "width": [None, None, 3],
         "height": [None, None, 4],
     }
-    assert [lost.key for lost in ledger.quarantined] == ["a", "a", "b", "b"]
+    assert [error.key for error in ledger.quarantined] == ["a", "a", "b", "b"]
 
 
 def test_durations_are_those_that_were_written(tmp_path):

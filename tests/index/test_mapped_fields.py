@@ -48,7 +48,7 @@ NUMBERS = np.array([29, 0, 17, 4, 9, 5, 4])
 def test_the_first_alternative_that_is_there_is_found(find):
     found = find(NUMBERS // 10, NUMBERS % 10)
     assert found.keys == [f"{i:02d}" for i in NUMBERS]
-    assert {place: str(error) for place, error in found.failures.items()}.keys() == {0, 2, 5}
+    assert {i: str(error) for i, error in found.failures.items()}.keys() == {0, 2, 5}
     assert all(
         isinstance(error, SampleError) and "no field png or jpg" in str(error) for error in found.failures.values()
     )
@@ -195,4 +195,4 @@ def test_of_many_shards_a_change_is_found_within_a_second(shards, tmp_path, monk
     for later in (1.5, 1.5, 0.1):
         now[0] += later
         failures = found.find(numbers // 10, numbers % 10).failures
-        assert [place for place, error in failures.items() if isinstance(error, OpenError)] == [5, 6, 7, 8, 9]
+        assert [i for i, error in failures.items() if isinstance(error, OpenError)] == [5, 6, 7, 8, 9]

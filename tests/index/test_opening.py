@@ -1,4 +1,4 @@
-"""Opening many shards: no object for each, no index loaded, and what is missing or wrong is told at once."""
+"""Opening many shards: no object for each, no index loaded, and what is missing or wrong is reported at once."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_keys_are_not_looked_up_in_a_stale_index(names, tmp_path):
 
 
 def test_a_shard_without_samples_is_compared_at_once(tmp_path):
-    """Nobody would open it, so its new samples would be lost."""
+    """Nobody would open it, so its new samples would not be read."""
     name = str(tmp_path / "a.tar")
     folders = [TarInfo(f"d{i}") for i in range(2)]
     for folder in folders:
@@ -292,9 +292,9 @@ def head(tmp_path_factory) -> tuple[str, bytes]:
 
 
 @given(st.integers(0, 200), st.integers(0, 255), st.integers(0, 400))
-def test_the_twins_find_the_same_in_damaged_indexes(head, place, byte, length):
+def test_the_twins_find_the_same_in_damaged_indexes(head, at, byte, length):
     name, right = head
-    Path(f"{name}.index").write_bytes((right[:place] + bytes([byte]) + right[place + 1 :])[:length])
+    Path(f"{name}.index").write_bytes((right[:at] + bytes([byte]) + right[at + 1 :])[:length])
 
     def found(kernel: str) -> Any:
         with pytest.MonkeyPatch.context() as patch:
@@ -321,8 +321,8 @@ def test_the_twins_list_the_same(tmp_path_factory, names):
     for kernel in map(load_kernel, KERNELS):
         with pytest.raises(FileNotFoundError):
             kernel.are_listed(b"/nowhere/at/all", text)
-        for place in b"/nowhere/at/all", os.fsencode(folder):
-            assert set(array("q", kernel.read_heads(place, place, text))) == {-1}
+        for path in b"/nowhere/at/all", os.fsencode(folder):
+            assert set(array("q", kernel.read_heads(path, path, text))) == {-1}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -165,8 +165,8 @@ def unchanged(path: Path) -> set[str]:
 
 
 def members_of(index: Index, i: int) -> tuple[str, str, int, int, str]:
-    place = int(index.offset[i]), int(index.size[i]), str(index.elsewhere.get(i))
-    return index.keys[index.sample[i]], index.fields[index.field[i]], *place
+    described = int(index.offset[i]), int(index.size[i]), str(index.elsewhere.get(i))
+    return index.keys[index.sample[i]], index.fields[index.field[i]], *described
 
 
 @pytest.mark.soak

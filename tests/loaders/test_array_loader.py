@@ -1,4 +1,4 @@
-"""The array loader: the plan's order in arrays, the same bytes however it is made, and nothing lost or left behind."""
+"""The array loader: the plan's order in arrays, the same bytes however it is made, nothing missing or left over."""
 
 from __future__ import annotations
 

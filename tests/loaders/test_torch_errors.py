@@ -1,4 +1,4 @@
-"""Errors of the tree arrive from DataLoader's workers as they were raised: with their place, errno, notes and cause."""
+"""Errors of the tree arrive from DataLoader's workers as they were raised: with origin, errno, notes and cause."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Mapped:
     def __len__(self) -> int:
         return 1
 
-    def __getitem__(self, place: int) -> None:
+    def __getitem__(self, index: int) -> None:
         raise OpenError("full", url="a.tar", errno=errno.ENOSPC)
 
 

@@ -1,4 +1,4 @@
-"""Shards that are truncated after the places of samples in them were found: an error that names them, never SIGBUS."""
+"""Shards that are truncated after samples in them were located: an error that names them, never SIGBUS."""
 
 from __future__ import annotations
 
