@@ -2,7 +2,8 @@
 
 Read in this order:
 
-- ``sidecar``: the file beside a shard, and what many of them say (``_sidecars.c``)
+- ``sidecar``: ``Index``, the file beside a shard; ``inventory``: which shards have one, and what the beginnings of many
+  say (``_sidecars.c``)
 - ``members``: the members of a shard noted while it is written
 - ``build``, ``refresh``: indexes made and renewed; ``manifests``: datasets as wids JSON
 - ``shard_options``: how shards are opened, as one value

@@ -27,9 +27,11 @@ from tarshards.errors import (
     TarshardsError,
     check_function,
 )
+from tarshards.index._sidecars_py import SidecarHead
 from tarshards.index.access import IndexedShards
 from tarshards.index.cells import read_csv
-from tarshards.index.sidecar import NO_DIGEST, Index, SidecarHead, for_each_shard, index_location, read_head
+from tarshards.index.inventory import for_each_shard, read_head
+from tarshards.index.sidecar import NO_DIGEST, Index, index_location
 from tarshards.parallel import bounded_map
 from tarshards.samples.codecs import audio_headers, decode_field
 from tarshards.samples.codecs.audio import decode_audio

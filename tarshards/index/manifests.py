@@ -7,7 +7,8 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
-from tarshards.index.sidecar import MISSING, Index, for_each_shard, read_head
+from tarshards.index.inventory import for_each_shard, read_head
+from tarshards.index.sidecar import MISSING, Index
 from tarshards.storage.beside import key_index_name
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location

@@ -14,22 +14,10 @@ import numpy as np
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
 from tarshards.index import memory
 from tarshards.index.header_checks import NEAR, Window, check_fetched, check_header, first_byte, first_header
+from tarshards.index.inventory import COUNTS, for_each_shard, read_head, with_counts
 from tarshards.index.key_index import KeyIndex, KeyTable
 from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_undecided
-from tarshards.index.sidecar import (
-    COUNTS,
-    MAPPED,
-    MISSING,
-    OTHER,
-    REBUILD,
-    Hold,
-    Index,
-    for_each_shard,
-    index_location,
-    read_head,
-    refuse_compressed,
-    with_counts,
-)
+from tarshards.index.sidecar import MAPPED, MISSING, OTHER, REBUILD, Hold, Index, index_location, refuse_compressed
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import Head, MemberFile

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.build import build_index
-from tarshards.index.sidecar import Index, check_there, index_location
+from tarshards.index.inventory import check_there
+from tarshards.index.sidecar import Index, index_location
 from tarshards.samples.keys import USUAL, dots_in_key, have_dots_in_key
 from tarshards.storage.beside import INDEX
 from tarshards.storage.location import Location

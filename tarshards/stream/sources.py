@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from tarshards.epoch.epoch_options import EpochOptions
 from tarshards.epoch.world import World
 from tarshards.errors import OpenError, SampleError, ShardIndexError, StateError, WorldError, shortened
+from tarshards.index.inventory import check_there, has_ranges
 from tarshards.index.shard_options import Opening
-from tarshards.index.sidecar import check_there, has_ranges
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.location import Location, identities_of

@@ -16,7 +16,7 @@ from tarshards.epoch.loop import Part
 from tarshards.epoch.world import World
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError, UrlError
 from tarshards.index.access import IndexedShards
-from tarshards.index.sidecar import has_index
+from tarshards.index.inventory import has_index
 from tarshards.samples.keys import Sample, split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import group_members, read_shard

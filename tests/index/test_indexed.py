@@ -22,8 +22,8 @@ from with_torch import DataLoader, ShardDataset, Subset
 
 from tarshards import ShardWriter, TarWriter, expand_urls, read_samples
 from tarshards.errors import OpenError, SampleError, ShardIndexError, UrlError
+from tarshards.index import inventory
 from tarshards.index import open as opening
-from tarshards.index import sidecar
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 from tarshards.parallel import DaemonThreads
@@ -203,8 +203,8 @@ def test_threads_are_started_only_for_many_files_that_are_waited_for(make_uneven
     monkeypatch.setattr(connections, "fetching_threads", lambda count: pools.append(count) or DaemonThreads(count))
     urls = expand_urls(make_uneven([4, 7, 1]))
     assert (len(IndexedShards(urls)), pools) == (12, [])
-    monkeypatch.setattr(sidecar, "FEW", 2)
-    monkeypatch.setattr(sidecar, "_waits", count(0, 2).__next__)
+    monkeypatch.setattr(inventory, "FEW", 2)
+    monkeypatch.setattr(inventory, "_waits", count(0, 2).__next__)
     assert (len(IndexedShards(urls)), len(pools)) == (12, 1)
 
 

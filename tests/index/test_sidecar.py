@@ -20,7 +20,8 @@ from range_server import serving
 from tarshards import write_samples
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index.build import build_index
-from tarshards.index.sidecar import MISSING, Index, count_samples, for_each_shard, index_location
+from tarshards.index.inventory import count_samples, for_each_shard
+from tarshards.index.sidecar import MISSING, Index, index_location
 from tarshards.storage.location import Location
 
 SAMPLES = [{"__key__": f"{i:03d}", "bin": os.urandom(i * 100), "cls": i} for i in range(20)]
