@@ -101,7 +101,7 @@ _MODULES = {
     "index.build": "build_index",
     "index.columns": "attach_columns build_columns",
     "index.sidecar": "Index",
-    "loaders.arrays.loader": "ArrayLoader",
+    "loaders.arrays.array_loader": "ArrayLoader",
     "loaders.torch.dataset": "ShardDataset torch_iterable",
     "loaders.torch.loader": "ShardLoader",
     "samples.codecs.registry": "decoder encoder",
