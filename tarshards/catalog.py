@@ -27,8 +27,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import OpenError, ShardIndexError, StateError, UrlError, shortened
+from tarshards.index.inventory import check_described
 from tarshards.index.manifests import natural_order
-from tarshards.index.sidecar import check_described
 from tarshards.samples.codecs.registry import require
 from tarshards.storage.expressions import Spec, relative_to, resolve, shards_in
 from tarshards.storage.location import Location

@@ -57,7 +57,7 @@ IN_PYTHON = [
     "hypothesis",
     "PIL.Image",
 ]
-IN_PYTHON += ["tarshards.loaders.torch.loader", "tarshards.loaders.arrays.loader", "tarshards.webdataset"]
+IN_PYTHON += ["tarshards.loaders.torch.shard_loader", "tarshards.loaders.arrays.array_loader", "tarshards.webdataset"]
 PYTHON = "python"
 MOST = 253  # files that one message takes: SCM_MAX_FD
 NUMBER = struct.Struct("i")

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from tarshards.index import _headers_py, access, headers, open, sidecar
+from tarshards.index import _headers_py, access, header_checks, open, sidecar
 
 
 def use_twin(monkeypatch: pytest.MonkeyPatch, twin: ModuleType = _headers_py) -> None:
@@ -14,10 +14,10 @@ def use_twin(monkeypatch: pytest.MonkeyPatch, twin: ModuleType = _headers_py) ->
     for module, names in (
         (sidecar, ("MemberTable", "layout")),
         (open, ("MappedMembers", "find_undecided")),
-        (headers, ("MappedMembers",)),
+        (header_checks, ("MappedMembers",)),
         (access, ("read_samples",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, getattr(twin, name))
-    for module in sidecar, headers:
+    for module in sidecar, header_checks:
         monkeypatch.setattr(module, "IS_COMPILED", twin is not _headers_py)

@@ -267,7 +267,7 @@ class Input:
 
     def known(self) -> int | None:
         """Return how many samples the shards have, if their manifests or the indexes of local ones say so."""
-        from tarshards.index.sidecar import count_samples
+        from tarshards.index.inventory import count_samples
 
         total = 0
         if any(self.selection):

@@ -56,8 +56,8 @@ class Shares(Sequence[range]):
 
     def together(self) -> np.ndarray:
         """Return the positions of all shares, end to end."""
-        places = np.add.outer(np.arange(self.starts.start, self.starts.stop, self.starts.step), np.arange(self.size))
-        return self.positions.start + self.positions.step * places.ravel()[: self.total]
+        numbers = np.add.outer(np.arange(self.starts.start, self.starts.stop, self.starts.step), np.arange(self.size))
+        return self.positions.start + self.positions.step * numbers.ravel()[: self.total]
 
     def bounds(self, sizes: np.ndarray | None) -> list[int]:
         """Return where each share begins among the samples of all, and where the last ends.
@@ -71,16 +71,16 @@ class Shares(Sequence[range]):
 
 
 class Outcome(NamedTuple):
-    """What became of the samples of a part; *taken*, *lost* and *left_out* mean what they mean in ``Part``."""
+    """What became of the samples of a part; *taken*, *quarantined* and *left_out* mean what they mean in ``Part``."""
 
     taken: int
-    lost: int
+    quarantined: int
     left_out: Tally | None
 
     def settle(self, tally: Tally) -> None:
         """Count the samples in *tally*, which has them in flight."""
-        tally.samples -= self.lost
-        tally.lost += self.lost
+        tally.samples -= self.quarantined
+        tally.lost += self.quarantined
         tally.in_flight -= self.taken
         if self.left_out is not None:
             tally.add(self.left_out)
@@ -89,10 +89,10 @@ class Outcome(NamedTuple):
 class Part:
     """Some positions of a *plan*, the shards and numbers of their samples, and what has been read of them.
 
-    *places* are the positions in the plan of single samples, where those of the plan are bins.
+    *sample_positions* are the positions in the plan of single samples, where those of the plan are bins.
 
-    *taken* samples, the first ones, were read or could not be; *lost* of these could not, and the others had *members*.
-    *left_out* counts those that were read and left out after that.
+    *taken* samples, the first ones, were read or could not be; *quarantined* of these could not, and the others had
+    *members*. *left_out* counts those that were read and left out after that.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class Part:
         positions: np.ndarray,
         shards: np.ndarray,
         numbers: np.ndarray,
-        places: np.ndarray | None = None,
+        sample_positions: np.ndarray | None = None,
     ):
         self.plan, self.positions, self.shards, self.numbers = plan, positions, shards, numbers
-        self.places = positions if places is None else places
-        self.taken = self.lost = self.members = 0
+        self.sample_positions = positions if sample_positions is None else sample_positions
+        self.taken = self.quarantined = self.members = 0
         self.left_out: Tally | None = None
         self.reader: SampleReader | None = None  # which fetches ahead, if the loop has one
         self.is_aside = False  # whether that reader does not know of these samples
@@ -114,11 +114,11 @@ class Part:
     def of(cls, plan: PlannedEpoch, positions: range | np.ndarray) -> Part:
         """Look up *positions*; a bin's stands for each of its samples."""
         positions = np.asarray(positions, np.int64)
-        places = plan.places(positions)
-        shards, numbers = plan.unpacked[places]
+        sample_positions = plan.sample_positions(positions)
+        shards, numbers = plan.unpacked[sample_positions]
         if plan.sizes is not None:
             positions = np.repeat(positions, plan.sizes[positions])
-        return cls(plan, positions, shards, numbers, places)
+        return cls(plan, positions, shards, numbers, sample_positions)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -126,7 +126,7 @@ class Part:
     @property
     def outcome(self) -> Outcome:
         """What has become of the samples so far."""
-        return Outcome(self.taken, self.lost, self.left_out)
+        return Outcome(self.taken, self.quarantined, self.left_out)
 
     def leave_out(self, tally: Tally) -> None:
         """Count samples that were read and then left out, as *tally* says."""
@@ -143,7 +143,7 @@ class Part:
     def cut(self, begin: int, end: int) -> Part:
         """Return the part of the positions from the *begin*-th to the *end*-th."""
         cut = slice(begin, end)
-        part = Part(self.plan, self.positions[cut], self.shards[cut], self.numbers[cut], self.places[cut])
+        part = Part(self.plan, self.positions[cut], self.shards[cut], self.numbers[cut], self.sample_positions[cut])
         part.reader = self.reader
         return part
 
@@ -169,11 +169,11 @@ class Part:
                     note(result["__url__"])
                     yield result
                 else:
-                    self.lost += 1
+                    self.quarantined += 1
                     note(due[len(came)])
                     on_error(result)
         finally:
-            self.members = entries - reader.reserved * (self.taken - self.lost)
+            self.members = entries - reader.reserved * (self.taken - self.quarantined)
         if came != due and (missed := Counter(due) - Counter(came)):
             words = ", ".join(f"{name} ({count})" for name, count in missed.items())
             raise AuditError(f"samples were to be read and did not come: {words}")

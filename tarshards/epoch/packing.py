@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tarshards.epoch.options import Tail, check_tail
+from tarshards.epoch.epoch_options import Tail, check_tail
 from tarshards.epoch.permutations import fold, hash_of, permutations
 from tarshards.epoch.plan import CHUNK, PlannedEpoch
 from tarshards.errors import SampleError, StateError, whole_number
@@ -267,9 +267,9 @@ class PackedPlan(PlannedEpoch):
         )
 
     def __getitem__(self, positions: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return self.unpacked[self.places(np.atleast_1d(np.asarray(positions, np.int64)))]
+        return self.unpacked[self.sample_positions(np.atleast_1d(np.asarray(positions, np.int64)))]
 
-    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sample_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         numbers = self._numbers(positions)
         first = self.bins.starts[numbers]
         sizes = self.bins.starts[numbers + 1] - first

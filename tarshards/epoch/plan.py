@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tarshards.epoch.options import Tail, check_tail
+from tarshards.epoch.epoch_options import Tail, check_tail
 from tarshards.epoch.permutations import GOLDEN, finalize, fold, hash_of, permutations
 from tarshards.errors import StateError, whole_number
 from tarshards.storage.locks import PerProcess
@@ -24,7 +24,7 @@ LANES = 192
 POOL = 2**18
 MAX_BLOCK, BLOCK_BYTES, MAX_BLOCKS = 16, 2**20, 10**7
 MAX_LANES = 2**20
-CHUNK = 2**16  # positions that are computed at once; of whole windows, 4 times as many places
+CHUNK = 2**16  # positions that are computed at once; of whole windows, 4 times as many samples
 SUBSTITUTES, AROUND = 64, 64  # how many are drawn for a position, and from how many samples at least
 
 
@@ -52,7 +52,7 @@ class Stage(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """A line of *total* places, cut into *lanes* that are equal within one, long ones first."""
+    """A line of *total* samples, cut into *lanes* that are equal within one, long ones first."""
 
     total: int
     lanes: int
@@ -73,12 +73,12 @@ class Recut:
         self.taken = position // old.lanes + (lane < position % old.lanes)
         left = old.length(lane) - self.taken
         self.end = np.cumsum(left)
-        self.taken -= self.end - left  # so that place + taken is the sample's number in its lane
+        self.taken -= self.end - left  # so that index + taken is the sample's number in its lane
 
     def __call__(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
-        place = self.new.start(position % self.new.lanes) + position // self.new.lanes
-        lane = np.searchsorted(self.end, place, "right")
-        return (place + self.taken[lane]) * self.old.lanes + lane
+        index = self.new.start(position % self.new.lanes) + position // self.new.lanes
+        lane = np.searchsorted(self.end, index, "right")
+        return (index + self.taken[lane]) * self.old.lanes + lane
 
 
 class Order:
@@ -96,7 +96,7 @@ class Order:
         return np.concatenate(([0], np.cumsum(-(-self.counts.astype(np.int64) // self.block))))
 
     def make_tables(self) -> tuple[NDArray[Any], ...]:
-        """Make what places are looked up in: 8 bytes a sample where blocks and windows are of one sample.
+        """Make what the line is looked up in: 8 bytes a sample where blocks and windows are of one sample.
 
         Otherwise 4 bytes a block, and 12 for each that is shorter than the others, as the last one of a shard may be.
         """
@@ -121,29 +121,29 @@ class Order:
         if are_short.any():
             parts = (i + np.flatnonzero(are_short[order[i : i + CHUNK]]) for i in range(0, total, CHUNK))
             short = np.concatenate([*parts])
-        lost = np.cumsum(lacking[self._shard_of(order[short])])
+        absent = np.cumsum(lacking[self._shard_of(order[short])])
         after = np.concatenate(([0], short + 1))
-        return order, after.astype(kind), after * self.block - np.concatenate(([0], lost))
+        return order, after.astype(kind), after * self.block - np.concatenate(([0], absent))
 
     def _shard_of(self, blocks: NDArray[Any]) -> NDArray[np.int64]:
         """Which shard each block is of."""
         return np.searchsorted(self.first_block, blocks.astype(np.int64), "right") - 1
 
-    def _block_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which block of the line each place is in."""
+    def _block_at(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which block of the line has each of *indices*."""
         _, after, begin = self.tables
-        i = np.searchsorted(begin, places, "right") - 1
-        return after[i] + (places - begin[i]) // self.block
+        i = np.searchsorted(begin, indices, "right") - 1
+        return after[i] + (indices - begin[i]) // self.block
 
     def _begin_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The place in the line where each block of it begins."""
+        """The index in the line where each block of it begins."""
         _, after, begin = self.tables
         i = np.searchsorted(after, numbers, "right") - 1
         found: NDArray[np.int64] = begin[i] + (numbers - after[i]) * self.block
         return found
 
     def _line(self) -> NDArray[np.uint64]:
-        """Shards and samples of all places in the line, each pair in one number, where a block is one sample."""
+        """Shards and samples of the whole line, each pair in one number, where a block is one sample."""
         counts, total = self.counts.astype(np.int64), self.lanes.total
         pairs = np.empty((total, 2), np.uint32)
         pairs[:, 0] = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
@@ -151,19 +151,19 @@ class Order:
         order = permutations(self.block_key, [total], max(1, total))[0, :total]
         return pairs.view(np.uint64).ravel().take(order.view(np.int64))
 
-    def locate(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shard and sample of places in the line, where windows are of one sample."""
+    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Shard and sample of indices in the line, where windows are of one sample."""
         if self.block == 1:
             (line,) = self.tables
-            shards, samples = line.take(places).view(np.uint32).reshape(-1, 2).T.astype(np.int64)
+            shards, samples = line.take(indices).view(np.uint32).reshape(-1, 2).T.astype(np.int64)
             return shards, samples
-        i = self._block_at(places)
+        i = self._block_at(indices)
         block = self.tables[0][i].astype(np.int64)
         shard = self._shard_of(block)
-        return shard, (block - self.first_block[shard]) * self.block + places - self._begin_of(i)
+        return shard, (block - self.first_block[shard]) * self.block + indices - self._begin_of(i)
 
     def windows(self, lane: NDArray[np.int64], window: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Shards and samples of whole windows in their order: an array of (windows, places, 2)."""
+        """Shards and samples of whole windows in their order: an array of (windows, samples, 2)."""
         first = window * self.window
         sizes = np.minimum(self.window, self.lanes.length(lane) - first)
         keys = fold(fold(self.window_key, lane), window)
@@ -174,7 +174,7 @@ class Order:
         return located.view(np.uint64).ravel().take(order).view(np.uint32).reshape(*order.shape, 2)
 
     def locate_runs(self, first: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Shards and samples of the *sizes* places in the line from each *first* on, run after run: an array of pairs.
+        """Shards and samples of the *sizes* indices in the line from each *first* on, run after run: an array of pairs.
 
         Only the blocks in them are searched for, which is faster than ``locate`` by about their size.
         """
@@ -212,7 +212,7 @@ class Windows:
         lanes, width = self.order.lanes.lanes, self.order.window
         turn = position // lanes
         window = turn // width
-        place = turn - window * width
+        column = turn - window * width
         row, tag = self.ways * lane + window % self.ways, window * lanes + position - turn * lanes
         found = np.empty((len(row), 2), np.uint32)
         todo = np.arange(len(row))
@@ -221,8 +221,8 @@ class Windows:
                 here = self.tags[row[todo]] == tag[todo]
                 if len(todo) == len(row) and here.all():
                     pairs = self.rows.view(np.uint64).ravel()  # both numbers at once
-                    return pairs.take(row * width + place).view(np.uint32).reshape(-1, 2)
-                found[todo[here]] = self.rows[row[todo[here]], place[todo[here]]]
+                    return pairs.take(row * width + column).view(np.uint32).reshape(-1, 2)
+                found[todo[here]] = self.rows[row[todo[here]], column[todo[here]]]
                 todo = todo[~here]
                 if not len(todo):
                     return found
@@ -266,7 +266,7 @@ class PlannedEpoch(ABC):
         """The seed and the epoch that decide the order; None in storage order."""
         return None
 
-    def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sample_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions in ``unpacked`` of all samples at *positions*."""
         return positions
 
@@ -318,7 +318,7 @@ class PlannedEpoch(ABC):
     def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
         """Yield the shards and numbers of samples to try instead of the one at *position*, some of them repeatedly.
 
-        They are drawn by the seed, the epoch and the sample's place in it, so that neither ranks nor a resume matter.
+        They are drawn by the seed, the epoch and the position in the whole of it: neither ranks nor a resume matter.
         """
 
     @abstractmethod
@@ -458,23 +458,25 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
             return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
         if not len(positions):
             return positions, positions
-        return self._locate(*self._places(positions))
+        return self._locate(*self._originals(positions))
 
-    def _places(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the places of *positions* in the whole epoch, and the lanes that they are in here."""
-        place = self._begin + np.minimum(positions, self.total - 1)
-        lane = place - place // self.lanes * self.lanes  # numpy divides much faster than it takes remainders
+    def _originals(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the positions in the whole epoch that *positions* are, and the lanes that they are in here."""
+        original = self._begin + np.minimum(positions, self.total - 1)
+        lane = original - original // self.lanes * self.lanes  # numpy divides much faster than it takes remainders
         for recut in reversed(self._recuts):
-            place = recut(place)
+            original = recut(original)
         if self.repeated:
-            place = np.where(positions < self.total, place, (positions - self.total) % self._order.lanes.total)
-        return place, lane
+            original = np.where(positions < self.total, original, (positions - self.total) % self._order.lanes.total)
+        return original, lane
 
-    def _locate(self, place: NDArray[np.int64], lane: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _locate(
+        self, original: NDArray[np.int64], lane: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         order = self._order
         if order.window == 1:
-            return order.locate(order.lanes.start(place % order.lanes.lanes) + place // order.lanes.lanes)
-        found = self._windows().look_up(place, lane).astype(np.int64)
+            return order.locate(order.lanes.start(original % order.lanes.lanes) + original // order.lanes.lanes)
+        found = self._windows().look_up(original, lane).astype(np.int64)
         return found[:, 0], found[:, 1]
 
     def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
@@ -482,20 +484,20 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
 
         Where a lane has fewer than 64 samples, they are drawn from the whole epoch.
         """
-        (place,), lane = self._places(np.array([position], np.int64))
+        (original,), lane = self._originals(np.array([position], np.int64))
         order = self._order
-        draws = finalize(fold(order.substitute_key, place) + np.arange(1, SUBSTITUTES + 1, dtype=np.uint64) * GOLDEN)
-        turn, original = divmod(int(place), order.lanes.lanes)
-        length = int(order.lanes.length(original))
+        draws = finalize(fold(order.substitute_key, original) + np.arange(1, SUBSTITUTES + 1, dtype=np.uint64) * GOLDEN)
+        turn, own = divmod(int(original), order.lanes.lanes)
+        length = int(order.lanes.length(own))
         if length < AROUND:
-            places = (draws % np.uint64(order.lanes.total)).astype(np.int64)
+            others = (draws % np.uint64(order.lanes.total)).astype(np.int64)
         else:
             width = max(order.window, AROUND)
             first = min(turn // width * width, length - AROUND)
             last = min(turn // width * width + width, length)
             turns = first + (draws % np.uint64(last - first)).astype(np.int64)
-            places = turns * order.lanes.lanes + original
-        shards, samples = self._locate(places, np.repeat(lane, SUBSTITUTES))
+            others = turns * order.lanes.lanes + own
+        shards, samples = self._locate(others, np.repeat(lane, SUBSTITUTES))
         yield from zip(shards.tolist(), samples.tolist())
 
     @property

@@ -16,7 +16,7 @@ from tarshards.errors import StateError, shortened, whole_number
 Until = Literal["first", "last"] | int  # when a mixture ends: see check_until
 
 FINE = 256  # bits of a quota where a weight changes, if it is not exact with fewer
-WIDEST = 10**15  # ratio of two weights that change: with more, growth is lost among these bits
+WIDEST = 10**15  # ratio of two weights that change: with more, growth vanishes in these bits
 
 
 class Phase(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tarshards.epoch.options import Tail, check_tail
+from tarshards.epoch.epoch_options import Tail, check_tail
 from tarshards.epoch.permutations import GOLDEN, finalize, fold, hash_of
 from tarshards.epoch.plan import POOL, SUBSTITUTES, PlannedEpoch, check_unpacked
 from tarshards.errors import StateError
@@ -69,15 +69,17 @@ class ResampledPlan(PlannedEpoch):
         rest = positions - self.total
         return self._draw(np.where(rest < 0, positions + self.begin, rest % max(1, self.whole)))
 
-    def _draw(self, places: NDArray[np.int64], attempt: ArrayLike = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        shards = self._draws.shards(places, attempt)
-        words = fold(self._draws.words(places, attempt), DRAWS)
+    def _draw(
+        self, positions: NDArray[np.int64], attempt: ArrayLike = 0
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        shards = self._draws.shards(positions, attempt)
+        words = fold(self._draws.words(positions, attempt), DRAWS)
         return shards, (words % self.counts[shards].astype(np.uint64)).astype(np.int64)
 
     def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
         """Yield further draws of *position*."""
-        place = self.begin + position if position < self.total else (position - self.total) % self.whole
-        shards, samples = self._draw(np.repeat(place, SUBSTITUTES), np.arange(1, SUBSTITUTES + 1))
+        original = self.begin + position if position < self.total else (position - self.total) % self.whole
+        shards, samples = self._draw(np.repeat(original, SUBSTITUTES), np.arange(1, SUBSTITUTES + 1))
         yield from zip(shards.tolist(), samples.tolist())
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tarshards.epoch.options import Tail
+from tarshards.epoch.epoch_options import Tail
 from tarshards.epoch.plan import Order, PlannedEpoch
 from tarshards.errors import OpError, TarshardsError, check_function, shortened
 from tarshards.index.access import IndexedShards, SampleReader, gap_of
@@ -70,10 +70,10 @@ class Selection:
         """How many samples are between two stretches of selected ones, on average."""
         return gap_of(self.numbers.astype(np.int64), self._total)
 
-    def locate(self, shards: ArrayLike, places: ArrayLike) -> NDArray[np.int64]:
-        """Return the numbers in their shards of the selected samples at *places* among those selected there."""
+    def locate(self, shards: ArrayLike, indices: ArrayLike) -> NDArray[np.int64]:
+        """Return the numbers in their shards of the selected samples, by their *indices* among those selected there."""
         shards = np.asarray(shards)
-        return self.numbers[self._begin[shards] + places].astype(np.int64) - self._first[shards]
+        return self.numbers[self._begin[shards] + indices].astype(np.int64) - self._first[shards]
 
 
 class SelectedPlan(PlannedEpoch):
@@ -103,8 +103,8 @@ class SelectedPlan(PlannedEpoch):
         return SelectedPlan(self.plan.apart(), self.selection)
 
     def __getitem__(self, positions: Any) -> Any:
-        shards, places = self.plan[positions]
-        return shards, self.selection.locate(shards, places)
+        shards, indices = self.plan[positions]
+        return shards, self.selection.locate(shards, indices)
 
     def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
         for shard, at in self.plan.substitutes(position):
@@ -117,7 +117,7 @@ class SelectedPlan(PlannedEpoch):
         return self.plan.state(taken)
 
 
-class Choice(NamedTuple):
+class SampleChoice(NamedTuple):
     """Which samples to select, as ``Stream.select`` says."""
 
     where: str | Predicate | None
@@ -173,9 +173,9 @@ def _have(
 ) -> tuple[NDArray[np.bool_], Collection[str]]:
     """Return which of the samples *among* have one of *keys*, and the keys that no sample has; by indexes alone."""
     if shards.shards.key_index is not None:
-        places = {key: shards.places(key) for key in keys}
-        numbers = np.array([place for found in places.values() for place in found], np.int64)
-        return np.isin(among.astype(np.int64), numbers), [key for key, found in places.items() if not found]
+        found = {key: shards.places(key) for key in keys}
+        numbers = np.array([number for numbers in found.values() for number in numbers], np.int64)
+        return np.isin(among.astype(np.int64), numbers), [key for key, numbers in found.items() if not numbers]
     have, missing = np.zeros(int(shards.counts.sum()), np.bool_), set(keys)
     for number, key in enumerate(shards.shards.each_key()):
         if key in keys:

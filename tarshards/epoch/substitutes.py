@@ -43,11 +43,16 @@ class Substitutes:
         try:
             yield extra
         finally:
-            read = Tally(samples=extra.taken - extra.lost, lost=extra.lost, repeated=extra.taken, members=extra.members)
+            read = Tally(
+                samples=extra.taken - extra.quarantined,
+                lost=extra.quarantined,
+                repeated=extra.taken,
+                members=extra.members,
+            )
             if extra.left_out is not None:
                 read.add(extra.left_out)
                 self._left_out.add(extra.left_out)
-            self._left_out.lost += extra.lost
+            self._left_out.lost += extra.quarantined
             self.part.leave_out(read)
 
     def _next(self, row: int) -> tuple[int, int]:

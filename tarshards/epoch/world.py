@@ -19,7 +19,7 @@ class World:
     """One worker of one rank: *rank* of *world_size*, *worker* of *num_workers*, all counted from 0.
 
     *seed* is what the workers of one pass over a DataLoader have in common (None outside of workers). Raises WorldError
-    for a place that does not exist, and TypeError for anything but integers.
+    for a rank or worker that does not exist, and TypeError for anything but integers.
     """
 
     rank: int = 0

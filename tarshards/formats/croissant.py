@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from tarshards.errors import DecodeError, SampleError, UrlError
-from tarshards.index.sidecar import check_described
+from tarshards.index.inventory import check_described
 from tarshards.samples.codecs.decoding import decoding_of
 from tarshards.samples.codecs.image import EXTENSIONS as IMAGES
 from tarshards.samples.keys import Sample, is_reserved

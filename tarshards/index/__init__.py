@@ -2,20 +2,21 @@
 
 Read in this order:
 
-- ``sidecar``: the file beside a shard, and what many of them say (``_sidecars.c``)
-- ``members``: places noted while a shard is written
+- ``sidecar``: ``Index``, the file beside a shard; ``inventory``: which shards have one, and what the beginnings of many
+  say (``_sidecars.c``)
+- ``members``: the members of a shard noted while it is written
 - ``build``, ``refresh``: indexes made and renewed; ``manifests``: datasets as wids JSON
-- ``options``: how shards are opened, as one value
-- ``member_table``: the arrays of a sidecar used in place, and members taken from mapped shards after their headers were
-  compared with the index (``_headers.c``); ``headers``: the second look at those that the kernel does not decide on,
-  and members of remote shards in memory
+- ``opening_options``: how shards are opened, as one value
+- ``member_table``: the mapped arrays of a sidecar, and members taken from mapped shards after their headers were
+  compared with the index (``_headers.c``); ``header_checks``: a second look at headers that the kernel does not
+  decide on, and members of remote shards in memory
 - ``open``: ``OpenShard``, a shard with its index, opened and verified once
 - ``key_index``: samples by key, in a file beside the manifest or in memory
 - ``readahead``: local shards read from a slow disk before their samples are needed
 - ``fetch``: blocks of remote shards: which are fetched ahead, and which of a cache stay mapped
-- ``access``: ``IndexedShards``, any sample by its number; ``join``: fields of parallel shards added
+- ``access``: ``IndexedShards``, any sample by its number; ``joined``: fields of parallel shards added
 - ``memory``: bytes of many samples, and the kernels that copy and parse them (``_rows.c``, ``_pixels.c``)
-- ``places``, ``npy_column``: the fields of mapped shards as such bytes, and as one array
+- ``mapped_fields``, ``npy_column``: the fields of mapped shards as such bytes, and as one array
 - ``columns``: values of samples in files beside the indexes; ``cells``: tables of CSV, which columns are made of;
   ``where``: conditions on columns
 - ``exports``, ``energon``: indexes as other programs read them

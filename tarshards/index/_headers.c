@@ -1,9 +1,9 @@
-/* The members of shards as their sidecars place them, and their headers: the native twin of _headers_py.py, where the
+/* The members of shards as their sidecars list them, and their headers: the native twin of _headers_py.py, where the
  * contracts are written.
  *
  * A member matches where the 512 bytes before its data are the header of a regular file with its name and size, and no
  * extended header can stand before these: the header of the member before it has the size that the index says, so its
- * data ends where this one's headers begin. What does not match in this way is left to tarshards.index.headers.
+ * data ends where this one's headers begin. What does not match in this way is left to tarshards.index.header_checks.
  *
  * Sidecars and shards are mapped files, or bytes. Files can be written to, or cut, at any time: whatever is read of them
  * is read under the guard, and used only as far as it stays within bounds.
@@ -36,7 +36,7 @@ typedef struct {
 /* Where a member lies, as a sidecar says. */
 typedef struct {
     int64_t offset, size, field;
-} Place;
+} Entry;
 
 /* The sidecar of a shard: where its arrays begin, and each EVERY-th key. */
 typedef struct {
@@ -135,10 +135,10 @@ static PyObject *layout(PyObject *self, PyObject *packed) {
         is_sound = read_item(data, at, buffer.len, &name) && name.is_text && read_item(data, name.end, buffer.len, &value);
         if (!is_sound || (at = skip_item(data, name.end, buffer.len, 0)) < 0) break;
         PyObject *key = PyUnicode_DecodeUTF8((const char *)data + name.begin, (Py_ssize_t)(name.end - name.begin), "replace");
-        PyObject *place = Py_BuildValue("LL", (long long)(value.is_bytes ? value.begin : name.end), (long long)at);
-        if (!key || !place || PyObject_SetItem(result, key, place) < 0) Py_CLEAR(result);
+        PyObject *range = Py_BuildValue("LL", (long long)(value.is_bytes ? value.begin : name.end), (long long)at);
+        if (!key || !range || PyObject_SetItem(result, key, range) < 0) Py_CLEAR(result);
         Py_XDECREF(key);
-        Py_XDECREF(place);
+        Py_XDECREF(range);
     }
     if (result && (!is_sound || at != buffer.len)) {
         PyErr_SetString(PyExc_ValueError, "no whole msgpack map");
@@ -191,9 +191,9 @@ static const char *bytes_of(const MemberTable *table) { return table->sidecar.bu
 static int64_t sample_of(const MemberTable *table, int64_t member) {
     return (int64_t)number(bytes_of(table) + table->sample + 4 * member, 4);
 }
-static Place place_of(const MemberTable *table, int64_t member) {
+static Entry entry_of(const MemberTable *table, int64_t member) {
     const char *bytes = bytes_of(table);
-    return (Place){(int64_t)number(bytes + table->offset + 8 * member, 8), (int64_t)number(bytes + table->size + 8 * member, 8),
+    return (Entry){(int64_t)number(bytes + table->offset + 8 * member, 8), (int64_t)number(bytes + table->size + 8 * member, 8),
                    table->field_count == 1 ? 0 : (int64_t)number(bytes + table->field + 2 * member, 2)};
 }
 
@@ -265,7 +265,7 @@ typedef struct {
     Text key;                   /* copied to *text* if that has space for it */
     char *text;
     int64_t space;
-    Place *places;              /* of the member before the first one, and of those from *begin* to *end* */
+    Entry *entries;              /* of the member before the first one, and of those from *begin* to *end* */
     int64_t most;               /* how many of these there is space for */
 } LookUp;
 
@@ -279,29 +279,29 @@ static void look_up(void *argument) {
     if (up->end < up->begin) up->end = up->begin;
     up->key = key_of(table, up->sample);
     if (up->key.text && up->key.length <= up->space) memcpy(up->text, up->key.text, (size_t)up->key.length);
-    if (!up->places) return;
-    up->places[0] = up->begin ? place_of(table, up->begin - 1) : (Place){0, 0, 0};
-    for (int64_t i = up->begin; i < up->end && i - up->begin < up->most; i++) up->places[1 + i - up->begin] = place_of(table, i);
+    if (!up->entries) return;
+    up->entries[0] = up->begin ? entry_of(table, up->begin - 1) : (Entry){0, 0, 0};
+    for (int64_t i = up->begin; i < up->end && i - up->begin < up->most; i++) up->entries[1 + i - up->begin] = entry_of(table, i);
 }
 
 /* Look a sample up, with as much memory as it takes; return 0 with an exception set where that fails. What is not in the
- * caller's memory, of SHORT bytes for *text* and FEW + 1 *places*, is to be freed. */
+ * caller's memory, of SHORT bytes for *text* and FEW + 1 *entries*, is to be freed. */
 static int find_sample(LookUp *up) {
     char *const text = up->text;
-    Place *const places = up->places;
+    Entry *const entries = up->entries;
     for (int tries = 0; tries < 3; tries++) {
         if (guarded(look_up, up)) return PyErr_SetString(PyExc_OSError, SHRUNK), 0;
         if (!up->key.text) return PyErr_SetString(PyExc_OSError, "the index was written to since it was opened"), 0;
-        if (up->key.length <= up->space && (!places || up->end - up->begin <= up->most)) return 1;
+        if (up->key.length <= up->space && (!entries || up->end - up->begin <= up->most)) return 1;
         if (up->key.length > up->space) {
             if (up->text != text) PyMem_Free(up->text);
             up->space = up->key.length;
             if (!(up->text = PyMem_Malloc((size_t)up->space))) return up->text = text, PyErr_NoMemory(), 0;
         }
-        if (places && up->end - up->begin > up->most) {
-            if (up->places != places) PyMem_Free(up->places);
+        if (entries && up->end - up->begin > up->most) {
+            if (up->entries != entries) PyMem_Free(up->entries);
             up->most = up->end - up->begin;
-            if (!(up->places = PyMem_Malloc((size_t)(up->most + 1) * sizeof *places))) return up->places = places, PyErr_NoMemory(), 0;
+            if (!(up->entries = PyMem_Malloc((size_t)(up->most + 1) * sizeof *entries))) return up->entries = entries, PyErr_NoMemory(), 0;
         }
     }
     return PyErr_SetString(PyExc_OSError, "the index was written to since it was opened"), 0;
@@ -324,10 +324,10 @@ static PyObject *key_object(const MemberTable *table, int64_t sample) {
 static const char *at(const MappedMembers *self, int64_t offset) { return (const char *)self->shard.buf + (offset - self->low); }
 
 /* Return whether the header and the data of a member are in the bytes of the shard that are here. */
-static int is_here(const MappedMembers *self, const Place *place) {
-    const int64_t here = place->offset - self->low;
-    return place->field < self->table->field_count && place->size >= 0 && here >= BLOCK && here <= self->shard.len &&
-           place->size <= self->shard.len - here;
+static int is_here(const MappedMembers *self, const Entry *entry) {
+    const int64_t here = entry->offset - self->low;
+    return entry->field < self->table->field_count && entry->size >= 0 && here >= BLOCK && here <= self->shard.len &&
+           entry->size <= self->shard.len - here;
 }
 
 static int is_compared(const MappedMembers *self, int64_t member) {
@@ -363,25 +363,25 @@ static void fetch_before(const char *header) {
 }
 
 /* Return whether a member's header has the size that the index says. */
-static int has_its_size(const MappedMembers *self, const Place *place) {
-    if (!is_here(self, place)) return 0;
-    const char *block = at(self, place->offset) - BLOCK;
-    if (!is_regular(block[156]) || parse_size(block + 124) != place->size) return 0;
+static int has_its_size(const MappedMembers *self, const Entry *entry) {
+    if (!is_here(self, entry)) return 0;
+    const char *block = at(self, entry->offset) - BLOCK;
+    if (!is_regular(block[156]) || parse_size(block + 124) != entry->size) return 0;
     return !memcmp(block + 257, "ustar", 5) || checksum_is_right((const unsigned char *)block);
 }
 
-/* Return whether a member matches. *place* points to where it lies, after where the one *before* it does, which is *known*
+/* Return whether a member matches. *entry* points to where it lies, after where the one *before* it does, which is *known*
  * to match or is compared here. */
-static int matches(MappedMembers *self, int64_t member, Text key, const Place *place, int known) {
-    const Place *before = place - 1;
-    if (!is_here(self, place) || before->offset > place->offset || before->size < 0 || before->size > place->offset) return 0;
-    const Text field = self->table->fields[place->field];
+static int matches(MappedMembers *self, int64_t member, Text key, const Entry *entry, int known) {
+    const Entry *before = entry - 1;
+    if (!is_here(self, entry) || before->offset > entry->offset || before->size < 0 || before->size > entry->offset) return 0;
+    const Text field = self->table->fields[entry->field];
     const int64_t begin = member ? round_up(before->offset + before->size) : 0;
-    if (begin < self->low || begin > place->offset - BLOCK) return 0;
+    if (begin < self->low || begin > entry->offset - BLOCK) return 0;
     if (member && !known && !is_compared(self, member) && !has_its_size(self, before)) return 0;
-    const int same = begin == place->offset - BLOCK
-        ? is_header(at(self, begin), key, field, place->size)
-        : leads_to(self->shard.buf, begin - self->low, place->offset - self->low, key, field, place->size);
+    const int same = begin == entry->offset - BLOCK
+        ? is_header(at(self, begin), key, field, entry->size)
+        : leads_to(self->shard.buf, begin - self->low, entry->offset - self->low, key, field, entry->size);
     if (same) note_compared(self, member);
     return same;
 }
@@ -393,7 +393,7 @@ typedef struct {
     int64_t count, settled; /* members before this one need not be compared */
     struct Taken {
         int64_t member;
-        const Place *place;
+        const Entry *entry;
         PyObject *name, *data;
         char *target;
     } *taken;
@@ -406,14 +406,14 @@ static void take(void *argument) {
     for (int64_t i = 0; i < taking->count; i++) {
         const struct Taken *each = taking->taken + i;
         if (each->member < taking->settled) continue;
-        if (!matches(taking->members, each->member, key, each->place, i && each[-1].member == each->member - 1)) {
+        if (!matches(taking->members, each->member, key, each->entry, i && each[-1].member == each->member - 1)) {
             taking->undecided = each->member;
             return;
         }
     }
     for (int64_t i = 0; i < taking->count; i++) {
         const struct Taken *each = taking->taken + i;
-        memcpy(each->target, at(taking->members, each->place->offset), (size_t)each->place->size);
+        memcpy(each->target, at(taking->members, each->entry->offset), (size_t)each->entry->size);
     }
 }
 
@@ -424,23 +424,23 @@ static int64_t prepare(Taking *taking, PyObject *names) {
     MappedMembers *self = taking->members;
     int64_t total = 0;
     for (int64_t member = up->begin; member < up->end; member++) {
-        const Place *place = up->places + 1 + (member - up->begin);
-        PyObject *name = PyList_GetItem(names, (Py_ssize_t)place->field);
+        const Entry *entry = up->entries + 1 + (member - up->begin);
+        PyObject *name = PyList_GetItem(names, (Py_ssize_t)entry->field);
         if (name == Py_None) continue;
-        if (name && !is_here(self, place)) {
+        if (name && !is_here(self, entry)) {
             taking->undecided = member;
             return total;
         }
         PyObject *data = NULL;
         if (name) {
-            fetch(at(self, place->offset) - BLOCK);
-            if (member && !taking->count && !is_compared(self, member) && is_here(self, place - 1))
-                fetch_before(at(self, place[-1].offset) - BLOCK);
-            data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)place->size);
+            fetch(at(self, entry->offset) - BLOCK);
+            if (member && !taking->count && !is_compared(self, member) && is_here(self, entry - 1))
+                fetch_before(at(self, entry[-1].offset) - BLOCK);
+            data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)entry->size);
         }
         if (!data) return -1;
-        taking->taken[taking->count++] = (struct Taken){member, place, name, data, PyBytes_AsString(data)};
-        total += place->size;
+        taking->taken[taking->count++] = (struct Taken){member, entry, name, data, PyBytes_AsString(data)};
+        total += entry->size;
     }
     return total;
 }
@@ -459,10 +459,10 @@ static int deliver(const Taking *taking, PyObject *result) {
  * Its bytes are added to *taken*. */
 static int64_t fill_sample(MappedMembers *self, PyObject *result, PyObject *names, int64_t sample, int64_t settled, int64_t *taken) {
     char text[SHORT];
-    Place places[FEW + 1];
+    Entry entries[FEW + 1];
     struct Taken few[FEW];
     LookUp up = {.table = self->table, .sample = sample, .low = self->begin, .high = self->end,
-                 .text = text, .space = SHORT, .places = places, .most = FEW};
+                 .text = text, .space = SHORT, .entries = entries, .most = FEW};
     Taking taking = {self, &up, 0, settled, few, -1};
     int64_t total = -1;
     if (can_note(self) && find_sample(&up)) {
@@ -482,7 +482,7 @@ static int64_t fill_sample(MappedMembers *self, PyObject *result, PyObject *name
         if (taking.taken != few) PyMem_Free(taking.taken);
     }
     if (up.text != text) PyMem_Free(up.text);
-    if (up.places != places) PyMem_Free(up.places);
+    if (up.entries != entries) PyMem_Free(up.entries);
     if (total < 0) return -2;
     *taken += total;
     return taking.undecided;
@@ -502,11 +502,11 @@ static PyObject *members_fill(PyObject *object, PyObject *const *args, Py_ssize_
 
 static PyObject *members_settle(PyObject *object, PyObject *member) {
     MappedMembers *self = (MappedMembers *)object;
-    const int64_t place = PyLong_AsLongLong(member);
+    const int64_t wanted = PyLong_AsLongLong(member);
     if (PyErr_Occurred()) return NULL;
-    if (place < self->begin || place >= self->end) return PyErr_Format(PyExc_IndexError, "member %lld", (long long)place);
+    if (wanted < self->begin || wanted >= self->end) return PyErr_Format(PyExc_IndexError, "member %lld", (long long)wanted);
     if (!can_note(self)) return NULL;
-    note_compared(self, place);
+    note_compared(self, wanted);
     Py_RETURN_NONE;
 }
 
@@ -516,7 +516,7 @@ static PyTypeObject *table_type, *members_type;
 typedef struct {
     struct Row {
         MappedMembers *members;
-        int64_t member, at; /* its number, and its place among those that were given */
+        int64_t member, at; /* its number, and its index among those that were given */
     } *rows;
     int64_t count;
     volatile int64_t at; /* in memory, for when the guard ends the work */
@@ -529,7 +529,7 @@ static int64_t owner_of(const MemberTable *table, int64_t member) {
     return table->each ? member / table->each : sample_of(table, member);
 }
 
-static void fetch_place(const MemberTable *table, int64_t member) {
+static void fetch_entry(const MemberTable *table, int64_t member) {
     const char *bytes = bytes_of(table);
     __builtin_prefetch(bytes + table->offset + 8 * member);
     __builtin_prefetch(bytes + table->size + 8 * member);
@@ -558,28 +558,28 @@ static void compare(void *argument) {
         const MemberTable *table = row->members->table;
         if (i + 2 * AHEAD < comparing->count) {
             const struct Row *later = row + 2 * AHEAD;
-            fetch_place(later->members->table, later->member);
+            fetch_entry(later->members->table, later->member);
             if (later->members->table->each)
                 __builtin_prefetch(later->members->table->marks + owner_of(later->members->table, later->member) / EVERY);
         }
         if (i + AHEAD < comparing->count) {
             const struct Row *later = row + AHEAD;
-            const Place place = place_of(later->members->table, later->member);
+            const Entry entry = entry_of(later->members->table, later->member);
             const MemberTable *its = later->members->table;
             const int64_t sample = owner_of(its, later->member);
             for (int line = 0; line < 4 && sample < its->samples; line++)
                 __builtin_prefetch(bytes_of(its) + its->keys + its->marks[sample / EVERY] + 64 * line);
-            if (is_here(later->members, &place)) fetch(at(later->members, place.offset) - BLOCK);
+            if (is_here(later->members, &entry)) fetch(at(later->members, entry.offset) - BLOCK);
             if (later->member) {
-                const Place before = place_of(its, later->member - 1);
+                const Entry before = entry_of(its, later->member - 1);
                 if (is_here(later->members, &before)) fetch_before(at(later->members, before.offset) - BLOCK);
             }
         }
         const int64_t sample = owner_of(table, row->member);
-        const Place places[2] = {row->member ? place_of(table, row->member - 1) : (Place){0, 0, 0}, place_of(table, row->member)};
+        const Entry entries[2] = {row->member ? entry_of(table, row->member - 1) : (Entry){0, 0, 0}, entry_of(table, row->member)};
         const Text key = sample < table->samples ? key_after(table, sample, &last) : (Text){NULL, 0};
         const int known = row->member && is_compared(row->members, row->member - 1);
-        if (!key.text || !matches(row->members, row->member, key, places + 1, known))
+        if (!key.text || !matches(row->members, row->member, key, entries + 1, known))
             comparing->undecided[comparing->differing++] = row->at;
     }
 }
@@ -632,9 +632,9 @@ static PyObject *find_undecided(PyObject *self, PyObject *args) {
         Py_END_ALLOW_THREADS
         result = PyList_New(0);
         for (int64_t i = 0; result && i < comparing.differing; i++) {
-            PyObject *place = PyLong_FromLongLong(comparing.undecided[i]);
-            if (!place || PyList_Append(result, place) < 0) Py_CLEAR(result);
-            Py_XDECREF(place);
+            PyObject *index = PyLong_FromLongLong(comparing.undecided[i]);
+            if (!index || PyList_Append(result, index) < 0) Py_CLEAR(result);
+            Py_XDECREF(index);
         }
     }
     PyMem_Free(comparing.rows);
@@ -649,7 +649,7 @@ typedef struct {
     struct Sought {
         const MappedMembers *members;
         const int16_t *ranks; /* of the fields, by term: 0 the best, -1 for those that are not of it */
-        int64_t sample, at;   /* its number, and its place among those that were given */
+        int64_t sample, at;   /* its number, and its index among those that were given */
     } *rows;
     int64_t count, terms;
     volatile int64_t at;
@@ -665,20 +665,20 @@ static void locate_rows(void *argument) {
         const struct Sought *row = locating->rows + locating->at;
         const int64_t i = row->at;
         if (locating->at + 2 * AHEAD < count && row[2 * AHEAD].members)
-            fetch_place(row[2 * AHEAD].members->table, guess_first(row[2 * AHEAD].members->table, row[2 * AHEAD].sample));
+            fetch_entry(row[2 * AHEAD].members->table, guess_first(row[2 * AHEAD].members->table, row[2 * AHEAD].sample));
         if (!row->members) continue;
         const MemberTable *table = row->members->table;
         for (int64_t term = 0; term < terms; term++) locating->best[term] = INT16_MAX;
         const int64_t first = first_of(table, row->sample), end = end_of(table, row->sample, first);
         for (int64_t member = first; member < end; member++) {
-            const Place place = place_of(table, member);
-            if (!is_here(row->members, &place)) continue; /* the index was written to */
+            const Entry entry = entry_of(table, member);
+            if (!is_here(row->members, &entry)) continue; /* the index was written to */
             for (int64_t term = 0; term < terms; term++) {
-                const int16_t rank = row->ranks[term * table->field_count + place.field];
+                const int16_t rank = row->ranks[term * table->field_count + entry.field];
                 if (rank < 0 || rank >= locating->best[term]) continue;
                 locating->best[term] = rank;
-                locating->addresses[term * count + i] = (uint64_t)(uintptr_t)at(row->members, place.offset);
-                locating->sizes[term * count + i] = place.size;
+                locating->addresses[term * count + i] = (uint64_t)(uintptr_t)at(row->members, entry.offset);
+                locating->sizes[term * count + i] = entry.size;
                 locating->numbers[term * count + i] = member;
             }
         }
@@ -794,7 +794,7 @@ static void fetch_samples(void *argument) {
     for (int64_t i = 0; i < ahead->count; i++) {
         const MemberTable *table = ahead->members[i]->table;
         __builtin_prefetch(table->marks + ahead->samples[i] / EVERY);
-        fetch_place(table, guess_first(table, ahead->samples[i]));
+        fetch_entry(table, guess_first(table, ahead->samples[i]));
     }
     for (int64_t i = 0; i < ahead->count; i++) {
         const MappedMembers *own = ahead->members[i];
@@ -802,12 +802,12 @@ static void fetch_samples(void *argument) {
         const char *keys = bytes_of(own->table) + own->table->keys + own->table->marks[ahead->samples[i] / EVERY];
         for (int line = 0; line < 4; line++) __builtin_prefetch(keys + 64 * line);
         if (first >= own->table->members) continue;
-        const Place place = place_of(own->table, first);
-        if (!is_here(own, &place)) continue;
-        fetch(at(own, place.offset) - BLOCK);
-        for (int64_t byte = 0; byte < place.size && byte < BLOCK; byte += 64) __builtin_prefetch(at(own, place.offset + byte));
+        const Entry entry = entry_of(own->table, first);
+        if (!is_here(own, &entry)) continue;
+        fetch(at(own, entry.offset) - BLOCK);
+        for (int64_t byte = 0; byte < entry.size && byte < BLOCK; byte += 64) __builtin_prefetch(at(own, entry.offset + byte));
         if (!first || is_compared(own, first)) continue;
-        const Place before = place_of(own->table, first - 1);
+        const Entry before = entry_of(own->table, first - 1);
         if (is_here(own, &before)) fetch_before(at(own, before.offset) - BLOCK);
     }
 }
@@ -915,13 +915,13 @@ static void read_firsts(void *argument) {
     for (int64_t i = 0; i < reading->count; i++) reading->out[i] = first_of(reading->table, reading->asked[i]);
 }
 
-static void read_places(void *argument) {
+static void read_entries(void *argument) {
     const Reading *reading = argument;
     for (int64_t i = 0; i < reading->count; i++) {
-        const Place place = place_of(reading->table, reading->asked[i]);
+        const Entry entry = entry_of(reading->table, reading->asked[i]);
         int64_t *out = reading->out + 4 * i;
         out[0] = sample_of(reading->table, reading->asked[i]);
-        out[1] = place.field, out[2] = place.offset, out[3] = place.size;
+        out[1] = entry.field, out[2] = entry.offset, out[3] = entry.size;
     }
 }
 
@@ -945,8 +945,8 @@ static PyObject *table_firsts(PyObject *object, PyObject *args) {
     return read_numbers(object, args, read_firsts, ((MemberTable *)object)->samples + 1, 1);
 }
 
-static PyObject *table_places(PyObject *object, PyObject *args) {
-    return read_numbers(object, args, read_places, ((MemberTable *)object)->members, 4);
+static PyObject *table_entries(PyObject *object, PyObject *args) {
+    return read_numbers(object, args, read_entries, ((MemberTable *)object)->members, 4);
 }
 
 static PyObject *table_key(PyObject *object, PyObject *sample) {
@@ -965,13 +965,13 @@ static PyObject *table_span(PyObject *object, PyObject *sample) {
     return Py_BuildValue("LL", (long long)out[0], (long long)out[1]);
 }
 
-static PyObject *table_place(PyObject *object, PyObject *member) {
+static PyObject *table_entry(PyObject *object, PyObject *member) {
     const MemberTable *table = (MemberTable *)object;
     int64_t asked = PyLong_AsLongLong(member), out[4];
     if (PyErr_Occurred()) return NULL;
     if (asked < 0 || asked >= table->members) return PyErr_Format(PyExc_IndexError, "member %lld", (long long)asked);
     Reading reading = {table, &asked, 1, out};
-    if (guarded(read_places, &reading)) return PyErr_Format(PyExc_OSError, SHRUNK);
+    if (guarded(read_entries, &reading)) return PyErr_Format(PyExc_OSError, SHRUNK);
     return Py_BuildValue("LLLL", (long long)out[0], (long long)out[1], (long long)out[2], (long long)out[3]);
 }
 
@@ -1004,12 +1004,12 @@ static const char *mark_keys(MemberTable *self, int64_t end) {
     self->keys = item.end;
     if (item.items > end - item.end) return "keys that are not there"; /* each takes a byte or more */
     if (!(self->marks = PyMem_Malloc(sizeof *self->marks * (size_t)(item.items / EVERY + 1)))) return "";
-    int64_t place = item.end;
-    for (int64_t i = 0; i < self->samples; i++, place = item.end) {
-        if (i % EVERY == 0) self->marks[i / EVERY] = (uint32_t)(place - self->keys);
-        const int length = place < end && data[place] >= 0xa0 && data[place] < 0xc0 ? data[place] & 31 : -1;
-        if (length >= 0 && end - place > length) item.end = place + 1 + length; /* of up to 31 bytes */
-        else if (!read_item(data, place, end, &item) || !item.is_text) return "a key or a field that is not a string";
+    int64_t next = item.end;
+    for (int64_t i = 0; i < self->samples; i++, next = item.end) {
+        if (i % EVERY == 0) self->marks[i / EVERY] = (uint32_t)(next - self->keys);
+        const int length = next < end && data[next] >= 0xa0 && data[next] < 0xc0 ? data[next] & 31 : -1;
+        if (length >= 0 && end - next > length) item.end = next + 1 + length; /* of up to 31 bytes */
+        else if (!read_item(data, next, end, &item) || !item.is_text) return "a key or a field that is not a string";
     }
     return NULL;
 }
@@ -1028,16 +1028,16 @@ static const char *inconsistency(MemberTable *self, int64_t archive_end) {
     if (sample_of(self, 0) != 0 || sample != self->samples - 1) return "samples out of order";
     self->each = own == each ? each : 0;
     for (int64_t i = 0; i < self->members; i++) {
-        const Place place = place_of(self, i);
+        const Entry entry = entry_of(self, i);
         if ((int64_t)number(bytes_of(self) + self->field + 2 * i, 2) >= self->field_count) return "a field without a name";
-        if (place.offset < 0 || place.offset > self->shard_size || place.size < 0 || place.size > self->shard_size)
+        if (entry.offset < 0 || entry.offset > self->shard_size || entry.size < 0 || entry.size > self->shard_size)
             return "a member beyond the shard's end";
     }
     for (int64_t i = 0; i < self->members; i++) {
-        const Place place = place_of(self, i);
-        if (place.offset < begin || place.offset + place.size > self->shard_size)
+        const Entry entry = entry_of(self, i);
+        if (entry.offset < begin || entry.offset + entry.size > self->shard_size)
             return "members that overlap or lie beyond the shard's end";
-        begin = place.offset + place.size;
+        begin = entry.offset + entry.size;
     }
     return archive_end >= 0 && begin > archive_end ? "an end of the archive that is before the last member" : NULL;
 }
@@ -1055,13 +1055,13 @@ static int name_fields(MemberTable *self, PyObject *names) {
     return 1;
 }
 
-/* Get the place of an array in the sidecar; return its length in bytes, -1 with an exception set. */
+/* Get the range of an array in the sidecar; return its length in bytes, -1 with an exception set. */
 static int64_t array_at(const MemberTable *self, PyObject *found, const char *name, int64_t *begin) {
-    PyObject *place = PyDict_GetItemString(found, name);
+    PyObject *range = PyDict_GetItemString(found, name);
     long long first, end;
-    if (!place) return PyErr_Format(PyExc_ValueError, "no %s", name), -1;
-    if (!PyArg_ParseTuple(place, "LL", &first, &end)) return -1;
-    if (first < 0 || end < first || end > self->sidecar.len) return PyErr_SetString(PyExc_ValueError, "no place in the sidecar"), -1;
+    if (!range) return PyErr_Format(PyExc_ValueError, "no %s", name), -1;
+    if (!PyArg_ParseTuple(range, "LL", &first, &end)) return -1;
+    if (first < 0 || end < first || end > self->sidecar.len) return PyErr_SetString(PyExc_ValueError, "a range outside of the sidecar"), -1;
     *begin = first;
     return end - first;
 }
@@ -1137,9 +1137,9 @@ static void members_dealloc(PyObject *object) {
 static PyMethodDef table_methods[] = {
     {"key", table_key, METH_O, "Return the key of a sample."},
     {"span", table_span, METH_O, "Return the first member of a sample, and the one after its last."},
-    {"place", table_place, METH_O, "Return the sample, field, offset and size of a member."},
+    {"entry", table_entry, METH_O, "Return the sample, field, offset and size of a member."},
     {"read_firsts", table_firsts, METH_VARARGS, "Write the first member of each of many samples into an array."},
-    {"read_places", table_places, METH_VARARGS, "Write the sample, field, offset and size of each of many members into an array."},
+    {"read_entries", table_entries, METH_VARARGS, "Write the sample, field, offset and size of each of many members into an array."},
     {"rest_on", table_rest_on, METH_O, "Use a mapping of the same bytes from now on."},
     {NULL, NULL, 0, NULL},
 };
@@ -1195,7 +1195,7 @@ static PyMethodDef methods[] = {
      "read_samples(tables, shards, samples, begin) -> samples; see tarshards.index._headers_py"},
     {"find_keys", find_keys, METH_VARARGS, "find_keys(tables, shards, samples) -> keys; see tarshards.index._headers_py"},
     {"find_undecided", find_undecided, METH_VARARGS,
-     "find_undecided(tables, shards, members) -> places; see tarshards.index._headers_py"},
+     "find_undecided(tables, shards, members) -> indices; see tarshards.index._headers_py"},
     {NULL, NULL, 0, NULL},
 };
 

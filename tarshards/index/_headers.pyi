@@ -23,8 +23,8 @@ def locate(
 
     Sample ``samples[i]`` is one of ``tables[shards[i]]``. All arrays are of 8 bytes an item, those that are written
     have a row for each term. *rank* returns for the names of a shard's fields an int16 for each term and field: 0 for
-    the best, -1 for those that are not of the term. In place of a member -1 says that the sample has none, and lower
-    numbers what else there is (see ``tarshards.index.places``).
+    the best, -1 for those that are not of the term. Instead of a member -1 says that the sample has none, and lower
+    numbers what else there is (see ``tarshards.index.mapped_fields``).
 
     Samples are looked up in *order*, that of their numbers here, and in it their headers are compared, as long as no
     disk is waited for. Returns whether any header is yet to be compared.

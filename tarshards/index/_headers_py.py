@@ -1,8 +1,8 @@
-"""The members of shards as their sidecars place them, and their headers: the twin of _headers.c.
+"""The members of shards as their sidecars list them, and their headers: the twin of _headers.c.
 
 A member matches where the 512 bytes before its data are the header of a regular file with its name and size, and no
 extended header can stand before these: the header of the member before it has the size that the index says, so its
-data ends where this one's headers begin. What does not match in this way is left to tarshards.index.headers.
+data ends where this one's headers begin. What does not match in this way is left to tarshards.index.header_checks.
 
 ``locate(tables, rank, shards, samples, order, addresses, sizes, members)`` has no twin: without the kernels no shard is
 read by its addresses. Sample ``samples[i]`` is one of ``tables[shards[i]]``, None for a shard that is not there. *rank*
@@ -125,7 +125,7 @@ class MemberTable:
         sample = self._checked(sample, len(self))
         return int(self.first[sample]), int(self.first[sample + 1])
 
-    def place(self, member: int) -> tuple[int, int, int, int]:
+    def entry(self, member: int) -> tuple[int, int, int, int]:
         """Return the sample, field, offset and size of a member."""
         member = self._checked(member, self.members)
         return int(self.sample[member]), int(self.field[member]), int(self.offset[member]), int(self.size[member])
@@ -136,7 +136,7 @@ class MemberTable:
             raise IndexError("a number out of range")
         out[:] = self.first[samples]
 
-    def read_places(self, members: np.ndarray, out: np.ndarray) -> None:
+    def read_entries(self, members: np.ndarray, out: np.ndarray) -> None:
         """Write the sample, field, offset and size of each of *members* into the rows of *out*; both are int64."""
         if len(members) and not 0 <= members.min() <= members.max() < self.members:
             raise IndexError("a number out of range")
@@ -275,7 +275,7 @@ def find_keys(tables: Sequence[MappedMembers | None], shards: np.ndarray, sample
 
 
 def find_undecided(tables: Sequence[MappedMembers | None], shards: np.ndarray, members: np.ndarray) -> list[int]:
-    """Compare members with their headers; return the places of those that do not match.
+    """Compare members with their headers; return the indices of those that do not match.
 
     Member ``members[i]`` is one of ``tables[shards[i]]``; where it is negative or there is no table, nothing is done. A
     member that has matched is not compared again. Both arrays are int64. Raises ValueError for other members.
@@ -283,7 +283,7 @@ def find_undecided(tables: Sequence[MappedMembers | None], shards: np.ndarray, m
     if len(shards) != len(members):
         raise ValueError("shards and members differ in length")
     undecided = []
-    for place, (shard, member) in enumerate(zip(shards.tolist(), members.tolist())):
+    for i, (shard, member) in enumerate(zip(shards.tolist(), members.tolist())):
         own = tables[shard]
         if member < 0 or own is None:
             continue
@@ -294,7 +294,7 @@ def find_undecided(tables: Sequence[MappedMembers | None], shards: np.ndarray, m
         except OSError:  # the shard has shrunk: whoever decides on this member finds out
             matches = False
         if not matches:
-            undecided.append(place)
+            undecided.append(i)
     return undecided
 
 

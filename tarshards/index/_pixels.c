@@ -206,7 +206,7 @@ static void write_line_plain(char *out, const uint8_t *line, uint8_t *split, con
 #define PLACE(c, v, i) ((3 * (i) + (c)) / 16 == (v) ? (3 * (i) + (c)) % 16 : 0x80)
 #define FOUR(c, v, i) PLACE(c, v, i), PLACE(c, v, (i) + 1), PLACE(c, v, (i) + 2), PLACE(c, v, (i) + 3)
 #define VECTOR(c, v) {FOUR(c, v, 0), FOUR(c, v, 4), FOUR(c, v, 8), FOUR(c, v, 12)}
-static const uint8_t places[3][3][16] = {{VECTOR(0, 0), VECTOR(0, 1), VECTOR(0, 2)},
+static const uint8_t shuffles[3][3][16] = {{VECTOR(0, 0), VECTOR(0, 1), VECTOR(0, 2)},
                                          {VECTOR(1, 0), VECTOR(1, 1), VECTOR(1, 2)},
                                          {VECTOR(2, 0), VECTOR(2, 1), VECTOR(2, 2)}};
 
@@ -220,7 +220,7 @@ AVX2 static int32_t part_three(uint8_t *split, const uint8_t *line, int32_t widt
             __m128i channel = _mm_setzero_si128();
             for (int v = 0; v < 3; v++) {
                 const __m128i pixels = load_whole(line + 3 * x + 16 * v);
-                channel = _mm_or_si128(channel, _mm_shuffle_epi8(pixels, load_whole(places[c][v])));
+                channel = _mm_or_si128(channel, _mm_shuffle_epi8(pixels, load_whole(shuffles[c][v])));
             }
             _mm_storeu_si128((__m128i *)(split + c * width + x), channel);
         }

@@ -146,12 +146,12 @@ static void copy_row(void *argument) {
 
 static PyObject *copy_bytes(PyObject *self, PyObject *args) {
     (void)self;
-    unsigned long long place;
+    unsigned long long given;
     Py_ssize_t size;
-    if (!PyArg_ParseTuple(args, "Kn:copy_bytes", &place, &size)) return NULL;
+    if (!PyArg_ParseTuple(args, "Kn:copy_bytes", &given, &size)) return NULL;
     PyObject *data = PyBytes_FromStringAndSize(NULL, size);
     if (!data || !size) return data;
-    const uint64_t address = place;
+    const uint64_t address = given;
     Rows rows = {.address = &address, .count = 1, .out = PyBytes_AsString(data), .bytes = size};
     if (!run(copy_row, &rows, size < LARGE)) Py_CLEAR(data);
     return data;

@@ -14,7 +14,7 @@ from tarshards.tar.read import BLOCK
 BEGINNING = 256  # bytes; what is read of them ends before 200
 
 
-class Head(NamedTuple):
+class SidecarHead(NamedTuple):
     """What the beginning of a sidecar says: the shard's size in bytes, and of the index what ``Index`` says."""
 
     size: int
@@ -24,7 +24,7 @@ class Head(NamedTuple):
     split: str
 
 
-def parse_head(data: bytes) -> Head:
+def parse_head(data: bytes) -> SidecarHead:
     """Return what *data*, the beginning of a sidecar, says; raise ValueError, TypeError or KeyError for other bytes."""
     import msgpack
 
@@ -41,7 +41,7 @@ def parse_head(data: bytes) -> Head:
         samples = unpacker.read_array_header()
     except msgpack.UnpackException as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    head = Head(shard["size"], shard["fingerprint"], samples, shard.get("digest"), shard.get("split", "first"))
+    head = SidecarHead(shard["size"], shard["fingerprint"], samples, shard.get("digest"), shard.get("split", "first"))
     if not isinstance(head.digest, bytes | None):
         raise TypeError("a digest that is none")
     if type(head.size) is not int or head.split not in ("first", "last"):

@@ -19,7 +19,7 @@ from tarshards.errors import SampleError, TarshardsError, shortened
 from tarshards.index.member_table import read_samples
 from tarshards.index.npy_column import Column
 from tarshards.index.open import OpenShards
-from tarshards.index.readahead import LocalReadahead
+from tarshards.index.readahead import LocalReadahead, Numbers
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import find_shards
@@ -28,7 +28,7 @@ from tarshards.storage.manifest import Shards, collector_paused
 from tarshards.storage.remote import Remote, with_index_dir
 
 if TYPE_CHECKING:  # what reads local shards need not load what asks servers
-    from tarshards.index.fetch import BlockFetcher, Places
+    from tarshards.index.fetch import BlockFetcher
 
 LOOKED_UP = 1 << 12  # samples that are looked up at once
 
@@ -65,7 +65,7 @@ class SampleReader:
         raise NotImplementedError
 
     def announce(self, count: int, fields: FieldNames | None) -> None:
-        """Tell a reader given by ``ahead`` that *fields* of the next *count* samples are about to be read in place.
+        """Tell a reader given by ``ahead`` that *fields* of the next *count* samples are about to be read from memory.
 
         ``read_all`` does this for the samples that it reads.
         """
@@ -80,7 +80,7 @@ class SampleReader:
 
     @contextmanager
     def ahead(
-        self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int, gap: float
+        self, upcoming: Iterator[Numbers], *, block: int | None, reach: int, processes: int, gap: float
     ) -> Iterator[Self]:
         """Give a reader of the same samples, which fetches remote ones ahead, as *upcoming* says, and local ones, too,
         where their disk is waited for.
@@ -97,8 +97,8 @@ def gap_of(numbers: np.ndarray, total: int) -> float:
     return (total - len(numbers)) / stretches if len(numbers) else 0.0
 
 
-def in_parts(shards: np.ndarray, samples: np.ndarray, size: int) -> Iterator[Places]:
-    """Yield the places of *size* samples at a time."""
+def in_parts(shards: np.ndarray, samples: np.ndarray, size: int) -> Iterator[Numbers]:
+    """Yield the numbers of *size* samples at a time."""
     for begin in range(0, len(shards), size):
         yield shards[begin : begin + size], samples[begin : begin + size]
 
@@ -115,24 +115,24 @@ def _each(
 
 
 class Fan:
-    """Distributes what is *upcoming* to several readers; *choose* returns the places that each of *count* will read."""
+    """Distributes what is *upcoming* to *count* readers; *choose* returns the numbers that each of them will read."""
 
-    def __init__(self, upcoming: Iterator[Places], count: int, choose: Callable[[int, Places], Places]):
+    def __init__(self, upcoming: Iterator[Numbers], count: int, choose: Callable[[int, Numbers], Numbers]):
         self._upcoming, self._choose = upcoming, choose
-        self._waiting: list[deque[Places]] = [deque() for _ in range(count)]
+        self._waiting: list[deque[Numbers]] = [deque() for _ in range(count)]
         self._lock = Lock()
 
-    def places(self, number: int) -> Iterator[Places]:
+    def numbers(self, number: int) -> Iterator[Numbers]:
         """Yield what the reader of this number will read; each may be in a thread of its own."""
         waiting = self._waiting[number]
         while True:
             with self._lock:
                 while not waiting:
-                    places = next(self._upcoming, None)
-                    if places is None:
+                    numbers = next(self._upcoming, None)
+                    if numbers is None:
                         return
                     for other, queue in enumerate(self._waiting):
-                        if len((chosen := self._choose(other, places))[0]):
+                        if len((chosen := self._choose(other, numbers))[0]):
                             queue.append(chosen)
                 found = waiting.popleft()
             yield found
@@ -147,8 +147,8 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     are read by range requests, several at once for ``read_all`` and for the batches of a DataLoader. The object can be
     pickled, inherited by forked processes and shared by threads. *index_dir* and *remote* are as for ``Opening``.
 
-    A sample at fault, such as one with a duplicate field, has its place, but reading it raises SampleError. ``find``
-    and ``locate`` give the place of the first sample of a key, which may be at fault; ``["key"]`` raises SampleError
+    A sample at fault, such as one with a duplicate field, has its number, but reading it raises SampleError. ``find``
+    and ``locate`` give the number of the first sample of a key, which may be at fault; ``["key"]`` raises SampleError
     for a key that several samples have.
 
     Raises ShardIndexError where a shard has no index, or is compressed, or if a local one has another size than its
@@ -181,23 +181,23 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         return len(self._range)
 
     @overload
-    def __getitem__(self, place: int) -> Sample: ...
+    def __getitem__(self, index: int) -> Sample: ...
     @overload
-    def __getitem__(self, place: str) -> Sample: ...
+    def __getitem__(self, index: str) -> Sample: ...
     @overload
-    def __getitem__(self, place: slice) -> IndexedShards: ...
-    def __getitem__(self, place: int | str | slice) -> Sample | IndexedShards:
-        if isinstance(place, str):
-            place = self._only(place)
-        if isinstance(place, slice):
+    def __getitem__(self, index: slice) -> IndexedShards: ...
+    def __getitem__(self, index: int | str | slice) -> Sample | IndexedShards:
+        if isinstance(index, str):
+            index = self._only(index)
+        if isinstance(index, slice):
             part = copy.copy(self)
-            part._range = self._range[place]
+            part._range = self._range[index]
             return part
-        return self.read(*self._numbers(place))
+        return self.read(*self._numbers(index))
 
-    def __getitems__(self, places: Iterable[int]) -> list[Sample]:
+    def __getitems__(self, numbers: Iterable[int]) -> list[Sample]:
         """Return several samples, as DataLoaders ask for them."""
-        pairs = np.array([self._numbers(place) for place in places], np.int64).reshape(-1, 2)
+        pairs = np.array([self._numbers(number) for number in numbers], np.int64).reshape(-1, 2)
         return [_raised(result) for result in self.read_all(pairs[:, 0], pairs[:, 1])]
 
     def __iter__(self) -> Iterator[Sample]:
@@ -211,26 +211,26 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         starts = np.array(self._ends, np.int64) - self.counts
         return self._read_ahead(shards, numbers - starts[shards], gap_of(numbers, self._ends[-1]))
 
-    def _numbers(self, place: int) -> tuple[int, int]:
-        """Return the number of the shard that has the sample at *place*, and the sample's number in it."""
+    def _numbers(self, index: int) -> tuple[int, int]:
+        """Return the number of the shard that has a sample of this sequence, and the sample's number in it."""
         try:
-            number = self._range[place]
+            number = self._range[index]
         except IndexError:
-            raise IndexError(f"there is no sample {place} of {len(self)}, which are numbered from 0") from None
+            raise IndexError(f"there is no sample {index} of {len(self)}, which are numbered from 0") from None
         except TypeError:
-            given = f"{shortened(place)}; __getitems__ takes several numbers"
+            given = f"{shortened(index)}; __getitems__ takes several numbers"
             raise TypeError(f"samples are named by a number, a key or a slice, not {given}") from None
         shard = bisect_right(self._ends, number)
         return shard, number - (self._ends[shard] - int(self.counts[shard]))
 
     def _only(self, key: str) -> int:
-        """Return the place of the sample with this key; raise KeyError for none, and SampleError for several."""
-        place = self.find(key)
-        if len(places := sorted(self.places(key))) > 1:
-            shards = " and ".join(dict.fromkeys(self.names[self._numbers(each)[0]] for each in places[:2]))
-            cure = f"[{places[0]}] and [{places[1]}] read the first two, and places(key) gives all"
-            raise SampleError(f"{len(places)} samples have this key, in {shards}: {cure}", key=key)
-        return place
+        """Return the number of the sample with this key; raise KeyError for none, and SampleError for several."""
+        first = self.find(key)
+        if len(found := sorted(self.places(key))) > 1:
+            shards = " and ".join(dict.fromkeys(self.names[self._numbers(each)[0]] for each in found[:2]))
+            cure = f"[{found[0]}] and [{found[1]}] read the first two, and places(key) gives all"
+            raise SampleError(f"{len(found)} samples have this key, in {shards}: {cure}", key=key)
+        return first
 
     @property
     def keys(self) -> list[str]:
@@ -238,13 +238,13 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         if self._range == range(len(self._range)):
             return list(islice(self.shards.each_key(), len(self._range)))
         keys = [""] * len(self._range)
-        for place, key in enumerate(self.shards.each_key()):
-            if place in self._range:
-                keys[self._range.index(place)] = key
+        for number, key in enumerate(self.shards.each_key()):
+            if number in self._range:
+                keys[self._range.index(number)] = key
         return keys
 
     def locate(self, keys: Iterable[str]) -> np.ndarray:
-        """Return for each of *keys* the place of the first sample that has it, -1 where none does; int64, one axis.
+        """Return for each of *keys* the number of the first sample that has it, -1 where none does; int64, one axis.
 
         They are looked up in the key index (`tarindex --key-index`) if there is one. Otherwise every index is loaded,
         and 16 bytes a sample are kept for the next look-up.
@@ -254,18 +254,18 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         return np.fromiter((min(self.places(key), default=-1) for key in keys), np.int64)
 
     def places(self, key: str) -> list[int]:
-        """Return the places of all samples with this key, as ``locate`` does."""
+        """Return the numbers of all samples with this key, as ``locate`` does."""
         if not isinstance(key, str):
             raise TypeError(f"a key is a str, not {shortened(key)}")
-        places = self._range
-        return [places.index(place) for place in self.shards.table.places(key) if place in places]
+        own = self._range
+        return [own.index(number) for number in self.shards.table.numbers(key) if number in own]
 
     def find(self, key: str) -> int:
-        """Return the place of the first sample with this key; raise KeyError where there is none."""
-        place = min(self.places(key), default=None)
-        if place is None:
+        """Return the number of the first sample with this key; raise KeyError where there is none."""
+        number = min(self.places(key), default=None)
+        if number is None:
             raise KeyError(key)
-        return place
+        return number
 
     def repeated_key(self) -> str | None:
         """Return a key that several samples of the shards have, None where all keys differ."""
@@ -307,8 +307,8 @@ class IndexedShards(SampleReader, Sequence[Sample]):
             done = 0
             while done < len(part):
                 found = read_samples(self.shards.tables, part, numbers, done)
-                for place, result in enumerate(found, done):
-                    yield result or self._read_alone(int(part[place]), int(numbers[place]))
+                for i, result in enumerate(found, done):
+                    yield result or self._read_alone(int(part[i]), int(numbers[i]))
                 done += len(found)
 
     def _read_alone(self, shard: int, sample: int) -> Sample | TarshardsError:
@@ -327,7 +327,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     @contextmanager
     def ahead(
         self,
-        upcoming: Iterator[Places],
+        upcoming: Iterator[Numbers],
         *,
         block: int | None,
         reach: int,

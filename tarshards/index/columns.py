@@ -27,9 +27,11 @@ from tarshards.errors import (
     TarshardsError,
     check_function,
 )
+from tarshards.index._sidecars_py import SidecarHead
 from tarshards.index.access import IndexedShards
 from tarshards.index.cells import read_csv
-from tarshards.index.sidecar import NO_DIGEST, Head, Index, for_each_shard, index_location, read_head
+from tarshards.index.inventory import for_each_shard, read_head
+from tarshards.index.sidecar import NO_DIGEST, Index, index_location
 from tarshards.parallel import bounded_map
 from tarshards.samples.codecs import audio_headers, decode_field
 from tarshards.samples.codecs.audio import decode_audio
@@ -229,7 +231,7 @@ class ShardColumns(NamedTuple):
         return None if packed is None else cls.parse(shard, *packed)
 
     @classmethod
-    def parse(cls, shard: Location, packed: bytes, head: Head) -> ShardColumns:
+    def parse(cls, shard: Location, packed: bytes, head: SidecarHead) -> ShardColumns:
         """Return the columns of *shard* of the bytes of their file; raise ShardIndexError for damaged or stale ones."""
         pa, parquet = require("pyarrow", extra="arrow"), require("pyarrow.parquet", extra="arrow")
         location = columns_location(shard)
@@ -450,7 +452,7 @@ def _read_table(table: Any, key: str) -> tuple[pa.Table, str]:
         raise SampleError(f"no table that can be read: {error}", url=location.name) from error
 
 
-def _read_columns(shard: Location) -> tuple[bytes, Head] | None:
+def _read_columns(shard: Location) -> tuple[bytes, SidecarHead] | None:
     """Return the bytes of a shard's columns, and the head of its index; None where there are no columns."""
     location = columns_location(shard)
     return (location.read(MAX_BYTES), read_head(shard)) if location.is_taken() else None

@@ -96,8 +96,8 @@ def _add_shard(database: sqlite3.Connection, number: int, index: Index, bounds: 
 
     def samples() -> Iterator[tuple[int, str, int, int, int]]:
         nonlocal key
-        for place, key in enumerate(index.keys):
-            yield number, key, place, bounds[place], bounds[place + 1] - bounds[place]
+        for i, key in enumerate(index.keys):
+            yield number, key, i, bounds[i], bounds[i + 1] - bounds[i]
 
     fields = [index.fields[field] for field in index.field.tolist()]
     parts = zip([number] * len(fields), index.sample.tolist(), fields, index.offset.tolist(), index.size.tolist())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tarshards.errors import OpenError, TarshardsError, visible
-from tarshards.index.headers import Window
+from tarshards.index.header_checks import Window
 from tarshards.index.member_table import IS_COMPILED
 from tarshards.samples.keys import Sample
 from tarshards.storage import traffic

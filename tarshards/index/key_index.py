@@ -1,4 +1,4 @@
-"""Samples by key: the file that finds them, sorted hashes of all keys with their places; or a table in memory.
+"""Samples by key: a file of sorted hashes of all keys with the numbers of their samples; or a table in memory.
 
 docs/index-format.md describes ``train.shards.keys``. The first hash of each block of entries is held in memory, 1/500
 of the file, so a look-up reads one block, and one header of the shard to compare the key itself. Neither keys nor
@@ -38,8 +38,8 @@ log = logging.getLogger("tarshards")
 
 MAGIC = b"TARKEYS\x03"
 HEADER = struct.Struct("<8sQ16s16sI")  # magic, keys, digests of names and of shards, CRC-32 of what is before
-PLACE = np.dtype([("shard", "<u4"), ("sample", "<u4"), ("header", "<u4")])  # header: its offset in blocks of 512
-ENTRY = np.dtype([("hash", "<u8"), ("place", PLACE)])
+SAMPLE = np.dtype([("shard", "<u4"), ("sample", "<u4"), ("header", "<u4")])  # header: its offset in blocks of 512
+ENTRY = np.dtype([("hash", "<u8"), ("sample", SAMPLE)])
 HASH = 8  # bytes
 SUM = 16  # bytes of a block after its entries: their CRC-32, and zeros
 EACH = 204  # entries of a block, which takes 4,096 bytes
@@ -133,11 +133,11 @@ def _entries(numbered: tuple[int, Location]) -> tuple[bytes, np.ndarray]:
     index = Index.load(location)
     blocks = index.offset[index.first[:-1]] // BLOCK - 1
     if len(blocks) and int(blocks[-1]) >= 1 << 32:
-        raise ShardIndexError("a key index holds places of shards up to 2 TiB", url=location.name)
+        raise ShardIndexError("a key index holds samples of shards up to 2 TiB", url=location.name)
     entries = np.empty(len(index), ENTRY)
     entries["hash"] = hash_keys(index.keys)
     for name, values in ("shard", number), ("sample", np.arange(len(index))), ("header", blocks):
-        entries["place"][name] = values
+        entries["sample"][name] = values
     return index.known_digest(location), entries
 
 
@@ -145,7 +145,7 @@ def _write_blocks(stream: BinaryIO, entries: np.ndarray) -> np.ndarray:
     """Write the blocks of *entries*, which fill them; return the first hash of each."""
     rows = entries.reshape(-1, EACH)
     for row in rows:
-        data = row["hash"].tobytes() + row["place"].tobytes()
+        data = row["hash"].tobytes() + row["sample"].tobytes()
         stream.write(data + crc32(data).to_bytes(4, "little").ljust(SUM, b"\0"))
     return rows["hash"][:, 0]
 
@@ -203,7 +203,7 @@ class KeyIndex:
             return None
         return cls(ranges, shards, counts, keys_of)
 
-    def places(self, key: str) -> list[int]:
+    def numbers(self, key: str) -> list[int]:
         """Return the numbers of the samples with this key, over all shards, ascending."""
         try:
             (wanted,) = hash_keys([key]).tolist()
@@ -238,7 +238,7 @@ class KeyIndex:
             for at in range(bisect_left(hashes, wanted), len(hashes)):
                 if hashes[at] != wanted:
                     return
-                yield self._place(block, at)
+                yield self._sample(block, at)
 
     @cached_property
     def _firsts(self) -> memoryview:
@@ -259,9 +259,9 @@ class KeyIndex:
     def _hashes(self, block: bytes, number: int) -> memoryview:
         return memoryview(block)[: HASH * min(EACH, self._count - number * EACH)].cast("Q")
 
-    def _place(self, block: bytes, at: int) -> tuple[int, int, int]:
+    def _sample(self, block: bytes, at: int) -> tuple[int, int, int]:
         """Return shard, sample and header of an entry of a block."""
-        shard, sample, header = struct.unpack_from("<III", block, HASH * EACH + PLACE.itemsize * at)
+        shard, sample, header = struct.unpack_from("<III", block, HASH * EACH + SAMPLE.itemsize * at)
         if shard >= len(self._shards) or sample >= self._starts[shard + 1] - self._starts[shard]:
             raise self._damaged(f"no sample {sample} in shard {shard}")
         return shard, sample, header
@@ -289,11 +289,11 @@ def _key_in(header: bytes) -> str | None:
 
 
 class KeyTable:
-    """The places of *count* *keys*, by sorted hashes: 16 bytes a key. *key_of* returns the key of a place.
+    """The numbers of samples by *count* *keys*: sorted hashes, 16 bytes a key. *key_of* returns the key of a sample.
 
     >>> keys = ["a", "b", "a"]
     >>> table = KeyTable(keys, 3, keys.__getitem__)
-    >>> table.places("a"), table.places("c"), table.repeated()
+    >>> table.numbers("a"), table.numbers("c"), table.repeated()
     ([0, 2], [], 'a')
     """
 
@@ -301,25 +301,25 @@ class KeyTable:
         hashes = np.fromiter(map(hash, keys), np.int64, count)
         order = np.argsort(hashes, kind="stable")  # of equal keys the first stays first
         self._key_of = key_of
-        self._hashes, self._places = hashes[order].data, order.data  # memoryviews: their items are ints
+        self._hashes, self._numbers = hashes[order].data, order.data  # memoryviews: their items are ints
 
-    def places(self, key: str) -> list[int]:
-        """Return the places of *key*, ascending."""
+    def numbers(self, key: str) -> list[int]:
+        """Return the numbers of the samples with *key*, ascending."""
         hashes, wanted = self._hashes, hash(key)
         at, found = bisect_left(hashes, wanted), []
         while at < len(hashes) and hashes[at] == wanted:
-            place: int = self._places[at]
-            if self._key_of(place) == key:
-                found.append(place)
+            number: int = self._numbers[at]
+            if self._key_of(number) == key:
+                found.append(number)
             at += 1
         return found
 
     def repeated(self) -> str | None:
-        """Return a key that has several places, None where there is none."""
+        """Return a key that several samples have, None where there is none."""
         hashes = np.asarray(self._hashes)
         for at in (np.flatnonzero(hashes[1:] == hashes[:-1]) + 1).tolist():
-            place = self._places[at]
-            key = self._key_of(place)
-            if self.places(key)[0] != place:
+            number = self._numbers[at]
+            key = self._key_of(number)
+            if self.numbers(key)[0] != number:
                 return key
         return None

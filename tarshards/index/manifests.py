@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
-from tarshards.index.sidecar import MISSING, Index, for_each_shard, read_head
+from tarshards.index.inventory import for_each_shard, read_head
+from tarshards.index.sidecar import MISSING, Index
 from tarshards.storage.derived import key_index_name
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location

@@ -94,14 +94,14 @@ class Payloads:
     def __iter__(self) -> Iterator[bytes]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, place: Any) -> Any:
-        """Return a copy of one payload; for a slice or an array of places, Payloads.
+    def __getitem__(self, index: Any) -> Any:
+        """Return a copy of one payload; for a slice or an array of indices, Payloads.
 
         Raises OSError where the payload lies in a mapped file that has shrunk.
         """
-        if isinstance(place, (int, np.integer)):
-            return copy_bytes(int(self.addresses[place]), int(self.sizes[place]))
-        return Payloads.known(self.buffers, self.number[place], self.addresses[place], self.sizes[place])
+        if isinstance(index, (int, np.integer)):
+            return copy_bytes(int(self.addresses[index]), int(self.sizes[index]))
+        return Payloads.known(self.buffers, self.number[index], self.addresses[index], self.sizes[index])
 
 
 def address_of(view: memoryview) -> int:

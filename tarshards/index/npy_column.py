@@ -46,29 +46,29 @@ class Column:
     for a sample at fault; OpenError for a shard that cannot be read, or was written to since it was opened.
     """
 
-    def __init__(self, shards: OpenShards, field: str, places: range):
-        self._shards, self._field, self._places = shards, check_name(field), places
+    def __init__(self, shards: OpenShards, field: str, samples: range):
+        self._shards, self._field, self._samples = shards, check_name(field), samples
         self._ends = np.cumsum(shards.counts)
         self._arrays: dict[int, _Arrays] = {}
-        if not places:
+        if not samples:
             raise SampleError(f"no samples, so dtype and shape of {field} are unknown", url=shards.names[0])
         self._header = self._first()
-        self.dtype, self.shape = self._header.dtype, (len(places), *self._header.shape)
+        self.dtype, self.shape = self._header.dtype, (len(samples), *self._header.shape)
 
     @property
     def ndim(self) -> int:
         return len(self.shape)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._samples)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, tuple):
             raise TypeError("a column is indexed by samples only; index the array that it returns")
         if isinstance(index, (int, np.integer)):
-            return self._gather(np.array([self._places[index]], np.int64))[0]
+            return self._gather(np.array([self._samples[index]], np.int64))[0]
         if isinstance(index, slice):
-            return self._gather(np.array(self._places[index], np.int64))
+            return self._gather(np.array(self._samples[index], np.int64))
         return self._gather(self._all[index])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -81,34 +81,34 @@ class Column:
 
     @cached_property
     def _all(self) -> np.ndarray:
-        return np.array(self._places, np.int64)
+        return np.array(self._samples, np.int64)
 
-    def _gather(self, places: np.ndarray) -> np.ndarray:
-        if places.ndim != 1:
+    def _gather(self, samples: np.ndarray) -> np.ndarray:
+        if samples.ndim != 1:
             raise IndexError("a column is indexed by ints, slices, and one-dimensional lists or arrays")
-        out = np.empty((len(places), *self._header.shape), self.dtype)
-        numbers = np.searchsorted(self._ends, places, "right")
+        out = np.empty((len(samples), *self._header.shape), self.dtype)
+        numbers = np.searchsorted(self._ends, samples, "right")
         order = np.argsort(numbers, kind="stable")
         shards, begins = np.unique(numbers[order], return_index=True)
         together = _together()
         if len(shards) <= together:
-            self._fill(out, places, numbers, shards.tolist())
+            self._fill(out, samples, numbers, shards.tolist())
             return out
         for first in range(0, len(shards), together):
             end = begins[first + together] if first + together < len(shards) else len(order)
             here = order[begins[first] : end]
             part = np.empty((len(here), *self._header.shape), self.dtype)
-            self._fill(part, places[here], numbers[here], shards[first : first + together].tolist())
+            self._fill(part, samples[here], numbers[here], shards[first : first + together].tolist())
             out[here] = part
         return out
 
-    def _fill(self, out: np.ndarray, places: np.ndarray, numbers: np.ndarray, shards: list[int]) -> None:
-        """Copy the arrays at *places*, in shards of these *numbers*, into *out*; *shards* are these, each once."""
-        addresses = np.empty(len(places), np.uint64)
+    def _fill(self, out: np.ndarray, samples: np.ndarray, numbers: np.ndarray, shards: list[int]) -> None:
+        """Copy the arrays at *samples*, in shards of these *numbers*, into *out*; *shards* are these, each once."""
+        addresses = np.empty(len(samples), np.uint64)
         held: dict[int, Payloads] = {}
         for number in shards:
             here = np.flatnonzero(numbers == number)
-            payloads = self._payloads(number, places[here] - (self._ends[number] - self._shards.counts[number]))
+            payloads = self._payloads(number, samples[here] - (self._ends[number] - self._shards.counts[number]))
             addresses[here] = payloads.addresses
             held[number] = payloads
         try:
@@ -166,10 +166,10 @@ class Column:
         return shard, members
 
     def _first(self) -> ArrayHeader:
-        place = self._places[0]
-        number = int(np.searchsorted(self._ends, place, "right"))
+        first = self._samples[0]
+        number = int(np.searchsorted(self._ends, first, "right"))
         shard, members = self._members(number)
-        sample = place - int(self._ends[number] - self._shards.counts[number])
+        sample = first - int(self._ends[number] - self._shards.counts[number])
         try:
             return parse_header(shard.take(int(members[sample])))
         except DecodeError as error:

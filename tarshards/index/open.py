@@ -13,23 +13,11 @@ import numpy as np
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
 from tarshards.index import memory
-from tarshards.index.headers import NEAR, Window, check_fetched, check_header, first_byte, first_header
+from tarshards.index.header_checks import NEAR, Window, check_fetched, check_header, first_byte, first_header
+from tarshards.index.inventory import COUNTS, for_each_shard, read_head, with_counts
 from tarshards.index.key_index import KeyIndex, KeyTable
 from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_undecided
-from tarshards.index.sidecar import (
-    COUNTS,
-    MAPPED,
-    MISSING,
-    OTHER,
-    REBUILD,
-    Hold,
-    Index,
-    for_each_shard,
-    index_location,
-    read_head,
-    refuse_compressed,
-    with_counts,
-)
+from tarshards.index.sidecar import MAPPED, MISSING, OTHER, REBUILD, Hold, Index, index_location, refuse_compressed
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile, MemberHeaders
@@ -103,7 +91,7 @@ class OpenShard:
         # The samples that cannot be read like the others.
         self._special: Collection[int] = ()
         if index.faults or index.elsewhere:
-            self._special = index.faults.keys() | {index.table.place(member)[0] for member in index.elsewhere}
+            self._special = index.faults.keys() | {index.table.entry(member)[0] for member in index.elsewhere}
 
     @cached_property
     def buffer(self) -> memoryview | None:
@@ -147,7 +135,7 @@ class OpenShard:
     def _failure(self, error: OSError, sample: int) -> TarshardsError:
         """Return the error of a sample that cannot be read, or of the index if it was written to."""
         try:
-            key, header = self.index.key(sample), self.index.place(self.index.table.span(sample)[0])[0]
+            key, header = self.index.key(sample), self.index.data_range(self.index.table.span(sample)[0])[0]
         except OSError as broken:
             return ShardIndexError(f"{broken.strerror or broken}; {REBUILD}", url=self.index.url)
         offset = getattr(error, "offset", None) or header
@@ -160,7 +148,7 @@ class OpenShard:
         fields = list(self._fields)
         for member in range(*self.index.table.span(sample)):
             if member in self.index.elsewhere:
-                fields[self.index.table.place(member)[1]] = None
+                fields[self.index.table.entry(member)[1]] = None
         return fields
 
     def _content(self, member: int, leave: Callable[[int, int], Any] | None = None) -> Any:
@@ -206,7 +194,7 @@ class OpenShard:
         """Return what holds *sample* instead of *window*, whose file is gone; a block that stays is mapped again."""
         for key, kept in list(self.kept.items()):
             if window in kept:
-                first, last = (self.index.table.place(member)[0] for member in (kept[0].begin, kept[-1].end - 1))
+                first, last = (self.index.table.entry(member)[0] for member in (kept[0].begin, kept[-1].end - 1))
                 found = self.fetch(np.arange(first, last + 1))
                 self.keep(key, found)
                 return found
@@ -224,7 +212,7 @@ class OpenShard:
     def _complete(self, result: Sample, sample: int) -> None:
         """Put the lazy fields of a sample, its links and its sparse members into *result*."""
         for member in range(*self.index.table.span(sample)):
-            number = self.index.table.place(member)[1]
+            number = self.index.table.entry(member)[1]
             if self._lazy and (field := self._lazy[number]) is not None:
                 result[field] = self.file(member)
             elif member in self.index.elsewhere and (field := self._fields[number]) is not None:
@@ -233,10 +221,10 @@ class OpenShard:
     def file(self, member: int) -> MemberFile:
         """Return a member as a file; the header of a remote one is compared when the file is first read."""
         index, head = self.index, None
-        offset, size = index.place(member)
+        offset, size = index.data_range(member)
         name = ".".join(index.named(member))
         if member in index.elsewhere:
-            content = self._content(member, lambda *place: place)
+            content = self._content(member, lambda *found: found)
             if isinstance(content, bytes):
                 return MemberFile.of(content, name=name, url=self.name)
             offset, size = content
@@ -280,7 +268,7 @@ class OpenShard:
             return self._window(member, member + 1, low, data).take(member)
         if error := self.find_stale(np.array([member])).get(0):
             raise error
-        return self.ranges.read(*self.index.place(member))
+        return self.ranges.read(*self.index.data_range(member))
 
     def find_stale(self, members: np.ndarray) -> dict[int, TarshardsError]:
         """Compare the headers of many *members* (int64) of a local shard; return the errors by position.
@@ -289,8 +277,8 @@ class OpenShard:
         finds.
         """
         undecided = find_undecided([self.members], np.zeros(len(members), np.int64), members)
-        decided = ((place, self.decide(int(members[place]))) for place in undecided)
-        return {place: error for place, error in decided if error is not None}
+        decided = ((i, self.decide(int(members[i]))) for i in undecided)
+        return {i: error for i, error in decided if error is not None}
 
     def decide(self, member: int) -> TarshardsError | None:
         """Return the error of a member of a local shard whose header does not match plainly; None if it has none."""
@@ -344,7 +332,7 @@ class OpenShard:
 
     def _stop(self, end: int) -> int:
         """Return where to stop reading for the members before *end*: after the last one comes the archive's end."""
-        stop = sum(self.index.place(end - 1))
+        stop = sum(self.index.data_range(end - 1))
         last = self.index.archive_end
         if end == self.index.members and last is not None and last + BLOCK - stop <= GAP:
             stop = min(last + BLOCK, self.index.shard_size)
@@ -360,7 +348,7 @@ class OpenShard:
         begin = memory.address_of(self.buffer)
         lows, sizes = [], []
         for first, _, low, size in self._stretches(samples, fields):
-            if first and (before := self.index.place(first - 1)[0] - BLOCK) < low:  # whose header is compared, too
+            if first and (before := self.index.data_range(first - 1)[0] - BLOCK) < low:  # whose header is compared, too
                 lows.append(before)
                 sizes.append(BLOCK)
             lows.append(low)
@@ -399,14 +387,14 @@ class OpenShard:
             return [(begin, end)]
         begins, ends = index.firsts(np.concatenate((samples, samples + 1))).reshape(2, -1)
         members = np.concatenate([np.arange(begin, end) for begin, end in zip(begins.tolist(), ends.tolist())])
-        places = index.places(members)
+        entries = index.entries(members)
         if not is_whole:
-            kept = are_read[places[:, 1]]
-            members, places = members[kept], places[kept]
+            kept = are_read[entries[:, 1]]
+            members, entries = members[kept], entries[kept]
         if not len(members):
             return []
         begins = np.array([first_byte(self.index, member) for member in members.tolist()])
-        ends = places[:, 2] + places[:, 3]
+        ends = entries[:, 2] + entries[:, 3]
         cuts = np.flatnonzero(begins[1:] - ends[:-1] > GAP) + 1
         return [(int(part[0]), int(part[-1]) + 1) for part in np.split(members, cuts)]
 
@@ -479,7 +467,7 @@ class OpenShards:
     ):
         self.urls, self.names = shards.urls, names_of(shards.urls)
         self.fields, self.lazy, self.remote = fields, lazy, remote or default()
-        self._told: list[str | None] = shards.column("digest")
+        self._known_digests: list[str | None] = shards.column("digest")
         self._splits: list[str | None] = shards.column("split")
         self._uncounted: Collection[int] = ()  # those whose counts their indexes said
         self._reset()
@@ -491,12 +479,12 @@ class OpenShards:
         self._local = HeldIndexes()  # of shards that are not open
         self._small = HeldIndexes()  # of shards that are read for each use, and not held
         self._remote = HeldIndexes()  # open or not: what they take is memory of this process
-        self._is_short = False  # that is told
+        self._is_short = False  # whether a warning has said so
         self.in_use: dict[int, OpenShard] = {}
         self.tables: list[MappedMembers | None] = [None] * len(self.urls)  # of the local ones in use
         self._aside: dict[int, OpenShard] = {}  # those not asked for since many others were
         self._opened = 0  # how often one was since the last ``verify``
-        self._is_told = False  # that this is often
+        self._has_warned = False  # that this is often
         self._failed: dict[int, TarshardsError] = {}
         self._changed: TarshardsError | None = None  # of a shard that was released
         self.scattered = False  # samples are being read that are far apart
@@ -580,14 +568,14 @@ class OpenShards:
 
     def _contradiction(self, number: int, index: Index) -> str | None:
         """Say what the index of a shard has other than the manifest, or at first it itself; None if nothing."""
-        found, told = (len(index), index.shard_size), (self.counts[number], self.sizes[number])
-        for mine, its, unit in zip(found, told, ("samples", "bytes")):
+        found, expected = (len(index), index.shard_size), (self.counts[number], self.sizes[number])
+        for mine, its, unit in zip(found, expected, ("samples", "bytes")):
             if mine != its and number in self._uncounted:
                 return f"{mine} {unit}, but {its} when the dataset was opened; open it again"
             if mine != its:
                 return f"{mine} {unit}, but {its} in the manifest; write both again with `tarindex`"
-        digest, told_digest = index.digest, self._told[number]
-        return None if digest is None or told_digest is None or digest.hex() == told_digest else OTHER
+        digest, known = index.digest, self._known_digests[number]
+        return None if digest is None or known is None or digest.hex() == known else OTHER
 
     def loaded(self, number: int) -> Index | None:
         """Return the index of a shard if it is held."""
@@ -624,8 +612,8 @@ class OpenShards:
         """Open a shard, and hold it unless it is small, and others are, too many to hold all."""
         location = self.location(number)
         self._opened += 1
-        if self._opened > 2 * len(self.urls) > 2 * most_open() and not self._is_told:
-            self._is_told = True
+        if self._opened > 2 * len(self.urls) > 2 * most_open() and not self._has_warned:
+            self._has_warned = True
             log.warning(TOO_MANY, visible(location.name), len(self.urls), most_open())
         if not self._is_small(number, location):
             return self._enter(number, self._with(location, self.index(number)))
@@ -681,10 +669,10 @@ class OpenShards:
         for index in for_each_shard(lambda location: self.index(numbers[location]), locations):
             yield from index.keys
 
-    def key(self, place: int) -> str:
+    def key(self, sample: int) -> str:
         """Return the key of the sample of this number over all shards."""
-        number = int(np.searchsorted(self._ends, place, "right"))
-        return self.index(number).key(place - int(self._ends[number] - self.counts[number]))
+        number = int(np.searchsorted(self._ends, sample, "right"))
+        return self.index(number).key(sample - int(self._ends[number] - self.counts[number]))
 
     @cached_property
     def _ends(self) -> np.ndarray:
@@ -702,7 +690,7 @@ class OpenShards:
 
     @cached_property
     def key_index(self) -> KeyIndex | None:
-        """The file that has the places of all samples by key, if there is one of these shards."""
+        """The file that has the numbers of all samples by key, if there is one of these shards."""
         locations = [self.location(number) for number in range(len(self.urls))]
         return KeyIndex.open(locations, self.counts.tolist(), lambda number: self.index(number).keys, self._digests)
 
@@ -713,9 +701,9 @@ class OpenShards:
 
         def find(location: Location) -> bytes | None:
             number = numbers[location]
-            told = None if location.is_local else self._told[number]
-            if told is not None:
-                return bytes.fromhex(told)
+            known = None if location.is_local else self._known_digests[number]
+            if known is not None:
+                return bytes.fromhex(known)
             index = self.loaded(number)
             return read_head(location).digest if index is None else index.digest
 
@@ -723,7 +711,7 @@ class OpenShards:
 
     @cached_property
     def table(self) -> KeyIndex | KeyTable:
-        """The places of all samples by key."""
+        """The numbers of all samples by key."""
         return self.key_index or KeyTable(self.each_key(), int(self.counts.sum()), self.key)
 
     @staticmethod
@@ -753,7 +741,7 @@ class OpenShards:
 
     def _set_aside(self) -> None:
         """Find out from now on which shards are asked for."""
-        for number in list(self.in_use):  # in place: a loop over samples has the dict
+        for number in list(self.in_use):  # the dict itself: a loop over samples has the dict
             self._aside[number] = self.in_use.pop(number)
             self.tables[number] = None
 
@@ -765,7 +753,18 @@ class OpenShards:
             self._changed = error
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("urls", "names", "fields", "lazy", "remote", "counts", "sizes", "_told", "_splits", "_uncounted")
+        names = (
+            "urls",
+            "names",
+            "fields",
+            "lazy",
+            "remote",
+            "counts",
+            "sizes",
+            "_known_digests",
+            "_splits",
+            "_uncounted",
+        )
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

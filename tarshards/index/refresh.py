@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.build import build_index
+from tarshards.index.inventory import check_there
 from tarshards.index.manifests import TO_DISK, Writing
-from tarshards.index.sidecar import Index, check_there, index_location
+from tarshards.index.sidecar import Index, index_location
 from tarshards.samples.keys import USUAL, dots_in_key, have_dots_in_key
 from tarshards.storage.derived import INDEX
 from tarshards.storage.location import Location

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import os
-import resource
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from errno import ENOENT
+from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from zlib import crc32
 
-from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError
-from tarshards.index._sidecars_py import BEGINNING, Head, parse_head
+from tarshards.errors import OpenError, SampleError, ShardIndexError
 from tarshards.index.member_table import IS_COMPILED, MemberTable, layout
-from tarshards.samples.fields import FieldNames, find_field
+from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Split
 from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.derived import FORMAT, INDEX
-from tarshards.storage.location import Location, are_local, paths_of
-from tarshards.storage.manifest import Shard, Shards
+from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import LocalRanges, MappedPart, Ranges
-from tarshards.storage.remote import Remote, default
-from tarshards.storage.streams import is_missing, is_refused, read_at_most
+from tarshards.storage.streams import is_missing
 from tarshards.tar.elsewhere import Step
 from tarshards.tar.read import BLOCK, padding
-
-try:
-    from tarshards.index._sidecars import are_listed, read_heads
-except ImportError:
-    from tarshards.index._sidecars_py import are_listed, read_heads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,11 +35,6 @@ MAX_BYTES = 1 << 30  # of a sidecar: 26 bytes a member, and the keys
 EACH = 1 << 10  # bytes that an index takes besides its sidecar, about
 TOO_LONG = f"more than {MAX_BYTES:,} bytes, the limit for such a file"
 MAPPED = 1 << 12  # bytes of a sidecar that is mapped rather than copied: a page
-FEW = 64  # local shards after which it is asked whether threads would read them sooner
-MANY = 1 << 10  # local shards that threads read until that is asked again
-PROBED = 1 << 12  # shards, spread evenly over the list, whose sidecars are looked for first
-COUNTS = ("samples", "size")  # of a shard
-SPLITS: tuple[Split, ...] = get_args(Split)
 MISSING = "no index found; create one with `tarindex`"
 DAMAGED = "damaged: truncated, or wrong checksum"
 REBUILD = "rebuild it with `tarindex`"
@@ -110,7 +93,7 @@ class Index:
     digest: bytes | None = None
     faults: Mapping[int, Fault] = MappingProxyType({})  # one object for all shards without any
     elsewhere: Mapping[int, list[Step]] = MappingProxyType({})
-    _sidecar: bytes | Any = None  # what is read of it in place, if it was loaded
+    _sidecar: bytes | Any = None  # the sidecar, mapped or in memory, if it was loaded
     sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
     split: str = "first"
     url: str | None = None  # the sidecar's, if it was read, for messages
@@ -142,7 +125,7 @@ class Index:
 
     @cached_property
     def table(self) -> MemberTable:
-        """The members in the sidecar, read in place."""
+        """The members in the sidecar, which is read as it is."""
         packed = self.pack()
         fields = tuple(field.encode("utf-8", "surrogateescape") for field in self.fields)
         return MemberTable(packed, layout(packed), fields, self.shard_size, -1 if self.end is None else self.end)
@@ -150,20 +133,20 @@ class Index:
     @cached_property
     def keys(self) -> list[str]:
         """The keys of the samples; of an index that was loaded a copy, for who needs all."""
-        return list(self._entries("keys")["keys"])
+        return list(self._copied("keys")["keys"])
 
     @cached_property
     def arrays(self) -> dict[str, bytes]:
         """The arrays as the file holds them; of an index that was loaded copies, for who needs all."""
-        return self._entries(*FORMATS)
+        return self._copied(*FORMATS)
 
-    def _entries(self, *names: str) -> dict[str, Any]:
-        """Return some entries of the sidecar."""
+    def _copied(self, *names: str) -> dict[str, Any]:
+        """Return copies of some values of the map in the sidecar."""
         import msgpack
 
         packed = self._sidecar if isinstance(self._sidecar, bytes) else self._sidecar.read(0, len(self._sidecar))
-        places = layout(packed)
-        found = {name: packed[slice(*places[name])] for name in names if name in places}
+        ranges = layout(packed)
+        found = {name: packed[slice(*ranges[name])] for name in names if name in ranges}
         if "keys" in found:
             found["keys"] = msgpack.unpackb(found["keys"], unicode_errors="surrogateescape")
         return found
@@ -182,14 +165,14 @@ class Index:
         """Return the key of a sample."""
         return self.table.key(sample) if self._sidecar is not None else self.keys[sample]
 
-    def place(self, member: int) -> tuple[int, int]:
+    def data_range(self, member: int) -> tuple[int, int]:
         """Return the offset and the size of a member's data in the shard."""
-        _, _, offset, size = self.table.place(member)
+        _, _, offset, size = self.table.entry(member)
         return offset, size
 
     def named(self, member: int) -> tuple[str, str]:
         """Return the key and the field of a member."""
-        sample, field, _, _ = self.table.place(member)
+        sample, field, _, _ = self.table.entry(member)
         return self.key(sample), self.fields[field]
 
     def firsts(self, samples: np.ndarray) -> np.ndarray:
@@ -201,13 +184,13 @@ class Index:
         self.table.read_firsts(samples, out)
         return out
 
-    def places(self, members: np.ndarray) -> np.ndarray:
+    def entries(self, members: np.ndarray) -> np.ndarray:
         """Return the sample, field, offset and size of each member: int64, a row each."""
         import numpy as np
 
         members = np.ascontiguousarray(members, np.int64)
         out = np.empty((len(members), 4), np.int64)
-        self.table.read_places(members, out)
+        self.table.read_entries(members, out)
         return out
 
     @cached_property
@@ -239,17 +222,17 @@ class Index:
     def content_size(self, member: int) -> int:
         """Return the bytes of a member's content."""
         steps = self.elsewhere.get(member)
-        return steps[-1].size if steps else self.place(member)[1]
+        return steps[-1].size if steps else self.data_range(member)[1]
 
     def not_plain(self, member: int, url: str) -> ShardIndexError:
         """Return the error of a link or sparse member for those who need its bytes in the shard, which is *url*."""
         reason = "a link or a sparse member, whose content is not after its header; copy the shard with `tarcat -o`"
         key, field = self.named(member)
-        return ShardIndexError(reason, url=url, offset=self.place(member)[0] - BLOCK, key=key, field=field)
+        return ShardIndexError(reason, url=url, offset=self.data_range(member)[0] - BLOCK, key=key, field=field)
 
     def fields_of(self, sample: int) -> list[str]:
         """Return the fields of a sample."""
-        return [self.fields[self.table.place(member)[1]] for member in range(*self.table.span(sample))]
+        return [self.fields[self.table.entry(member)[1]] for member in range(*self.table.span(sample))]
 
     def members_of(self, field: str) -> np.ndarray:
         """Return the numbers of the members that are of *field*, in the order of the shard; not of samples at fault."""
@@ -306,16 +289,16 @@ class Index:
 
         covered = memoryview(packed)[:-4]
         if covered[-len(CHECKSUM) :] != CHECKSUM or crc32(covered) != int.from_bytes(packed[-4:], "big"):
-            raise ShardIndexError(_what_is_wrong(packed), url=url)
+            raise ShardIndexError(what_is_wrong(packed), url=url)
         try:
-            places = layout(packed)
-            if missing := NEEDED - places.keys():
+            ranges = layout(packed)
+            if missing := NEEDED - ranges.keys():
                 raise ValueError(f"no {min(missing)}")
-            found = {name: packed[slice(*places[name])] for name in places.keys() - UNREAD}
+            found = {name: packed[slice(*ranges[name])] for name in ranges.keys() - UNREAD}
             fields, encoded = _read_fields(found.pop("fields"))
             small = {name: msgpack.unpackb(value, unicode_errors="surrogateescape") for name, value in found.items()}
             if small["format"] != FORMAT or small["version"] not in (VERSION, WITH_FAULTS):
-                raise ShardIndexError(_what_is_wrong(packed), url=url)
+                raise ShardIndexError(what_is_wrong(packed), url=url)
             shard = small["shard"]
             index = cls.__new__(cls)
             index.shard_size, index.fingerprint, index.fields = shard["size"], shard["fingerprint"], fields
@@ -327,10 +310,10 @@ class Index:
             if "elsewhere" in small:
                 index.elsewhere = {member: [Step(*step) for step in steps] for member, *steps in small["elsewhere"]}
             index._sidecar = packed
-            problem = _inconsistency(index, places)
+            problem = _inconsistency(index, ranges)
             if problem is None:
                 end = -1 if index.end is None else index.end
-                index.table = MemberTable(packed, places, encoded, index.shard_size, end)
+                index.table = MemberTable(packed, ranges, encoded, index.shard_size, end)
                 problem = _wrong_mark(index)
         except ShardIndexError:
             raise
@@ -435,7 +418,11 @@ class Index:
     def check(self, ranges: Ranges) -> None:
         """Raise ShardIndexError unless *ranges* reads the shard that was indexed."""
         self.check_size(ranges.size)
-        ends = [self.place(member)[0].to_bytes(8, "little") for member in (0, self.members - 1)] if self.members else []
+        ends = (
+            [self.data_range(member)[0].to_bytes(8, "little") for member in (0, self.members - 1)]
+            if self.members
+            else []
+        )
         if fingerprint(ranges, b"".join(ends)) != self.fingerprint:
             reason = f"stale: the shard's headers have changed since it was indexed; {REBUILD}"
             raise ShardIndexError(reason, url=self.url)
@@ -447,7 +434,7 @@ class Index:
         """The offset of the block that is zeros as long as nothing was appended to the shard; None if not known."""
         if self.end is not None or not self.members:
             return self.end
-        end = sum(self.place(self.members - 1))
+        end = sum(self.data_range(self.members - 1))
         return end + padding(end)
 
     def check_end(self, block: bytes) -> None:
@@ -499,285 +486,7 @@ def index_location(shard_url: str | Location) -> Location:
     return location.described.sibling(INDEX)
 
 
-def check_there(url: str | Location) -> None:
-    """Raise OpenError if the shard *url* is missing, which then says more than that it has no index."""
-    location = Location.of(url)
-    if not (location.is_stream or location.exists()):
-        raise OpenError(os.strerror(ENOENT), url=location.name, errno=ENOENT)
-
-
-def has_index(urls: Sequence[str | Location], remote: Remote | None = None) -> list[bool]:
-    """Return for each shard whether it has a sidecar: a folder of many is listed, remote ones are asked for at once."""
-    names = [url.url if isinstance(url, Location) else url for url in urls]
-    if not are_local(names):
-        return list(for_each_shard(_has_index, [Location.of(url, remote) for url in urls]))
-    paths = paths_of(names)
-    there = [False] * len(paths)
-    for shards, numbers in _by_folder(paths).items():
-        folder = _index_folder(shards, remote)
-        bases = [paths[number][len(shards) :] + INDEX for number in numbers]
-        listed = _listed(folder, bases) if len(bases) > FEW else None
-        for number, is_there in zip(numbers, listed or (os.path.exists(folder + base) for base in bases)):
-            there[number] = bool(is_there)
-    return there
-
-
-def _by_folder(paths: list[str]) -> dict[str, Sequence[int]]:
-    """Return the numbers of *paths* by their folders, which end in a slash."""
-    folder = paths[0][: paths[0].rfind("/") + 1] if paths else ""
-    text = "\0" + "\0".join(paths)
-    if text.count("/") == folder.count("/") * len(paths) and text.count("\0" + folder) == len(paths):
-        return {folder: range(len(paths))}  # which is quick to find out, even with many thousands
-    folders: dict[str, Any] = {}
-    for number, path in enumerate(paths):
-        folders.setdefault(path[: path.rfind("/") + 1], []).append(number)
-    return folders
-
-
-def _listed(folder: str, bases: list[str]) -> bytes | None:
-    """Return for each of the names *bases* in *folder* whether it is listed; None where a listing does not tell."""
-    try:
-        found = are_listed(os.fsencode(folder or "."), os.fsencode("\0".join(bases)))
-    except (OSError, UnicodeEncodeError):
-        return None
-    first = found.find(0)
-    if len(found) != len(bases) or (first >= 0 and os.path.exists(folder + bases[first])):
-        return None  # a name has a NUL, or has another form in the listing, as in upper case
-    return found
-
-
-def _has_index(location: Location) -> bool:
-    try:
-        return not location.is_stream and index_location(location).exists()
-    except OpenError as error:
-        if location.is_remote and is_refused(error):
-            return False  # a store refuses names that it does not show, or that are not signed
-        raise
-
-
-def _index_folder(folder: str, remote: Remote | None) -> str:
-    """Return the folder, with its slash, of the sidecars of local shards in *folder*."""
-    if (remote or default()).index_dir is None:
-        return folder
-    return os.path.join(os.path.dirname(str(index_location(Location(f"{folder}x", remote)).path)), "")
-
-
-def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | None) -> tuple[Shards, list[int]]:
-    """Return *shards* with the samples and bytes that their indexes say where no manifest does, and those without one.
-
-    The latter are numbers. Only the beginnings of indexes are read, and the sizes of local shards: they are compared
-    with the shards when these are opened, but for those without samples, which nobody opens. Where none of PROBED
-    shards, spread evenly, has an index, others are not looked for, as if they had none. Raises ShardIndexError for an
-    index that is damaged, made by another rule for names than its shard is read by, or of a shard of another size, and
-    OpenError for a local shard that is missing; SampleError if the first of these shards lacks one of *fields*.
-    """
-    if not (numbers := shards.uncounted):
-        return shards, []
-    urls = shards.urls if len(numbers) == len(shards) else [shards.urls[number] for number in numbers]
-    heads = [array("q", bytes(8 * len(urls))) for _ in range(3)]
-    step = -(-len(urls) // PROBED)
-    for begin in range(step):
-        found = _read_heads(urls[begin::step], remote)
-        for which, values in enumerate(heads):
-            values[begin::step] = found[which::3]
-        if begin == 0 and max(found) < 0:
-            return shards, list(numbers)
-    counts, sizes, are_last = heads
-    if min(counts) < 0:
-        return shards, [number for number, count in zip(numbers, counts) if count < 0]
-    if any(fields):
-        first = Location.of(urls[0], remote)
-        known = Index.load(first, check=False).fields
-        for names in filter(None, fields):
-            names.check(known, first.name)
-    splits = shards.column("split")
-    if 0 in counts or any(splits):
-        for number, url, count, is_last in zip(numbers, urls, counts, are_last):
-            if count == 0 or splits[number] == SPLITS[not is_last]:
-                location = Location.of(url, remote)
-                Index.load(location).check_split(splits[number])
-    columns = {}
-    for name, told in zip(COUNTS, (counts, sizes)):
-        columns[name] = told.tolist()
-        if len(told) < len(shards):
-            columns[name] = shards.column(name).copy()
-            for number, value in zip(numbers, told):
-                columns[name][number] = value
-    return shards.replace(**columns), []
-
-
-def _read_heads(urls: list[str], remote: Remote | None) -> array[int]:
-    """Return what ``read_heads`` does of the shards *urls*; raise ShardIndexError where an index is wrong."""
-    if not are_local(urls):
-        heads = for_each_shard(_find_head, [Location.of(url, remote) for url in urls])
-        return array("q", chain.from_iterable(heads))
-    found = array("q")
-    for some in for_some_shards(lambda some: _read_some([*some], remote), urls):
-        found += some
-    return found
-
-
-def _read_some(urls: list[str], remote: Remote | None) -> array[int]:
-    paths = paths_of(urls)
-    folders = _by_folder(paths)
-    found = array("q") if len(folders) == 1 else array("q", [-1, -1, -1] * len(urls))
-    for folder, numbers in folders.items():
-        given = folder, _index_folder(folder, remote), "\0".join([paths[number] for number in numbers])
-        with suppress(ValueError):  # of names that cannot be
-            heads = array("q", read_heads(*map(os.fsencode, given)))
-            if len(folders) == 1:
-                found = heads
-            elif len(heads) == 3 * len(numbers):
-                for place, number in enumerate(numbers):
-                    found[3 * number : 3 * number + 3] = heads[3 * place : 3 * place + 3]
-    if len(found) != 3 * len(urls):
-        found = array("q", [-1, -1, -1] * len(urls))
-    if min(found) < 0:
-        for place, url in enumerate(urls):
-            if found[3 * place] < 0:
-                found[3 * place : 3 * place + 3] = array("q", _find_head(Location.of(url, remote)))
-    return found
-
-
-def _find_head(location: Location) -> tuple[int, int, int]:
-    """Return what ``read_heads`` does of one shard; raise ShardIndexError or OpenError where something is wrong."""
-    try:
-        if location.is_stream:
-            return -1, -1, -1
-        head = read_head(location)
-        if location.is_local and head.size != location.size():
-            Index.load(location)
-    except ShardIndexError as error:
-        if error.reason != MISSING:
-            raise
-        return -1, -1, -1
-    except OpenError as error:
-        if not (location.is_remote and is_refused(error)):
-            raise
-        return -1, -1, -1
-    return head.samples, head.size, int(head.split == "last")
-
-
-def has_ranges(url: str | Location) -> bool:
-    """Return whether parts of a shard can be read, as through an index; False for a server that sends whole files only.
-
-    Other errors are for who reads it.
-    """
-    location = Location.of(url)
-    if not location.is_remote:
-        return True
-    from tarshards.storage.requests import NO_RANGES
-
-    try:
-        location.ranges().close()
-    except OpenError as error:
-        return error.reason != NO_RANGES
-    return True
-
-
-def read_head(shard_url: str | Location) -> Head:
-    """Return what the beginning of a shard's sidecar says; raise ShardIndexError where it is missing or damaged."""
-    location = index_location(shard_url)
-    try:
-        data = _read_beginning(location)
-    except OpenError as error:
-        if is_missing(error):
-            raise ShardIndexError(MISSING, url=location.name) from error
-        raise
-    try:
-        return parse_head(data)
-    except (ValueError, TypeError, KeyError) as error:
-        wrong = _what_is_wrong(data)
-        reason = f"damaged: {type(error).__name__}: {error}" if wrong == DAMAGED else wrong
-        raise ShardIndexError(reason, url=location.name) from error
-
-
-def _read_beginning(location: Location) -> bytes:
-    if location.is_remote:
-        from tarshards.storage.requests import NO_RANGES
-
-        try:
-            with location.ranges() as ranges:
-                return ranges.read_up_to(0, BEGINNING)
-        except OpenError as error:
-            if error.reason != NO_RANGES:
-                raise
-    with location.open() as stream:
-        return read_at_most(stream, BEGINNING, BEGINNING)
-
-
-def check_described(shard: Shard, location: Location) -> None:
-    """Raise ShardIndexError if the index of *shard*, at *location*, is of another one than its manifest describes.
-
-    A shard without index passes.
-    """
-    if shard.digest is None:
-        return
-    try:
-        digest = read_head(location).digest
-    except ShardIndexError as error:
-        if error.reason == MISSING:
-            return
-        raise
-    except OpenError as error:
-        if location.is_remote and is_refused(error):
-            return
-        raise
-    if digest is not None and digest.hex() != shard.digest:
-        raise ShardIndexError(OTHER, url=index_location(location).name)
-
-
-def count_samples(shard_url: str) -> int | None:
-    """Return the number of samples that the index of a local shard names, or None where there is none of this shard.
-
-    Only the head of the sidecar is read, and only the shard's size is compared: good enough for a progress bar.
-    """
-    shard = Location.of(shard_url)
-    if not shard.is_local or shard.is_stream:
-        return None
-    try:
-        head = read_head(shard)
-        return head.samples if head.size == shard.size() else None
-    except TarshardsError:
-        return None
-
-
-def for_each_shard(function: Callable[[Any], Any], urls: Sequence[str | Location]) -> Iterator[Any]:
-    """Yield *function* of each URL, in order; threads call it for several at once where that has to wait."""
-    return chain.from_iterable(for_some_shards(lambda some: list(map(function, some)), urls))
-
-
-def for_some_shards(function: Callable[[Sequence[Any]], Any], urls: Sequence[str | Location]) -> Iterator[Any]:
-    """Yield *function* of some of the URLs after the other, in order; threads call it for each where that has to wait.
-
-    What is in memory or on a quick disk takes less time without threads, which wait for each other.
-    """
-    is_local = are_local([url.url if isinstance(url, Location) else url for url in urls])
-    begin, is_quick = 0, is_local
-    while begin < len(urls):
-        if is_quick:
-            before = _waits()
-            found = function(urls[begin : begin + FEW])
-            is_quick = _waits() - before < FEW
-            yield found
-            begin += FEW
-            continue
-        from tarshards.parallel import bounded_map
-        from tarshards.storage.connections import fetching_threads
-
-        end = begin + MANY if is_local else len(urls)
-        connections = Location.of(urls[begin]).remote.connections
-        each = [[url] for url in urls[begin:end]]
-        yield from bounded_map(function, each, executor=fetching_threads(connections), window=2 * connections)
-        begin, is_quick = end, is_local
-
-
-def _waits() -> int:
-    """Return how often this thread has waited so far, for a disk or another thread."""
-    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
-
-
-def _what_is_wrong(packed: bytes) -> str:
+def what_is_wrong(packed: bytes) -> str:
     """Return why *packed*, whose checksum or version is wrong, cannot be read."""
     import msgpack
 
@@ -808,7 +517,7 @@ def _read_fields(packed: bytes) -> tuple[list[str], tuple[bytes, ...]]:
     return fields, tuple(field.encode("utf-8", "surrogateescape") for field in fields)
 
 
-def _inconsistency(index: Index, places: dict[str, tuple[int, int]]) -> str | None:
+def _inconsistency(index: Index, ranges: dict[str, tuple[int, int]]) -> str | None:
     """Return what is impossible in the head of *index*, None if nothing is."""
     if index.digest is not None and not (type(index.digest) is bytes and len(index.digest) == DIGEST):
         return "a digest that is none"
@@ -818,7 +527,7 @@ def _inconsistency(index: Index, places: dict[str, tuple[int, int]]) -> str | No
         return "a number of archives that is none"
     if type(index.shard_size) is not int or not 0 <= index.shard_size < 1 << 60:
         return "a size that is not a number of bytes"
-    if "crc32" in places and int.__sub__(*places["crc32"]) != int.__sub__(*places["sample"]):
+    if "crc32" in ranges and int.__sub__(*ranges["crc32"]) != int.__sub__(*ranges["sample"]):
         return "arrays of different lengths"
     if index.end is not None and not (isinstance(index.end, int) and 0 <= index.end <= index.shard_size):
         return "an end of the archive that is beyond the shard's end"
@@ -828,7 +537,7 @@ def _inconsistency(index: Index, places: dict[str, tuple[int, int]]) -> str | No
 def _wrong_mark(index: Index) -> str | None:
     """Return what is impossible in the samples at fault, and the links and sparse members, of *index*."""
     if not all(_is_fault(sample, fault, len(index)) for sample, fault in index.faults.items()):
-        return "a fault without a sample, reason or place"
+        return "a fault without a sample, reason or offset"
     if not all(_are_steps(member, steps, index) for member, steps in index.elsewhere.items()):
         return "a link or sparse member without the steps to its content"
     return None
@@ -848,5 +557,5 @@ def _are_steps(member: Any, steps: list[Any], index: Index) -> bool:
 
 def _is_fault(sample: Any, fault: Any, samples: int) -> bool:
     reason, offset, field = fault
-    is_placed = isinstance(offset, int) and isinstance(field, (str, type(None)))
-    return isinstance(sample, int) and 0 <= sample < samples and isinstance(reason, str) and is_placed
+    has_offset = isinstance(offset, int) and isinstance(field, (str, type(None)))
+    return isinstance(sample, int) and 0 <= sample < samples and isinstance(reason, str) and has_offset

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 
-from tarshards.epoch.options import EpochOptions, Tail
+from tarshards.epoch.epoch_options import EpochOptions, Tail
 from tarshards.epoch.plan import PlannedEpoch, check_unpacked
 from tarshards.epoch.proportions import Mixture, Quotas, Until, check_counts, check_until
 from tarshards.errors import SampleError, StateError, WorldError, shortened, whole_number
@@ -196,7 +196,7 @@ class MixedSource(PlannedSource):
                 yield sample
                 continue
             if not len(passes):
-                passes, numbers = cast(MixedPlan, part.plan.unpacked).passes(part.places)
+                passes, numbers = cast(MixedPlan, part.plan.unpacked).passes(part.sample_positions)
             own = part.taken - 1  # of the sample taken last
             if self.draws:
                 sample["__draw__"] = int(numbers[own])
@@ -528,7 +528,7 @@ class MixedShards(SampleReader):
         with ExitStack() as stack:
             for number, (name, part) in enumerate(self.parts):
                 ahead = part.ahead(
-                    fan.places(number),
+                    fan.numbers(number),
                     block=block,
                     reach=reach,
                     processes=processes * len(self.parts),

@@ -8,9 +8,9 @@ from functools import wraps
 from inspect import cleandoc, signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tarshards.epoch.options import EpochOptions
+from tarshards.epoch.epoch_options import EpochOptions
 from tarshards.epoch.world import World
-from tarshards.index.options import Opening
+from tarshards.index.opening_options import Opening
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")

@@ -12,11 +12,11 @@ from hashlib import blake2b
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from tarshards.epoch.options import EpochOptions
+from tarshards.epoch.epoch_options import EpochOptions
 from tarshards.epoch.world import World
 from tarshards.errors import OpenError, SampleError, ShardIndexError, StateError, WorldError, shortened
-from tarshards.index.options import Opening
-from tarshards.index.sidecar import check_there, has_ranges
+from tarshards.index.inventory import check_there, has_ranges
+from tarshards.index.opening_options import Opening
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.location import Location, identities_of
@@ -27,7 +27,7 @@ from tarshards.tar import read
 if TYPE_CHECKING:
     from tarshards.epoch.loop import EpochLoop, Part, Shares
     from tarshards.epoch.plan import PlannedEpoch
-    from tarshards.epoch.selection import Choice, Selection
+    from tarshards.epoch.selection import SampleChoice, Selection
     from tarshards.index.access import SampleReader
     from tarshards.stream.op import BoundOp
 
@@ -217,13 +217,13 @@ class PlannedSource:
     def joined(self, urls: Any, fields: str | Iterable[str] | None) -> PlannedSource:
         """Return this source with the fields of parallel shards."""
         from tarshards.index.access import IndexedShards
-        from tarshards.index.join import JoinedShards
+        from tarshards.index.joined import JoinedShards
 
         source = copy.copy(self)
         source.shards = JoinedShards(self.shards, IndexedShards(urls, fields=fields, remote=self.shards.remote))
         return source
 
-    def selected(self, choose: Choice) -> PlannedSource:
+    def selected(self, choose: SampleChoice) -> PlannedSource:
         """Return this source with only the samples that *choose* selects by their numbers over all shards."""
         import numpy as np
 
@@ -313,7 +313,7 @@ class ResampledSource(PlannedSource):
     def read(self, part: Part, epoch: int) -> Iterator[Sample]:
         begin = part.plan.unpacked.state(0)["position"]
         for sample in part.read(self.shards, self.ledger):
-            sample["__draw__"] = begin + int(part.places[part.taken - 1])
+            sample["__draw__"] = begin + int(part.sample_positions[part.taken - 1])
             yield sample
 
 

@@ -396,9 +396,9 @@ class Stream:
             raise TypeError("select comes before the ops")
         if where is None and keys is None and drop is None:
             raise TypeError("select takes a condition, keys= or drop=")
-        from tarshards.epoch.selection import Choice
+        from tarshards.epoch.selection import SampleChoice
 
-        return self._over(self.source.selected(Choice(where, keys, drop, fields, on_error, executor)))
+        return self._over(self.source.selected(SampleChoice(where, keys, drop, fields, on_error, executor)))
 
     def _over(self, source: Any) -> Self:
         """A stream like this one, over another source and without ops."""

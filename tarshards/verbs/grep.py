@@ -238,7 +238,7 @@ class KeyFilter:
 
     def candidates(self, urls: Any, *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
         """Yield the samples with these keys if all shards are indexed, otherwise all samples."""
-        from tarshards.index.sidecar import has_index, has_ranges
+        from tarshards.index.inventory import has_index, has_ranges
 
         shards, ledger = expand_shards(urls), Ledger.of(on_error)
         if all(has_index([shard.url for shard in shards])) and has_ranges(shards[0].url):

@@ -56,7 +56,7 @@ def join_shards(
 
     def open_indexed(taken: SeenKeys) -> list[IndexedInput] | None:
         from tarshards.index.access import IndexedShards
-        from tarshards.index.sidecar import has_index, has_ranges
+        from tarshards.index.inventory import has_index, has_ranges
 
         others = [shard.url for each in shards[1:] for shard in each]
         if not (all(has_index(others)) and all(has_ranges(each[0].url) for each in shards[1:])):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from torch.utils.data import DataLoader, IterableDataset
 
 from tarshards.epoch.world import World
-from tarshards.index.sidecar import has_index
+from tarshards.index.inventory import has_index
 from tarshards.loaders.torch.shard_dataset import SharedEpochCounter
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.location import Location

@@ -16,7 +16,7 @@ from tarshards.epoch.loop import Part
 from tarshards.epoch.world import World
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError, UrlError
 from tarshards.index.access import IndexedShards
-from tarshards.index.sidecar import has_index
+from tarshards.index.inventory import has_index
 from tarshards.samples.keys import Sample, split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import group_members, read_shard
@@ -163,7 +163,7 @@ def _read_indexed(location: Location, ledger: Ledger, reached: Reached) -> Itera
     try:
         yield from part.read(shards, ledger)
     finally:
-        ledger.count(samples=part.taken - part.lost, members=part.members)
+        ledger.count(samples=part.taken - part.quarantined, members=part.members)
     ledger.count(broken_off=-1, shards=1)
     try:
         shards.verify()

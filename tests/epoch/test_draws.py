@@ -38,8 +38,8 @@ def test_substitutes_are_those_of_ever():
 
 def test_substitutes_are_those_of_the_formula():
     plan = EpochPlan([30, 20], seed=7, epoch=2)
-    places = [word(hash_of(7, 2, 2), draw, 11) % 50 for draw in range(6)]
-    assert list(islice(plan.substitutes(11), 6)) == [plan[place] for place in places]
+    draws = [word(hash_of(7, 2, 2), draw, 11) % 50 for draw in range(6)]
+    assert list(islice(plan.substitutes(11), 6)) == [plan[position] for position in draws]
 
 
 def test_resampled_epochs_are_those_of_ever():
@@ -52,8 +52,8 @@ def test_resampled_epochs_are_those_of_the_formula():
     plan, key = resampled(None, 3), hash_of(3, 2, 3)
     for position, (shard, sample) in enumerate(drawn(plan, 50)):
         number = word(key, -1, position)
-        place = (number >> 11) / 2**53 * 2100
-        assert shard == np.searchsorted(np.cumsum(COUNTS), place, "right")
+        draw = (number >> 11) / 2**53 * 2100
+        assert shard == np.searchsorted(np.cumsum(COUNTS), draw, "right")
         assert sample == int(fold(np.array([number], np.uint64), 3)[0]) % int(COUNTS[shard])
     further = [word(key, draw - 1, 9) for draw in range(1, 4)]
     shards = [np.searchsorted(np.cumsum(COUNTS), (number >> 11) / 2**53 * 2100, "right") for number in further]

@@ -26,7 +26,7 @@ Plans = Callable[[int], PlannedEpoch]  # the plan of an epoch
 
 def delivered(plan: PlannedEpoch, first: np.ndarray) -> list[np.ndarray]:
     """Return the samples of each rank in their order, as numbers over all shards."""
-    shards, numbers = plan.unpacked[plan.places(np.arange(len(plan)))]
+    shards, numbers = plan.unpacked[plan.sample_positions(np.arange(len(plan)))]
     samples = first[shards] + numbers
     if plan.sizes is not None:
         ends = np.cumsum(plan.sizes)[:-1]
@@ -105,13 +105,13 @@ def test_all_permutations_are_equally_frequent(total, ranks):
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_every_sample_comes_anywhere_equally_often(ranks):
     total, seeds = 60, 3000
-    places = np.zeros((total, total))
+    times = np.zeros((total, total))
     for seed in range(seeds):
         shards, numbers = EpochPlan([25, 35], seed=seed, epoch=1, ranks=ranks)[:]
-        places[np.arange(total), shards * 25 + numbers] += 1
+        times[np.arange(total), shards * 25 + numbers] += 1
     due = seeds / total
     freedom = (total - 1) ** 2
-    assert abs(((places - due) ** 2 / due).sum() - freedom) < 4 * math.sqrt(2 * freedom)
+    assert abs(((times - due) ** 2 / due).sum() - freedom) < 4 * math.sqrt(2 * freedom)
 
 
 @pytest.mark.parametrize("ranks", [1, 8])

@@ -102,7 +102,7 @@ def test_a_window_is_one_of_the_epoch_and_its_bins_come_together(case, data):
     _, _, packing, plan = case
     packed = plan()
     order = list(packed.unpacked)
-    window = {sample: place // packing.window for place, sample in enumerate(order)}
+    window = {sample: i // packing.window for i, sample in enumerate(order)}
     numbers = [{window[sample] for sample in samples} for samples in bins_of(packed)]
     assert all(len(each) == 1 for each in numbers)
     flat = [each.pop() for each in numbers]

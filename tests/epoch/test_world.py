@@ -64,10 +64,10 @@ def test_process_group_goes_before_the_environment(monkeypatch, tmp_path):
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("place", [(1, 1, 0, 1), (0, 1, 2, 2), (-1, 1, 0, 1)])
-def test_impossible_places(place):
+@pytest.mark.parametrize("given", [(1, 1, 0, 1), (0, 1, 2, 2), (-1, 1, 0, 1)])
+def test_impossible_worlds(given):
     with pytest.raises(WorldError):
-        World(*place)
+        World(*given)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])

@@ -27,8 +27,8 @@ from tarshards import IndexedShards, Ledger, ShardWriter, Stream, World, write_s
 from tarshards.errors import DecodeError, OpError, SampleError, ShardIndexError
 from tarshards.index import columns
 from tarshards.index.columns import attach_columns, build_columns, parse_columns
+from tarshards.index.inventory import read_head
 from tarshards.index.refresh import refresh_indexes
-from tarshards.index.sidecar import read_head
 from tarshards.samples.conditions import Condition
 from tarshards.storage.location import Location
 
@@ -217,7 +217,7 @@ def test_a_field_that_does_not_decode_is_null_or_an_error(tmp_path):
         "width": [None, None, 3],
         "height": [None, None, 4],
     }
-    assert [lost.key for lost in ledger.quarantined] == ["a", "a", "b", "b"]
+    assert [error.key for error in ledger.quarantined] == ["a", "a", "b", "b"]
 
 
 def test_durations_are_those_that_were_written(tmp_path):
@@ -535,8 +535,8 @@ def test_threads_only_read_what_arrow_parses(tmp_path, monkeypatch):
     build_columns(names, "n=json.n")
     parse, threads, waits = pq.read_table, [], itertools.count(step=10**6)
     monkeypatch.setattr(pq, "read_table", lambda *args: threads.append(threading.current_thread()) or parse(*args))
-    monkeypatch.setattr("tarshards.index.sidecar._waits", lambda: next(waits))  # as of a slow disk
-    monkeypatch.setattr("tarshards.index.sidecar.FEW", 4)  # before it is known
+    monkeypatch.setattr("tarshards.index.inventory._waits", lambda: next(waits))  # as of a slow disk
+    monkeypatch.setattr("tarshards.index.inventory.FEW", 4)  # before it is known
     read_head, readers = columns.read_head, set()
     monkeypatch.setattr(columns, "read_head", lambda shard: readers.add(threading.get_ident()) or read_head(shard))
     assert len(Stream.from_shards(names).select("n >= 20")) == 20

@@ -21,10 +21,11 @@ from tarshards.catalog import Catalog
 from tarshards.errors import SampleError, ShardIndexError, StateError
 from tarshards.index.build import build_index
 from tarshards.index.exports import pack_dali
+from tarshards.index.inventory import read_head
 from tarshards.index.key_index import build_key_index
 from tarshards.index.manifests import read_manifest, write_manifest
 from tarshards.index.refresh import export_indexes
-from tarshards.index.sidecar import Index, read_head
+from tarshards.index.sidecar import Index
 from tarshards.write.split import split_samples
 
 NAMES = [f"a-{number:03d}.tar" for number in range(3)]

@@ -154,10 +154,10 @@ def test_code_for_webdataset_has_its_rule(shard):
 
 def test_it_is_refused_where_a_manifest_says_how_many_samples_there_are(shard):
     save(shard)
-    told = Shard(shard, COUNT, Path(shard).stat().st_size, indexed=True)
+    known = Shard(shard, COUNT, Path(shard).stat().st_size, indexed=True)
     with pytest.raises(ShardIndexError, match="--split last"):
-        list(ShardDataset([told]))
-    assert len(list(ShardDataset([told], split="last"))) == COUNT
+        list(ShardDataset([known]))
+    assert len(list(ShardDataset([known], split="last"))) == COUNT
 
 
 def test_an_index_says_so_and_other_indexes_say_nothing(shard, tmp_path):

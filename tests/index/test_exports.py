@@ -140,7 +140,7 @@ def test_exports_into_another_folder(shards, tmp_path):
 
 
 def test_energons_tables_give_the_same_samples(shards, mixed, tmp_path):
-    """What megatron-energon does with them: a part by its place, a sample by reading its range as a tar."""
+    """What megatron-energon does with them: a part by its number, a sample by reading its range as a tar."""
     urls = [*shards, mixed]
     written = list(export_energon(urls))
     meta = tmp_path / ".nv-meta"
@@ -150,10 +150,10 @@ def test_energons_tables_give_the_same_samples(shards, mixed, tmp_path):
     with sqlite3.connect(meta / "index.sqlite") as database:
         rows = database.execute("SELECT * FROM samples ORDER BY tar_file_id, sample_index").fetchall()
         assert len(rows) == len(expected)
-        for (number, key, place, offset, size), (shard, sample) in zip(rows, expected):
+        for (number, key, index, offset, size), (shard, sample) in zip(rows, expected):
             assert (number, key) == (shard, sample["__key__"])
             data = Path(urls[number]).read_bytes()
-            parts = {name: data[at : at + length] for name, at, length in database.execute(PARTS, (number, place))}
+            parts = {name: data[at : at + length] for name, at, length in database.execute(PARTS, (number, index))}
             assert parts == {field: value for field, value in sample.items() if not field.startswith("__")}
             with tarfile.open(urls[number]) as archive:
                 archive.offset = offset
@@ -206,7 +206,7 @@ def test_wids_reads_a_manifest_and_its_shards(shards, tmp_path, capsys):
         name, base=str(tmp_path), cache_dir=str(tmp_path / "cache"), transformations=[lambda sample: sample]
     )
     assert len(dataset) == 20
-    for place, sample in enumerate(read_samples(shards)):
-        found = dataset[place]
+    for number, sample in enumerate(read_samples(shards)):
+        found = dataset[number]
         assert found["__key__"] == sample["__key__"]
         assert [found[f".{field}"].read() for field in ("bin", "cls")] == [sample["bin"], sample["cls"]]

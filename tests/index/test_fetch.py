@@ -32,7 +32,7 @@ from tarshards import (
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher, Blocks, SampleBlock
-from tarshards.index.headers import Window
+from tarshards.index.header_checks import Window
 from tarshards.index.member_table import IS_COMPILED
 from tarshards.storage import traffic, tuning
 from tarshards.storage.ahead import FetchQueue
@@ -222,9 +222,9 @@ def test_fields_trim_what_is_fetched(site):
 
 
 def test_many_at_random_with_repeats(site, folder):
-    places = np.random.default_rng(0).integers(0, SHARDS * SAMPLES, 500).tolist()
-    local = IndexedShards(str(folder / "{0..3}.tar")).__getitems__(places)
-    remote = IndexedShards(urls(site)).__getitems__(places)
+    numbers = np.random.default_rng(0).integers(0, SHARDS * SAMPLES, 500).tolist()
+    local = IndexedShards(str(folder / "{0..3}.tar")).__getitems__(numbers)
+    remote = IndexedShards(urls(site)).__getitems__(numbers)
     assert [(sample["__key__"], sample["bin"]) for sample in remote] == [
         (sample["__key__"], sample["bin"]) for sample in local
     ]

@@ -18,7 +18,7 @@ from soak import SOAK
 from tarshards.errors import ShardIndexError
 from tarshards.index import _headers_py
 from tarshards.index.build import build_index
-from tarshards.index.headers import check_header
+from tarshards.index.header_checks import check_header
 from tarshards.index.sidecar import FORMATS, Index
 from tarshards.storage.ranges import LocalRanges
 
@@ -87,12 +87,12 @@ def test_nothing_is_filled_in_where_a_member_differs(kernel, shard):
     assert found == {}
     assert members.fill(found, names, 1, 6) == -1
     assert found["y"] == b"1y" * 300
-    places = [np.zeros(5, np.int64), np.array([3, 4, 5, -1, 6], np.int64)]
-    assert kernel.find_undecided([members], *places) == [1, 2]
+    entries = [np.zeros(5, np.int64), np.array([3, 4, 5, -1, 6], np.int64)]
+    assert kernel.find_undecided([members], *entries) == [1, 2]
     members.settle(4)
-    assert kernel.find_undecided([members, None], *places) == [2]
-    assert kernel.find_undecided([None], *places) == []
-    assert kernel.find_undecided([members], *places) == [2]
+    assert kernel.find_undecided([members, None], *entries) == [2]
+    assert kernel.find_undecided([None], *entries) == []
+    assert kernel.find_undecided([members], *entries) == [2]
 
 
 @pytest.mark.parametrize(
@@ -165,16 +165,16 @@ def test_members_of_any_sample_are_found(kernel):
         found.read_firsts(asked, firsts)
         assert firsts.tolist() == index.first[asked].tolist()
         members = np.array(rng.choices(range(len(index.sample)), k=50))
-        places = np.zeros((50, 4), np.int64)
-        found.read_places(members, places)
+        entries = np.zeros((50, 4), np.int64)
+        found.read_entries(members, entries)
         for column, name in enumerate(("sample", "field", "offset", "size")):
-            assert places[:, column].tolist() == getattr(index, name)[members].tolist()
-        assert found.place(int(members[0])) == tuple(places[0].tolist())
+            assert entries[:, column].tolist() == getattr(index, name)[members].tolist()
+        assert found.entry(int(members[0])) == tuple(entries[0].tolist())
         for wrong in (-1, len(index.sample)):
             with pytest.raises(IndexError):
-                found.place(wrong)
+                found.entry(wrong)
             with pytest.raises(IndexError):
-                found.read_places(np.array([wrong]), np.zeros((1, 4), np.int64))
+                found.read_entries(np.array([wrong]), np.zeros((1, 4), np.int64))
         for wrong in (-1, len(index)):
             with pytest.raises(IndexError):
                 found.key(wrong)
@@ -236,7 +236,7 @@ def test_a_mapped_sidecar_may_be_written_to_at_any_time(shard, tmp_path, damage)
                     assert result == {}
             for value in result.values():
                 assert value == result["__key__"] or bytes(value) in path.read_bytes()
-        for call, number in ((found.key, 1), (found.span, 2), (found.place, 5)):
+        for call, number in ((found.key, 1), (found.span, 2), (found.entry, 5)):
             with suppress(OSError):
                 call(number)
         shards, numbers = np.zeros(29, np.int64), np.arange(29)
@@ -254,7 +254,7 @@ def test_a_mapped_sidecar_may_be_written_to_at_any_time(shard, tmp_path, damage)
         found.rest_on(b"")
 
 
-def test_refuses_places_that_are_none(kernel, shard):
+def test_refuses_to_compare_members_that_do_not_exist(kernel, shard):
     members, one = table(kernel, *shard), np.zeros(1, np.int64)
     for shards, numbers in ((one, one + 29), (one, np.zeros(2, np.int64))):
         with pytest.raises(ValueError, match=r"member|length"):
@@ -346,10 +346,10 @@ def test_the_twins_agree_on_rewritten_shards(tmp_path):
         path, held = made
         index = Index.load(str(path))
         count = len(index.sample)
-        places = np.zeros(count, np.int64), np.random.default_rng(seed).permutation(count)
+        entries = np.zeros(count, np.int64), np.random.default_rng(seed).permutation(count)
         tables = [table(kernel, path, index) for kernel in (native, _headers_py)]
-        undecided = native.find_undecided(tables[:1], *places)
-        assert undecided == _headers_py.find_undecided(tables[1:], *places), seed
+        undecided = native.find_undecided(tables[:1], *entries)
+        assert undecided == _headers_py.find_undecided(tables[1:], *entries), seed
         names: list[str | None] = [None if field == "cls" and seed % 2 else field for field in index.fields]
         for sample in range(len(index)):
             for settled in 0, int(index.first[sample]) + 1, 10**6:
@@ -358,13 +358,13 @@ def test_the_twins_agree_on_rewritten_shards(tmp_path):
                 assert ends[0] == ends[1], seed
                 assert results[0] == results[1], seed
         with LocalRanges(str(path), str(path)) as ranges:
-            for place, member in enumerate(places[1].tolist()):
+            for i, member in enumerate(entries[1].tolist()):
                 key, field = index.keys[index.sample[member]], index.fields[index.field[member]]
                 data = ranges.read(int(index.offset[member]), int(index.size[member]))
                 try:
                     check_header(ranges.read, index, member, url=str(path))
                 except ShardIndexError:
-                    assert place in undecided, seed
+                    assert i in undecided, seed
                     refused += 1
                 else:
                     assert held[key, field] == data, seed

@@ -11,7 +11,7 @@ from range_server import serving
 
 from tarshards import IndexedShards, Remote, Stream, TarWriter, build_index
 from tarshards.errors import ShardIndexError
-from tarshards.index.options import Opening
+from tarshards.index.opening_options import Opening
 from tarshards.storage.location import Location
 
 TRAIN = "t-{0..1}.tar"
@@ -139,7 +139,7 @@ def test_indexes_of_remote_shards(shards, tool, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("url", "place"),
+    ("url", "path"),
     [
         ("http://host:8000/d/a.tar?X-Amz-Signature=1", "http/host:8000/d/a.tar"),
         ("http://me:secret@host/d/a.tar", "http/host/d/a.tar"),
@@ -150,9 +150,9 @@ def test_indexes_of_remote_shards(shards, tool, tmp_path):
         ("/d/../e/a.tar", "e/a.tar"),
     ],
 )
-def test_where_the_index_of_a_shard_lies(url, place):
+def test_where_the_index_of_a_shard_lies(url, path):
     described = Location(url, Remote(index_dir="/i")).described
-    assert (described.url, described.path) == (f"/i/{place}", f"/i/{place}")
+    assert (described.url, described.path) == (f"/i/{path}", f"/i/{path}")
     assert described.described is described
 
 

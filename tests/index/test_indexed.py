@@ -22,8 +22,8 @@ from with_torch import DataLoader, ShardDataset, Subset
 
 from tarshards import ShardWriter, TarWriter, expand_urls, read_samples
 from tarshards.errors import OpenError, SampleError, ShardIndexError, UrlError
+from tarshards.index import inventory
 from tarshards.index import open as opening
-from tarshards.index import sidecar
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 from tarshards.parallel import DaemonThreads
@@ -106,9 +106,9 @@ def test_it_is_a_sequence_of_what_reading_gives(make_uneven):
     assert len(found) == 9
     assert list(found) == [found[i] for i in range(9)] == expected
     assert [found[i - 9] for i in range(9)] == expected
-    for place in (9, -10, 10**20):
+    for number in (9, -10, 10**20):
         with pytest.raises(IndexError):
-            found[place]
+            found[number]
     with pytest.raises(TypeError):
         found[1.0]
     assert expected[4] in found
@@ -141,14 +141,14 @@ def test_a_key_in_two_shards_is_found_in_the_first(make_uneven):
     urls = make_uneven([2])
     twice = IndexedShards([urls, urls])
     assert twice.find("000001") == 1
-    told = r"^000001: 2 samples have this key, in .*\.tar: \[1\] and \[3\] read the first two, and places\(key\)"
-    with pytest.raises(SampleError, match=told):
+    message = r"^000001: 2 samples have this key, in .*\.tar: \[1\] and \[3\] read the first two, and places\(key\)"
+    with pytest.raises(SampleError, match=message):
         twice["000001"]
     assert twice[2:]["000001"]["__key__"] == "000001"
 
 
 @pytest.mark.parametrize(
-    ("place", "kind", "words"),
+    ("index", "kind", "words"),
     [
         ([1, 2], TypeError, r"a number, a key or a slice, not \[1, 2\]; __getitems__ takes several numbers$"),
         (np.arange(2), TypeError, r"a slice, not array\(\[0, 1\]\); __getitems__"),
@@ -159,9 +159,9 @@ def test_a_key_in_two_shards_is_found_in_the_first(make_uneven):
         (-9999, IndexError, "^there is no sample -9999 of 60, "),
     ],
 )
-def test_places_that_are_none(make_uneven, place, kind, words):
+def test_indices_that_are_none(make_uneven, index, kind, words):
     samples = IndexedShards(make_uneven([3, 57]))
-    for ask in lambda: samples[place], lambda: samples.__getitems__([place]):
+    for ask in lambda: samples[index], lambda: samples.__getitems__([index]):
         with pytest.raises(kind, match=words):
             ask()
     assert samples[np.int64(-1)] == samples[len(samples) - 1] == samples[len(samples) - 1 : np.int8(60)][0]
@@ -204,8 +204,8 @@ def test_threads_are_started_only_for_many_files_that_are_waited_for(make_uneven
     monkeypatch.setattr(connections, "fetching_threads", lambda count: pools.append(count) or DaemonThreads(count))
     urls = expand_urls(make_uneven([4, 7, 1]))
     assert (len(IndexedShards(urls)), pools) == (12, [])
-    monkeypatch.setattr(sidecar, "FEW", 2)
-    monkeypatch.setattr(sidecar, "_waits", count(0, 2).__next__)
+    monkeypatch.setattr(inventory, "FEW", 2)
+    monkeypatch.setattr(inventory, "_waits", count(0, 2).__next__)
     assert (len(IndexedShards(urls)), len(pools)) == (12, 1)
 
 
@@ -213,9 +213,9 @@ def test_many_threads(make_uneven, monkeypatch):
     """Few shards are held, so they are opened and released all the time."""
     monkeypatch.setattr(opening, "most_open", lambda: 3)
     found = IndexedShards(make_uneven([4, 7, 1, 9, 5, 6, 3]))
-    places = random.Random(0).choices(range(35), k=2000)
+    numbers = random.Random(0).choices(range(35), k=2000)
     with ThreadPoolExecutor(8) as threads:
-        assert [sample["cls"] for sample in threads.map(found.__getitem__, places)] == [b"%d" % i for i in places]
+        assert [sample["cls"] for sample in threads.map(found.__getitem__, numbers)] == [b"%d" % i for i in numbers]
     assert found.shards._held() <= 3
 
 

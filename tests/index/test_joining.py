@@ -49,8 +49,8 @@ def test_by_key_in_any_order_with_more_on_the_right(write, caplog):
     left = write("left", "jpg", [[0, 1, 2], [], [7, 8]])
     right = write("right", "txt", [[2, 5, 0, 1], [3], [7, 8, 9]])
     joined = Stream.from_shards(left).join(right, fields="txt")
-    told = "joined for some of its samples only; at least 3 have no partner and are left out"
-    assert [record.message.rpartition("/")[2] for record in caplog.records] == [f"right-0.tar: {told}"]
+    message = "joined for some of its samples only; at least 3 have no partner and are left out"
+    assert [record.message.rpartition("/")[2] for record in caplog.records] == [f"right-0.tar: {message}"]
     samples = joined.collect()
     assert rows(samples) == wanted([0, 1, 2, 7, 8])
     assert {sample["own"] for sample in samples} == {b"left"}
@@ -83,8 +83,8 @@ def test_two_joins(write):
 
 def test_a_field_that_both_have(write):
     joined = Stream.from_shards(write("left", "jpg", [[0]])).join(write("right", "txt", [[0]]))
-    told = r"left-0\.tar: 000\.own: .*right-0\.tar has this field too; select the fields to join with fields="
-    with pytest.raises(SampleError, match=told):
+    message = r"left-0\.tar: 000\.own: .*right-0\.tar has this field too; select the fields to join with fields="
+    with pytest.raises(SampleError, match=message):
         joined.collect()
     narrow = Stream.from_shards(write("left", "jpg", [[0]]), fields="jpg").join(write("right", "txt", [[0]]))
     assert narrow.collect()[0]["own"] == b"right"

@@ -42,10 +42,10 @@ def write(folder: Path, keys: list[list[str]], name: str = "a") -> str:
 
 
 def places_of(keys: list[list[str]]) -> dict[str, list[int]]:
-    places = defaultdict(list)
-    for place, key in enumerate(key for own in keys for key in own):
-        places[key].append(place)
-    return places
+    numbers = defaultdict(list)
+    for number, key in enumerate(key for own in keys for key in own):
+        numbers[key].append(number)
+    return numbers
 
 
 @pytest.fixture(autouse=True)
@@ -198,9 +198,9 @@ def test_damage_is_an_error_and_never_another_answer(manifest, tmp_path):
         damaged[flip // 8] ^= 1 << flip % 8
         path.write_bytes(damaged)
         samples = IndexedShards(manifest)
-        for key, place in zip(keys, expected):
+        for key, number in zip(keys, expected):
             try:
-                assert samples.locate([key]).tolist() == [place]
+                assert samples.locate([key]).tolist() == [number]
             except ShardIndexError as error:
                 errors += "a.shards.keys: damaged" in str(error)
     assert errors > 100

@@ -215,8 +215,8 @@ def test_tarindex_tells_each_time(tmp_path, path_with_tools):
 
     for _ in range(2):
         done = tarindex("")
-        told = "tarindex: a.tar: offset 512: a.x: duplicate field; samples marked in the index: 2\n"
-        assert (done.returncode, done.stderr) == (1, told)
+        message = "tarindex: a.tar: offset 512: a.x: duplicate field; samples marked in the index: 2\n"
+        assert (done.returncode, done.stderr) == (1, message)
         assert (tmp_path / "a.shards.json").exists()
     assert tarindex("--check").returncode == 0
     assert tarindex("--crc").returncode == 1

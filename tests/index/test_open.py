@@ -138,7 +138,7 @@ class Alike(str):
 def test_keys_of_one_hash_are_told_apart():
     keys = [Alike(text) for text in "abcab"]
     table = KeyTable(keys, len(keys), keys.__getitem__)
-    assert [table.places(Alike(text)) for text in "abcd"] == [[0, 3], [1, 4], [2], []]
+    assert [table.numbers(Alike(text)) for text in "abcd"] == [[0, 3], [1, 4], [2], []]
     assert table.repeated() in ("a", "b")
     assert KeyTable(keys[:3], 3, keys.__getitem__).repeated() is None
 

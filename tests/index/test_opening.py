@@ -1,4 +1,4 @@
-"""Opening many shards: no object for each, no index loaded, and what is missing or wrong is told at once."""
+"""Opening many shards: no object for each, no index loaded, and what is missing or wrong is reported at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from range_server import serving
 
 from tarshards import IndexedShards, Ledger, ShardWriter, Stream, TarWriter
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, UrlError
-from tarshards.index import _sidecars_py, sidecar
+from tarshards.index import _sidecars_py, inventory
 from tarshards.index.build import build_index
 from tarshards.stream import sources
 from tarshards.verbs.grep import KeyFilter
@@ -137,7 +137,7 @@ def test_a_missing_shard_is_told_at_once(names, read):
 @pytest.mark.parametrize("kind", ["names", "manifest", "index_dir"])
 def test_a_missing_index_is_told_at_once(names, kind, kernel, monkeypatch, tmp_path):
     for function in "read_heads", "are_listed":
-        monkeypatch.setattr(sidecar, function, getattr(load_kernel(kernel), function))
+        monkeypatch.setattr(inventory, function, getattr(load_kernel(kernel), function))
     options = {}
     spec: Any = names
     gone = f"{names[-1]}.index"
@@ -194,7 +194,7 @@ def test_keys_are_not_looked_up_in_a_stale_index(names, tmp_path):
 
 
 def test_a_shard_without_samples_is_compared_at_once(tmp_path):
-    """Nobody would open it, so its new samples would be lost."""
+    """Nobody would open it, so its new samples would not be read."""
     name = str(tmp_path / "a.tar")
     folders = [TarInfo(f"d{i}") for i in range(2)]
     for folder in folders:
@@ -250,7 +250,7 @@ def test_indexes_that_nobody_made_are_looked_for_here_and_there(tmp_path, monkey
     for i in range(40):
         with TarWriter(f"{tmp_path}/a-{i:02d}.tar") as writer:
             writer.write({"__key__": f"{i}", "cls": i})
-    monkeypatch.setattr(sidecar, "PROBED", 10)
+    monkeypatch.setattr(inventory, "PROBED", 10)
     with serving(tmp_path) as site:
         stream = Stream.from_shards(f"{site.url}/a-{{00..39}}.tar")
         assert len(site.requests) == 10
@@ -267,14 +267,14 @@ def test_folders_of_many_shards_are_listed_each(tmp_path, monkeypatch):
         folder.mkdir()
     names = [name for folder in folders for name in make(folder, 100)]
     listed: list[bytes] = []
-    are_listed = sidecar.are_listed
-    monkeypatch.setattr(sidecar, "are_listed", lambda *given: listed.append(given[0]) or are_listed(*given))
-    assert all(sidecar.has_index(names))
+    are_listed = inventory.are_listed
+    monkeypatch.setattr(inventory, "are_listed", lambda *given: listed.append(given[0]) or are_listed(*given))
+    assert all(inventory.has_index(names))
     assert [os.fsdecode(folder) for folder in listed] == [f"{folder}/" for folder in folders]
     os.unlink(f"{names[7]}.index")
-    assert [number for number, is_there in enumerate(sidecar.has_index(names)) if not is_there] == [7]
-    monkeypatch.setattr(sidecar, "are_listed", _refuse)
-    assert [number for number, is_there in enumerate(sidecar.has_index(names)) if not is_there] == [7]
+    assert [number for number, is_there in enumerate(inventory.has_index(names)) if not is_there] == [7]
+    monkeypatch.setattr(inventory, "are_listed", _refuse)
+    assert [number for number, is_there in enumerate(inventory.has_index(names)) if not is_there] == [7]
 
 
 def _refuse(*_: object) -> bytes:
@@ -292,15 +292,15 @@ def head(tmp_path_factory) -> tuple[str, bytes]:
 
 
 @given(st.integers(0, 200), st.integers(0, 255), st.integers(0, 400))
-def test_the_twins_find_the_same_in_damaged_indexes(head, place, byte, length):
+def test_the_twins_find_the_same_in_damaged_indexes(head, at, byte, length):
     name, right = head
-    Path(f"{name}.index").write_bytes((right[:place] + bytes([byte]) + right[place + 1 :])[:length])
+    Path(f"{name}.index").write_bytes((right[:at] + bytes([byte]) + right[at + 1 :])[:length])
 
     def found(kernel: str) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sidecar, "read_heads", load_kernel(kernel).read_heads)
+            patch.setattr(inventory, "read_heads", load_kernel(kernel).read_heads)
             try:
-                return sidecar._read_heads([name], None)
+                return inventory._read_heads([name], None)
             except TarshardsError as error:
                 return str(error)
 
@@ -321,14 +321,14 @@ def test_the_twins_list_the_same(tmp_path_factory, names):
     for kernel in map(load_kernel, KERNELS):
         with pytest.raises(FileNotFoundError):
             kernel.are_listed(b"/nowhere/at/all", text)
-        for place in b"/nowhere/at/all", os.fsencode(folder):
-            assert set(array("q", kernel.read_heads(place, place, text))) == {-1}
+        for path in b"/nowhere/at/all", os.fsencode(folder):
+            assert set(array("q", kernel.read_heads(path, path, text))) == {-1}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("count", [1, 3, 100])
 def test_shards_of_several_folders_keep_their_counts(tmp_path, monkeypatch, kernel, count):
-    monkeypatch.setattr(sidecar, "read_heads", load_kernel(kernel).read_heads)
+    monkeypatch.setattr(inventory, "read_heads", load_kernel(kernel).read_heads)
     monkeypatch.chdir(tmp_path)
     names, counts = [], [3, 0, 2, 4, 1]
     for i in range(5 * count):

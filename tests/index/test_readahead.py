@@ -60,15 +60,15 @@ def is_covered(stretches: list[tuple[int, int]], low: int, high: int) -> bool:
     return any(begin <= low and high <= end for begin, end in stretches)
 
 
-def places_of(shards: IndexedShards, number: int) -> list[tuple[int, int]]:
+def stretches_of(shards: IndexedShards, number: int) -> list[tuple[int, int]]:
     """Return where a sample lies in memory with its header, and the header before it, which is compared as well."""
     shard, sample = divmod(number, 100)
     opened = shards.shards.use(shard)
     begin, offset = address_of(opened.buffer), opened.index.offset.astype(np.int64)
-    places = [(begin + offset[sample] - BLOCK, begin + offset[sample] + SIZE)]
+    stretches = [(begin + offset[sample] - BLOCK, begin + offset[sample] + SIZE)]
     if sample:
-        places.append((begin + offset[sample - 1] - BLOCK, begin + offset[sample - 1]))
-    return places
+        stretches.append((begin + offset[sample - 1] - BLOCK, begin + offset[sample - 1]))
+    return stretches
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -77,7 +77,7 @@ def test_where_disks_are_slow_samples_are_asked_for_before_they_are_read(spec, a
     shards = stream.source.shards
     for taken, sample in enumerate(stream):
         if taken >= 2 * 16:
-            assert all(is_covered(asked, *place) for place in places_of(shards, int(sample["__key__"])))
+            assert all(is_covered(asked, *stretch) for stretch in stretches_of(shards, int(sample["__key__"])))
     assert taken == SAMPLES - 1
 
 
@@ -87,7 +87,7 @@ def test_so_are_those_of_arrays(spec, asked, cold, shuffle):
     loader = ArrayLoader(stream, 8, fields={"bin": readers.array("u1", (SIZE,))}, threads=0)
     for number, batch in enumerate(loader):
         for key in batch["__key__"] if number >= 2 * 16 // 8 else ():
-            assert all(is_covered(asked, *place) for place in places_of(stream.source.shards, int(key)))
+            assert all(is_covered(asked, *stretch) for stretch in stretches_of(stream.source.shards, int(key)))
     assert number == -(-SAMPLES // 8) - 1
 
 
@@ -206,29 +206,29 @@ def test_the_numbers_of_samples_are_read_alike(many):
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_the_system_is_told_where_samples_are_scattered_and_when_no_more(spec, monkeypatch, apart):
-    told: list[tuple[str, bool]] = []
-    monkeypatch.setattr(LocalRanges, "scatter", lambda self, flag: told.append((self.name[-5], flag)))
+    flags: list[tuple[str, bool]] = []
+    monkeypatch.setattr(LocalRanges, "scatter", lambda self, flag: flags.append((self.name[-5], flag)))
     monkeypatch.setattr(readahead, "APART", 1 << 10 if apart else 1 << 30)
     stream = Stream.from_shards(spec).select(keys=["005", "205"])
     loop = iter(stream)
     assert next(loop)["__key__"] == "005"
     loop.close()
     if not apart:
-        assert told == []
+        assert flags == []
         return
-    assert {name for name, _ in told} == {"0", "2"}
-    assert dict(told) == {"0": False, "2": False}
+    assert {name for name, _ in flags} == {"0", "2"}
+    assert dict(flags) == {"0": False, "2": False}
     assert not stream.source.shards.shards.scattered
 
 
 def test_so_it_is_of_shards_that_were_opened_without_being_asked_for(spec, monkeypatch):
-    told: list[tuple[str, bool]] = []
-    monkeypatch.setattr(LocalRanges, "scatter", lambda self, flag: told.append((self.name[-5], flag)))
+    flags: list[tuple[str, bool]] = []
+    monkeypatch.setattr(LocalRanges, "scatter", lambda self, flag: flags.append((self.name[-5], flag)))
     monkeypatch.setattr(readahead, "APART", 1 << 10)
     monkeypatch.setattr(readahead, "FEWEST", 1)
     stream = Stream.from_shards(str(Path(spec).with_name("set.shards.json"))).select(keys=["005", "205"])
     assert [sample["__key__"] for sample in stream] == ["005", "205"]
-    assert told == [("0", True), ("2", True), ("0", False), ("2", False)]
+    assert flags == [("0", True), ("2", True), ("0", False), ("2", False)]
 
 
 def test_gaps():

@@ -1,4 +1,4 @@
-"""Indexing many shards: only what is needed, every failure told, the same by any number of processes."""
+"""Indexing many shards: only what is needed, every failure reported, the same by any number of processes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_checksums_are_added(shards):
 
 
 def rewrite(url: str, change) -> None:
-    """Write the samples of a shard anew, under its index, as another program does."""
+    """Write the samples of a shard again, under its index, as another program does."""
     index = Index.load(url)
     write_samples(change(list(read_samples(url))), url)
     index.save(url)
@@ -77,7 +77,7 @@ def grown(samples):
 
 
 def reordered(samples):
-    """Two members of the same size have changed places."""
+    """Two members of the same size have been exchanged."""
     return [*samples[:3], samples[4], samples[3], *samples[5:]]
 
 

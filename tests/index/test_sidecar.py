@@ -20,7 +20,8 @@ from range_server import serving
 from tarshards import write_samples
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index.build import build_index
-from tarshards.index.sidecar import MISSING, Index, count_samples, for_each_shard, index_location
+from tarshards.index.inventory import count_samples, for_each_shard
+from tarshards.index.sidecar import MISSING, Index, index_location
 from tarshards.storage.location import Location
 
 SAMPLES = [{"__key__": f"{i:03d}", "bin": os.urandom(i * 100), "cls": i} for i in range(20)]
@@ -130,8 +131,8 @@ def u8(*numbers: int) -> bytes:
     ("changes", "reason"),
     [
         ({"version": 3}, "index version 3 is not supported, only versions 1 and 2"),
-        ({"faults": [[20, "odd", 0, None]]}, "damaged: a fault without a sample, reason or place"),
-        ({"faults": [[0, "odd", "here", None]]}, "damaged: a fault without a sample, reason or place"),
+        ({"faults": [[20, "odd", 0, None]]}, "damaged: a fault without a sample, reason or offset"),
+        ({"faults": [[0, "odd", "here", None]]}, "damaged: a fault without a sample, reason or offset"),
         ({"faults": [[0, "odd"]]}, "damaged: TypeError"),
         ({"faults": 7}, "damaged: TypeError"),
         ({"format": "squirrel"}, "not an index of tarshards"),
@@ -170,12 +171,12 @@ def test_every_truncation_is_refused(shard):
 def test_every_flipped_bit_is_refused(shard):
     packed = bytearray(Path(f"{shard}.index").read_bytes())
     rng = random.Random(0)
-    for place in range(len(packed)):
+    for at in range(len(packed)):
         bit = 1 << rng.randrange(8)
-        packed[place] ^= bit
+        packed[at] ^= bit
         with pytest.raises(ShardIndexError):
             Index.unpack(bytes(packed), url="a.tar.index")
-        packed[place] ^= bit
+        packed[at] ^= bit
 
 
 @given(st.binary(max_size=200))
@@ -268,10 +269,10 @@ def test_the_head_of_a_sidecar_counts_samples(shard, tmp_path):
 def test_the_head_of_a_damaged_sidecar_counts_none_or_some(shard):
     path, rng = Path(f"{shard}.index"), random.Random(0)
     packed = path.read_bytes()
-    for place in range(0, len(packed), 7):
-        path.write_bytes(packed[:place])
+    for at in range(0, len(packed), 7):
+        path.write_bytes(packed[:at])
         assert count_samples(shard) in (None, len(SAMPLES))
-        path.write_bytes(packed[:place] + rng.randbytes(3) + packed[place + 3 :])
+        path.write_bytes(packed[:at] + rng.randbytes(3) + packed[at + 3 :])
         assert count_samples(shard) is None or count_samples(shard) >= 0
 
 

@@ -24,7 +24,7 @@ from tarshards import ArrayLoader, Ledger, Stream, read_samples, readers, write_
 from tarshards.errors import ShardIndexError, TarshardsError
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
-from tarshards.index.join import JoinedShards
+from tarshards.index.joined import JoinedShards
 from tarshards.index.refresh import refresh_indexes, verify_index
 from tarshards.index.sidecar import Index
 from tarshards.storage import _mapped_py, ranges
@@ -165,8 +165,8 @@ def unchanged(path: Path) -> set[str]:
 
 
 def members_of(index: Index, i: int) -> tuple[str, str, int, int, str]:
-    place = int(index.offset[i]), int(index.size[i]), str(index.elsewhere.get(i))
-    return index.keys[index.sample[i]], index.fields[index.field[i]], *place
+    described = int(index.offset[i]), int(index.size[i]), str(index.elsewhere.get(i))
+    return index.keys[index.sample[i]], index.fields[index.field[i]], *described
 
 
 @pytest.mark.soak

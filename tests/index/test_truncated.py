@@ -19,7 +19,7 @@ import numpy as np
 from tarshards import IndexedShards, ShardWriter, Stream
 from tarshards.errors import OpenError, ShardIndexError, TarError
 from tarshards.index.build import build_index
-from tarshards.index.places import MappedPlaces
+from tarshards.index.mapped_fields import MappedFields
 from tarshards.samples.fields import parse_terms
 from tarshards.storage.location import Location
 
@@ -90,16 +90,16 @@ assert fails(lambda: column[0]) is True
     "a sample": """
 shards[0]
 shrink()
-for place in 20, 39, -1:
-    assert fails(lambda: shards[place]) is True
+for number in 20, 39, -1:
+    assert fails(lambda: shards[number]) is True
 assert fails(lambda: list(shards)) is True
 assert fails(lambda: shards.__getitems__([1, 30])) is True
 """,
     "the headers of samples": """
-places = MappedPlaces.of(shards, parse_terms("txt"))
-compared = places.find(np.zeros(4, np.int64), np.arange(30, 34))
+mapped = MappedFields.of(shards, parse_terms("txt"))
+compared = mapped.find(np.zeros(4, np.int64), np.arange(30, 34))
 shrink()
-found = places.find(np.zeros(40, np.int64), np.arange(40))
+found = mapped.find(np.zeros(40, np.int64), np.arange(40))
 failures = found.check()
 assert len(failures) > 30 and all(isinstance(error, OpenError) for error in failures.values()), failures
 assert compared.check() == {}  # as they were
@@ -115,11 +115,11 @@ with ShardWriter(f"{sys.argv[1]}/{number}/large-%d.tar", index=True) as writer:
     for sample in range(1000):
         writer.write({"__key__": f"{sample:04d}", "txt": "t"})
 shards = IndexedShards(f"{sys.argv[1]}/{number}/large-0.tar")
-places = MappedPlaces.of(shards, parse_terms("txt"))
-before = places.find(np.zeros(2, np.int64), np.array([5, 999]))
+mapped = MappedFields.of(shards, parse_terms("txt"))
+before = mapped.find(np.zeros(2, np.int64), np.array([5, 999]))
 index = f"{sys.argv[1]}/{number}/large-0.tar.index"
 os.truncate(index, 100)
-after = places.find(np.zeros(2, np.int64), np.array([5, 999]))
+after = mapped.find(np.zeros(2, np.int64), np.array([5, 999]))
 assert before.check() == {}  # compared when they were found
 assert len(after.failures) == 2
 assert all(isinstance(error, ShardIndexError) and index in str(error) for error in after.failures.values())

@@ -24,8 +24,8 @@ from tarshards import Ledger, ShardWriter, Stream, TarWriter, World
 from tarshards.errors import DecodeError, OpenError, SampleError, StateError
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
+from tarshards.loaders.arrays.array_loader import ArrayLoader
 from tarshards.loaders.arrays.augment import cutout
-from tarshards.loaders.arrays.loader import ArrayLoader
 from tarshards.loaders.arrays.readers.arrays import array
 from tarshards.loaders.arrays.readers.arrays import ragged as read_ragged
 from tarshards.loaders.arrays.readers.images import image

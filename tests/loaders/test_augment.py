@@ -61,8 +61,8 @@ def test_translate_is_one_of_the_shifts(images, seed, most):
     for before, after in zip(images, moved):
         padded = np.full((height + 2 * most, width + 2 * most, channels), 9, images.dtype)
         padded[most : most + height, most : most + width] = before
-        places = range(2 * most + 1)
-        assert any((padded[y : y + height, x : x + width] == after).all() for y in places for x in places)
+        shifts = range(2 * most + 1)
+        assert any((padded[y : y + height, x : x + width] == after).all() for y in shifts for x in shifts)
 
 
 def test_translate_reaches_every_shift():

@@ -148,15 +148,15 @@ def test_substitutes_are_of_the_lane_and_window(shuffle, data):
     assert len(drawn) == 64
     assert len(set(drawn)) > min(total, 40) // 2
     lanes = lanes if shuffle else 1
-    places = {sample: place for place, (_, sample) in enumerate(plan)}
+    positions = {sample: number for number, (_, sample) in enumerate(plan)}
     if total // lanes >= AROUND:
-        assert {places[sample] % lanes for _, sample in drawn} == {position % lanes}
+        assert {positions[sample] % lanes for _, sample in drawn} == {position % lanes}
         width = max(AROUND, min(pool // lanes, -(-total // lanes))) if shuffle else AROUND
-        assert all(abs(places[sample] - position) // lanes < 2 * width for _, sample in drawn)
+        assert all(abs(positions[sample] - position) // lanes < 2 * width for _, sample in drawn)
     taken = data.draw(st.integers(0, position))
     ranks = data.draw(st.sampled_from([1, 2, 5]))
     assert list(plan.resume(taken, ranks, "exact").resume(0, 1).substitutes(0)) == list(
-        plan.substitutes([*places].index(plan.resume(taken, ranks, "exact")[0][1]))
+        plan.substitutes([*positions].index(plan.resume(taken, ranks, "exact")[0][1]))
     )
 
 

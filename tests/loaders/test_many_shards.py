@@ -178,7 +178,7 @@ def test_an_array_loader_opens_shards_when_their_samples_come(folder):
     loader = ArrayLoader(stream, 4, fields={"cls": readers.integer()}, threads=0)
     next(iter(loader))
     assert count_open(folder) < SHARDS
-    assert loader.maker.places is not None
+    assert loader.maker.mapped is not None
     values = chain.from_iterable(batch["cls"].tolist() for batch in loader)
     assert sorted(values) == list(range(2 * SHARDS))
     assert count_open(folder) == SHARDS

@@ -32,8 +32,8 @@ def test_work_is_waiting_for_the_network_or_decoding():
 
 def test_traffic_is_told_where_there_was_some():
     assert "requests" not in str(Monitor())
-    told = str(Monitor(traffic=Traffic(requests=1200, retries=3, bytes=2_500_000, cache_hits=7)))
-    assert "1,200 requests (3 retries), 2.5 MB received, 7 blocks from the cache" in told
+    text = str(Monitor(traffic=Traffic(requests=1200, retries=3, bytes=2_500_000, cache_hits=7)))
+    assert "1,200 requests (3 retries), 2.5 MB received, 7 blocks from the cache" in text
 
 
 def test_rates_and_waits():

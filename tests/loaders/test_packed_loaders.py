@@ -184,9 +184,9 @@ def new_model():
     return parts.extend([torch.nn.Linear(16, 48), torch.nn.Linear(16, 300)])
 
 
-def predict(model, ids, places, mask):
+def predict(model, ids, numbers, mask):
     tokens, positions, mix, out = model
-    query, key, value = mix(tokens(ids) + positions(places)).chunk(3, -1)
+    query, key, value = mix(tokens(ids) + positions(numbers)).chunk(3, -1)
     return out(torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask))
 
 
@@ -204,10 +204,10 @@ def train(loader, loss_of):
     return losses
 
 
-def packed_loss(model, ids, ends, places):
+def packed_loss(model, ids, ends, numbers):
     sample = torch.bucketize(torch.arange(len(ids)), ends[1:].long(), right=True)
-    mask = (sample[:, None] == sample[None]) & (places[:, None] >= places[None])
-    logits, is_followed = predict(model, ids, places, mask)[:-1], sample[1:] == sample[:-1]
+    mask = (sample[:, None] == sample[None]) & (numbers[:, None] >= numbers[None])
+    logits, is_followed = predict(model, ids, numbers, mask)[:-1], sample[1:] == sample[:-1]
     if is_followed.any():
         return torch.nn.functional.cross_entropy(logits[is_followed], ids[1:][is_followed])
     return None
@@ -217,8 +217,8 @@ def padded_loss(model, ids, ends, _):
     samples = list(ids.split(ends.diff().tolist()))
     rows = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=-100)
     width = rows.shape[1]
-    places = torch.arange(width).expand_as(rows)
-    logits = predict(model, rows.clamp(min=0), places, torch.ones(width, width, dtype=torch.bool).tril())
+    numbers = torch.arange(width).expand_as(rows)
+    logits = predict(model, rows.clamp(min=0), numbers, torch.ones(width, width, dtype=torch.bool).tril())
     if width > 1 and (rows[:, 1:] >= 0).any():
         return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
     return None

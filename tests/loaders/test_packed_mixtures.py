@@ -74,10 +74,10 @@ def test_bins_hold_the_positions_of_the_mixture(urls, case):
     options, packing = case
     plan = planned(urls, case)
     alone = BatchMaker(mixture(urls, **options), 1).plan(2, 1)
-    places = plan.places(np.arange(len(plan)))
-    assert sorted(places.tolist()) == list(range(len(alone)))
-    assert [part.tolist() for part in plan.unpacked[places]] == [part.tolist() for part in alone[places]]
-    windows = places // packing.window
+    positions = plan.sample_positions(np.arange(len(plan)))
+    assert sorted(positions.tolist()) == list(range(len(alone)))
+    assert [part.tolist() for part in plan.unpacked[positions]] == [part.tolist() for part in alone[positions]]
+    windows = positions // packing.window
     assert (np.diff(windows) >= 0).all()  # so that proportions hold in each
     first = np.array([0, 20, 40, 50, 70])  # the number of each shard's first sample
     for b in range(len(plan)):

@@ -142,7 +142,7 @@ def test_a_chain_of_processes(tmp_path, python_with_torch, seed):
             if not is_replayed:
                 assert result["counts"]["delivered"] == len(result["keys"]), result["text"]
         settings["state"] = state = results[0]["state"]
-        assert [result["state"] for result in results] == [state] * len(results), "all ranks are at one place"
+        assert [result["state"] for result in results] == [state] * len(results), "all ranks are at one position"
         if state is None or state["epoch"] > 0:
             break
         left = len(dataset.shard_of) - state.get("position", 0)

@@ -2,7 +2,7 @@
 
 ``states.json`` holds states and the values of everything that followed in that epoch and the next: "saved" and "moved"
 are of states of version 1, made by the releases that saved these; "linear" are of version 2; and "version 2" is what
-this file writes anew when it is run as a script.
+this file writes again when it is run as a script.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Mapped:
     def __len__(self) -> int:
         return 1
 
-    def __getitem__(self, place: int) -> None:
+    def __getitem__(self, index: int) -> None:
         raise OpenError("full", url="a.tar", errno=errno.ENOSPC)
 
 

@@ -200,7 +200,7 @@ def test_what_is_lent_stays_over_the_passes():
     assert [array[0] for array in lent] == [0, 1]
 
 
-def told(arenas: Arenas, batch: Any, caplog: pytest.LogCaptureFixture) -> str:
+def warning_of(arenas: Arenas, batch: Any, caplog: pytest.LogCaptureFixture) -> str:
     """Return the warning, which comes once, of batches that are pickled, and arrive as they are."""
     caplog.clear()
     for _ in range(2):
@@ -221,7 +221,7 @@ def told(arenas: Arenas, batch: Any, caplog: pytest.LogCaptureFixture) -> str:
     ],
 )
 def test_a_tensor_that_torch_has_to_send(tensor, caplog):
-    assert "torch" in told(Arenas(1, 0), {"x": [tensor]}, caplog)
+    assert "torch" in warning_of(Arenas(1, 0), {"x": [tensor]}, caplog)
 
 
 def test_without_memory_batches_are_pickled_and_the_reason_said(monkeypatch, caplog):
@@ -231,12 +231,12 @@ def test_without_memory_batches_are_pickled_and_the_reason_said(monkeypatch, cap
     arenas = Arenas(1, 0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
-        assert "No space left on device" in told(arenas, np.zeros(9), caplog)
+        assert "No space left on device" in warning_of(arenas, np.zeros(9), caplog)
     assert isinstance(arenas.put(0, np.zeros(9)), Handed), "as soon as there is some"
     monkeypatch.setattr(os, "memfd_create", full)
-    assert "no shared memory" in told(Arenas(1, 0), np.zeros(9), caplog)
+    assert "no shared memory" in warning_of(Arenas(1, 0), np.zeros(9), caplog)
     monkeypatch.delattr(os, "memfd_create")
-    assert "no shared memory" in told(Arenas(1, 0), np.zeros(9), caplog)
+    assert "no shared memory" in warning_of(Arenas(1, 0), np.zeros(9), caplog)
 
 
 def test_what_no_process_can_send_is_an_error():
@@ -252,8 +252,8 @@ def test_what_no_process_can_send_is_an_error():
 def test_tables_are_those_that_were_written():
     arenas = Arenas(2, 0)
     tables = [np.arange(5, dtype=np.uint32), np.arange(7)]
-    told = arenas.share(tables)
-    found = pickle.loads(pickle.dumps(told))
+    shared = arenas.share(tables)
+    found = pickle.loads(pickle.dumps(shared))
     assert same(list(map(np.copy, arenas.shared(found))), tables)
     assert not any(table.flags.writeable for table in arenas.shared(found))
 
@@ -262,7 +262,7 @@ def test_tables_of_the_pass_before_stay_until_the_next_has_begun():
     arenas, size = Arenas(2, 0), 1 << 20
     first, second = np.zeros(size, np.uint8), np.ones(size, np.uint8)
     before, now = arenas.share([first]), arenas.share([second])
-    assert [arenas.shared(told)[0].sum() for told in (before, now)] == [0, size]
+    assert [arenas.shared(shared)[0].sum() for shared in (before, now)] == [0, size]
     for _ in range(4):
         arenas.release()
         assert size <= 512 * os.fstat(arenas._file).st_blocks < size + (1 << 16)

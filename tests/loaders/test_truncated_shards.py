@@ -15,8 +15,8 @@ from programs import load_kernel
 from videos import written
 
 from tarshards import ShardWriter, Stream, readers
-from tarshards.loaders.arrays.loader import ArrayLoader
-from tarshards.loaders.arrays.readers.base import Reader
+from tarshards.loaders.arrays.array_loader import ArrayLoader
+from tarshards.loaders.arrays.readers.reader import Reader
 
 SAMPLES, PER_SHARD = 48, 24
 
@@ -45,7 +45,7 @@ PROGRAM = """
 import json as json_, os, shutil, subprocess, sys
 from tarshards import ArrayLoader, Stream, readers
 from tarshards.errors import OpenError
-from tarshards.index import places
+from tarshards.index import mapped_fields
 
 source, into, ways = sys.argv[1], sys.argv[2], json_.loads(sys.argv[3])
 
@@ -87,10 +87,10 @@ for number, way in enumerate(ways):
     if os.fork() == 0:
         outcomes = {}
         for moment, kind, name, calls, cut in [
-            ("opened", places.Places, "check", 1, truncate),
-            ("found", places.MappedPlaces, "find", 3, truncate),
-            ("checked", places.Places, "check", 2, truncate),
-            ("checked, elsewhere", places.Places, "check", 2, truncate_elsewhere),
+            ("opened", mapped_fields.LocatedFields, "check", 1, truncate),
+            ("found", mapped_fields.MappedFields, "find", 3, truncate),
+            ("checked", mapped_fields.LocatedFields, "check", 2, truncate),
+            ("checked, elsewhere", mapped_fields.LocatedFields, "check", 2, truncate_elsewhere),
         ]:
             for threads in 0, 2:
                 for raises in False, True:

@@ -10,8 +10,8 @@ from with_torch import needs_torch
 
 import tarshards
 from tarshards import Stream
-from tarshards.epoch.options import EpochOptions
-from tarshards.index.options import Opening
+from tarshards.epoch.epoch_options import EpochOptions
+from tarshards.index.opening_options import Opening
 
 
 @pytest.fixture(params=["Stream.from_shards", pytest.param("ShardDataset.__init__", marks=needs_torch)])

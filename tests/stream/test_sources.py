@@ -16,11 +16,11 @@ from range_server import serving
 from with_torch import DataLoader, ShardDataset
 
 from tarshards import Ledger, Remote, ShardWriter, Stream, TarWriter, World, read_samples
+from tarshards.epoch.epoch_options import EpochOptions
 from tarshards.epoch.loop import Part
-from tarshards.epoch.options import EpochOptions
 from tarshards.errors import AuditError, OpenError, SampleError, ShardIndexError, StateError, TarError
 from tarshards.index.access import IndexedShards
-from tarshards.index.options import Opening
+from tarshards.index.opening_options import Opening
 from tarshards.samples.keys import split_name
 from tarshards.storage import tuning
 from tarshards.stream import sources

@@ -1,5 +1,5 @@
 """Batches as arrays, without processes.
 
-- ``loader``: ``ArrayLoader``; ``assembly``: how a batch of arrays is assembled from its samples
+- ``array_loader``: ``ArrayLoader``; ``assembly``: how a batch of arrays is assembled from its samples
 - ``readers``: how a field becomes an array; ``augment``: flips, erasing, mixing of whole batches
 """

@@ -16,17 +16,17 @@ import numpy as np
 from tarshards.epoch.loop import Part
 from tarshards.epoch.permutations import fold
 from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError, check_function
+from tarshards.index.mapped_fields import BatchKeys, Failures, LocatedFields
 from tarshards.index.memory import Payloads
-from tarshards.index.places import BatchKeys, Failures, Places
 from tarshards.loaders.arrays.readers import reader_of
-from tarshards.loaders.arrays.readers.base import Reader
+from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.samples.fields import Term, parse_terms
 from tarshards.samples.ledger import Tally
 from tarshards.storage.streams import words
 
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 
-#: Gives the next substitutes for the samples at some places of a batch, and counts what became of them after it.
+#: Gives the next substitutes for the samples in some rows of a batch, and counts what became of them after it.
 Substitution = Callable[[list[int]], AbstractContextManager[tuple[Part, "LocatedSamples"]]]
 
 _one = [object()]
@@ -37,10 +37,10 @@ ALONE = sys.getrefcount(_one[0])  # of what only a list holds
 class LocatedSamples:
     """The samples of a batch and where their fields lie.
 
-    *numbers* are what their random draws are made of, *shards* their places in *names*, the URLs.
+    *numbers* are what their random draws are made of, *shards* the indices of their URLs in *names*.
     """
 
-    places: Places
+    fields: LocatedFields
     numbers: np.ndarray
     shards: np.ndarray
     names: Sequence[str]
@@ -50,43 +50,44 @@ class LocatedSamples:
 
     def cut(self, begin: int, end: int) -> LocatedSamples:
         """Return the samples from *begin* to *end*."""
-        places, part = self.places.part(begin, end), slice(begin, end)
-        return LocatedSamples(places, self.numbers[part], self.shards[part], self.names)
+        fields, part = self.fields.part(begin, end), slice(begin, end)
+        return LocatedSamples(fields, self.numbers[part], self.shards[part], self.names)
 
     def replaced(self, at: list[int], others: LocatedSamples) -> LocatedSamples:
-        """Return the samples, copied before, with copies of *others* instead of those *at* some places."""
-        keys, (numbers, shards) = list(self.places.keys), (array.copy() for array in (self.numbers, self.shards))
+        """Return the samples, copied before, with copies of *others* instead of those *at* some rows."""
+        keys, (numbers, shards) = list(self.fields.keys), (array.copy() for array in (self.numbers, self.shards))
         numbers[at], shards[at] = others.numbers, others.shards
-        for place, key in zip(at, others.places.keys):
-            keys[place] = key
+        for row, key in zip(at, others.fields.keys):
+            keys[row] = key
         payloads = []
-        for own, new in zip(self.places.payloads, others.places.payloads):
+        for own, new in zip(self.fields.payloads, others.fields.payloads):
             datas = list(own)
-            for place, data in zip(at, new):
-                datas[place] = data
+            for row, data in zip(at, new):
+                datas[row] = data
             payloads.append(Payloads.of(datas))
-        return replace(self, places=Places(BatchKeys.of(keys), payloads, {}), numbers=numbers, shards=shards)
+        return replace(self, fields=LocatedFields(BatchKeys.of(keys), payloads, {}), numbers=numbers, shards=shards)
 
     def copied(self) -> tuple[LocatedSamples, Failures]:
         """Return the samples with copies of their payloads, and the errors of those whose shard has shrunk."""
-        lost: Failures = {}
+        shrunk: Failures = {}
         copies = [
-            Payloads.of([self._copy(payloads, i, lost) for i in range(len(self))]) for payloads in self.places.payloads
+            Payloads.of([self._copy(payloads, i, shrunk) for i in range(len(self))])
+            for payloads in self.fields.payloads
         ]
-        return replace(self, places=self.places._replace(payloads=copies)), lost
+        return replace(self, fields=self.fields._replace(payloads=copies)), shrunk
 
-    def _copy(self, payloads: Payloads, place: int, lost: Failures) -> bytes:
+    def _copy(self, payloads: Payloads, row: int, shrunk: Failures) -> bytes:
         try:
-            return payloads[place]
+            return payloads[row]
         except OSError as error:
-            lost[place] = self.unreadable(place, error)
+            shrunk[row] = self.unreadable(row, error)
             return b""
 
-    def unreadable(self, place: int, error: OSError) -> OpenError:
+    def unreadable(self, row: int, error: OSError) -> OpenError:
         """Return the error of a sample whose shard has shrunk."""
-        lost = OpenError(words(error), url=self.names[self.shards[place]], key=self.places.keys[place])
-        lost.__cause__ = error
-        return lost
+        named = OpenError(words(error), url=self.names[self.shards[row]], key=self.fields.keys[row])
+        named.__cause__ = error
+        return named
 
 
 @dataclass
@@ -126,20 +127,20 @@ class Assembler:
 
         Returns what failed before it.
         """
-        failures = dict(samples.places.check())
+        failures = dict(samples.fields.check())
         with self._opening:
-            for place in range(0 if self.is_open else len(samples)):
-                if place in failures:
+            for row in range(0 if self.is_open else len(samples)):
+                if row in failures:
                     continue
                 opened = []
                 for column, (reader, term) in enumerate(zip(self.readers, self.terms)):
                     try:
-                        opened.append(reader.open(term.alternatives[0].lower(), samples.places.payloads[column][place]))
+                        opened.append(reader.open(term.alternatives[0].lower(), samples.fields.payloads[column][row]))
                     except DecodeError as error:
-                        failures[place] = self._located(error, samples, place, column)
+                        failures[row] = self._located(error, samples, row, column)
                         break
                     except OSError as error:
-                        failures[place] = samples.unreadable(place, error)
+                        failures[row] = samples.unreadable(row, error)
                         break
                 else:
                     self.readers, self.is_open = opened, True
@@ -159,81 +160,81 @@ class Assembler:
         """
         begun = time.perf_counter()
         samples = locate()
-        failures = samples.places.check() if self.is_open else self.open(samples)
+        failures = samples.fields.check() if self.is_open else self.open(samples)
         draws = self._draws(key, samples.numbers)
         between = time.perf_counter()
-        batch, places, failures = self._batch(samples, failures, draws, number)
+        batch, fields, failures = self._batch(samples, failures, draws, number)
         missing, substituted = failures, list[TarshardsError]()
         while missing and substitution is not None:
-            samples, lost = samples.copied()
-            failures, missing = lost | failures, lost | missing  # where a mapped shard has shrunk since
+            samples, shrunk = samples.copied()
+            failures, missing = shrunk | failures, shrunk | missing  # where a mapped shard has shrunk since
             at = sorted(missing)
             with substitution(at) as (part, others):
-                found = others.places.check() if self.is_open else self.open(others)
+                found = others.fields.check() if self.is_open else self.open(others)
                 samples = samples.replaced(at, others)
                 missing = {at[i]: error for i, error in found.items()}
                 draws = self._draws(key, samples.numbers)
-                batch, places, missing = self._batch(samples, missing, draws, number)
+                batch, fields, missing = self._batch(samples, missing, draws, number)
                 failed = sum(map(has_failed, missing.values()))
-                part.taken, part.lost = len(at), len(missing) - failed
+                part.taken, part.quarantined = len(at), len(missing) - failed
                 part.members = (len(at) - len(missing)) * len(self.terms)
                 if failed:
                     part.leave_out(Tally(failed=failed))
                 substituted += missing.values()
-        if self.transforms and places:
+        if self.transforms and fields:
             rng = np.random.default_rng([int(draws[0]), 1])
             for transform in self.transforms:
                 batch = transform(batch, rng)
-        size = sum(int(payloads.sizes.sum()) for payloads in places.payloads) if places else 0
+        size = sum(int(payloads.sizes.sum()) for payloads in fields.payloads) if fields else 0
         times = between - begun, time.perf_counter() - between
         return AssembledBatch(batch, samples, failures, size, *times, substituted)
 
     def _batch(
         self, samples: LocatedSamples, failures: Failures, draws: np.ndarray, number: int
-    ) -> tuple[dict[str, Any], Places | None, Failures]:
+    ) -> tuple[dict[str, Any], LocatedFields | None, Failures]:
         """Return what ``_read_batch`` does, also where a mapped shard has shrunk."""
         try:
             return self._read_batch(samples, failures, draws, number)
         except OSError:  # what is still there is read from copies
-            samples, lost = samples.copied()
-            return self._read_batch(samples, lost | failures, draws, number)
+            samples, shrunk = samples.copied()
+            return self._read_batch(samples, shrunk | failures, draws, number)
 
     def _read_batch(
         self, samples: LocatedSamples, failures: Failures, draws: np.ndarray, number: int
-    ) -> tuple[dict[str, Any], Places | None, Failures]:
-        """Return the batch of what is not among the *failures*, its places (None for none to read), and all failures.
+    ) -> tuple[dict[str, Any], LocatedFields | None, Failures]:
+        """Return the batch of what is not among the *failures*, its fields (None for none to read), and all failures.
 
         Raises OSError where a mapped shard has shrunk.
         """
         if len(failures) == len(samples):
             return self._nothing(), None, failures
-        places, kept = samples.places, np.arange(len(samples))
+        fields, kept = samples.fields, np.arange(len(samples))
         if failures:
             kept = np.delete(kept, list(failures))
-            places = places.keep(kept)
-        columns, failed = self._read(places.payloads, draws[kept] if failures else draws, number)
+            fields = fields.keep(kept)
+        columns, failed = self._read(fields.payloads, draws[kept] if failures else draws, number)
         if failed:
             located = {kept[i]: self._located(error, samples, kept[i], column) for i, (column, error) in failed.items()}
-            failures = {**failures, **{int(place): error for place, error in located.items()}}
+            failures = {**failures, **{int(row): error for row, error in located.items()}}
             good = np.delete(np.arange(len(kept)), list(failed))
-            places, columns = places.keep(good), [_keep(column, good) for column in columns]
+            fields, columns = fields.keep(good), [_keep(column, good) for column in columns]
         batch = {
             name: reader.join_in(column, partial(self._memory.empty, i, number))
             for i, (name, reader, column) in enumerate(zip(self.names, self.readers, columns))
         }
-        batch["__key__"] = places.keys
-        return batch, places, failures
+        batch["__key__"] = fields.keys
+        return batch, fields, failures
 
     def _read(
         self, payloads: list[Payloads], draws: np.ndarray, number: int
     ) -> tuple[list[Any], dict[int, tuple[int, DecodeError]]]:
-        """Read the columns of a batch; of each place that failed, return the first column where it did, and why."""
+        """Read the columns of a batch; of each row that failed, return the first column where it did, and why."""
         columns: list[Any] = []
         failed: dict[int, tuple[int, DecodeError]] = {}
         for i, (reader, part) in enumerate(zip(self.readers, payloads)):
             column = self._memory.take(i, reader, len(part), number)
-            for place, error in reader.read(column, 0, part, draws).items():
-                failed.setdefault(place, (i, error))
+            for row, error in reader.read(column, 0, part, draws).items():
+                failed.setdefault(row, (i, error))
             columns.append(column)
         return columns, failed
 
@@ -245,8 +246,8 @@ class Assembler:
         columns = [reader.join(reader.make(0)) if self.is_open else [] for reader in self.readers]
         return {**dict(zip(self.names, columns)), "__key__": []}
 
-    def _located(self, error: TarshardsError, samples: LocatedSamples, place: int, column: int) -> TarshardsError:
-        url, key = samples.names[samples.shards[place]], samples.places.keys[place]
+    def _located(self, error: TarshardsError, samples: LocatedSamples, row: int, column: int) -> TarshardsError:
+        url, key = samples.names[samples.shards[row]], samples.fields.keys[row]
         located = DecodeError(error.reason, url=url, key=key, field=self.names[column])
         located.__cause__ = error.__cause__
         return located
@@ -275,23 +276,23 @@ class Memory:
         if count > self._size:  # of bins, which have several samples each
             return reader.make(count)
         with self._lock:
-            for place in [number % len(arrays)] if self._ring else range(len(arrays)):
-                if arrays[place] is None and count == self._size:  # those of an epoch's end are not worth keeping
-                    arrays[place] = reader.make(count)
-                    return arrays[place][:]  # whoever holds a view of it holds it
-                if arrays[place] is not None and (self._ring or sys.getrefcount(arrays[place]) == ALONE):
-                    return arrays[place][:count]
+            for i in [number % len(arrays)] if self._ring else range(len(arrays)):
+                if arrays[i] is None and count == self._size:  # those of an epoch's end are not worth keeping
+                    arrays[i] = reader.make(count)
+                    return arrays[i][:]  # whoever holds a view of it holds it
+                if arrays[i] is not None and (self._ring or sys.getrefcount(arrays[i]) == ALONE):
+                    return arrays[i][:count]
         return reader.make(count)
 
     def empty(self, column: int, number: int, count: int, dtype: np.dtype) -> np.ndarray:
         """Return an array of *count* elements for what is joined of a column of the *number*-th batch."""
         buffers, size = self._bytes[column], count * dtype.itemsize
         with self._lock:
-            for place in [number % len(buffers)] if self._ring else range(len(buffers)):
-                if buffers[place] is None or self._ring or sys.getrefcount(buffers[place]) == ALONE:
-                    if buffers[place] is None or len(buffers[place]) < size:
-                        buffers[place] = np.empty(size + size // 8, np.uint8)  # the next batch may be a little larger
-                    return buffers[place][:size].view(dtype)
+            for i in [number % len(buffers)] if self._ring else range(len(buffers)):
+                if buffers[i] is None or self._ring or sys.getrefcount(buffers[i]) == ALONE:
+                    if buffers[i] is None or len(buffers[i]) < size:
+                        buffers[i] = np.empty(size + size // 8, np.uint8)  # the next batch may be a little larger
+                    return buffers[i][:size].view(dtype)
         return np.empty(count, dtype)
 
 
@@ -303,4 +304,4 @@ def _term(name: str) -> Term:
 
 
 def _keep(column: Any, kept: np.ndarray) -> Any:
-    return column[kept] if isinstance(column, np.ndarray) else [column[place] for place in kept]
+    return column[kept] if isinstance(column, np.ndarray) else [column[row] for row in kept]

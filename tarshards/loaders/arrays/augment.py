@@ -29,7 +29,7 @@ def flip(batch: Batch, rng: np.random.Generator, *, field: str, probability: flo
 
 
 def cutout(batch: Batch, rng: np.random.Generator, *, field: str, size: int, fill: Any = 0) -> Batch:
-    """Fill a square of *size* pixels, at a random place wholly inside of each image, with a number or one a channel.
+    """Fill a square of *size* pixels, at a random position wholly inside of each image, with a number or one a channel.
 
     >>> images = np.ones((2, 8, 8, 3), np.uint8)
     >>> cutout({"jpg": images}, np.random.default_rng(0), field="jpg", size=3)["jpg"].sum(axis=(1, 2)).tolist()
@@ -127,8 +127,8 @@ def _images(batch: Batch, field: str) -> np.ndarray:
 def _inside(rng: np.random.Generator, count: int, side: int, size: int) -> np.ndarray:
     """Where, along one side, a random stretch of *size* lies: (count, side) of bool."""
     begin = rng.integers(0, side - size + 1, (count, 1))
-    place = np.arange(side)
-    return (begin <= place) & (place < begin + size)
+    pixel = np.arange(side)
+    return (begin <= pixel) & (pixel < begin + size)
 
 
 def _shares(labels: Any, classes: int) -> np.ndarray:

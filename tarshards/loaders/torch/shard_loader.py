@@ -148,7 +148,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     def _monitor(self, made: Made) -> None:
         monitor = self.monitor
         monitor.threads = max(1, self.num_workers)
-        monitor.samples += made.outcome.taken - made.outcome.lost
+        monitor.samples += made.outcome.taken - made.outcome.quarantined
         monitor.add(made.work)
         if self.num_workers:
             monitor.traffic += made.work.traffic

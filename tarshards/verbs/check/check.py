@@ -163,8 +163,9 @@ class _Check:
         return self.report.fields.get(field_)
 
     def _check_index(self, url: str, name: str) -> None:
+        from tarshards.index.inventory import has_ranges
         from tarshards.index.refresh import verify_index
-        from tarshards.index.sidecar import MISSING, Index, has_ranges
+        from tarshards.index.sidecar import MISSING, Index
 
         self.indexed[name] = True
         try:

@@ -35,9 +35,9 @@ pytestmark = pytest.mark.interop
 CPU = {"device": "cpu", "num_threads": THREADS}
 
 
-def number_of(data, place) -> int:
-    """The label of a sample by its shard and place: all shards have 20."""
-    shard, sample = place
+def number_of(data, pair) -> int:
+    """The label of a sample by its shard and number: all shards have 20."""
+    shard, sample = pair
     return 20 * int(shard) + int(sample)
 
 
@@ -50,7 +50,7 @@ def test_the_order_is_that_of_the_plan(photos, shuffle):
     data = dataset(photos(101), shuffle=shuffle)
     loader = dali.dali_loader(data, decode, batch_size=8, **CPU)
     for epoch in range(3):
-        planned = [number_of(data, place) for place in data.source.plan(epoch, 1)]
+        planned = [number_of(data, sample) for sample in data.source.plan(epoch, 1)]
         batches = list(loader)
         assert labels(batches) == planned
         assert [len(batch["cls"]) for batch in batches] == [8] * 12 + [5]
@@ -108,9 +108,9 @@ def test_breaking_off_begins_the_next_epoch(photos):
     loader = dali.dali_loader(data, decode, batch_size=8, **CPU)
     for _ in loader:
         break
-    assert labels(loader) == [number_of(data, place) for place in data.source.plan(1, 1)]
+    assert labels(loader) == [number_of(data, sample) for sample in data.source.plan(1, 1)]
     loader.set_epoch(0)
-    assert labels(loader) == [number_of(data, place) for place in data.source.plan(0, 1)]
+    assert labels(loader) == [number_of(data, sample) for sample in data.source.plan(0, 1)]
 
 
 def test_without_an_index_shards_are_streamed_and_a_state_is_replayed(photos):
@@ -240,7 +240,7 @@ def test_a_pipeline_goes_on_without_what_only_the_decoder_finds_bad(photos, on_b
     for epoch in range(2):
         data.ledger.clear()
         batches = list(loader)
-        planned = [number_of(data, place) for place in data.source.plan(epoch, 1)]
+        planned = [number_of(data, sample) for sample in data.source.plan(epoch, 1)]
         delivered = labels(batches)
         assert {entry.key for entry in data.ledger.quarantined} == {f"{i:05d}" for i in bad}
         assert (data.ledger.samples, data.ledger.failed) == ((46, 4) if on_bad == "drop" else (50, 0))
@@ -355,7 +355,7 @@ def test_the_last_batch(photos, last_batch, sizes):
     batches = list(loader)
     assert len(loader) == len(sizes)
     assert [len(batch["cls"]) for batch in batches] == sizes
-    planned = [number_of(data, place) for place in data.source.plan(0, 1)]
+    planned = [number_of(data, sample) for sample in data.source.plan(0, 1)]
     assert labels(batches)[:20] == planned[: sum(sizes)]
     if last_batch == "pad":
         assert [sum(batch["valid"].tolist()) for batch in batches] == [8, 8, 4]

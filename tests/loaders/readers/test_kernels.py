@@ -117,9 +117,9 @@ def test_native_buffers_that_do_not_fit_are_refused():
         7: np.ones(3, np.float32),
         8: np.ones(3, np.float32),
     }
-    for place, value in wrong.items():
+    for i, value in wrong.items():
         with pytest.raises(ValueError, match=r"must|fit"):
-            kernels.resize(*good[:place], np.ascontiguousarray(value) if place in (0, 3) else value, *good[place + 1 :])
+            kernels.resize(*good[:i], np.ascontiguousarray(value) if i in (0, 3) else value, *good[i + 1 :])
     for size in 2**24 + 1, -1:
         with pytest.raises(ValueError, match="sides must be"):
             kernels.resize(*good[:5], (size, size), False, None, None)
@@ -134,12 +134,12 @@ def test_native_buffers_that_do_not_fit_are_refused():
 def test_gather_is_numpys_take(name, data):
     rows, size, head = data.draw(st.integers(1, 50)), data.draw(st.integers(0, 700)), data.draw(st.binary(max_size=9))
     table = np.random.default_rng(0).integers(0, 256, (rows, size), dtype=np.uint8)
-    places = np.array(data.draw(st.lists(st.integers(0, rows - 1), max_size=40)), np.int64)
+    indices = np.array(data.draw(st.lists(st.integers(0, rows - 1), max_size=40)), np.int64)
     stored, width = b"".join(head + row.tobytes() for row in table), len(head) + size
-    payloads = Payloads(Buffers([stored]), 0 * places, places * width, np.full(len(places), width))
-    out = np.empty((len(places), size), np.uint8)
+    payloads = Payloads(Buffers([stored]), 0 * indices, indices * width, np.full(len(indices), width))
+    out = np.empty((len(indices), size), np.uint8)
     assert load_twin(name).gather(out, payloads.addresses, head) == -1
-    np.testing.assert_array_equal(out, table[places])
+    np.testing.assert_array_equal(out, table[indices])
 
 
 @pytest.mark.parametrize("name", ["native", "python"])

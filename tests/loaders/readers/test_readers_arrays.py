@@ -44,7 +44,7 @@ def test_raw_bytes():
 
 def test_a_member_of_another_size_fails_alone():
     batch, failed = read(array("u1", (3,)), [b"abc", b"ab", b"def", b"abcd"])
-    assert {place: str(error) for place, error in failed.items()} == {
+    assert {row: str(error) for row, error in failed.items()} == {
         1: "2 bytes, where uint8 of shape (3,) takes 3",
         3: "4 bytes, where uint8 of shape (3,) takes 3",
     }
@@ -106,7 +106,7 @@ def test_a_ragged_row_of_half_an_element_fails_alone():
     reader, payloads = ragged("<u2"), Payloads.of([b"ab", b"abc", b"", b"abcd"])
     batch = reader.make(4)
     failed = reader.read(batch, 0, payloads, np.zeros(4, np.uint64))
-    assert {place: str(error) for place, error in failed.items()} == {1: "3 bytes are no whole number of uint16"}
+    assert {row: str(error) for row, error in failed.items()} == {1: "3 bytes are no whole number of uint16"}
     values, offsets = reader.join(batch[[0, 2, 3]])
     assert (values.tobytes(), offsets.tolist()) == (b"ababcd", [0, 1, 1, 3])
 

@@ -309,7 +309,7 @@ def test_a_raw_member_of_another_size_fails_alone():
     datas = [bytes(12), bytes(13), bytes(12)]
     for reader in image(shape=(2, 2, 3)), image(5, shape=(2, 2, 3)):
         batch, failed = read(reader, datas)
-        assert {place: str(error) for place, error in failed.items()} == {
+        assert {row: str(error) for row, error in failed.items()} == {
             1: "13 bytes, where uint8 of shape (2, 2, 3) takes 12"
         }
         assert not batch[[0, 2]].any()

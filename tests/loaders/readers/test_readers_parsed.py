@@ -42,7 +42,7 @@ def test_what_is_no_number_is_told_by_its_place_and_the_others_are_read(parts):
     assert batch[[0, 3, 5]].tolist() == [1, 4, 6]
     assert str(failed[1]) == "b'x' is not a decimal integer of 64 bits"
     _, failed = read(floating(), [b"1", b"1_0"], parts=parts)
-    assert {place: str(error) for place, error in failed.items()} == {1: "b'1_0' is not a number"}
+    assert {row: str(error) for row, error in failed.items()} == {1: "b'1_0' is not a number"}
 
 
 def test_lists():

@@ -12,7 +12,7 @@ from tarshards.samples.codecs import encode_field
 
 
 def failures(reader, datas):
-    """What fails of *datas*, by place."""
+    """What fails of *datas*, by row."""
     payloads = Payloads.of(datas)
     return reader.read(reader.make(len(datas)), 0, payloads, draws_of(0, 0, np.arange(len(datas))))
 
@@ -65,7 +65,7 @@ def test_channels_are_mixed_by_their_mean_or_repeated():
     repeated, _ = whole(readers.audio(8000, channels=3), encoded(mono))
     np.testing.assert_array_equal(repeated[0], np.repeat(mono[0], 3, 1))
     failed = failures(readers.audio(8000, channels=3), encoded(stereo, mono))
-    assert {place: str(error) for place, error in failed.items()} == {
+    assert {row: str(error) for row, error in failed.items()} == {
         0: "a sound of 2 channels, which cannot be mixed to 3"
     }
 

@@ -94,7 +94,7 @@ def test_videos_that_are_turned_have_the_size_that_is_shown():
     datas = [written(size=(48, 32)), written(turn=(90,)), written()]
     clips, failed = read(readers.video(2), datas)
     assert clips.shape[2:] == (48, 32, 3)
-    assert {place: str(error) for place, error in failed.items()} == {
+    assert {row: str(error) for row, error in failed.items()} == {
         2: "32 x 48 pixels, where the first video has 48 x 32"
     }
 
@@ -102,7 +102,7 @@ def test_videos_that_are_turned_have_the_size_that_is_shown():
 def test_what_fails_is_named_and_the_rest_is_read():
     datas = [written(), written(count=2), written(size=(48, 32)), written()[:-9], written()]
     clips, failed = read(readers.video(4), datas)
-    assert {place: str(error) for place, error in failed.items()} == {
+    assert {row: str(error) for row, error in failed.items()} == {
         1: "2 frames from 0.000 s on, fewer than 4",
         2: "48 x 32 pixels, where the first video has 32 x 48",
         3: str(failed[3]),

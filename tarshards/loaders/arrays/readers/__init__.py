@@ -1,6 +1,6 @@
 """Readers: what an ArrayLoader makes of a field's bytes, a batch at a time.
 
-- ``base``: ``Reader``, the interface; ``parsed``: numbers, text, JSON and any function; ``arrays``: rows of one shape
+- ``reader``: ``Reader``, the interface; ``parsed``: numbers, text, JSON and any function; ``arrays``: rows of one shape
 - ``images``: decoded, cropped, resized and normalized; ``crops``: which part is taken; ``draws``: random numbers
 - ``sounds``: decoded, resampled, mixed, cropped and padded; ``videos``: clips of frames, resized
 """
@@ -11,10 +11,10 @@ from typing import Any
 
 from tarshards.errors import shortened
 from tarshards.loaders.arrays.readers.arrays import array, ragged
-from tarshards.loaders.arrays.readers.base import Reader
 from tarshards.loaders.arrays.readers.draws import draws_of
 from tarshards.loaders.arrays.readers.images import image
 from tarshards.loaders.arrays.readers.parsed import bytes_, decoded, floating, integer, json, text, using
+from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.loaders.arrays.readers.sounds import audio
 from tarshards.loaders.arrays.readers.videos import video
 

@@ -11,7 +11,7 @@ import numpy as np
 from tarshards.errors import DecodeError
 from tarshards.index import memory
 from tarshards.index.memory import Payloads
-from tarshards.loaders.arrays.readers.base import Batch, Reader
+from tarshards.loaders.arrays.readers.reader import Batch, Reader
 from tarshards.samples.codecs.npy import parse_header
 
 
@@ -63,12 +63,12 @@ class Rows(Reader):
             int(i): DecodeError(f"{payloads.sizes[i]} bytes, where {self._form()} takes {self.size}")
             for i in np.flatnonzero(payloads.sizes != self.size)
         }
-        places = np.flatnonzero(payloads.sizes == self.size)
-        addresses = payloads.addresses[places]
+        rows = np.flatnonzero(payloads.sizes == self.size)
+        addresses = payloads.addresses[rows]
         begun = 0
         while (other := memory.find_other(addresses[begun:], self.prefix)) >= 0:
             begun += other + 1
-            failed[int(places[begun - 1])] = self._other()
+            failed[int(rows[begun - 1])] = self._other()
         return failed
 
     def _other(self) -> DecodeError:

@@ -41,7 +41,7 @@ def random_resized(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> np.ndarray:
-    """Return boxes of a random part *scale* of the area and a random aspect *ratio* (width / height), at random places.
+    """Return boxes at random positions, of a random part *scale* of the area and aspect *ratio* (width / height).
 
     It is the crop of torchvision's RandomResizedCrop: the aspect is log-uniform, sides are whole pixels, and after ten
     boxes that do not fit, the middle of the image is taken, cut to the nearest aspect.

@@ -16,7 +16,7 @@ from tarshards.index import memory
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers import crops
 from tarshards.loaders.arrays.readers.arrays import Rows
-from tarshards.loaders.arrays.readers.base import Batch, Reader, failure, sides_of, stack
+from tarshards.loaders.arrays.readers.reader import Batch, Reader, failure, sides_of, stack
 from tarshards.samples.codecs.image import decode_image, open_image, oriented, read_orientation
 from tarshards.samples.codecs.npy import parse_header
 
@@ -114,7 +114,7 @@ class EncodedImages(Reader):
         return np.empty((count, *self.view.shape(self.view.size, 3)), self.view.dtype)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Decode each image just large enough for its crop, and resize that into its place."""
+        """Decode each image just large enough for its crop, and resize that into its row."""
         failed = {}
         sizes = np.ones((len(payloads), 2), np.int64)
         orientations = np.ones(len(payloads), np.int64)
@@ -286,7 +286,7 @@ def image(
     - ``center``: the largest middle box of the aspect of *size*, its sides times *ratio* (1 unless given: 32 / 48 is
       what remains of a resize to 48 and a crop to 32);
     - ``random_resized``: a box of random area (*scale*: the least and largest part of the image's) and aspect (*ratio*:
-      width / height, 3 / 4 to 4 / 3 unless given), at a random place.
+      width / height, 3 / 4 to 4 / 3 unless given), at a random position.
 
     Without a size, images keep theirs, and make a list where it differs. *flip* is the probability to be mirrored.
     Elements are uint8, or of a float *dtype* in [0, 1], from which *mean* is subtracted before *std* divides, a number

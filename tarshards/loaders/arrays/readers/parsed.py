@@ -10,7 +10,7 @@ import numpy as np
 from tarshards.errors import DecodeError, check_function
 from tarshards.index import memory
 from tarshards.index.memory import Payloads
-from tarshards.loaders.arrays.readers.base import Batch, Reader, stack
+from tarshards.loaders.arrays.readers.reader import Batch, Reader, stack
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.basic import decode_integer, decode_text, encoding_of
 from tarshards.samples.codecs.image import check_imagespec

@@ -9,8 +9,8 @@ import numpy as np
 
 from tarshards.errors import DecodeError, whole_number
 from tarshards.index.memory import Payloads
-from tarshards.loaders.arrays.readers.base import Batch, Reader, failure
 from tarshards.loaders.arrays.readers.draws import uniform
+from tarshards.loaders.arrays.readers.reader import Batch, Reader, failure
 from tarshards.samples.codecs.audio import decode_part
 from tarshards.samples.codecs.registry import require
 
@@ -27,22 +27,24 @@ class Sounds(Reader):
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Decode each sound, as a list of arrays."""
         failed = {}
-        places = uniform(draws, 0) if self.crop == "random" else np.full(len(payloads), 0.5 * (self.crop == "center"))
+        fractions = (
+            uniform(draws, 0) if self.crop == "random" else np.full(len(payloads), 0.5 * (self.crop == "center"))
+        )
         for i, payload in enumerate(payloads):
             try:
-                batch[first + i] = self._read_one(payload, float(places[i]))
+                batch[first + i] = self._read_one(payload, float(fractions[i]))
             except Exception as exc:
                 failed[i] = failure(exc)
         return failed
 
-    def _read_one(self, payload: bytes, place: float) -> np.ndarray:
+    def _read_one(self, payload: bytes, fraction: float) -> np.ndarray:
         def part(frames: int, rate: int) -> slice:
             if self.frames is None:
                 return slice(None)
             wanted = -(-self.frames * rate // self.rate)
             if wanted > frames and not self.pad:
                 raise DecodeError(f"a sound of {frames / rate:.3f} s, shorter than {self.seconds} s; pad=True pads it")
-            begin = int(place * max(0, frames - wanted + 1))
+            begin = int(fraction * max(0, frames - wanted + 1))
             return slice(begin, begin + wanted)
 
         samples, rate = decode_part(payload, part)

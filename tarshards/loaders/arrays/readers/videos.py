@@ -8,8 +8,8 @@ import numpy as np
 
 from tarshards.errors import DecodeError, whole_number
 from tarshards.index.memory import Payloads
-from tarshards.loaders.arrays.readers.base import Batch, Reader, failure, sides_of
 from tarshards.loaders.arrays.readers.draws import uniform
+from tarshards.loaders.arrays.readers.reader import Batch, Reader, failure, sides_of
 from tarshards.samples.codecs.video import Clip, decode_clip, orientation_of, to_rgb
 
 VideoCrop = Literal["none", "center"]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from tarshards.errors import ShardIndexError, flag, shortened, visible
-from tarshards.index.sidecar import PROBED, check_there, has_index, with_counts
+from tarshards.index.inventory import PROBED, check_there, has_index, with_counts
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger

@@ -22,7 +22,7 @@ from tarshards.epoch.permutations import hash_of
 from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import SampleError, flag, shortened, whole_number
-from tarshards.index.places import MappedPlaces, find_in_bytes
+from tarshards.index.mapped_fields import MappedFields, find_in_bytes
 from tarshards.loaders.arrays.assembly import (
     AssembledBatch,
     Assembler,
@@ -31,7 +31,7 @@ from tarshards.loaders.arrays.assembly import (
     Transform,
     has_failed,
 )
-from tarshards.loaders.arrays.readers.base import Reader
+from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.parallel import bounded_map
@@ -42,7 +42,7 @@ from tarshards.stream.following import Count
 from tarshards.stream.sources import PlannedSource, Progress, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
-TOGETHER = 1 << 11  # samples whose places are looked up at once
+TOGETHER = 1 << 11  # samples that are located at once
 # Where making batches takes hardly longer than that. More samples have more neighbours that share pages: of 100
 # million samples half as many take 1.15 x the time (1.3 x when read again), twice as many 0.95 x, and twice the memory.
 TOGETHER_QUICK = 1 << 17
@@ -57,7 +57,7 @@ class LocatedPart(Part):
 
     def __init__(self, together: Part, samples: LocatedSamples, begin: int, end: int):
         cut = slice(begin, end)
-        own = together.positions[cut], together.shards[cut], together.numbers[cut], together.places[cut]
+        own = together.positions[cut], together.shards[cut], together.numbers[cut], together.sample_positions[cut]
         super().__init__(together.plan, *own)
         self.samples = samples.cut(begin, end)
 
@@ -83,16 +83,16 @@ class ArrayBatchMaker(BatchMaker):
     ):
         super().__init__(stream, size, fill=fill, drop_last=drop_last, packing=packing)
         self.assembler = Assembler(fields, transforms, size, kept, ring)
-        self.places: MappedPlaces | None = None
+        self.mapped: MappedFields | None = None
         self.numbers = count()  # of the batches, over all epochs
         self._is_open = False
 
     def open(self) -> None:
         """Map the shards if that is possible, and open the readers by the first sample."""
-        if self.places is not None and not self.places.retry():
+        if self.mapped is not None and not self.mapped.retry():
             return
         shards = self.stream.source.shards
-        self.places, self._is_open = self.places or MappedPlaces.of(shards, self.assembler.terms), True
+        self.mapped, self._is_open = self.mapped or MappedFields.of(shards, self.assembler.terms), True
         ends = np.cumsum(shards.counts)
         begin, end, total = 0, 1, int(ends[-1])
         while begin < total and not self.assembler.is_open:  # by the dataset's first, whatever the order
@@ -109,7 +109,7 @@ class ArrayBatchMaker(BatchMaker):
         if source.once:
             numbers = self._starts[part.shards] + part.numbers
         else:  # a sample may come several times in a mixture's epoch, never alike
-            numbers = part.plan.unpacked.state(0)["position"] + part.places
+            numbers = part.plan.unpacked.state(0)["position"] + part.sample_positions
         return self._locate(part.shards, part.numbers, numbers, part)
 
     def substitution(self, part: Part) -> Substitution | None:
@@ -119,14 +119,14 @@ class ArrayBatchMaker(BatchMaker):
         substitutes = Substitutes(part)
 
         @contextmanager
-        def drawn(places: list[int]) -> Iterator[tuple[Part, LocatedSamples]]:
-            with substitutes.drawn(places) as extra:
+        def drawn(rows: list[int]) -> Iterator[tuple[Part, LocatedSamples]]:
+            with substitutes.drawn(rows) as extra:
                 yield extra, self.locate(extra)
 
         return drawn
 
     def read(self, part: Part, epoch: int) -> dict[str, Any]:
-        if not self._is_open or self.places is not None:
+        if not self._is_open or self.mapped is not None:
             self.open()
         key = hash_of(self.stream.source.seed, epoch)
         located, substitution = partial(self.locate, part), self.substitution(part)
@@ -150,19 +150,19 @@ class ArrayBatchMaker(BatchMaker):
 
     def report(self, assembled: AssembledBatch) -> None:
         """Give the errors of a batch to the ledger: of samples that failed, and of those that could not be read."""
-        for error in [*(assembled.failures[place] for place in sorted(assembled.failures)), *assembled.substituted]:
+        for error in [*(assembled.failures[row] for row in sorted(assembled.failures)), *assembled.substituted]:
             (self.stream.ledger.fail if has_failed(error) else self.stream.ledger)(error)
 
     def _locate(
         self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray, part: Part | None = None
     ) -> LocatedSamples:
         reader = self.stream.source.shards
-        if self.places is not None:
-            places = self.places.find(shards, samples)
+        if self.mapped is not None:
+            fields = self.mapped.find(shards, samples)
         else:
             results = reader.read_all(shards, samples) if part is None else part.read_all(part.reader or reader)
-            places = find_in_bytes(list(results), self.assembler.terms)
-        return LocatedSamples(places, numbers, shards, reader.names)
+            fields = find_in_bytes(list(results), self.assembler.terms)
+        return LocatedSamples(fields, numbers, shards, reader.names)
 
     @cached_property
     def _starts(self) -> np.ndarray:
@@ -253,11 +253,11 @@ class ArrayLoader(ResumableLoader):
         loop = source.loop(plan, this.world, shares, whole=this.state is None, left_out=left_out)
         if len(plan):
             maker.open()
-        places = maker.places
-        parts = self._located(loop, TOGETHER_QUICK if maker.assembler.is_quick else TOGETHER) if places else None
+        mapped = maker.mapped
+        parts = self._located(loop, TOGETHER_QUICK if maker.assembler.is_quick else TOGETHER) if mapped else None
         with closing(loop.run(partial(self._read, this), parts)) as batches:
             yield from batches
-        for error in places.changes() if places else ():
+        for error in mapped.changes() if mapped else ():
             self.ledger(error)
         self.ledger.audit([loop.tally])
 
@@ -274,12 +274,12 @@ class ArrayLoader(ResumableLoader):
     def _read(self, this: Pass, parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
         """Yield the batches of *parts*, which threads make ahead."""
         ahead: deque[Part] = deque()
-        places = self.maker.places
+        mapped = self.maker.mapped
 
         def locates() -> Iterator[Locate]:
             for part in parts:
-                if places is not None and part.reader is not None:
-                    part.reader.announce(len(part), places.read_fields)
+                if mapped is not None and part.reader is not None:
+                    part.reader.announce(len(part), mapped.read_fields)
                 ahead.append(part)
                 yield partial(self.maker.locate, part), self.maker.substitution(part)
 
@@ -287,7 +287,7 @@ class ArrayLoader(ResumableLoader):
             for assembled in results:
                 part = ahead.popleft()
                 failed = sum(map(has_failed, assembled.failures.values()))
-                part.taken, part.lost = len(part), len(assembled.failures) - failed
+                part.taken, part.quarantined = len(part), len(assembled.failures) - failed
                 part.members = (part.taken - len(assembled.failures)) * len(self.maker.assembler.terms)
                 if failed:
                     part.leave_out(Tally(failed=failed))

@@ -46,11 +46,11 @@ class BatchKeys(Sequence[str]):
         return cls(lambda numbers: [keys[number] for number in numbers.tolist()], np.arange(len(keys)))
 
     @overload
-    def __getitem__(self, place: int) -> str: ...
+    def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, place: slice | np.ndarray) -> BatchKeys: ...
-    def __getitem__(self, place: Any) -> Any:
-        numbers = self._numbers[place]
+    def __getitem__(self, index: slice | np.ndarray) -> BatchKeys: ...
+    def __getitem__(self, index: Any) -> Any:
+        numbers = self._numbers[index]
         return BatchKeys(self._find, numbers) if isinstance(numbers, np.ndarray) else self._find(numbers[None])[0]
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Headers(NamedTuple):
     """The members of mapped shards that are the fields of samples, whose headers are compared with the index.
 
     Sample i is number *samples[i]* of *shards[which[i]]*, whose members are *tables[which[i]]*; *members* are the
-    numbers of those of each field, negative where there is none to be read in place. They *are_new* if some have not
+    numbers of those of each field, negative where there is none to be read in index. They *are_new* if some have not
     been compared.
     """
 
@@ -91,9 +91,9 @@ class Headers(NamedTuple):
         part = slice(begin, end)
         return self._replace(which=self.which[part], samples=self.samples[part], members=self.members[:, part])
 
-    def find_keys(self, places: np.ndarray) -> list[str]:
-        """Return the keys of the samples at *places*."""
-        which, samples = self.which[places], self.samples[places]
+    def find_keys(self, indices: np.ndarray) -> list[str]:
+        """Return the keys of the samples with these *indices*."""
+        which, samples = self.which[indices], self.samples[indices]
         try:
             return find_keys(self.tables, which, samples)
         except OSError as error:
@@ -124,7 +124,7 @@ class Headers(NamedTuple):
         return shard
 
 
-class Places(NamedTuple):
+class LocatedFields(NamedTuple):
     """The keys of samples, their payloads of each field, and the errors of those that lack one.
 
     Where payloads lie in mapped shards, their *headers* are not compared with the index until ``check`` is called.
@@ -141,25 +141,27 @@ class Places(NamedTuple):
             return self.failures
         return self.headers.find_stale() | self.failures
 
-    def part(self, begin: int, end: int) -> Places:
-        """Return the places of the samples from *begin* to *end*."""
+    def part(self, begin: int, end: int) -> LocatedFields:
+        """Return those of the samples from *begin* to *end*."""
         failures = {i - begin: error for i, error in self.failures.items() if begin <= i < end}
         headers = self.headers.part(begin, end) if self.headers is not None and self.headers.are_new else None
-        return Places(self.keys[begin:end], [payloads[begin:end] for payloads in self.payloads], failures, headers)
+        return LocatedFields(
+            self.keys[begin:end], [payloads[begin:end] for payloads in self.payloads], failures, headers
+        )
 
-    def keep(self, kept: np.ndarray) -> Places:
-        """Return the places of the samples *kept*, which have not failed and whose headers have been compared."""
-        return Places(self.keys[kept], [payloads[kept] for payloads in self.payloads], {})
+    def keep(self, kept: np.ndarray) -> LocatedFields:
+        """Return those of the samples *kept*, which have not failed and whose headers have been compared."""
+        return LocatedFields(self.keys[kept], [payloads[kept] for payloads in self.payloads], {})
 
 
-class MappedPlaces:
+class MappedFields:
     """Finds some fields of samples in local shards, which are mapped with their indexes when they are first needed.
 
     A shard that cannot be opened is *broken*: its samples fail when they are looked for. Where a shard is truncated
-    while places are in use, reading what is gone raises OSError (see ``Payloads``).
+    while they are in use, reading what is gone raises OSError (see ``Payloads``).
     """
 
-    _all: ClassVar[WeakSet[MappedPlaces]] = WeakSet()  # of this process
+    _all: ClassVar[WeakSet[MappedFields]] = WeakSet()  # of this process
 
     def __init__(self, shards: IndexedShards, terms: Sequence[Term]):
         self.names, self.terms, self._fields, self._shards = shards.names, terms, shards.fields, shards.shards
@@ -170,16 +172,16 @@ class MappedPlaces:
         self._all.add(self)
 
     @classmethod
-    def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedPlaces | None:
-        """Return what finds places in *shards*, None where they cannot be mapped or are too many to be all open."""
+    def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedFields | None:
+        """Return what finds fields in *shards*, None where they cannot be mapped or are too many to be all open."""
         if not (isinstance(shards, IndexedShards) and memory.READS_MAPPINGS and IS_COMPILED and are_buffers()):
             return None
-        held = sum(len(places.names) for places in cls._all)
+        held = sum(len(each.names) for each in cls._all)
         if shards.is_remote() or held + len(shards.urls) > most_open():
             return None
         return cls(shards, terms)
 
-    def find(self, shards: np.ndarray, samples: np.ndarray) -> Places:
+    def find(self, shards: np.ndarray, samples: np.ndarray) -> LocatedFields:
         """Find samples; those of a shard that has been written to since it was opened fail, and are not read."""
         counts = np.bincount(shards)
         numbers = np.flatnonzero(counts)
@@ -217,7 +219,7 @@ class MappedPlaces:
         np.maximum(sizes, 0, out=sizes)
         held = used, contents  # what the bytes lie in
         payloads = [Payloads.known(held, which, *row) for row in zip(addresses, sizes)]
-        return Places(BatchKeys(headers.find_keys, np.arange(len(which))), payloads, failures, headers)
+        return LocatedFields(BatchKeys(headers.find_keys, np.arange(len(which))), payloads, failures, headers)
 
     def _open(self, number: int) -> OpenShard | TarshardsError:
         try:
@@ -307,7 +309,7 @@ def unreadable(shard: OpenShard, error: OSError | None = None) -> ShardIndexErro
     return ShardIndexError(f"{words}; {REBUILD}", url=index_location(shard.location).name)
 
 
-def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Sequence[Term]) -> Places:
+def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Sequence[Term]) -> LocatedFields:
     """Find the fields of samples that were read; *results* has an error instead of one that could not be.
 
     Lazy fields are read here.
@@ -324,4 +326,4 @@ def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Seq
                     column[i] = bytes(value) if type(value) is MemberFile else value
             except TarshardsError as error:
                 failures[i] = error
-    return Places(BatchKeys.of(keys), [Payloads.of(column) for column in columns], failures)
+    return LocatedFields(BatchKeys.of(keys), [Payloads.of(column) for column in columns], failures)

@@ -31,9 +31,9 @@ class Reader:
         return [None] * count
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Read *payloads* into the batch from place *first* on; return what failed, by its number in the payloads.
+        """Read *payloads* into the batch from row *first* on; return what failed, by its number in the payloads.
 
-        *draws* are those of the samples (see draws_of). A place that failed holds anything. Raises OSError where
+        *draws* are those of the samples (see draws_of). A row that failed holds anything. Raises OSError where
         payloads lie in a mapped file that has shrunk; so may ``join``.
         """
         failed = {}
@@ -49,7 +49,7 @@ class Reader:
         raise NotImplementedError
 
     def join(self, batch: Batch) -> Any:
-        """Return what a user sees of a batch whose failed places were taken out."""
+        """Return what a user sees of a batch whose failed rows were taken out."""
         return batch
 
     def join_in(self, batch: Batch, empty: Callable[[int, np.dtype], np.ndarray]) -> Any:

@@ -13,10 +13,10 @@ from programs import load_kernel
 
 from tarshards import ShardWriter
 from tarshards.errors import OpenError, SampleError
-from tarshards.index import places
+from tarshards.index import mapped_fields
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
-from tarshards.index.places import BatchKeys, MappedPlaces, find_in_bytes
+from tarshards.index.mapped_fields import BatchKeys, MappedFields, find_in_bytes
 from tarshards.samples.fields import parse_terms
 
 TERMS = parse_terms("picture:png;jpg cls")
@@ -39,7 +39,7 @@ def find(request, shards):
     if request.param == "read":
         return lambda s, i: find_in_bytes(list(shards.read_all(s, i)), TERMS)
     load_kernel("tarshards.storage._mapped")
-    return MappedPlaces.of(shards, TERMS).find
+    return MappedFields.of(shards, TERMS).find
 
 
 NUMBERS = np.array([29, 0, 17, 4, 9, 5, 4])
@@ -48,7 +48,7 @@ NUMBERS = np.array([29, 0, 17, 4, 9, 5, 4])
 def test_the_first_alternative_that_is_there_is_found(find):
     found = find(NUMBERS // 10, NUMBERS % 10)
     assert found.keys == [f"{i:02d}" for i in NUMBERS]
-    assert {place: str(error) for place, error in found.failures.items()}.keys() == {0, 2, 5}
+    assert {i: str(error) for i, error in found.failures.items()}.keys() == {0, 2, 5}
     assert all(
         isinstance(error, SampleError) and "no field png or jpg" in str(error) for error in found.failures.values()
     )
@@ -68,37 +68,37 @@ def test_a_shard_that_is_not_what_it_was_fails_as_a_whole(shards, tmp_path, chan
     path = tmp_path / "set-1.tar"
     if change == "removed":
         path.unlink()
-    places = MappedPlaces.of(shards, TERMS)
+    mapped = MappedFields.of(shards, TERMS)
     if change == "written to":
-        places.find(np.arange(3), np.zeros(3, np.int64))
+        mapped.find(np.arange(3), np.zeros(3, np.int64))
         os.utime(path, ns=(0, 0))
     numbers = np.array([4, 14, 24, 18])
-    failures = places.find(numbers // 10, numbers % 10).failures
+    failures = mapped.find(numbers // 10, numbers % 10).failures
     assert failures.keys() == {1, 3}
     assert all(isinstance(error, OpenError) and "set-1.tar" in str(error) for error in failures.values())
-    assert len(list(places.changes())) == (change == "written to")
+    assert len(list(mapped.changes())) == (change == "written to")
 
 
 def test_a_shard_that_can_be_opened_again_is_found_again(shards, tmp_path):
     load_kernel("tarshards.storage._mapped")
     fresh = IndexedShards(str(tmp_path / "set.shards.json"))
-    places = MappedPlaces.of(fresh, TERMS)
+    mapped = MappedFields.of(fresh, TERMS)
     (tmp_path / "set-1.tar").rename(tmp_path / "away")
     numbers = np.array([4, 14, 24, 18])
-    assert places.find(numbers // 10, numbers % 10).failures.keys() == {1, 3}
-    assert not places.retry()
+    assert mapped.find(numbers // 10, numbers % 10).failures.keys() == {1, 3}
+    assert not mapped.retry()
     (tmp_path / "away").rename(tmp_path / "set-1.tar")
-    assert places.find(numbers // 10, numbers % 10).failures.keys() == {1, 3}
-    assert places.retry()
-    assert not places.find(numbers // 10, numbers % 10).failures
+    assert mapped.find(numbers // 10, numbers % 10).failures.keys() == {1, 3}
+    assert mapped.retry()
+    assert not mapped.find(numbers // 10, numbers % 10).failures
 
 
 def test_shards_are_opened_when_they_are_needed_and_of_their_indexes_nothing_is_copied(shards, tmp_path):
     load_kernel("tarshards.storage._mapped")
     fresh = IndexedShards(str(tmp_path / "set.shards.json"))
-    places = MappedPlaces.of(fresh, TERMS)
+    mapped = MappedFields.of(fresh, TERMS)
     assert list(fresh.shards.in_use) == []
-    found = places.find(np.array([1, 1]), np.array([4, 8]))
+    found = mapped.find(np.array([1, 1]), np.array([4, 8]))
     assert list(fresh.shards.in_use) == [1]
     assert not found.check()
     assert found.keys == ["14", "18"]
@@ -107,20 +107,20 @@ def test_shards_are_opened_when_they_are_needed_and_of_their_indexes_nothing_is_
 
 def test_headers_are_compared_once(shards, monkeypatch):
     load_kernel("tarshards.storage._mapped")
-    places = MappedPlaces.of(shards, TERMS)
+    mapped = MappedFields.of(shards, TERMS)
     numbers = np.array([4, 14, 24])
     for _ in range(2):
-        found = places.find(numbers // 10, numbers % 10)
+        found = mapped.find(numbers // 10, numbers % 10)
         assert not found.headers.are_new, "they are compared when they are found"
         assert not found.check()
-    monkeypatch.setattr(MappedPlaces, "_doubtful", lambda places, numbers: [])  # nobody looks whether it was written to
+    monkeypatch.setattr(MappedFields, "_doubtful", lambda mapped, numbers: [])  # nobody looks whether it was written to
     index = shards.shards.index(0)
     with open(shards.urls[0], "r+b") as file:
         for sample in (4, 6):
             for member in range(*index.table.span(sample)):
-                file.seek(index.place(member)[0] - 512)
+                file.seek(index.data_range(member)[0] - 512)
                 file.write(b"other")
-    assert list(places.find(np.array([0, 0]), np.array([4, 6])).check()) == [1]
+    assert list(mapped.find(np.array([0, 0]), np.array([4, 6])).check()) == [1]
 
 
 def test_links_are_read_and_samples_at_fault_fail(tmp_path):
@@ -135,7 +135,7 @@ def test_links_are_read_and_samples_at_fault_fail(tmp_path):
             member.size = len(data)
             archive.addfile(member, BytesIO(data))
     build_index(path).save(path)
-    found = MappedPlaces.of(IndexedShards(path), parse_terms("cls")).find(np.zeros(4, np.int64), np.array([3, 2, 1, 0]))
+    found = MappedFields.of(IndexedShards(path), parse_terms("cls")).find(np.zeros(4, np.int64), np.array([3, 2, 1, 0]))
     failures = found.check()
     assert failures.keys() == {1}
     assert failures[1].key == "2"
@@ -146,14 +146,14 @@ def test_links_are_read_and_samples_at_fault_fail(tmp_path):
 
 def test_only_local_shards_are_mapped(shards, monkeypatch):
     monkeypatch.setattr(IndexedShards, "is_remote", lambda self: True)
-    assert MappedPlaces.of(shards, TERMS) is None
+    assert MappedFields.of(shards, TERMS) is None
 
 
 def test_what_cannot_be_mapped_is_not(shards, monkeypatch):
     from tarshards.storage import _mapped_py, ranges
 
     monkeypatch.setattr(ranges, "Mapping", _mapped_py.Mapping)
-    assert MappedPlaces.of(IndexedShards(shards.urls), TERMS) is None
+    assert MappedFields.of(IndexedShards(shards.urls), TERMS) is None
 
 
 def test_kernels_without_a_guard_are_given_no_mapping(shards, monkeypatch):
@@ -161,7 +161,7 @@ def test_kernels_without_a_guard_are_given_no_mapping(shards, monkeypatch):
 
     monkeypatch.setattr(memory, "READS_MAPPINGS", False)
     fresh = IndexedShards(shards.urls)
-    assert MappedPlaces.of(fresh, TERMS) is None
+    assert MappedFields.of(fresh, TERMS) is None
     assert [sample["__key__"] for sample in fresh] == [sample["__key__"] for sample in shards]
 
 
@@ -185,9 +185,9 @@ def test_keys_are_like_a_list():
 def test_of_many_shards_a_change_is_found_within_a_second(shards, tmp_path, monkeypatch):
     load_kernel("tarshards.storage._mapped")
     now = [100.0]
-    monkeypatch.setattr(places, "ASKED", 2)
-    monkeypatch.setattr(places.time, "monotonic", lambda: now[0])
-    found = MappedPlaces.of(shards, TERMS)
+    monkeypatch.setattr(mapped_fields, "ASKED", 2)
+    monkeypatch.setattr(mapped_fields.time, "monotonic", lambda: now[0])
+    found = MappedFields.of(shards, TERMS)
     numbers = np.arange(0, 30, 2)
     found.find(numbers // 10, numbers % 10)
     assert not any(isinstance(error, OpenError) for error in found.find(numbers // 10, numbers % 10).failures.values())
@@ -195,4 +195,4 @@ def test_of_many_shards_a_change_is_found_within_a_second(shards, tmp_path, monk
     for later in (1.5, 1.5, 0.1):
         now[0] += later
         failures = found.find(numbers // 10, numbers % 10).failures
-        assert [place for place, error in failures.items() if isinstance(error, OpenError)] == [5, 6, 7, 8, 9]
+        assert [i for i, error in failures.items() if isinstance(error, OpenError)] == [5, 6, 7, 8, 9]

@@ -14,7 +14,7 @@ from tarshards.index.access import Fan, IndexedShards, SampleReader
 from tarshards.samples.keys import Sample, is_reserved
 
 if TYPE_CHECKING:
-    from tarshards.index.fetch import Places
+    from tarshards.index.readahead import Numbers
 
 Read = Callable[[int, int], Sample]  # of a shard and a sample
 
@@ -46,14 +46,14 @@ class JoinedShards(SampleReader):
 
     @contextmanager
     def ahead(
-        self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int, gap: float
+        self, upcoming: Iterator[Numbers], *, block: int | None, reach: int, processes: int, gap: float
     ) -> Iterator[JoinedShards]:
-        fan = Fan(upcoming, 2, lambda number, places: places)  # partners have the same numbers, mostly
+        fan = Fan(upcoming, 2, lambda number, numbers: numbers)  # partners have the same numbers, mostly
         options: Any = {"block": block, "reach": reach, "processes": 2 * processes, "gap": gap}
         reader = copy.copy(self)
         with (
-            self.left.ahead(fan.places(0), **options) as reader.left,
-            self.right.ahead(fan.places(1), **options) as reader.right,
+            self.left.ahead(fan.numbers(0), **options) as reader.left,
+            self.right.ahead(fan.numbers(1), **options) as reader.right,
         ):
             yield reader
 

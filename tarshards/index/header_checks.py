@@ -26,7 +26,7 @@ def check_header(read: Callable[[int, int], bytes], index: Index, member: int, *
 
     *read* takes an offset and a size; nothing before the offset *low* is read.
     """
-    offset, size = index.place(member)
+    offset, size = index.data_range(member)
     key, field = index.named(member)
     begin = _end_before(index, member)
     if begin < low or (member and not _is_whole(read, index, member - 1, low)):
@@ -72,8 +72,8 @@ def _is_named(name: str, key: str, field: str) -> bool:
 
 def first_byte(index: Index, member: int) -> int:
     """Return where to begin to read a remote member: at its headers, and those of the member before if it is small."""
-    header = index.place(member)[0] - BLOCK
-    if member and header - (before := index.place(member - 1)[0] - BLOCK) <= NEAR:
+    header = index.data_range(member)[0] - BLOCK
+    if member and header - (before := index.data_range(member - 1)[0] - BLOCK) <= NEAR:
         return before
     return max(0, header - NEAR)
 
@@ -82,13 +82,13 @@ def _end_before(index: Index, member: int) -> int:
     """Return where the data of the member before ends with its padding, and the headers of this one begin."""
     if not member:
         return 0
-    end = sum(index.place(member - 1))
+    end = sum(index.data_range(member - 1))
     return end + padding(end)
 
 
 def _is_whole(read: Callable[[int, int], bytes], index: Index, member: int, low: int) -> bool:
     """Return whether a member has the size in the index, so that the headers of the next one follow its data."""
-    offset, size = index.place(member)
+    offset, size = index.data_range(member)
     return offset - BLOCK >= low and has_size(read(offset - BLOCK, BLOCK), size)
 
 
@@ -171,7 +171,7 @@ class Window:
     def take(self, member: int) -> bytes:
         """Return the data of *member*; raise ShardIndexError where its headers differ from the index."""
         self.check(member)
-        return self.cut(*self._index.place(member))
+        return self.cut(*self._index.data_range(member))
 
     def cut(self, offset: int, size: int) -> bytes:
         """Return the *size* bytes at *offset* of the shard."""

@@ -1,0 +1,312 @@
+"""Which shards have indexes, and what the beginnings of these say: of many shards, without loading an index."""
+
+from __future__ import annotations
+
+import os
+import resource
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from errno import ENOENT
+from itertools import chain
+from typing import Any, get_args
+
+from tarshards.errors import OpenError, ShardIndexError, TarshardsError
+from tarshards.index._sidecars_py import BEGINNING, SidecarHead, parse_head
+from tarshards.index.sidecar import DAMAGED, MISSING, OTHER, Index, index_location, what_is_wrong
+from tarshards.samples.fields import FieldNames
+from tarshards.samples.keys import Split
+from tarshards.storage.derived import INDEX
+from tarshards.storage.location import Location, are_local, paths_of
+from tarshards.storage.manifest import Shard, Shards
+from tarshards.storage.remote import Remote, default
+from tarshards.storage.streams import is_missing, is_refused, read_at_most
+
+try:
+    from tarshards.index._sidecars import are_listed, read_heads
+except ImportError:
+    from tarshards.index._sidecars_py import are_listed, read_heads
+
+FEW = 64  # local shards after which it is asked whether threads would read them sooner
+MANY = 1 << 10  # local shards that threads read until that is asked again
+PROBED = 1 << 12  # shards, spread evenly over the list, whose sidecars are looked for first
+COUNTS = ("samples", "size")  # of a shard
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+def check_there(url: str | Location) -> None:
+    """Raise OpenError if the shard *url* is missing, which then says more than that it has no index."""
+    location = Location.of(url)
+    if not (location.is_stream or location.exists()):
+        raise OpenError(os.strerror(ENOENT), url=location.name, errno=ENOENT)
+
+
+def has_index(urls: Sequence[str | Location], remote: Remote | None = None) -> list[bool]:
+    """Return for each shard whether it has a sidecar: a folder of many is listed, remote ones are asked for at once."""
+    names = [url.url if isinstance(url, Location) else url for url in urls]
+    if not are_local(names):
+        return list(for_each_shard(_has_index, [Location.of(url, remote) for url in urls]))
+    paths = paths_of(names)
+    there = [False] * len(paths)
+    for shards, numbers in _by_folder(paths).items():
+        folder = _index_folder(shards, remote)
+        bases = [paths[number][len(shards) :] + INDEX for number in numbers]
+        listed = _listed(folder, bases) if len(bases) > FEW else None
+        for number, is_there in zip(numbers, listed or (os.path.exists(folder + base) for base in bases)):
+            there[number] = bool(is_there)
+    return there
+
+
+def _by_folder(paths: list[str]) -> dict[str, Sequence[int]]:
+    """Return the numbers of *paths* by their folders, which end in a slash."""
+    folder = paths[0][: paths[0].rfind("/") + 1] if paths else ""
+    text = "\0" + "\0".join(paths)
+    if text.count("/") == folder.count("/") * len(paths) and text.count("\0" + folder) == len(paths):
+        return {folder: range(len(paths))}  # which is quick to find out, even with many thousands
+    folders: dict[str, Any] = {}
+    for number, path in enumerate(paths):
+        folders.setdefault(path[: path.rfind("/") + 1], []).append(number)
+    return folders
+
+
+def _listed(folder: str, bases: list[str]) -> bytes | None:
+    """Return for each of the names *bases* in *folder* whether it is listed; None where a listing does not tell."""
+    try:
+        found = are_listed(os.fsencode(folder or "."), os.fsencode("\0".join(bases)))
+    except (OSError, UnicodeEncodeError):
+        return None
+    first = found.find(0)
+    if len(found) != len(bases) or (first >= 0 and os.path.exists(folder + bases[first])):
+        return None  # a name has a NUL, or has another form in the listing, as in upper case
+    return found
+
+
+def _has_index(location: Location) -> bool:
+    try:
+        return not location.is_stream and index_location(location).exists()
+    except OpenError as error:
+        if location.is_remote and is_refused(error):
+            return False  # a store refuses names that it does not show, or that are not signed
+        raise
+
+
+def _index_folder(folder: str, remote: Remote | None) -> str:
+    """Return the folder, with its slash, of the sidecars of local shards in *folder*."""
+    if (remote or default()).index_dir is None:
+        return folder
+    return os.path.join(os.path.dirname(str(index_location(Location(f"{folder}x", remote)).path)), "")
+
+
+def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | None) -> tuple[Shards, list[int]]:
+    """Return *shards* with the samples and bytes that their indexes say where no manifest does, and those without one.
+
+    The latter are numbers. Only the beginnings of indexes are read, and the sizes of local shards: they are compared
+    with the shards when these are opened, but for those without samples, which nobody opens. Where none of PROBED
+    shards, spread evenly, has an index, others are not looked for, as if they had none. Raises ShardIndexError for an
+    index that is damaged, made by another rule for names than its shard is read by, or of a shard of another size, and
+    OpenError for a local shard that is missing; SampleError if the first of these shards lacks one of *fields*.
+    """
+    if not (numbers := shards.uncounted):
+        return shards, []
+    urls = shards.urls if len(numbers) == len(shards) else [shards.urls[number] for number in numbers]
+    heads = [array("q", bytes(8 * len(urls))) for _ in range(3)]
+    step = -(-len(urls) // PROBED)
+    for begin in range(step):
+        found = _read_heads(urls[begin::step], remote)
+        for which, values in enumerate(heads):
+            values[begin::step] = found[which::3]
+        if begin == 0 and max(found) < 0:
+            return shards, list(numbers)
+    counts, sizes, are_last = heads
+    if min(counts) < 0:
+        return shards, [number for number, count in zip(numbers, counts) if count < 0]
+    if any(fields):
+        first = Location.of(urls[0], remote)
+        known = Index.load(first, check=False).fields
+        for names in filter(None, fields):
+            names.check(known, first.name)
+    splits = shards.column("split")
+    if 0 in counts or any(splits):
+        for number, url, count, is_last in zip(numbers, urls, counts, are_last):
+            if count == 0 or splits[number] == SPLITS[not is_last]:
+                location = Location.of(url, remote)
+                Index.load(location).check_split(splits[number])
+    columns = {}
+    for name, said in zip(COUNTS, (counts, sizes)):
+        columns[name] = said.tolist()
+        if len(said) < len(shards):
+            columns[name] = shards.column(name).copy()
+            for number, value in zip(numbers, said):
+                columns[name][number] = value
+    return shards.replace(**columns), []
+
+
+def _read_heads(urls: list[str], remote: Remote | None) -> array[int]:
+    """Return what ``read_heads`` does of the shards *urls*; raise ShardIndexError where an index is wrong."""
+    if not are_local(urls):
+        heads = for_each_shard(_find_head, [Location.of(url, remote) for url in urls])
+        return array("q", chain.from_iterable(heads))
+    found = array("q")
+    for some in for_some_shards(lambda some: _read_some([*some], remote), urls):
+        found += some
+    return found
+
+
+def _read_some(urls: list[str], remote: Remote | None) -> array[int]:
+    paths = paths_of(urls)
+    folders = _by_folder(paths)
+    found = array("q") if len(folders) == 1 else array("q", [-1, -1, -1] * len(urls))
+    for folder, numbers in folders.items():
+        given = folder, _index_folder(folder, remote), "\0".join([paths[number] for number in numbers])
+        with suppress(ValueError):  # of names that cannot be
+            heads = array("q", read_heads(*map(os.fsencode, given)))
+            if len(folders) == 1:
+                found = heads
+            elif len(heads) == 3 * len(numbers):
+                for i, number in enumerate(numbers):
+                    found[3 * number : 3 * number + 3] = heads[3 * i : 3 * i + 3]
+    if len(found) != 3 * len(urls):
+        found = array("q", [-1, -1, -1] * len(urls))
+    if min(found) < 0:
+        for i, url in enumerate(urls):
+            if found[3 * i] < 0:
+                found[3 * i : 3 * i + 3] = array("q", _find_head(Location.of(url, remote)))
+    return found
+
+
+def _find_head(location: Location) -> tuple[int, int, int]:
+    """Return what ``read_heads`` does of one shard; raise ShardIndexError or OpenError where something is wrong."""
+    try:
+        if location.is_stream:
+            return -1, -1, -1
+        head = read_head(location)
+        if location.is_local and head.size != location.size():
+            Index.load(location)
+    except ShardIndexError as error:
+        if error.reason != MISSING:
+            raise
+        return -1, -1, -1
+    except OpenError as error:
+        if not (location.is_remote and is_refused(error)):
+            raise
+        return -1, -1, -1
+    return head.samples, head.size, int(head.split == "last")
+
+
+def has_ranges(url: str | Location) -> bool:
+    """Return whether parts of a shard can be read, as through an index; False for a server that sends whole files only.
+
+    Other errors are for who reads it.
+    """
+    location = Location.of(url)
+    if not location.is_remote:
+        return True
+    from tarshards.storage.requests import NO_RANGES
+
+    try:
+        location.ranges().close()
+    except OpenError as error:
+        return error.reason != NO_RANGES
+    return True
+
+
+def read_head(shard_url: str | Location) -> SidecarHead:
+    """Return what the beginning of a shard's sidecar says; raise ShardIndexError where it is missing or damaged."""
+    location = index_location(shard_url)
+    try:
+        data = _read_beginning(location)
+    except OpenError as error:
+        if is_missing(error):
+            raise ShardIndexError(MISSING, url=location.name) from error
+        raise
+    try:
+        return parse_head(data)
+    except (ValueError, TypeError, KeyError) as error:
+        wrong = what_is_wrong(data)
+        reason = f"damaged: {type(error).__name__}: {error}" if wrong == DAMAGED else wrong
+        raise ShardIndexError(reason, url=location.name) from error
+
+
+def _read_beginning(location: Location) -> bytes:
+    if location.is_remote:
+        from tarshards.storage.requests import NO_RANGES
+
+        try:
+            with location.ranges() as ranges:
+                return ranges.read_up_to(0, BEGINNING)
+        except OpenError as error:
+            if error.reason != NO_RANGES:
+                raise
+    with location.open() as stream:
+        return read_at_most(stream, BEGINNING, BEGINNING)
+
+
+def check_described(shard: Shard, location: Location) -> None:
+    """Raise ShardIndexError if the index of *shard*, at *location*, is of another one than its manifest describes.
+
+    A shard without index passes.
+    """
+    if shard.digest is None:
+        return
+    try:
+        digest = read_head(location).digest
+    except ShardIndexError as error:
+        if error.reason == MISSING:
+            return
+        raise
+    except OpenError as error:
+        if location.is_remote and is_refused(error):
+            return
+        raise
+    if digest is not None and digest.hex() != shard.digest:
+        raise ShardIndexError(OTHER, url=index_location(location).name)
+
+
+def count_samples(shard_url: str) -> int | None:
+    """Return the number of samples that the index of a local shard names, or None where there is none of this shard.
+
+    Only the head of the sidecar is read, and only the shard's size is compared: good enough for a progress bar.
+    """
+    shard = Location.of(shard_url)
+    if not shard.is_local or shard.is_stream:
+        return None
+    try:
+        head = read_head(shard)
+        return head.samples if head.size == shard.size() else None
+    except TarshardsError:
+        return None
+
+
+def for_each_shard(function: Callable[[Any], Any], urls: Sequence[str | Location]) -> Iterator[Any]:
+    """Yield *function* of each URL, in order; threads call it for several at once where that has to wait."""
+    return chain.from_iterable(for_some_shards(lambda some: list(map(function, some)), urls))
+
+
+def for_some_shards(function: Callable[[Sequence[Any]], Any], urls: Sequence[str | Location]) -> Iterator[Any]:
+    """Yield *function* of some of the URLs after the other, in order; threads call it for each where that has to wait.
+
+    What is in memory or on a quick disk takes less time without threads, which wait for each other.
+    """
+    is_local = are_local([url.url if isinstance(url, Location) else url for url in urls])
+    begin, is_quick = 0, is_local
+    while begin < len(urls):
+        if is_quick:
+            before = _waits()
+            found = function(urls[begin : begin + FEW])
+            is_quick = _waits() - before < FEW
+            yield found
+            begin += FEW
+            continue
+        from tarshards.parallel import bounded_map
+        from tarshards.storage.connections import fetching_threads
+
+        end = begin + MANY if is_local else len(urls)
+        connections = Location.of(urls[begin]).remote.connections
+        each = [[url] for url in urls[begin:end]]
+        yield from bounded_map(function, each, executor=fetching_threads(connections), window=2 * connections)
+        begin, is_quick = end, is_local
+
+
+def _waits() -> int:
+    """Return how often this thread has waited so far, for a disk or another thread."""
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
