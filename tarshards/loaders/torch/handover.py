@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
+import sys
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from io import BytesIO
 from itertools import accumulate, count, cycle, islice
 from mmap import ACCESS_READ, ACCESS_WRITE, mmap
@@ -21,6 +24,9 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from tarshards.epoch.loop import Outcome
+from tarshards.index.memory import address_of
+from tarshards.loaders.arrays.assembly import ALONE
+from tarshards.loaders.arrays.readers.base import Reader
 from tarshards.loaders.monitor import Work
 
 APART = 1 << 40  # bytes between two arenas in their file, which takes memory only where it was used
@@ -124,6 +130,11 @@ class Arenas:
         weakref.finalize(self, os.close, file)
         self._memory: dict[int, mmap] = {}
         self._tickets, self._count = [0] * self.each, 0  # of one worker
+        # The arena of its next message and the bytes of it that are taken; and the arrays that lie in each.
+        self._next: int | None = None
+        self._filled = 0
+        self._begins: list[int] = []  # of the arrays in it
+        self._arrays: list[list[np.ndarray]] = [[] for _ in range(self.each)]
 
     def __getstate__(self) -> dict[str, Any]:
         state = {"workers": self.workers, "each": self.each, "reason": self.reason}
@@ -244,7 +255,7 @@ class Arenas:
     def begin(self, worker: int) -> None:
         """Begin a pass in a worker: what the loader has not taken of the last one, it has passed over."""
         if not self.reason:
-            words = self._words(worker)
+            self._next, words = None, self._words(worker)
             self._tickets = [ticket if word == -ticket else word for word, ticket in zip(words, self._tickets)]
 
     def put(self, worker: int, batches: Any) -> Handed | Pickled:
@@ -261,23 +272,70 @@ class Arenas:
         except Exception as error:
             ForkingPickler.dumps(batches)  # it may know more types; if not, the queue would send nothing and hang
             return Pickled(batches, f"{type(error).__name__}: {error}")
+        finally:
+            self._next = None
+
+    def empty(self, worker: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return an array in the arena of a worker's next message, where ``put`` finds it; if none is free, elsewhere.
+
+        The arena is taken again when nothing refers to the array any more.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        try:
+            if self.reason or not size:
+                return np.empty(shape, dtype)
+            place, begin = self._free(worker), self._filled
+            memory = self._grown(worker * self.each + place, begin + size)
+        except OSError:
+            return np.empty(shape, dtype)
+        self._filled += -(-size // ALIGNED) * ALIGNED
+        array = np.frombuffer(memory, np.uint8, size, begin)
+        self._arrays[place].append(array)
+        self._begins.append(begin)
+        return array.view(dtype).reshape(shape)
+
+    def _free(self, worker: int) -> int:
+        """Return the arena of the next message: one that the loader has done with, and to whose arrays nothing refers.
+
+        Raises BlockingIOError if there is none.
+        """
+        if self._next is None:
+            words = self._words(worker)
+            for place, arrays in enumerate(self._arrays):
+                is_done = words[place] == self._tickets[place]
+                if is_done and all(sys.getrefcount(arrays[i]) == ALONE for i in range(len(arrays))):
+                    arrays.clear()
+                    self._next, self._filled, self._begins = place, 0, []
+                    break
+            else:
+                raise BlockingIOError(f"all {self.each} arenas of a worker are in use")
+        return self._next
+
+    def _begin_of(self, place: int, buffer: memoryview) -> int | None:
+        """Return where *buffer* lies in the arena of the next message; None if it lies elsewhere."""
+        for begin, array in zip(self._begins, self._arrays[place]):
+            offset = address_of(buffer) - array.__array_interface__["data"][0]
+            if 0 <= offset <= len(array) - buffer.nbytes:
+                return begin + offset
+        return None
 
     def _write(self, worker: int, pickled: memoryview, buffers: list[memoryview]) -> Handed:
-        words = self._words(worker)
-        place = next((place for place in range(self.each) if words[place] == self._tickets[place]), None)
-        if place is None:
-            raise BlockingIOError(f"all {self.each} arenas of a worker are in use")
+        place = self._free(worker)
         joined = [buffer.obj if isinstance(buffer.obj, _Joined) else None for buffer in buffers]
         sizes = [parts.layout.size if parts else buffer.nbytes for buffer, parts in zip(buffers, joined)]
-        *begins, places = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
+        there = [None if parts else self._begin_of(place, buffer) for buffer, parts in zip(buffers, joined)]
+        steps = (-(-size // ALIGNED) * ALIGNED if own is None else 0 for size, own in zip(sizes, there))
+        *begins, places = accumulate(steps, initial=self._filled)
         end = places + 16 * len(buffers) + len(pickled)
         arena = worker * self.each + place
         memory = self._grown(arena, end)
-        for begin, size, buffer, parts in zip(begins, sizes, buffers, joined):
+        for i, (size, buffer, parts, own) in enumerate(zip(sizes, buffers, joined, there)):
             if parts:
-                parts.layout.pack_into(memory, begin, *parts.values)
+                parts.layout.pack_into(memory, begins[i], *parts.values)
+            elif own is None:
+                memory[begins[i] : begins[i] + size] = buffer
             else:
-                memory[begin : begin + size] = buffer
+                begins[i] = own
         told = (~size if parts else size for size, parts in zip(sizes, joined))
         _words_of(2 * len(buffers)).pack_into(memory, places, *begins, *told)
         memory[end - len(pickled) : end] = pickled
@@ -339,6 +397,32 @@ def _offset(arena: int) -> int:
 
 def _words_of(count: int) -> Struct:
     return Struct(f"{count}q")
+
+
+class ArenaMemory:
+    """Lets readers write a batch where it is handed over from, in the place of their ``Memory``."""
+
+    def __init__(self, arenas: Arenas):
+        self._empty = partial(arenas.empty, get_worker_info().id)
+        self._taken: dict[int, tuple[int, np.ndarray]] = {}  # by column: of which batch, and its array
+
+    def take(self, column: int, reader: Reader, count: int, number: int) -> Any:
+        """Return what *reader* reads *count* samples of a column of the *number*-th batch into."""
+        form = reader.make(0)
+        if not isinstance(form, np.ndarray):
+            return reader.make(count)
+        if column in self._taken:
+            before, array = self._taken.pop(column)
+            if before == number and len(array) >= count:  # it is read again, with other samples
+                self._taken[column] = before, array
+                return array[:count]
+        array = self._empty((count, *form.shape[1:]), form.dtype)
+        self._taken[column] = number, array
+        return array[:]
+
+    def empty(self, column: int, number: int, count: int, dtype: np.dtype) -> np.ndarray:
+        """Return an array of *count* elements for what is joined of a column."""
+        return self._empty((count,), dtype)
 
 
 class _Joined(bytes):
