@@ -193,8 +193,9 @@ def test_a_reader_takes_no_value_that_an_op_made(urls):
     dataset = ShardDataset(urls).decode("rgb8")
     with pytest.raises(TypeError, match=r"readers take bytes, and an op has made .* of the field jpg of sample 0000"):
         list(ShardLoader(dataset, SIZE, fields=IMAGES))
-    with pytest.raises(TypeError, match="dicts with __key__"):
-        list(ShardLoader(ShardDataset(urls).map(tuple), SIZE, fields=IMAGES))
+    for index in True, False:
+        with pytest.raises(TypeError, match="dicts with __key__"):
+            list(ShardLoader(ShardDataset(urls, index=index).map(tuple), SIZE, fields=IMAGES))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -270,8 +271,10 @@ def test_readers_learn_from_the_first_sample_of_the_dataset(tmp_path, workers):
         make(urls, given=given, on_error=Ledger(max_errors=SAMPLES))
         for make in (arrays, partial(loader, workers=workers))
     )
+    assert not ours.passes.maker.assembler.is_open
     assert frozen(theirs) == frozen(ours)
     assert ours.ledger.samples == SAMPLES // 3
+    assert loader(urls, given=IMAGES).passes.maker.assembler.is_open, "others are opened without a sample"
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -34,6 +34,10 @@ class FieldsBatchMaker(ArrayBatchMaker):
 
     makes_arrays = True
 
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.assembler.open_by_names()
+
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"numbers": None}
 
@@ -80,8 +84,8 @@ class FieldsBatchMaker(ArrayBatchMaker):
 
     def collated(self, samples: list[Any], epoch: int) -> tuple[dict[str, Any], Tally | None]:
         """Return the batch of *samples* that no plan numbers, and what was left out of it."""
-        numbers = np.array([number_of(sample["__key__"]) for sample in samples], np.uint64)
-        located, key = self._find(samples, numbers), hash_of(self.stream.source.seed, epoch)
+        located, key = self._find(samples, np.empty(0, np.uint64)), hash_of(self.stream.source.seed, epoch)
+        located.numbers = np.array([number_of(key) for key in located.places.keys], np.uint64)
         assembled = self.assembler.assemble(lambda: located, key, next(self.numbers))
         self.report(assembled)
         return assembled.batch, Tally(failed=len(assembled.failures)) if assembled.failures else None
