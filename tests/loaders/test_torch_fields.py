@@ -15,6 +15,7 @@ from PIL import Image
 from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, ShardWriter, Stream, mix, pack, readers
 from tarshards.errors import DecodeError, SampleError
 from tarshards.loaders.arrays.augment import cutout
+from tarshards.loaders.torch import handover
 from tarshards.loaders.torch.handover import Arenas
 
 pytestmark = [
@@ -365,6 +366,20 @@ def test_arrays_are_written_where_they_are_handed_over():
     for number, array in enumerate(held):
         array[:] = number
     assert [array.tolist() for array in held] == [[number] * 2 for number in range(6)]
+
+
+def test_large_parts_are_copied_into_memory_that_nothing_refers_to(monkeypatch):
+    monkeypatch.setattr(handover, "MAPPED", 100)
+    arenas = Arenas(1, 0)
+    held, addresses = [], set()
+    for number in range(20):
+        batch = arenas.take(arenas.put(0, {"x": np.full((5, 5), number), "t": torch.full((20,), float(number))}))
+        addresses.add(batch["x"].__array_interface__["data"][0])
+        batch["x"][0] += 1
+        if number % 5 == 0:
+            held.append((batch["x"][1:], batch["t"][:7]))
+    assert [(set(x.ravel().tolist()), set(t.tolist())) for x, t in held] == [({n}, {float(n)}) for n in (0, 5, 10, 15)]
+    assert len(addresses) < 12
 
 
 def test_an_arena_grows_under_its_arrays():

@@ -25,7 +25,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from tarshards.epoch.loop import Outcome
 from tarshards.index.memory import address_of
-from tarshards.loaders.arrays.assembly import ALONE
+from tarshards.loaders.arrays.assembly import ALONE, Memory
 from tarshards.loaders.arrays.readers.base import Reader
 from tarshards.loaders.monitor import Work
 
@@ -33,6 +33,8 @@ APART = 1 << 40  # bytes between two arenas in their file, which takes memory on
 STEP = 1 << 16  # bytes; the size of an arena is a multiple of them
 ALIGNED = 64  # bytes; each part of a batch begins at a multiple of them
 LARGE = 1 << 14  # bytes from which on bytes objects do not stay in the pickle
+MAPPED = 1 << 25  # bytes from which on malloc maps new pages, which takes as long as the copy; they are reused
+KEPT = 3  # batches whose memory is kept for those after them: the loop's, the next, and one that it holds longer
 TOGETHER, LITTLE, SOON = 16, 1 << 20, 0.004  # at most so many batches, bytes and seconds of work make one message
 
 log = logging.getLogger("tarshards")
@@ -105,7 +107,7 @@ class Arenas:
     the loader writes: by turns, since a worker may still be in the pass before when the next one begins.
 
     A batch is a view of an arena for as long as *lent* other ones are taken after it; without, batches are copies, with
-    *pinned* in memory that a GPU reads from.
+    *pinned* in memory that a GPU reads from. Large ones are copied into memory that nothing refers to any more.
     """
 
     def __init__(self, workers: int, ahead: int, *, lent: int = 0, pinned: bool = False):
@@ -114,6 +116,7 @@ class Arenas:
         self.lent = lent and lent + workers - 1  # messages, for one of every worker is in hand
         self.reason = ""  # why there is no memory
         self._taken: deque[Handed] = deque()
+        self._large = Memory(1, 0, KEPT, ring=False)
         self._is_told = False
         self._together = 1
         self._tables: PlanTables | None = None
@@ -383,7 +386,13 @@ class Arenas:
             own = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
             own[:] = part
             return own
-        return part if self.lent else np.array(part)
+        if self.lent:
+            return part
+        if size < MAPPED:
+            return np.array(part)
+        own = self._large.empty(0, 0, size, np.dtype(np.uint8))
+        own[:] = part
+        return own
 
     def _words(self, worker: int) -> tuple[int, ...]:
         size = 8 * self.each

@@ -24,7 +24,7 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Stopwatch
 from tarshards.loaders.tensors import tensors
 from tarshards.loaders.torch.dataset import ShardDataset
-from tarshards.loaders.torch.handover import ArenaMemory, Arenas, Made, PlanTables
+from tarshards.loaders.torch.handover import KEPT, ArenaMemory, Arenas, Made, PlanTables
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_packed, collate_ragged
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from tarshards.epoch.plan import PlannedEpoch
 
 MAILBOX = 1 << 16  # bytes of the order to persistent workers
-KEPT = 3  # batches of fields= whose memory is kept for those after them, without workers
 
 #: What to use instead of the DataLoader's options that a ShardLoader refuses.
 _INSTEAD = {
