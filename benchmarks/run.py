@@ -35,6 +35,7 @@ PROGRAMS = (
     "jobs",
     "shuffle",
     "handover",
+    "crops",
     "planning",
     "packing",
     "columns",

@@ -53,7 +53,8 @@ class FieldNames:
         if fields is None:
             return None
         if isinstance(fields, Mapping | bytes) or not isinstance(fields, Iterable):
-            raise TypeError(f"fields are names, in one string or a list, not {shortened(fields)}")
+            cure = "; a dict of readers is for fields= of a loader" if isinstance(fields, Mapping) else ""
+            raise TypeError(f"fields are names, in one string or a list, not {shortened(fields)}{cure}")
         words = fields.split() if isinstance(fields, str) else list(map(check_name, fields))
         if not words and isinstance(fields, str):
             raise ValueError("fields= names no field; None reads all, [] none")

@@ -22,7 +22,7 @@ from tarshards.epoch.permutations import hash_of
 from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import SampleError, flag, shortened, whole_number
-from tarshards.index.mapped_fields import MappedFields, find_in_bytes
+from tarshards.index.mapped_fields import Failures, MappedFields, find_in_bytes
 from tarshards.loaders.arrays.assembly import (
     AssembledBatch,
     Assembler,
@@ -82,6 +82,10 @@ class ArrayBatchMaker(BatchMaker):
         packing: Packing | None = None,
     ):
         super().__init__(stream, size, fill=fill, drop_last=drop_last, packing=packing)
+        if not check_mapping(fields, "fields=", '{field: reader}, such as {"cls": readers.integer()}'):
+            raise ValueError("fields= names no field")
+        if not isinstance(transforms, Iterable):
+            raise TypeError(f"transforms= takes a list of functions (batch, rng), not {shortened(transforms)}")
         self.assembler = Assembler(fields, transforms, size, kept, ring)
         self.mapped: MappedFields | None = None
         self.numbers = count()  # of the batches, over all epochs
@@ -92,7 +96,7 @@ class ArrayBatchMaker(BatchMaker):
         if self.mapped is not None and not self.mapped.retry():
             return
         shards = self.stream.source.shards
-        self.mapped, self._is_open = self.mapped or MappedFields.of(shards, self.assembler.terms), True
+        self.mapped, self._is_open = self.mapped or self._map(), True
         ends = np.cumsum(shards.counts)
         begin, end, total = 0, 1, int(ends[-1])
         while begin < total and not self.assembler.is_open:  # by the dataset's first, whatever the order
@@ -100,6 +104,9 @@ class ArrayBatchMaker(BatchMaker):
             number = np.searchsorted(ends, numbers, "right")
             self.assembler.open(self._locate(number, numbers - (ends - shards.counts)[number], numbers))
             begin, end = end, end + min(end, TRIED)
+
+    def _map(self) -> MappedFields | None:
+        return MappedFields.of(self.stream.source.shards, self.assembler.terms)
 
     def locate(self, part: Part) -> LocatedSamples:
         """Find the fields of the samples of *part*, or read them where shards are not mapped."""
@@ -119,11 +126,21 @@ class ArrayBatchMaker(BatchMaker):
         substitutes = Substitutes(part)
 
         @contextmanager
-        def drawn(rows: list[int]) -> Iterator[tuple[Part, LocatedSamples]]:
+        def drawn(rows: list[int]) -> Iterator[tuple[LocatedSamples, Failures]]:
+            failures: Failures = {}
             with substitutes.drawn(rows) as extra:
-                yield extra, self.locate(extra)
+                yield self.locate(extra), failures
+                self.count(extra, failures)
 
         return drawn
+
+    def count(self, part: Part, failures: Failures) -> None:
+        """Count in *part* what became of its samples."""
+        failed = sum(map(has_failed, failures.values()))
+        part.taken, part.quarantined = len(part), len(failures) - failed
+        part.members = (len(part) - len(failures)) * len(self.assembler.terms)
+        if failed:
+            part.leave_out(Tally(failed=failed))
 
     def read(self, part: Part, epoch: int) -> dict[str, Any]:
         if not self._is_open or self.mapped is not None:
@@ -131,6 +148,7 @@ class ArrayBatchMaker(BatchMaker):
         key = hash_of(self.stream.source.seed, epoch)
         located, substitution = partial(self.locate, part), self.substitution(part)
         assembled = self.assembler.assemble(located, key, next(self.numbers), substitution)
+        self.count(part, assembled.failures)
         self.report(assembled)
         return self.packed(assembled.batch)
 
@@ -150,7 +168,7 @@ class ArrayBatchMaker(BatchMaker):
 
     def report(self, assembled: AssembledBatch) -> None:
         """Give the errors of a batch to the ledger: of samples that failed, and of those that could not be read."""
-        for error in [*(assembled.failures[row] for row in sorted(assembled.failures)), *assembled.substituted]:
+        for error in assembled.errors:
             (self.stream.ledger.fail if has_failed(error) else self.stream.ledger)(error)
 
     def _locate(
@@ -211,12 +229,8 @@ class ArrayLoader(ResumableLoader):
             raise TypeError("an ArrayLoader takes shards without ops; fields= and transforms= do their work")
         if dataset.source.ledger is None:
             raise TypeError("an ArrayLoader takes shards: a ShardDataset, or Stream.from_shards(...)")
-        if not check_mapping(fields, "fields=", '{field: reader}, such as {"cls": readers.integer()}'):
-            raise ValueError("fields= names no field")
         prefetch = whole_number("prefetch", prefetch, 0)
         threads = None if threads is None else whole_number("threads", threads, 0)
-        if not isinstance(transforms, Iterable):
-            raise TypeError(f"transforms= takes a list of functions (batch, rng), not {shortened(transforms)}")
         most = len(os.sched_getaffinity(0)) if threads is None else threads
         self._threads = max(1, most)
         is_planned = isinstance(dataset.source, PlannedSource)
@@ -285,12 +299,7 @@ class ArrayLoader(ResumableLoader):
 
         with closing(self._in_order(locates(), this)) as results:
             for assembled in results:
-                part = ahead.popleft()
-                failed = sum(map(has_failed, assembled.failures.values()))
-                part.taken, part.quarantined = len(part), len(assembled.failures) - failed
-                part.members = (part.taken - len(assembled.failures)) * len(self.maker.assembler.terms)
-                if failed:
-                    part.leave_out(Tally(failed=failed))
+                self.maker.count(ahead.popleft(), assembled.failures)
                 yield self.maker.packed(assembled.batch)
                 del assembled
 
@@ -302,7 +311,7 @@ class ArrayLoader(ResumableLoader):
 
         def locate(raw: Future[list[dict[str, Any]]]) -> LocatedSamples:
             results = raw.result()
-            numbers = np.array([_number_of(sample["__key__"]) for sample in results], np.uint64)
+            numbers = np.array([number_of(sample["__key__"]) for sample in results], np.uint64)
             urls = [sample["__url__"] for sample in results]
             return LocatedSamples(find_in_bytes(results, assembler.terms), numbers, np.arange(len(urls)), urls)
 
@@ -368,6 +377,6 @@ def _results(
         yield from bounded_map(operator.call, works, executor=pool, window=threads + ahead)
 
 
-def _number_of(key: str) -> int:
+def number_of(key: str) -> int:
     """A number that tells a sample from others where nothing counts them."""
     return int.from_bytes(blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")

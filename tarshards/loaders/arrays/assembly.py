@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tarshards.epoch.loop import Part
 from tarshards.epoch.permutations import fold
 from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError, check_function
 from tarshards.index.mapped_fields import BatchKeys, Failures, LocatedFields
@@ -21,13 +20,13 @@ from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers import reader_of
 from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.samples.fields import Term, parse_terms
-from tarshards.samples.ledger import Tally
 from tarshards.storage.streams import words
 
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 
-#: Gives the next substitutes for the samples in some rows of a batch, and counts what became of them after it.
-Substitution = Callable[[list[int]], AbstractContextManager[tuple[Part, "LocatedSamples"]]]
+#: Gives the next substitutes for the samples in some rows of a batch, and counts them afterwards, by the failures that
+#: were put into the dict.
+Substitution = Callable[[list[int]], AbstractContextManager[tuple["LocatedSamples", Failures]]]
 
 _one = [object()]
 ALONE = sys.getrefcount(_one[0])  # of what only a list holds
@@ -64,14 +63,14 @@ class LocatedSamples:
             datas = list(own)
             for row, data in zip(at, new):
                 datas[row] = data
-            payloads.append(Payloads.of(datas))
+            payloads.append(type(own).of(datas))
         return replace(self, fields=LocatedFields(BatchKeys.of(keys), payloads, {}), numbers=numbers, shards=shards)
 
     def copied(self) -> tuple[LocatedSamples, Failures]:
         """Return the samples with copies of their payloads, and the errors of those whose shard has shrunk."""
         shrunk: Failures = {}
         copies = [
-            Payloads.of([self._copy(payloads, i, shrunk) for i in range(len(self))])
+            type(payloads).of([self._copy(payloads, i, shrunk) for i in range(len(self))])
             for payloads in self.fields.payloads
         ]
         return replace(self, fields=self.fields._replace(payloads=copies)), shrunk
@@ -102,6 +101,11 @@ class AssembledBatch:
     decoding: float = 0.0
     substituted: list[TarshardsError] = field(default_factory=list)  # what failed of the samples instead of others
 
+    @property
+    def errors(self) -> list[TarshardsError]:
+        """What failed, in the order of the samples."""
+        return [*(self.failures[row] for row in sorted(self.failures)), *self.substituted]
+
 
 class Assembler:
     """Assembles batches of up to *size* samples of *fields*; see ``Memory`` for *kept* and *ring*."""
@@ -115,12 +119,26 @@ class Assembler:
         self.transforms, self.is_open = tuple(transforms), False
         for transform in self.transforms:
             check_function(transform, "transforms=")
-        self._memory, self._opening = Memory(len(fields), size, kept, ring), threading.Lock()
+        self.memory: Any = Memory(len(fields), size, kept, ring)
+        self._opening = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_opening": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _opening=threading.Lock())
 
     @property
     def is_quick(self) -> bool:
         """Whether a batch is a few copies, which one thread makes as fast as several."""
         return all(reader.is_quick for reader in self.readers) and not self.transforms
+
+    def open_by_names(self) -> None:
+        """Open the readers now, unless one has to learn from a payload what its field is like."""
+        names = [term.alternatives[0].lower() for term in self.terms]
+        if not any(reader.learns(name) for reader, name in zip(self.readers, names)):
+            self.readers = [reader.open(name, b"") for reader, name in zip(self.readers, names)]
+            self.is_open = True
 
     def open(self, samples: LocatedSamples) -> Failures:
         """Let the readers learn what their fields are like from the first sample that they can read.
@@ -169,17 +187,13 @@ class Assembler:
             samples, shrunk = samples.copied()
             failures, missing = shrunk | failures, shrunk | missing  # where a mapped shard has shrunk since
             at = sorted(missing)
-            with substitution(at) as (part, others):
+            with substitution(at) as (others, left):
                 found = others.fields.check() if self.is_open else self.open(others)
                 samples = samples.replaced(at, others)
                 missing = {at[i]: error for i, error in found.items()}
                 draws = self._draws(key, samples.numbers)
                 batch, fields, missing = self._batch(samples, missing, draws, number)
-                failed = sum(map(has_failed, missing.values()))
-                part.taken, part.quarantined = len(at), len(missing) - failed
-                part.members = (len(at) - len(missing)) * len(self.terms)
-                if failed:
-                    part.leave_out(Tally(failed=failed))
+                left.update(missing)
                 substituted += missing.values()
         if self.transforms and fields:
             rng = np.random.default_rng([int(draws[0]), 1])
@@ -219,7 +233,7 @@ class Assembler:
             good = np.delete(np.arange(len(kept)), list(failed))
             fields, columns = fields.keep(good), [_keep(column, good) for column in columns]
         batch = {
-            name: reader.join_in(column, partial(self._memory.empty, i, number))
+            name: reader.join_in(column, partial(self.memory.empty, i, number))
             for i, (name, reader, column) in enumerate(zip(self.names, self.readers, columns))
         }
         batch["__key__"] = fields.keys
@@ -232,7 +246,7 @@ class Assembler:
         columns: list[Any] = []
         failed: dict[int, tuple[int, DecodeError]] = {}
         for i, (reader, part) in enumerate(zip(self.readers, payloads)):
-            column = self._memory.take(i, reader, len(part), number)
+            column = self.memory.take(i, reader, len(part), number)
             for row, error in reader.read(column, 0, part, draws).items():
                 failed.setdefault(row, (i, error))
             columns.append(column)
@@ -266,9 +280,13 @@ class Memory:
     """
 
     def __init__(self, columns: int, size: int, kept: int, ring: bool):
+        self._options = columns, size, kept, ring
         self._size, self._ring, self._lock = size, ring, threading.Lock()
         self._arrays: list[list[Any]] = [[None] * kept for _ in range(columns)]
         self._bytes: list[list[Any]] = [[None] * kept for _ in range(columns)]
+
+    def __reduce__(self) -> Any:
+        return Memory, self._options
 
     def take(self, column: int, reader: Reader, count: int, number: int) -> Any:
         """Return what *reader* reads *count* samples of a column of the *number*-th batch into."""

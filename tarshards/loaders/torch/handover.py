@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
+import sys
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from io import BytesIO
 from itertools import accumulate, count, cycle, islice
 from mmap import ACCESS_READ, ACCESS_WRITE, mmap
@@ -21,12 +24,17 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from tarshards.epoch.loop import Outcome
+from tarshards.index.memory import address_of
+from tarshards.loaders.arrays.assembly import ALONE, Memory
+from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.loaders.monitor import BatchWork
 
 APART = 1 << 40  # bytes between two arenas in their sparse file
 STEP = 1 << 16  # bytes; the size of an arena is a multiple of them
 ALIGNED = 64  # bytes; each part of a batch begins at a multiple of them
 LARGE = 1 << 14  # size from which on bytes objects are stored outside the pickle
+MAPPED = 1 << 25  # bytes from which on malloc maps new pages, which takes as long as the copy; they are reused
+KEPT = 3  # batches whose memory is kept for later ones: the loop's, the next, and one that it holds longer
 TOGETHER, LITTLE, SOON = 16, 1 << 20, 0.004  # most batches, bytes and seconds of work in one message
 
 log = logging.getLogger("tarshards")
@@ -99,7 +107,7 @@ class Arenas:
     which only the loader writes, in turns, since a worker may still be in the previous pass when the next one begins.
 
     A batch is a view of an arena until *lent* more batches have been taken; without *lent*, batches are copies, with
-    *pinned* in memory that a GPU reads from.
+    *pinned* in memory that a GPU reads from. Large ones are copied into memory that nothing refers to any more.
     """
 
     def __init__(self, workers: int, ahead: int, *, lent: int = 0, pinned: bool = False):
@@ -108,6 +116,7 @@ class Arenas:
         self.lent = lent and lent + workers - 1  # messages, since the loader holds one of every worker
         self.reason = ""  # why there is no memory
         self._taken: deque[Handed] = deque()
+        self._large = Memory(1, 0, KEPT, ring=False)
         self._has_warned = False
         self._together = 1
         self._tables: PlanTables | None = None
@@ -124,6 +133,11 @@ class Arenas:
         weakref.finalize(self, os.close, file)
         self._memory: dict[int, mmap] = {}
         self._tickets, self._count = [0] * self.each, 0  # of one worker
+        # The arena of its next message and the bytes of it that are taken; and the arrays that lie in each.
+        self._next: int | None = None
+        self._filled = 0
+        self._begins: list[int] = []  # of the arrays in it
+        self._arrays: list[list[np.ndarray]] = [[] for _ in range(self.each)]
 
     def __getstate__(self) -> dict[str, Any]:
         state = {"workers": self.workers, "each": self.each, "reason": self.reason}
@@ -244,7 +258,7 @@ class Arenas:
     def begin(self, worker: int) -> None:
         """Begin a pass in a worker: messages of the last pass that the loader has not taken were skipped."""
         if not self.reason:
-            words = self._words(worker)
+            self._next, words = None, self._words(worker)
             self._tickets = [ticket if word == -ticket else word for word, ticket in zip(words, self._tickets)]
 
     def put(self, worker: int, batches: Any) -> Handed | Pickled:
@@ -261,23 +275,70 @@ class Arenas:
         except Exception as error:
             ForkingPickler.dumps(batches)  # it may know more types; if not, the queue would send nothing and hang
             return Pickled(batches, f"{type(error).__name__}: {error}")
+        finally:
+            self._next = None
+
+    def empty(self, worker: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return an array in the arena of a worker's next message, where ``put`` finds it; if none is free, elsewhere.
+
+        The arena is taken again when nothing refers to the array any more.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        try:
+            if self.reason or not size:
+                return np.empty(shape, dtype)
+            number, begin = self._free(worker), self._filled
+            memory = self._grown(worker * self.each + number, begin + size)
+        except OSError:
+            return np.empty(shape, dtype)
+        self._filled += -(-size // ALIGNED) * ALIGNED
+        array = np.frombuffer(memory, np.uint8, size, begin)
+        self._arrays[number].append(array)
+        self._begins.append(begin)
+        return array.view(dtype).reshape(shape)
+
+    def _free(self, worker: int) -> int:
+        """Return the arena of the next message: one that the loader has done with, and to whose arrays nothing refers.
+
+        Raises BlockingIOError if there is none.
+        """
+        if self._next is None:
+            words = self._words(worker)
+            for number, arrays in enumerate(self._arrays):
+                is_done = words[number] == self._tickets[number]
+                if is_done and all(sys.getrefcount(arrays[i]) == ALONE for i in range(len(arrays))):
+                    arrays.clear()
+                    self._next, self._filled, self._begins = number, 0, []
+                    break
+            else:
+                raise BlockingIOError(f"all {self.each} arenas of a worker are in use")
+        return self._next
+
+    def _begin_of(self, number: int, buffer: memoryview) -> int | None:
+        """Return where *buffer* lies in the arena of the next message; None if it lies elsewhere."""
+        for begin, array in zip(self._begins, self._arrays[number]):
+            offset = address_of(buffer) - array.__array_interface__["data"][0]
+            if 0 <= offset <= len(array) - buffer.nbytes:
+                return begin + offset
+        return None
 
     def _write(self, worker: int, pickled: memoryview, buffers: list[memoryview]) -> Handed:
-        words = self._words(worker)
-        number = next((number for number in range(self.each) if words[number] == self._tickets[number]), None)
-        if number is None:
-            raise BlockingIOError(f"all {self.each} arenas of a worker are in use")
+        number = self._free(worker)
         joined = [buffer.obj if isinstance(buffer.obj, _Joined) else None for buffer in buffers]
         sizes = [parts.layout.size if parts else buffer.nbytes for buffer, parts in zip(buffers, joined)]
-        *begins, table = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
+        there = [None if parts else self._begin_of(number, buffer) for buffer, parts in zip(buffers, joined)]
+        steps = (-(-size // ALIGNED) * ALIGNED if own is None else 0 for size, own in zip(sizes, there))
+        *begins, table = accumulate(steps, initial=self._filled)
         end = table + 16 * len(buffers) + len(pickled)
         arena = worker * self.each + number
         memory = self._grown(arena, end)
-        for begin, size, buffer, parts in zip(begins, sizes, buffers, joined):
+        for i, (size, buffer, parts, own) in enumerate(zip(sizes, buffers, joined, there)):
             if parts:
-                parts.layout.pack_into(memory, begin, *parts.values)
+                parts.layout.pack_into(memory, begins[i], *parts.values)
+            elif own is None:
+                memory[begins[i] : begins[i] + size] = buffer
             else:
-                memory[begin : begin + size] = buffer
+                begins[i] = own
         marked = (~size if parts else size for size, parts in zip(sizes, joined))
         _words_of(2 * len(buffers)).pack_into(memory, table, *begins, *marked)
         memory[end - len(pickled) : end] = pickled
@@ -325,7 +386,13 @@ class Arenas:
             own = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
             own[:] = part
             return own
-        return part if self.lent else np.array(part)
+        if self.lent:
+            return part
+        if size < MAPPED:
+            return np.array(part)
+        own = self._large.empty(0, 0, size, np.dtype(np.uint8))
+        own[:] = part
+        return own
 
     def _words(self, worker: int) -> tuple[int, ...]:
         size = 8 * self.each
@@ -339,6 +406,32 @@ def _offset(arena: int) -> int:
 
 def _words_of(count: int) -> Struct:
     return Struct(f"{count}q")
+
+
+class ArenaMemory:
+    """Lets readers write a batch into the memory that is handed over, instead of their ``Memory``."""
+
+    def __init__(self, arenas: Arenas):
+        self._empty = partial(arenas.empty, get_worker_info().id)
+        self._taken: dict[int, tuple[int, np.ndarray]] = {}  # by column: of which batch, and its array
+
+    def take(self, column: int, reader: Reader, count: int, number: int) -> Any:
+        """Return what *reader* reads *count* samples of a column of the *number*-th batch into."""
+        form = reader.make(0)
+        if not isinstance(form, np.ndarray):
+            return reader.make(count)
+        if column in self._taken:
+            before, array = self._taken.pop(column)
+            if before == number and len(array) >= count:  # it is read again, with other samples
+                self._taken[column] = before, array
+                return array[:count]
+        array = self._empty((count, *form.shape[1:]), form.dtype)
+        self._taken[column] = number, array
+        return array[:]
+
+    def empty(self, column: int, number: int, count: int, dtype: np.dtype) -> np.ndarray:
+        """Return an array of *count* elements for what is joined of a column."""
+        return self._empty((count,), dtype)
 
 
 class _Joined(bytes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
@@ -16,11 +16,14 @@ from tarshards.epoch.loop import Outcome, Part
 from tarshards.epoch.packing import Packing
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import AuditError, WorldError, check_function, did_you_mean, flag, whole_number
+from tarshards.loaders.arrays.after_ops import FieldsBatchMaker
+from tarshards.loaders.arrays.assembly import Transform
+from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Stopwatch
 from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.loaders.tensors import tensors
-from tarshards.loaders.torch.handover import Arenas, Made, PlanTables
+from tarshards.loaders.torch.handover import KEPT, ArenaMemory, Arenas, Made, PlanTables
 from tarshards.loaders.torch.shard_dataset import ShardDataset
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
@@ -50,8 +53,15 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     Batch g of a rank is its next *batch_size* positions of the plan, made by worker g mod *num_workers*: the samples
     are read, the ops of *dataset* run on them, and *collate_fn* makes the batch: by default torch tensors from numbers
     and arrays, like torch's ``default_collate``, and lists from strings, bytes and arrays that differ in shape. With
-    ``collate_fn=tarshards.collate`` they are numpy arrays. At the end of an epoch the counts of all workers are audited
-    (AuditError).
+    ``collate_fn=tarshards.collate`` they are numpy arrays.
+
+    *fields* makes the batch instead, as in an ``ArrayLoader``: ``{field: tensor, ..., "__key__": [...]}`` of these
+    fields alone, each made by a reader, one of ``tarshards.readers`` or any function, and then by *transforms*,
+    functions ``(batch, rng)`` of the arrays, which may also return a tuple. Crops and other random choices are those of
+    an ``ArrayLoader``, whatever ops come before. A function gets the value that ops have made of its field; readers
+    take bytes alone. A sample that lacks a field or does not decode raises an error, or goes to the ledger as failed.
+
+    At the end of an epoch the counts of all workers are audited (AuditError).
 
     A sample that an op leaves out makes its batch shorter (an empty batch is ``[]``), so all ranks take ``len`` steps.
     With *fill* it is replaced by another sample of the epoch, drawn by (seed, epoch, position) from those that are read
@@ -82,6 +92,8 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         *,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] = collate_ragged,
+        fields: Mapping[str, Reader | Callable[[Any], Any]] | None = None,
+        transforms: Iterable[Transform] = (),
         fill: bool = False,
         drop_last: bool = False,
         steps: int | None = None,
@@ -90,18 +102,32 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         **options: Any,
     ):
         if isinstance(dataset, _Batches):  # Lightning recreates loaders from their attributes
-            dataset, batch_size, collate_fn, fill, drop_last, steps, reuse, packing = dataset.made_of
+            (dataset, batch_size, collate_fn, fields, transforms, fill, drop_last, steps, reuse, packing) = (
+                dataset.made_of
+            )
         check_dataset(dataset, "a ShardLoader", ShardDataset)
         num_workers = whole_number("num_workers", num_workers, 0)
-        _check(dataset, options, flag("fill", fill))
-        maker = CollatedBatchMaker(dataset, batch_size, collate_fn, fill=fill, drop_last=drop_last, packing=packing)
+        _check(dataset, options, flag("fill", fill), fields is not None)
+        given: dict[str, Any] = {"fill": fill, "drop_last": drop_last, "packing": packing}
+        maker: CollatedBatchMaker | FieldsBatchMaker
+        if fields is None:
+            if transforms:
+                raise TypeError("transforms= requires fields=; without, functions of samples are ops: dataset.map(...)")
+            maker = CollatedBatchMaker(dataset, batch_size, collate_fn, **given)
+        else:
+            if collate_fn is not collate_ragged:
+                raise TypeError("fields= makes the batches instead of collate_fn=; transforms= takes functions of them")
+            maker = FieldsBatchMaker(dataset, batch_size, fields, transforms, kept=KEPT, ring=False, **given)
         self.passes = Passes(maker, steps, workers=num_workers)
         persistent = bool(options.get("persistent_workers"))
-        self._batches = _Batches(maker, steps, flag("reuse", reuse), persistent=persistent)
+        made_of = dataset, batch_size, collate_fn, fields, transforms, fill, drop_last, steps, reuse, packing
+        self._batches = _Batches(maker, flag("reuse", reuse), persistent=persistent, made_of=made_of)
         super().__init__(self._batches, batch_size=None, num_workers=num_workers, collate_fn=_same, **options)
         self.sampler.set_epoch = self.passes.announce
 
     def make_batches(self, this: Pass) -> Generator[Any, None, None]:
+        if this.plan is not None and isinstance(self._batches.maker, FieldsBatchMaker):
+            self._batches.maker.open()  # once, for all workers
         order = _PassOrder(this.epoch, this.state, this.world.rank, this.world.world_size)
         with self._batches.ordered(order, this.plan, self._arenas) as arenas:
             messages = DataLoader.__iter__(self)
@@ -140,10 +166,8 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         return self.pin_memory and torch.cuda.is_available()
 
     def _as_tensors(self, batch: Any) -> Any:
-        """Return a batch of the default collate_fn with tensors; workers send them as arrays."""
-        if self._batches.maker.collate not in (collate_ragged, collate_packed):
-            return batch
-        return tensors(batch, pinned=self._is_pinned)
+        """Return a batch of the default collate_fn, or of fields=, with tensors; they travel as arrays."""
+        return tensors(batch, pinned=self._is_pinned) if self._batches.maker.makes_arrays else batch
 
     def _monitor(self, made: Made) -> None:
         monitor = self.monitor
@@ -154,7 +178,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
             monitor.traffic += made.work.traffic
 
 
-def _check(dataset: ShardDataset, options: Mapping[str, Any], fill: bool) -> None:
+def _check(dataset: ShardDataset, options: Mapping[str, Any], fill: bool, has_fields: bool) -> None:
     """Raise TypeError, which says what to use instead, for an op or an option that a ShardLoader refuses."""
     is_planned = isinstance(dataset.source, PlannedSource)
     for name in options:
@@ -163,11 +187,16 @@ def _check(dataset: ShardDataset, options: Mapping[str, Any], fill: bool) -> Non
     refused = {name: instead for name, instead in _INSTEAD.items() if options.get(name) is not None}
     if options.get("in_order"):
         del refused["in_order"]
-    for op in (*dataset.source.ops, *dataset.ops) if fill and is_planned else ():
+    if fill and has_fields and not is_planned:
+        raise TypeError("fill= requires indexed shards where fields= makes the batches; run `tarindex` first")
+    for op in (*dataset.source.ops, *dataset.ops) if (fill or has_fields) and is_planned else ():
         if op.traits.reads_ahead and op.argument("ordered") is False:
-            raise TypeError(f"fill= needs to know which sample each result is of: {op.name} takes ordered=True for it")
+            name = "fill=" if fill else "fields="
+            raise TypeError(f"{name} needs to know which sample each result is of: {op.name} takes ordered=True for it")
     for op in dataset.ops:
-        if op.function is ops.batched or (is_planned and not op.traits.per_sample):
+        if has_fields and op.function in (ops.to_tuple, ops.map_tuple):
+            refused[op.name] = "fields= takes samples that are dicts; a function in transforms= may return a tuple"
+        elif op.function is ops.batched or (is_planned and not op.traits.per_sample):
             refused[op.name] = op.traits.instead
     if refused:
         name, instead = next(iter(refused.items()))
@@ -208,6 +237,7 @@ class CollatedBatchMaker(BatchMaker):
         super().__init__(stream, size, fill=fill, drop_last=drop_last, packing=packing)
         is_packed = packing is not None and packing.is_packed and collate_fn is collate_ragged
         self.collate = collate_packed if is_packed else collate_fn
+        self.makes_arrays = self.collate in (collate_ragged, collate_packed)
 
     def read(self, part: Part, epoch: int) -> Any:
         batch = self._filled(part, epoch) if self.fill else list(self.stream.read(part, epoch))
@@ -215,6 +245,10 @@ class CollatedBatchMaker(BatchMaker):
             return []
         made = self.collate(batch)
         return made if self.packing is None or self.collate is not collate_packed else self.checked(made, self.packing)
+
+    def collated(self, samples: list[Any], epoch: int) -> tuple[Any, Tally | None]:
+        """Return the batch of *samples* that no plan numbers, and what was left out of it."""
+        return self.collate(samples), None
 
     def _filled(self, part: Part, epoch: int) -> list[Any]:
         """Return the results for the samples of *part*, in order, with substitutes for samples that were left out."""
@@ -230,19 +264,15 @@ class CollatedBatchMaker(BatchMaker):
 class _Batches(IterableDataset[Any]):
     """The batches that one worker makes, and after them its tally, for the audit over all workers."""
 
-    def __init__(self, maker: CollatedBatchMaker, steps: int | None, reuse: bool, persistent: bool):
-        self.maker, self.stream, self.steps, self.reuse = maker, maker.stream, steps, reuse
+    def __init__(
+        self, maker: CollatedBatchMaker | FieldsBatchMaker, reuse: bool, *, persistent: bool, made_of: tuple[Any, ...]
+    ):
+        self.maker, self.stream, self.reuse = maker, maker.stream, reuse
+        self.made_of = made_of  # the loader's arguments
         self._order: _PassOrder | None = None
         self._arenas: Arenas | None = None  # of workers that begin now, or persist
         # Persistent workers have a copy of this from their start; each pass's order reaches them in shared memory.
         self._mailbox = torch.zeros(MAILBOX, dtype=torch.uint8).share_memory_() if persistent else None
-
-    @property
-    def made_of(self) -> tuple[Any, int, Callable[[list[Any]], Any], bool, bool, int | None, bool, Any]:
-        """The dataset, batch size, collate_fn, fill, drop_last, steps, reuse and packing of the loader."""
-        maker = self.maker
-        how = maker.fill, maker.drop_last, self.steps, self.reuse, maker.packing
-        return self.stream, maker.size, maker.collate, *how
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ if self._order else self.__dict__ | {"_arenas": None}
@@ -277,7 +307,11 @@ class _Batches(IterableDataset[Any]):
                 "as accelerate's skip_first_batches does, load a state"
             )
         made = self._run(self._order)
-        return made if self._arenas is None else self._arenas.send(made)
+        if self._arenas is None:
+            return made
+        if isinstance(self.maker, FieldsBatchMaker):
+            self.maker.assembler.memory = ArenaMemory(self._arenas)
+        return self._arenas.send(made)
 
     def _run(self, order: _PassOrder) -> Iterator[Any]:
         if self._mailbox is not None:
@@ -301,14 +335,14 @@ class _Batches(IterableDataset[Any]):
                         self.stream.ledger.count(discarded=counted)
                         break
                     self.stream.ledger.count(in_flight=counted)
-                    collated = self.maker.collate(batch)
-                    yield Made(collated, Outcome(len(batch), 0, None), stopwatch.take())
+                    collated, left_out = self.maker.collated(batch, order.epoch)
+                    yield Made(collated, Outcome(len(batch), 0, left_out), stopwatch.take())
                     stopwatch.begin()
             else:
                 shares = self.maker.shares(plan, world.rank)[world.worker :: world.num_workers]
-                left_out = self.maker.left_out(plan, world.rank) if world.worker == 0 else range(0)
+                dropped = self.maker.left_out(plan, world.rank) if world.worker == 0 else range(0)
                 loop = self.stream.source.loop(
-                    plan, world, shares, whole=order.state is None, left_out=left_out, is_ahead=True
+                    plan, world, shares, whole=order.state is None, left_out=dropped, is_ahead=True
                 )
                 for batch in loop.run(partial(map, partial(self.maker.read, epoch=order.epoch))):
                     yield Made(batch, loop.made, stopwatch.take())

@@ -1,4 +1,4 @@
-"""Readers: what an ArrayLoader makes of a field's bytes, a batch at a time.
+"""Readers: what an ArrayLoader or a ShardLoader makes of a field's bytes, a batch at a time.
 
 - ``reader``: ``Reader``, the interface; ``parsed``: numbers, text, JSON and any function; ``arrays``: rows of one shape
 - ``images``: decoded, cropped, resized and normalized; ``crops``: which part is taken; ``draws``: random numbers

@@ -87,6 +87,10 @@ class Array(Reader):
         if self.dtype is not None and (self.dtype.hasobject or not self.dtype.itemsize):
             raise TypeError(f"arrays of {self.dtype} have no safe form in bytes")
 
+    def learns(self, field: str) -> bool:
+        """Say whether dtype and shape are to be learned, or how long the header is."""
+        return self.dtype is None or self.shape is None or field.rpartition(".")[2] == "npy"
+
     def open(self, field: str, payload: bytes) -> Rows:
         """Learn the dtype, the shape and where the elements begin."""
         if field.rpartition(".")[2] == "npy":

@@ -174,6 +174,10 @@ class Images(Reader):
     def __init__(self, view: View, shape: tuple[int, ...] | None):
         self.view, self.shape = view, shape
 
+    def learns(self, field: str) -> bool:
+        """Say whether the shape is in the header of a .npy."""
+        return self.shape is None and field.rpartition(".")[2] == "npy"
+
     def open(self, field: str, payload: bytes) -> Reader:
         """Tell raw pixels and .npy from encoded images."""
         if self.shape is not None:

@@ -51,7 +51,9 @@ class Numbers(Reader):
 
 
 class Function(Reader):
-    """A function of the bytes of one sample."""
+    """A function of the bytes of one sample, or of what ops have made of them."""
+
+    takes_values = True
 
     def __init__(self, function: Callable[[bytes], Any], pad: Any = None):
         check_function(function, "a reader")

@@ -21,6 +21,11 @@ class Reader:
     """
 
     is_quick = False  # whether reading a batch is a few copies, for which threads are not worth it; it has no draws
+    takes_values = False  # whether ``decode`` takes what ops have made of a field, too
+
+    def learns(self, field: str) -> bool:
+        """Say whether ``open`` needs the first payload of *field*."""
+        return False
 
     def open(self, field: str, payload: bytes) -> Reader:
         """Return the reader for the *field* whose first payload is given; raise DecodeError if none fits."""
@@ -70,7 +75,7 @@ def sides_of(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 def failure(exc: Exception) -> DecodeError:
     """The DecodeError that a decoder's exception amounts to."""
     if isinstance(exc, DecodeError):
-        return exc
+        return exc.with_traceback(None)  # the caller raises one that names the sample
     error = DecodeError(str(exc).strip().partition("\n")[0][:300] or type(exc).__name__)
     error.__cause__ = exc
     return error

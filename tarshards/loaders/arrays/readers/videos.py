@@ -29,6 +29,10 @@ class Videos(Reader):
     ):
         self.frames, self.size, self.fps, self.start, self.crop, self.rotate = frames, size, fps, start, crop, rotate
 
+    def learns(self, field: str) -> bool:
+        """Say whether the first video determines the size."""
+        return self.size is None
+
     def open(self, field: str, payload: bytes) -> Videos:
         """Learn the size of the frames, if it was not given."""
         if self.size is not None:

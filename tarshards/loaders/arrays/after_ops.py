@@ -1,0 +1,138 @@
+"""Batches of arrays of the samples that come out of a stream's ops, made where these run: in a worker process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from tarshards.epoch.loop import Part
+from tarshards.epoch.permutations import hash_of
+from tarshards.errors import TarshardsError, shortened
+from tarshards.index.mapped_fields import BatchKeys, Failures, LocatedFields
+from tarshards.index.memory import Payloads
+from tarshards.loaders.arrays.array_loader import ArrayBatchMaker, number_of
+from tarshards.loaders.arrays.assembly import AssembledBatch, LocatedSamples
+from tarshards.loaders.arrays.readers.reader import Reader
+from tarshards.samples.fields import pick_field
+from tarshards.samples.ledger import Ledger, Tally
+from tarshards.samples.member_file import MemberFile
+
+#: Stands for the error of a sample that did not come out of the ops, which have counted it.
+LEFT_OUT = TarshardsError("left out by an op, or not read")
+
+
+class FieldsBatchMaker(ArrayBatchMaker):
+    """Makes batches as an ``ArrayLoader`` does, of samples that have gone through the ops of their stream.
+
+    What is random is drawn for each sample as there, whichever ops come before: planned, by its number in the dataset.
+    A function among the readers gets the value that ops have made of a field, other readers take bytes alone.
+    """
+
+    makes_arrays = True
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.assembler.open_by_names()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"numbers": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, numbers=count())
+
+    def _map(self) -> None:
+        return None
+
+    def _locate(
+        self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray, part: Part | None = None
+    ) -> LocatedSamples:
+        stream, epoch = self.stream, 0
+        if part is None:  # to open the readers: what fails now is counted when its turn comes
+            stream = copy.copy(stream)
+            stream.source = stream.source.with_ledger(Ledger(max_errors=float("inf")))
+            part = Part(stream.source.plan(0, 1), np.zeros_like(samples), shards, samples)
+        else:
+            epoch = part.plan.unpacked.state(0)["epoch"]
+        results = stream.read_each(part, epoch)
+        return self._find([results.get(row, LEFT_OUT) for row in range(len(part))], numbers)
+
+    def _find(self, results: Sequence[Any], numbers: np.ndarray) -> LocatedSamples:
+        """Find the fields of what came out of the ops, ``LEFT_OUT`` where nothing did."""
+        failures: Failures = {}
+        columns: list[list[Any]] = [[b""] * len(results) for _ in self.assembler.terms]
+        keys, urls = [""] * len(results), [""] * len(results)
+        for i, sample in enumerate(results):
+            if sample is LEFT_OUT:
+                failures[i] = LEFT_OUT
+                continue
+            if not isinstance(sample, dict) or "__key__" not in sample:
+                raise TypeError(f"fields= takes samples that are dicts with __key__, not {shortened(sample)}")
+            keys[i], urls[i] = sample["__key__"], sample.get("__url__", "")
+            try:
+                for column, term, reader in zip(columns, self.assembler.terms, self.assembler.readers):
+                    name = pick_field(sample, term.alternatives)
+                    column[i] = _value(sample[name], reader, f"the field {name} of sample {keys[i]}")
+            except TarshardsError as error:
+                failures[i] = error
+        kinds = [Values if reader.takes_values else Payloads for reader in self.assembler.readers]
+        payloads: list[Any] = [kind.of(column) for kind, column in zip(kinds, columns)]
+        return LocatedSamples(
+            LocatedFields(BatchKeys.of(keys), payloads, failures), numbers, np.arange(len(urls)), urls
+        )
+
+    def collated(self, samples: list[Any], epoch: int) -> tuple[dict[str, Any], Tally | None]:
+        """Return the batch of *samples* that no plan numbers, and what was left out of it."""
+        located, key = self._find(samples, np.empty(0, np.uint64)), hash_of(self.stream.source.seed, epoch)
+        located.numbers = np.array([number_of(key) for key in located.fields.keys], np.uint64)
+        assembled = self.assembler.assemble(lambda: located, key, next(self.numbers))
+        self.report(assembled)
+        return assembled.batch, Tally(failed=len(assembled.failures)) if assembled.failures else None
+
+    def count(self, part: Part, failures: Failures) -> None:
+        """Count in *part*, which knows what was read of it, the samples that failed after the ops."""
+        if failed := sum(error is not LEFT_OUT for error in failures.values()):
+            part.leave_out(Tally(failed=failed))
+
+    def report(self, assembled: AssembledBatch) -> None:
+        """Give the errors of a batch to the ledger, and free the batch of them."""
+        for error in assembled.errors:
+            if error is not LEFT_OUT:
+                self.stream.ledger.fail(error)
+                _forget_frames(error)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error that was counted: they refer to the batch until garbage is collected."""
+    while error is not None:
+        error.__traceback__, error = None, error.__cause__ or error.__context__
+
+
+class Values(list[Any]):
+    """What ops have made of one field of several samples, instead of ``Payloads``."""
+
+    sizes = np.zeros(0, np.int64)
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Values:
+        """Return *values*."""
+        return cls(values)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one value; for an array of indices, Values."""
+        if isinstance(index, np.ndarray):
+            return Values([self[i] for i in index.tolist()])
+        return super().__getitem__(index)
+
+
+def _value(value: Any, reader: Reader, words: str) -> Any:
+    """Return what *reader* takes of a field; raise TypeError if that must be bytes."""
+    if type(value) is MemberFile:
+        return bytes(value)
+    if reader.takes_values or isinstance(value, bytes | bytearray | memoryview):
+        return value
+    cure = "leave the field as it is in the shards, or give a function of the value, such as int, instead of a reader"
+    raise TypeError(f"readers take bytes, and an op has made {shortened(value)} of {words}; {cure}")
