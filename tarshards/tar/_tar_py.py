@@ -215,7 +215,8 @@ class Grouper:
         text: bytes | None = None,
         usual: int = 0,
     ):
-        self._url, self._split, self._text, self._usual = url, split, text, usual
+        self._url, self._split, self._usual = url, split, usual
+        self._text: Any = text
         self._passed = (0, 0)
         self._key = ""
         self._sample: dict[str, Any] = {}
