@@ -28,7 +28,7 @@ from tarshards.verbs.cat import interleave
 def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that arrange samples; it gets *arrange*, a function from samples to samples.
 
-    *holds* says whether that holds samples until others are read.
+    *holds* says whether that holds samples until others are read, and *leaves* whether it leaves all as they are.
 
     The options apply in the order skip, shuffle, slice, count, fields, source, rekey.
     """
@@ -64,7 +64,8 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
                 samples = map_fields(add_source(samples), {"source": str.encode})
             return iter(samples if template is None else rekey(samples, template))
 
-        return command(source=source, arrange=arrange, holds=buffer is not None, **values)
+        leaves = not skip_ and buffer is None and template is None and not add
+        return command(source=source, arrange=arrange, holds=buffer is not None, leaves=leaves, **values)
 
     return options(
         rekey_option,
@@ -92,6 +93,7 @@ def main(
     source: Input,
     arrange: Callable[..., Iterator[Sample]],
     holds: bool,
+    leaves: bool,
     width: int | None,
     output: str,
     overwrite: bool,
@@ -106,7 +108,7 @@ def main(
     check_output(output, overwrite)
     refuse(width is not None and any(source.selection), "--interleave cannot be combined with --where or --keys")
     if width is None:
-        samples = source.read(to_copy=not holds)
+        samples = source.read(to_copy=not holds, packed=leaves)
     else:
         samples = interleave(source.shards, width, on_error=source.ledger)
     write_new_keys(arrange(samples), output, source.reject, sync=sync)
