@@ -11,8 +11,10 @@ from tarshards.storage.streams import failure
 
 try:
     from tarshards.storage._mapped import Mapping
+    from tarshards.storage._mapped import begin_flush as begin_flush
 except ImportError:
     from tarshards.storage._mapped_py import Mapping  # type: ignore[assignment]
+    from tarshards.storage._mapped_py import begin_flush as begin_flush
 
 MOST_MAPPED = 24_000  # files: of the 65,530 mappings that the kernel allows a process (vm.max_map_count), two each
 
