@@ -236,6 +236,8 @@ def visible(text: str) -> str:
     >>> visible("tab\there \x1b[31m"), visible("latin\udce9")
     ('tab\\there \\x1b[31m', 'latin\\xe9')
     """
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else repr(c)[1:-1].replace("\\udc", "\\x") for c in text)
 
 

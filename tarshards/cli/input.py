@@ -214,12 +214,17 @@ class Input:
             refuse(keys == "-" and "-" in self.specs, "both the keys and a tar would be read from stdin")
             self._wanted = KeyFilter(read_keys(typed(keys)))
 
-    def read(self, *, to_copy: bool = False) -> Iterator[Sample]:
-        """Yield the samples of the shards; those *to_copy* are only written, each before the next: ``read_to_copy``."""
-        from tarshards.samples.read import read_samples, read_to_copy
+    def read(self, *, to_copy: bool = False, packed: bool = False) -> Iterator[Any]:
+        """Yield the samples of the shards; those *to_copy* are only written, each before the next: ``read_to_copy``.
+
+        *packed* says that the tool does not look at them: unless an option does, they are those of ``read_packed``.
+        """
+        from tarshards.samples.read import read_packed, read_samples, read_to_copy
 
         if any(self.selection):
             return self._selected()
+        if packed and not self._looks():
+            return read_packed(self.shards, ledger=self.ledger)
         if to_copy:
             return read_to_copy(self.shards, ledger=self.ledger)
         return read_samples(self.shards, on_error=self.ledger)
@@ -232,8 +237,7 @@ class Input:
         """
         from tarshards.samples.read import read_containing
 
-        shows_progress = not self.quiet and sys.stderr.isatty()
-        if shows_progress or any(self.selection) or (self.count, self.slice, self.fields) != (None, None, None):
+        if any(self.selection) or self._looks():
             yield from self
             return
         found = 0
@@ -244,6 +248,11 @@ class Input:
         elif not found:
             self.check_nothing()
             self.may_be_empty = True
+
+    def _looks(self) -> bool:
+        """Say whether ``choose`` counts samples, or changes them."""
+        shows_progress = not self.quiet and sys.stderr.isatty()
+        return shows_progress or (self.count, self.slice, self.fields) != (None, None, None)
 
     def _selected(self) -> Iterator[Sample]:
         """Yield the selected samples; only these are read where indexes or columns say which they are."""

@@ -20,7 +20,7 @@ from tarshards.verbs.cat import interleave
 def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that arrange samples to a command, which gets *arrange*, a function from samples to samples.
 
-    *holds* says whether it holds samples until others are read.
+    *holds* says whether it holds samples until others are read, and *leaves* whether it leaves all unchanged.
 
     The options apply in the order skip, shuffle, slice, count, fields, source, rekey.
     """
@@ -56,7 +56,8 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
                 samples = map_fields(add_source(samples), {"source": str.encode})
             return iter(samples if template is None else rekey(samples, template))
 
-        return command(source=source, arrange=arrange, holds=buffer is not None, **values)
+        leaves = not skip_ and buffer is None and template is None and not add
+        return command(source=source, arrange=arrange, holds=buffer is not None, leaves=leaves, **values)
 
     return options(
         rekey_option,
@@ -82,6 +83,7 @@ def main(
     source: Input,
     arrange: Callable[..., Iterator[Sample]],
     holds: bool,
+    leaves: bool,
     width: int | None,
     output: Location,
     overwrite: bool,
@@ -95,7 +97,7 @@ def main(
     check_output(output, overwrite)
     refuse(width is not None and any(source.selection), "--interleave cannot be combined with --where or --keys")
     if width is None:
-        samples = source.read(to_copy=not holds)
+        samples = source.read(to_copy=not holds, packed=leaves)
     else:
         samples = interleave(source.shards, width, on_error=source.ledger)
     write_new_keys(arrange(samples), output, source.reject)

@@ -28,6 +28,7 @@ def main(
     source: Input,
     arrange: Callable[..., Iterator[Sample]],
     holds: bool,
+    leaves: bool,
     parallel: int,
     keep_order: bool,
     memory: int,

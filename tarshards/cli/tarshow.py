@@ -41,7 +41,7 @@ def _list(source: Input, images: bool) -> None:
     source.quiet |= sys.stdout.isatty()  # the bar would appear between the lines
     terminal = _terminal() if images else None
     for sample in source:
-        click.echo(list_sample(sample))
+        click.echo(list_sample(sample), color=True)  # there is nothing in it to strip
         if terminal is not None:
             for picture in draw_pictures(sample, columns=min(PICTURE, terminal.width)):
                 terminal.print(picture)

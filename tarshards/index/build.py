@@ -7,7 +7,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator
 from operator import lt
-from typing import Any
+from typing import Any, TypeAlias
 from zlib import crc32
 
 from tarshards.errors import OpenError, TarError
@@ -25,22 +25,31 @@ from tarshards.tar.read import MEMBER_LIMIT, padding, read_members, scan_through
 # The smallest and the largest read in bytes, and the size of a member from which its data is skipped.
 LOCAL = 2 << 10, 1 << 19, 1 << 15
 REMOTE = 1 << 16, 1 << 22, 1 << 20
+Walked: TypeAlias = tuple[list[str], list[str], tuple[bytes, ...], int, int]  # the result of ``walk`` for a sound shard
 WINDOW = 1 << 22  # bytes per read for checksums
 
 
-def build_index(url: str, *, crc: bool = False, concatenated: bool = False, split: Split = "first") -> Index:
+def build_index(
+    url: str,
+    *,
+    crc: bool = False,
+    concatenated: bool = False,
+    split: Split = "first",
+    walked: Walked | None = None,
+) -> Index:
     """Return the index of the shard *url*; with *crc* it has the checksums of the members' data.
 
     With *concatenated* the shard may consist of several archives, which the index counts. Names are split into key and
     field at the *split*, the "first" or "last" dot of their base name. Of large members only the headers are read.
-    Samples that ``read_samples`` refuses are its ``faults``. Raises the error that ``read_samples`` raises for a
-    damaged shard, ShardIndexError for a compressed one, which has no random access, and OpenError for a stream.
+    Samples that ``read_samples`` refuses are its ``faults``. *walked* is the result of ``walk`` for this shard, if it has
+    just been called. Raises the error that ``read_samples`` raises for a damaged shard, ShardIndexError for a compressed
+    one, which has no random access, and OpenError for a stream.
     """
     location = Location.of(url)
     shard = Shard(location.url, concatenated=concatenated, split=split)
     with FileRanges(location) if location.is_local else location.ranges() as ranges:
         refuse_compressed(ranges, location)
-        index = _index(ranges, shard)
+        index = _index(ranges, shard, walked)
         if index is None:
             raise _reason(location, shard)
         if crc:
@@ -69,13 +78,13 @@ class FileRanges(Ranges):
         self._file.close()
 
 
-def _index(ranges: Ranges, shard: Shard) -> Index | None:
+def _index(ranges: Ranges, shard: Shard, walked: Walked | None) -> Index | None:
     """Return the index of the *shard* in *ranges*, None where it is damaged."""
     split = shard.split or "first"
     source = ranges.descriptor if isinstance(ranges, FileRanges) else ranges.read
     try:
         reads = REMOTE if ranges.remote else LOCAL
-        found = walk(source, ranges.size, reads, MEMBER_LIMIT, key_rule(split), shard.concatenated)
+        found = walked or walk(source, ranges.size, reads, MEMBER_LIMIT, key_rule(split), shard.concatenated)
     except OpenError:
         raise
     except OSError as error:

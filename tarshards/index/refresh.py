@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, ShardIndexError, TarshardsError, UrlError
-from tarshards.index.build import build_index
+from tarshards.index.build import Walked, build_index
 from tarshards.index.inventory import check_there
 from tarshards.index.manifests import TO_DISK, Writing
 from tarshards.index.sidecar import Index, index_location
-from tarshards.samples.keys import USUAL, dots_in_key, have_dots_in_key
+from tarshards.samples.keys import USUAL, Split, dots_in_key, have_dots_in_key
 from tarshards.storage.derived import INDEX
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
@@ -165,16 +165,21 @@ def _dots(index: Index, url: str) -> str | None:
     return None
 
 
-def verify_index(shard: Shard | str, *, crc: bool = False) -> IndexOutcome:
-    """Compare the headers of a shard with its index, with *crc* its data too; raise ShardIndexError if they differ."""
+def verify_index(shard: Shard | str, *, crc: bool = False, walked: tuple[Split, Walked] | None = None) -> IndexOutcome:
+    """Compare the headers of a shard with its index, with *crc* its data too; raise ShardIndexError if they differ.
+
+    *walked* is what ``walk`` has just found in the shard, read as one archive, with the rule that it had.
+    """
     url = Shard.of(shard).url
     check_there(url)
     index = Index.load(url, check=False)
     if crc and "crc32" not in index.arrays:
         reason = "the index has no checksums; add them with `tarindex --crc`"
         raise ShardIndexError(reason, url=index_location(url).name)
+    split: Any = index.split
+    again = walked[1] if walked is not None and walked[0] == split and index.archives == 1 else None
     try:
-        found = build_index(url, crc=crc, concatenated=index.archives > 1, split=index.split)  # type: ignore[arg-type]
+        found = build_index(url, crc=crc, concatenated=index.archives > 1, split=split, walked=again)
     except TarshardsError:
         Index.load(url)  # raises where the shard has another size too
         raise

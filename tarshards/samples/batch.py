@@ -10,6 +10,14 @@ from typing import Any, NamedTuple
 from tarshards.samples.keys import Sample
 
 
+class PackedSamples(NamedTuple):
+    """The members of whole samples with these *keys*, as ``pack_members`` packs them, from the shard *url*."""
+
+    keys: list[str]
+    members: memoryview
+    url: str
+
+
 class FieldColumn(NamedTuple):
     """The bytes of one field: those of a row are ``data[offsets[row]:offsets[row + 1]]``.
 

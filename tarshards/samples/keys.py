@@ -96,7 +96,7 @@ def is_reserved(name: str) -> bool:
     >>> is_reserved("a/__key__"), is_reserved("a__b__")
     (True, False)
     """
-    return any(part.startswith("__") and part.endswith("__") for part in name.split("/"))
+    return "__" in name and any(part.startswith("__") and part.endswith("__") for part in name.split("/"))
 
 
 def why_skipped(name: str, kind: str | None = None) -> str:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache, partial
-from io import FileIO
+from io import BytesIO, FileIO
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 from weakref import WeakSet
@@ -22,6 +22,7 @@ from tarshards.errors import (
     flag,
     shortened,
 )
+from tarshards.samples.batch import PackedSamples
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import (
@@ -48,7 +49,7 @@ from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import Extent, failure
-from tarshards.tar.read import LARGE, ArchiveEnd, Grouper, Member, Reached, read_archive
+from tarshards.tar.read import LARGE, ArchiveEnd, Grouper, Member, Reached, read_archive, read_members
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
@@ -140,6 +141,11 @@ def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample]
     return read_in_turn(shards, partial(read_shard, ledger=ledger, extents=True))
 
 
+def read_packed(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample | PackedSamples]:
+    """Yield the samples of ``read_to_copy``, those that need not be made to be written again as PackedSamples."""
+    return read_in_turn(shards, partial(read_shard, ledger=ledger, extents=True, packs=True))
+
+
 def read_containing(shards: Sequence[Shard], text: bytes, *, ledger: Ledger) -> Iterator[Sample]:
     """Yield those samples of all *shards* that may have *text* in a field, and some others; *ledger* counts all.
 
@@ -178,15 +184,16 @@ def read_shard(
     extents: bool = False,
     lazy: FieldNames | None = None,
     text: bytes | None = None,
+    packs: bool = False,
 ) -> Iterator[Sample]:
     """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the sample or shard.
 
     It is read at its URL, or at *location*. With *extents*, large fields of plain local files are not read; each is an
     ``Extent``, which is valid until the next sample is taken. Each field in *lazy* is a ``MemberFile``; a compressed
     shard or a pipe then raises OpenError, and a shard whose samples lack the field SampleError. With *text*,
-    samples that cannot contain it are counted, but not yielded: see ``Grouper``. The other options are those of
-    ``Opening``. The properties of *shard* apply: it may be concatenated, its names may be split by another rule, and a
-    different number of samples is an error (if *split* is the default).
+    samples that cannot contain it are counted, but not yielded, and *packs* also yields PackedSamples: see ``Grouper``.
+    The other options are those of ``Opening``. The properties of *shard* apply: it may be concatenated, its names may
+    be split by another rule, and a different number of samples is an error (if *split* is the default).
     """
     shard = Shard.of(shard)
     location = location or shard.location()
@@ -211,10 +218,10 @@ def read_shard(
     try:
         with (
             open_shard(location) if files is None else files.open() as stream,
-            _Grouping(name, ledger, split, quarantine, expected, text) as grouping,
+            _Grouping(name, ledger, split, quarantine, expected, text, packs) as grouping,
         ):
             leave: Any = _leave(stream, name) if extents else None if files is None else files.leave
-            samples = read_archive(
+            samples: Iterator[Any] = read_archive(
                 stream,
                 grouping,
                 url=name,
@@ -224,6 +231,8 @@ def read_shard(
                 leave=leave,
                 anywhere=_anywhere(stream, location),
             )
+            if packs:
+                samples = map(partial(_named, name), samples)
             yield from samples if files is None else files.over(samples)
             yield from grouping.end() if files is None else files.over(grouping.end())
         ledger.count(shards=1)
@@ -237,6 +246,15 @@ def read_shard(
         ledger(error if isinstance(error, TarshardsError) else _open_error(error, name))
     finally:
         ledger.report()
+
+
+def _named(url: str, each: Any) -> Any:
+    return PackedSamples(each[0], each[1], url) if isinstance(each, tuple) else each
+
+
+def unpacked(packed: PackedSamples) -> Iterator[Sample]:
+    """Yield the samples that were packed."""
+    return group_members(read_members(BytesIO(packed.members), end="optional"), url=packed.url)
 
 
 def _leave(stream: Any, url: str) -> Callable[[str, int, int], Extent] | None:
@@ -315,8 +333,10 @@ class _Grouping:
         on_error: Callable[[SampleError], Any] | None,
         expected: int | None,
         text: bytes | None = None,
+        packs: bool = False,
     ):
-        self.grouper = Grouper(url, split, split is split_name, text, USUAL)
+        self.grouper = Grouper(url, split, split is split_name, text, USUAL, packs)
+        self._packs = packs
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
         self._split = split
         self._delivered = self._refused = self._fields = 0
@@ -337,8 +357,16 @@ class _Grouping:
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
         """Return the samples completed by the members in a buffer; see ``read_archive``."""
-        samples, events, *reached = self.grouper.read(buffer, position, zeros, limit, base)
-        return self.deliver(samples, events), tuple(reached)  # type: ignore[return-value]
+        found: Any = self.grouper.read(buffer, position, zeros, limit, base)
+        samples, events, *reached = found
+        if self._packs:
+            view = memoryview(buffer)
+            for number, each in enumerate(samples):
+                if isinstance(each, tuple):
+                    keys, begin, end = each
+                    samples[number] = keys, view[begin:end]
+                    self._delivered -= 1  # passed() counts the samples, and deliver() one without fields
+        return self.deliver(samples, events), tuple(reached)
 
     def add(self, name: str, data: bytes | None, offset: int) -> Iterable[Sample]:
         """Return the samples completed by a member."""

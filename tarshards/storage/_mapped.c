@@ -283,7 +283,27 @@ static PyType_Spec mapping_spec = {
     .slots = mapping_slots,
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "tarshards.storage._mapped", .m_size = -1};
+/* Let the disk begin with bytes of a file that were written; where that is unknown or fails, flushing does it later. */
+static PyObject *begin_flush(PyObject *self, PyObject *args) {
+    (void)self;
+    int descriptor;
+    long long offset, size;
+    if (!PyArg_ParseTuple(args, "iLL:begin_flush", &descriptor, &offset, &size)) return NULL;
+#ifdef SYNC_FILE_RANGE_WRITE
+    Py_BEGIN_ALLOW_THREADS
+    sync_file_range(descriptor, offset, size, SYNC_FILE_RANGE_WRITE);
+    Py_END_ALLOW_THREADS
+#endif
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"begin_flush", begin_flush, METH_VARARGS, "Let the disk begin with *size* bytes at *offset* of a descriptor."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, .m_name = "tarshards.storage._mapped", .m_size = -1, .m_methods = functions};
 
 PyMODINIT_FUNC PyInit__mapped(void) {
     PyObject *result = PyModule_Create(&module);

@@ -17,3 +17,6 @@ class Mapping:
 
     def hold_open(self) -> None:
         """Hold the file open if it can be, so that ``is_current`` is quicker: was it removed, or written to?"""
+
+def begin_flush(descriptor: int, offset: int, size: int, /) -> None:
+    """Let the disk begin with bytes of a file that were written, without waiting; errors come when it is flushed."""

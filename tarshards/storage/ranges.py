@@ -13,8 +13,10 @@ from tarshards.storage.streams import failure
 
 try:
     from tarshards.storage._mapped import Mapping
+    from tarshards.storage._mapped import begin_flush as begin_flush
 except ImportError:
     from tarshards.storage._mapped_py import Mapping  # type: ignore[assignment]
+    from tarshards.storage._mapped_py import begin_flush as begin_flush
 
 MOST_MAPPED = 24_000  # files of two mappings; the kernel allows a process 65,530 mappings (vm.max_map_count)
 

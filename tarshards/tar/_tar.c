@@ -396,6 +396,11 @@ typedef struct {
     long long usual, passed_samples, passed_fields;
     int is_found;             /* whether the open sample is */
     Bytes spared;             /* the fields of the open sample that are not in it yet */
+    int packs;                /* whether samples whose members are plain are given as these, not made */
+    const char *buffer;       /* what is read */
+    const char *begin, *end;  /* the plain members of the open sample */
+    const char *run, *run_end; /* those of whole samples before it, one after another */
+    PyObject *run_keys;       /* the keys of these; NULL if there are none */
 } Grouper;
 
 /* The data of a field in the buffer that is read; the sample has None in their place. */
@@ -428,7 +433,8 @@ typedef struct {
     const char *text, *begin;
     int64_t length, size;
     long long offset;
-    int is_found; /* whether its data may contain the text that is looked for */
+    int is_found;       /* whether its data may contain the text that is looked for, or it is not plain */
+    const char *header; /* of a plain member, in the buffer */
 } Piece;
 
 static void replace(PyObject **place, PyObject *object) {
@@ -437,8 +443,18 @@ static void replace(PyObject **place, PyObject *object) {
     Py_XDECREF(before);
 }
 
+/* Append the run of plain members that ended. */
+static int end_run(Grouper *self, PyObject **samples) {
+    PyObject *keys = self->run_keys;
+    self->run_keys = NULL;
+    long long begin = self->run - self->buffer, end = self->run_end - self->buffer;
+    return keys ? append_to(samples, Py_BuildValue("NLL", keys, begin, end)) : 0;
+}
+
 /* Append an event: a member that is skipped, or a fault if there is no kind. */
-static int note_event(Finds *finds, const char *kind, PyObject *name, PyObject *field, long long offset) {
+static int note_event(Grouper *self, Finds *finds, const char *kind, PyObject *name, PyObject *field,
+                      long long offset) {
+    if (end_run(self, &finds->samples) < 0) return -1;
     Py_ssize_t before = finds->samples ? PyList_Size(finds->samples) : 0;
     return append_to(&finds->events, Py_BuildValue("nzOOL", before, kind, name, field, offset));
 }
@@ -469,8 +485,8 @@ static int take_spared(Grouper *self) {
 /* Append the open sample to those that are found, or count it as passed over. */
 static int close_sample(Grouper *self, PyObject **samples) {
     long long fields = (long long)PyDict_Size(self->sample) - 2;
-    int is_found = !self->text.obj || self->is_found || fields > self->usual;
-    int failed = is_found && take_spared(self) < 0;
+    int is_found = !(self->text.obj || self->packs) || self->is_found || fields > self->usual;
+    int failed = is_found && (take_spared(self) < 0 || end_run(self, samples) < 0);
     self->spared.used = 0;
     PyObject *sample = self->sample;
     self->sample = NULL;
@@ -478,8 +494,48 @@ static int close_sample(Grouper *self, PyObject **samples) {
     if (!is_found) {
         self->passed_samples++;
         self->passed_fields += fields;
+        if (self->packs) {
+            if (self->run_end != self->begin && end_run(self, samples) < 0) return -1;
+            if (!self->run_keys) self->run = self->begin;
+            self->run_end = self->end;
+            return append_to(&self->run_keys, Py_NewRef(self->key));
+        }
     }
     return failed ? -1 : is_found ? append_to(samples, sample) : 0;
+}
+
+static void put_octal(char *end, int64_t value, int digits);
+
+/* Return whether a member is as ``plain_members`` writes it: its header, without others before it, and its padding. Its
+   checksum is right. */
+static int is_plain(const char *data, int64_t length, const Found *found) {
+    const char *block = data + found->header;
+    char size[11];
+    int64_t end = found->start + round_up(found->end - found->start), name = found->name_length;
+    if (found->start - found->header != BLOCK || end > length || name > NAME || (found->end - found->start) >> 33) return 0;
+    put_octal(size + 11, found->end - found->start, 11);
+    for (int64_t i = 0; i < name; i++)
+        if (block[i] & 0x80) return 0;
+    for (int i = 148; i < 154; i++)
+        if (block[i] < '0' || block[i] > '7') return 0;
+    return !memcmp(block, found->name, (size_t)name) && !memcmp(block + name, zeros, (size_t)(NAME - name)) &&
+           !memcmp(block + 100, "0000644\0" "0000000\0" "0000000\0", 24) && !memcmp(block + 124, size, 11) &&
+           !memcmp(block + 135, "\0" "00000000000\0", 13) && !memcmp(block + 154, "\0 0", 3) &&
+           !memcmp(block + 157, zeros, 100) && !memcmp(block + 257, "ustar\0" "00", 8) &&
+           !memcmp(block + 265, zeros, BLOCK - 265) && !memcmp(data + found->end, zeros, (size_t)(end - found->end));
+}
+
+/* Return whether a field is plain, and comes after those of the open sample, which are plain too, both in the archive
+   and by its name. */
+static int comes_next(const Grouper *self, const Piece *piece, int64_t key_length) {
+    if (!piece->header) return 0;
+    for (int64_t i = key_length + 1; i < piece->length; i++)
+        if (piece->text[i] >= 'A' && piece->text[i] <= 'Z') return 0; /* written in lower case */
+    if (!self->spared.used) return 1;
+    const Spared *last = (const Spared *)(self->spared.data + self->spared.used) - 1;
+    if (piece->header != self->end) return 0;
+    /* Both names end with a NUL, or fill their place in the header. */
+    return strncmp(last->begin - BLOCK + key_length + 1, piece->text + key_length + 1, (size_t)(NAME - key_length - 1)) < 0;
 }
 
 /* Return whether a field may contain the text that is looked for: as it is, or in the encoding of a byte order mark. *at
@@ -510,7 +566,7 @@ static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *fi
     self->names.is_known = 0;
     if (PySet_Check(self->earlier)) {
         int is_earlier = PySet_Contains(self->earlier, key);
-        if (is_earlier) return is_earlier < 0 ? -1 : note_event(finds, NULL, key, Py_None, offset);
+        if (is_earlier) return is_earlier < 0 ? -1 : note_event(self, finds, NULL, key, Py_None, offset);
     }
     if (!(self->sample = PyDict_Copy(self->first))) return -1;
     self->is_found = 0;
@@ -522,7 +578,7 @@ static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *fi
 static int add_field(Grouper *self, PyObject *field, const Piece *piece, Finds *finds) {
     Py_ssize_t before = PyDict_Size(self->sample);
     self->is_found |= piece->is_found;
-    int is_spared = self->text.obj && !self->is_found && !piece->data;
+    int is_spared = (self->text.obj || self->packs) && !self->is_found && !piece->data;
     PyObject *data = piece->data ? Py_NewRef(piece->data)
                      : is_spared ? Py_NewRef(Py_None)
                                  : PyBytes_FromStringAndSize(piece->begin, (Py_ssize_t)piece->size);
@@ -538,7 +594,7 @@ static int add_field(Grouper *self, PyObject *field, const Piece *piece, Finds *
     }
     self->spared.used = 0;
     Py_CLEAR(self->sample);
-    return remember_in_set(self) < 0 ? -1 : note_event(finds, NULL, self->key, field, piece->offset);
+    return remember_in_set(self) < 0 ? -1 : note_event(self, finds, NULL, self->key, field, piece->offset);
 }
 
 /* Add a member whose name needs split(), and remember how it is split. */
@@ -546,7 +602,7 @@ static int add_by_split(Grouper *self, const Piece *piece, Finds *finds) {
     PyObject *parts = PyObject_CallFunctionObjArgs(self->split, piece->name, NULL);
     if (!parts || parts == Py_None) {
         Py_XDECREF(parts);
-        return parts ? note_event(finds, "", piece->name, Py_None, piece->offset) : -1;
+        return parts ? note_event(self, finds, "", piece->name, Py_None, piece->offset) : -1;
     }
     PyObject *key = PySequence_GetItem(parts, 0), *field = key ? PySequence_GetItem(parts, 1) : NULL;
     Py_DECREF(parts);
@@ -576,6 +632,13 @@ static int add_piece(Grouper *self, Piece *piece, Finds *finds) {
             if (result > 0 && note_key(&self->names, piece->text, length) < 0) result = -1;
         }
         if (result < 1) return result;
+        if (self->packs && !self->is_found && !piece->is_found) {
+            if (!comes_next(self, piece, length)) piece->is_found = 1;
+            else {
+                if (!self->spared.used) self->begin = piece->header;
+                self->end = piece->begin + round_up(piece->size);
+            }
+        }
         return add_field(self, PyList_GetItem(self->fields, (Py_ssize_t)number), piece, finds);
     }
     PyObject *name = piece->name ? Py_NewRef(piece->name)
@@ -583,6 +646,7 @@ static int add_piece(Grouper *self, Piece *piece, Finds *finds) {
     if (!name) return -1;
     Piece named = *piece;
     named.name = name;
+    named.is_found |= self->packs;
     int result = add_by_split(self, &named, finds);
     Py_DECREF(name);
     return result;
@@ -608,7 +672,7 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
     PyObject *last = NULL, *problem = NULL;
     Scan scan = {position, BLOCK, zeros_before, NULL, 0};
     Found found;
-    const char *at = view.buf;
+    const char *at = self->buffer = view.buf;
     int failed = position < 0 || zeros_before < 0 || limit < 0;
     if (failed) PyErr_SetString(PyExc_ValueError, "position, zeros and limit must not be negative");
     while (!failed && !last && !problem && next_member(view.buf, view.len, limit, &scan, &found)) {
@@ -620,15 +684,17 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
                        .size = found.end - found.start, .offset = base + found.header};
         if (*found.kind) {
             PyObject *name = PyUnicode_DecodeUTF8(found.name, found.name_length, "surrogateescape");
-            failed = !name || note_event(&finds, found.kind, name, Py_None, piece.offset) < 0;
+            failed = !name || note_event(self, &finds, found.kind, name, Py_None, piece.offset) < 0;
             Py_XDECREF(name);
             continue;
         }
         if (self->text.obj)
             piece.is_found = may_contain(self, piece.begin, piece.size, (const char *)view.buf + view.len, &at);
+        if (self->packs && is_plain(view.buf, view.len, &found)) piece.header = (const char *)view.buf + found.header;
         if (add_piece(self, &piece, &finds) < 0) problem = taken_exception();
     }
-    if (!failed) failed = take_spared(self) < 0; /* the sample may go on in the next buffer */
+    if (!failed) failed = take_spared(self) < 0 || end_run(self, &finds.samples) < 0;
+    if (self->packs) self->is_found = 1; /* the open sample may go on in the next buffer */
     PyBuffer_Release(&view);
     if (failed) {
         Py_XDECREF(finds.samples);
@@ -649,6 +715,7 @@ static int add_given(Grouper *self, PyObject *member, Finds *finds) {
     if (!offset || (piece.offset = PyLong_AsLongLong(offset)) == -1) {
         if (PyErr_Occurred()) return -1;
     }
+    piece.is_found = self->packs;
     if (self->text.obj && PyBytes_Check(piece.data)) {
         const char *begin = PyBytes_AsString(piece.data);
         Py_ssize_t size = PyBytes_Size(piece.data);
@@ -705,6 +772,7 @@ static int grouper_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(self->key);
     Py_VISIT(self->sample);
     Py_VISIT(self->earlier);
+    Py_VISIT(self->run_keys);
     return 0;
 }
 
@@ -716,6 +784,7 @@ static int grouper_clear(PyObject *object) {
     Py_CLEAR(self->key);
     Py_CLEAR(self->sample);
     Py_CLEAR(self->earlier);
+    Py_CLEAR(self->run_keys);
     return 0;
 }
 
@@ -732,15 +801,16 @@ static void grouper_dealloc(PyObject *object) {
 
 static PyObject *grouper_new(PyTypeObject *type, PyObject *args, PyObject *options) {
     PyObject *url, *split, *text = Py_None;
-    int is_default;
+    int is_default, packs = 0;
     long long usual = 0;
     if (options && PyDict_Size(options)) return PyErr_Format(PyExc_TypeError, "Grouper takes no keywords");
-    if (!PyArg_ParseTuple(args, "OOp|OL:Grouper", &url, &split, &is_default, &text, &usual)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOp|OLp:Grouper", &url, &split, &is_default, &text, &usual, &packs)) return NULL;
     Grouper *self = (Grouper *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return NULL;
     self->split = Py_NewRef(split);
     self->is_default = is_default;
     self->usual = usual;
+    self->packs = packs;
     self->fields = PyList_New(0);
     self->first = PyDict_New();
     self->key = PyUnicode_FromString("");

@@ -205,6 +205,10 @@ class Grouper:
 
     With *text*, samples that cannot contain it are not made, but passed over: those with no field that has these bytes,
     or begins with a byte order mark of UTF-16 or UTF-32, and with at most *usual* fields. ``passed()`` counts them.
+
+    With *packs*, ``read`` may give samples as they stand in the buffer, several at once, as a tuple of a list of their
+    keys, and where in the buffer their members begin and end: where these are what ``plain_members`` makes of samples
+    of at most *usual* fields. ``passed()`` counts these, too. This twin makes all samples.
     """
 
     def __init__(
@@ -214,8 +218,10 @@ class Grouper:
         is_default: bool,
         text: bytes | None = None,
         usual: int = 0,
+        packs: bool = False,
     ):
-        self._url, self._split, self._text, self._usual = url, split, text, usual
+        self._url, self._split, self._usual = url, split, usual
+        self._text: Any = text
         self._passed = (0, 0)
         self._key = ""
         self._sample: dict[str, Any] = {}

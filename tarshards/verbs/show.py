@@ -85,11 +85,11 @@ def _image_size(data: bytes) -> str:
 
 def _describe(value: Any, limit: int) -> str:
     if isinstance(value, str):
-        return json.dumps(value[:limit], ensure_ascii=False) + ("…" if len(value) > limit else "")
+        return _encode(value[:limit]) + ("…" if len(value) > limit else "")
     if hasattr(value, "dtype"):
         return _brief(value)
     try:
-        text = json.dumps(value, ensure_ascii=False, default=_brief)
+        text = _encode(value)
     except (TypeError, ValueError):  # keys that JSON does not allow
         text = repr(value)
     return _shorten(text, limit)
@@ -99,6 +99,9 @@ def _brief(value: Any) -> str:
     if hasattr(value, "dtype"):
         return f"{value.dtype} {'x'.join(map(str, value.shape)) or 'scalar'}"
     return f"{len(value)} bytes" if isinstance(value, bytes) else repr(value)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, default=_brief).encode  # json.dumps makes an encoder for each value
 
 
 def _shorten(text: str, limit: int) -> str:

@@ -12,10 +12,10 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError, flag, shortened, visible, whole_number
-from tarshards.samples.batch import SampleBatch
+from tarshards.samples.batch import PackedSamples, SampleBatch
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
-from tarshards.samples.read import encode_sample, fields_of
+from tarshards.samples.read import encode_sample, fields_of, unpacked
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
@@ -140,13 +140,23 @@ class TarWriter(_Writer):
             if key in self._keys:
                 raise SampleError(DUPLICATE_KEY, url=self._stream.name, key=key)
             self._keys.add(key, None)
-        size = sum(map(len, packed))
-        parts = packed if size >= LARGE * len(packed) else [b"".join(packed)]
+        self._append(packed if sum(map(len, packed)) >= LARGE * len(packed) else [b"".join(packed)], len(keys))
+
+    def _append(self, parts: list[Any], samples: int) -> None:
+        """Append this number of samples, the members of one or more whole ones in each of *parts*."""
         self._send(parts)
         if self._members is not None:
             self._members.add_packed(parts, self.size - len(END))
-        self.size += size
-        self.samples += len(keys)
+        self.size += sum(map(len, parts))
+        self.samples += samples
+
+    def write_packed_samples(self, packed: PackedSamples) -> Iterator[Sample]:
+        """Append samples at once; where a key is not new, yield all of them instead, for ``write``."""
+        if self._keys.isdisjoint(packed.keys):
+            self._keys.update(packed.keys, sys.intern(packed.url))
+            self._append([packed.members], len(packed.keys))
+        else:
+            yield from unpacked(packed)
 
     def write_batch(self, batch: SampleBatch) -> Iterator[Sample]:
         """Append the samples of *batch*, many at once; yield each sample that needs ``write`` when its turn comes.
@@ -410,7 +420,7 @@ def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None =
 
 
 def write_samples(
-    samples: Iterable[Sample],
+    samples: Iterable[Sample | PackedSamples],
     target: str | os.PathLike[str] | Location | BinaryIO,
     *,
     allow_pipe: bool = False,
@@ -454,17 +464,22 @@ def made_shard(url: str, samples: int, size: int) -> Shard:
 
 def _write_each(
     writer: TarWriter,
-    samples: Iterable[Sample | SampleBatch],
+    samples: Iterable[Sample | SampleBatch | PackedSamples],
     reject: Callable[[Sample, TarshardsError], object] | None,
 ) -> None:
     for each in samples:
-        for sample in writer.write_batch(each) if type(each) is SampleBatch else (each,):
+        left: Iterable[Any] = (each,)
+        if type(each) is SampleBatch:
+            left = writer.write_batch(each)
+        elif type(each) is PackedSamples:
+            left = writer.write_packed_samples(each)
+        for sample in left:
             try:
-                writer.write(sample)  # type: ignore[arg-type]
+                writer.write(sample)
             except (SampleError, EncodeError) as error:
                 if reject is None:
                     raise
-                reject(sample, error)  # type: ignore[arg-type]
+                reject(sample, error)
 
 
 def shard_name(pattern: str | os.PathLike[str] | Location, shard: int, values: Mapping[str, str] | None = None) -> str:

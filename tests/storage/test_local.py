@@ -14,8 +14,10 @@ from threading import Thread
 import pytest
 
 from tarshards.errors import OpenError, UrlError
+from tarshards.storage import local, ranges
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.opening import open_shard, open_url
+from tarshards.storage.streams import Extent
 
 DATA = bytes(range(256)) * 100
 
@@ -295,3 +297,32 @@ def test_a_fifo_takes_no_hint_and_is_read(tmp_path):
     with open_url(tmp_path / "fifo") as file:
         assert file.read(10) == b"data"
     writer.join()
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_the_disk_begins_with_what_is_written_before_the_end(tmp_path, monkeypatch, sync):
+    begun = []
+    monkeypatch.setattr(local, "FLUSHED", 1000)
+    monkeypatch.setattr(ranges, "begin_flush", lambda _, offset, size: begun.append((offset, size)))
+    source = tmp_path / "source"
+    source.write_bytes(DATA)
+    pieces = [random.Random(0).randbytes(size) for size in (1, 999, 1000, 300_000, 5, 700_000)]
+    with open_url(tmp_path / "a", "wb", sync=sync) as stream, source.open("rb") as file:
+        for piece in pieces:
+            stream.write(piece)
+        stream.copy(Extent(file.fileno(), "source", 0, len(DATA)))
+        stream.write(pieces[-1])
+        stream.write(pieces[-1])
+    whole = b"".join(pieces) + DATA + 2 * pieces[-1]
+    assert (tmp_path / "a").read_bytes() == whole
+    ends = [0, *(offset + size for offset, size in begun)]
+    assert [offset for offset, _ in begun] == ends[:-1]  # each byte once
+    assert ends[-1] == (len(whole) if sync else 0)
+
+
+def test_beginning_with_a_flush_reports_no_errors(tmp_path):
+    with (tmp_path / "a").open("wb") as file:
+        file.write(DATA)
+        ranges.begin_flush(file.fileno(), 0, len(DATA))
+    ranges.begin_flush(-1, 0, 1)
+    assert (tmp_path / "a").read_bytes() == DATA

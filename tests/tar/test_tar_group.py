@@ -209,6 +209,7 @@ def test_native_groupers_keep_nothing():
         for archive in archives:
             for rule in RULES:
                 native.Grouper("u", *rule, b"1").read(archive, 0, 0, MEMBER_LIMIT, 0)
+                native.Grouper("u", *rule, None, 64, True).read(archive, 0, 0, MEMBER_LIMIT, 0)
                 grouper = native.Grouper("u", *rule)
                 grouper.read(archive, 0, 0, MEMBER_LIMIT, 0)
                 for name in ("a.x", "\udcff.x", "b"):

@@ -396,6 +396,24 @@ def test_a_survey_of_many_samples_finds_the_same(tmp_path):
     assert found.counts["error", "duplicate key"] > 100
 
 
+@pytest.mark.parametrize("change", [(b"a.x", b"c.x"), (b"b.y", b"b.z"), None])
+@pytest.mark.parametrize("split", ["first", "last"])
+def test_a_stale_index_is_found_in_the_same_scan(tmp_path, change, split):
+    path = tmp_path / "0.tar"
+    path.write_bytes(b"".join(tarred_one(name) for name in ("a.x", "a.y", "b.x", "b.y")) + bytes(1024))
+    build_index(str(path), split=split).save(Location.of(path))
+    if change is not None:
+        name, other = change
+        path.write_bytes(path.read_bytes().replace(tarred_one(name.decode()), tarred_one(other.decode())))
+    found, surveyed = check_both_ways([str(path)])
+    assert found.as_json() == surveyed.as_json()
+    assert (found.counts["error", "index"] > 0) == (change is not None)
+
+
+def tarred_one(name: str) -> bytes:
+    return pack_header(name, 3) + b"123" + bytes(509)
+
+
 @pytest.mark.parametrize(
     "names",
     [

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tarshards.errors import SampleError, ShardIndexError, TarError, TarshardsError
-from tarshards.samples.keys import USUAL, KeyRule, dots_in_key, have_dots_in_key, key_rule, split_name
+from tarshards.samples.keys import USUAL, KeyRule, Split, dots_in_key, have_dots_in_key, key_rule, split_name
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import PlainFile, open_plain
@@ -70,31 +70,35 @@ class _Check:
         name = location.name
         self.names.append(name)
         self.report.shards += 1
-        survey = None
+        survey = walked = None
         with ExitStack() as stack:
             try:
                 file = stack.enter_context(open_plain(shard, location))
                 self.report.bytes += file.size
                 if self.on_survey is None:
-                    self._count_shard(file, name)
+                    walked = self._count_shard(file, name)
                 else:
                     survey = self._survey(file, name)
                 if file.error is not None:
                     raise file.error
                 if not file.is_copy or location.is_remote:
-                    self._check_index(shard.url, name)
+                    self._check_index(shard, name, walked)
             except TarshardsError as error:
                 self.report.add_error("read", error)
             if survey is not None and self.on_survey is not None:
                 self.on_survey(file, survey)
 
-    def _count_shard(self, file: PlainFile, name: str) -> None:
-        """Count the samples of a shard, from one scan of its headers if nothing else needs checking."""
+    def _count_shard(self, file: PlainFile, name: str) -> Any:
+        """Count the samples of a shard, from one scan of its headers if nothing else needs checking.
+
+        Returns the result of ``walk`` in that scan, None without one.
+        """
         scanned = None if self.threads else scan_headers(file, self.rule)
-        if scanned is not None:
-            self._count_scanned(scanned, name)
-        else:
+        if scanned is None:
             self._count_each(file, name)
+            return None
+        self._count_scanned(scanned, name)
+        return scanned.walked
 
     def _survey(self, file: PlainFile, name: str) -> Survey:
         """Survey a shard, count its samples, and return the judged survey."""
@@ -139,7 +143,7 @@ class _Check:
         """Count the samples of a plain shard."""
         report = self.report
         report.samples += len(headers.keys)
-        report.members += sum(map(len, headers.sizes))
+        report.members += sum(sizes.total() for sizes in headers.sizes)
         for field_, lengths in zip(headers.fields, headers.sizes):
             if sizes := self._sizes_of(field_):
                 sizes.extend(lengths)
@@ -162,15 +166,16 @@ class _Check:
             self.report.fields[field_] = FieldSizes()
         return self.report.fields.get(field_)
 
-    def _check_index(self, url: str, name: str) -> None:
+    def _check_index(self, shard: Shard, name: str, walked: Any) -> None:
         from tarshards.index.inventory import has_ranges
         from tarshards.index.refresh import verify_index
         from tarshards.index.sidecar import MISSING, Index
 
+        url, split = shard.url, cast(Split, shard.split or "first")
         self.indexed[name] = True
         try:
             if Location.of(url).is_local:
-                verify_index(url)
+                verify_index(url, walked=None if walked is None else (split, walked))
             else:  # comparing all headers would fetch them again, or even whole shards
                 Index.load(url, check=has_ranges(url))
         except ShardIndexError as error:

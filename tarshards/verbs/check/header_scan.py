@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from itertools import compress, pairwise
 from operator import ne
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tarshards.samples.keys import NO_FIELDS, KeyRule, split_name
 from tarshards.samples.resync.walking import LARGE, LEAST, MOST, Zeros, is_end
@@ -19,15 +20,16 @@ LARGEST = 1 << 30  # bytes of a shard whose headers are held in memory
 class ScannedShard(NamedTuple):
     """The samples of a shard: the offset of each one's first header, and its form.
 
-    A form is the indexes in *fields*, little-endian uint16, of a sample's fields. *sizes* has for each field the bytes
-    of its members.
+    A form is the indexes in *fields*, little-endian uint16, of a sample's fields. *sizes* counts the sizes of each
+    field in bytes. *walked* is the result of ``walk``.
     """
 
     keys: list[str]
     offsets: list[int]
     forms: list[bytes]
     fields: list[str]
-    sizes: list[list[int]]
+    sizes: list[Counter[int]]
+    walked: Any
 
     def first_of_each_form(self) -> Iterator[tuple[frozenset[str], int]]:
         """Yield the fields and the number of each sample that is the first of its form."""
@@ -54,19 +56,27 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
         return None
     count = len(arrays[0]) // 4
     samples, numbers, offsets, sizes = (struct.unpack(f"<{count}{code}", data) for code, data in zip("IHQQ", arrays))
+    lists: list[Any] = [sizes[number :: len(fields)] for number in range(len(fields))]
+    if numbers != (*range(len(fields)),) * (count // len(fields)):  # not the same fields in all samples
+        lists = [[] for _ in fields]
+        for number, size in zip(numbers, sizes):
+            lists[number].append(size)
+    sizes_of: list[Counter[int]] = list(map(Counter, lists))
     # Members do not overlap, so there is nothing between them if their lengths add up to the end of the last.
-    lengths = [(size + 2 * BLOCK - 1) & -BLOCK for size in sizes]
-    end = offsets[-1] - BLOCK + lengths[-1]
-    if sum(lengths) != end or not is_end(Zeros(end, file.size), 0, file):
+    end = offsets[-1] - BLOCK + _length(sizes[-1])
+    total = sum(_length(size) * number for each in sizes_of for size, number in each.items())
+    if total != end or not is_end(Zeros(end, file.size), 0, file):
         return None
     if any(file.read(end, file.size - end)):  # other members after the last one
         return None
     starts = [0, *compress(range(1, count), map(ne, samples, samples[1:])), count]
     forms = [arrays[1][2 * start : 2 * stop] for start, stop in pairwise(starts)]
-    sizes_of: list[list[int]] = [[] for _ in fields]
-    for number, size in zip(numbers, sizes):
-        sizes_of[number].append(size)
-    return ScannedShard(keys, [offsets[start] - BLOCK for start in starts[:-1]], forms, fields, sizes_of)
+    return ScannedShard(keys, [offsets[start] - BLOCK for start in starts[:-1]], forms, fields, sizes_of, found)
+
+
+def _length(size: int) -> int:
+    """Return the bytes of a member with its header and padding."""
+    return (size + 2 * BLOCK - 1) & -BLOCK
 
 
 def _is_odd(keys: list[str], fields: list[str]) -> bool:
