@@ -41,9 +41,9 @@ def build_index(
 
     With *concatenated* the shard may consist of several archives, which the index counts. Names are split into key and
     field at the *split*, the "first" or "last" dot of their base name. Of large members only the headers are read.
-    Samples that ``read_samples`` refuses are its ``faults``. *walked* is the result of ``walk`` for this shard, if it has
-    just been called. Raises the error that ``read_samples`` raises for a damaged shard, ShardIndexError for a compressed
-    one, which has no random access, and OpenError for a stream.
+    Samples that ``read_samples`` refuses are its ``faults``. *walked* is the result of ``walk`` for this shard, if it
+    has just been called. Raises the error that ``read_samples`` raises for a damaged shard, ShardIndexError for a
+    compressed one, which has no random access, and OpenError for a stream.
     """
     location = Location.of(url)
     shard = Shard(location.url, concatenated=concatenated, split=split)
