@@ -61,15 +61,14 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     an ``ArrayLoader``, whatever ops come before. A function gets what ops have made of its field, the readers take
     bytes alone. A sample that lacks a field or does not decode raises an error, or goes to the ledger as failed.
 
-    At the end of an epoch the counts of all workers are
-    audited (AuditError).
+    At the end of an epoch the counts of all workers are audited (AuditError).
 
-    A sample that an op leaves out makes its batch shorter, an empty one is ``[]``, so that all ranks take as many steps
-    as ``len`` says. With *fill* it is replaced by another sample of the epoch, drawn by (seed, epoch, position) from
-    those that are read at about the same time and are not in the batch; the ledger counts that one as repeated. After
-    8 that are left out as well it raises SampleError. Without indexes batches are full in either case, but ranks may
-    differ in their number. With *drop_last* there is no smaller batch at the end of an epoch; the ledger counts its
-    samples as dropped.
+    A sample that an op leaves out makes its batch shorter, an empty one is ``[]``, or has empty tensors of *fields*, so
+    that all ranks take as many steps as ``len`` says. With *fill* it is replaced by another sample of the epoch, drawn
+    by (seed, epoch, position) from those that are read at about the same time and are not in the batch; the ledger
+    counts that one as repeated. After 8 that are left out as well it raises SampleError. Without indexes batches are
+    full in either case, but ranks may differ in their number. With *drop_last* there is no smaller batch at the end of
+    an epoch; the ledger counts its samples as dropped.
 
     With *packing*, which ``pack`` or ``bucket`` returns, a batch has the samples of *batch_size* bins. Packed, the
     arrays of its samples come end to end, with ``cu_seqlens`` (int32) and ``position_ids``; *collate_fn* replaces that.
@@ -120,6 +119,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
             if collate_fn is not collate_ragged:
                 raise TypeError("fields= makes the batches instead of collate_fn=; transforms= takes functions of them")
             maker = FieldsBatchMaker(dataset, batch_size, fields, transforms, kept=KEPT, ring=False, **given)
+            transforms = maker.assembler.transforms
         self.passes = Passes(maker, steps, workers=num_workers)
         persistent = bool(options.get("persistent_workers"))
         made_of = dataset, batch_size, collate_fn, fields, transforms, fill, drop_last, steps, reuse, packing
