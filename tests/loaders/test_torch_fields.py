@@ -415,7 +415,7 @@ def test_what_cannot_be_combined_is_refused(urls):
 
 
 def test_a_loader_is_made_again_of_its_attributes(urls):
-    first = loader(urls, given=IMAGES, options={"transforms": [blanked]})
+    first = loader(urls, given=IMAGES, options={"transforms": iter([blanked])})
     again = ShardLoader(first.dataset, batch_size=None, num_workers=1)
     epoch = frozen(first)
     again.set_epoch(0)

@@ -63,10 +63,10 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
 
     At the end of an epoch the counts of all workers are audited (AuditError).
 
-    A sample that an op leaves out makes its batch shorter (an empty batch is ``[]``), so all ranks take ``len`` steps.
-    With *fill* it is replaced by another sample of the epoch, drawn by (seed, epoch, position) from those that are read
-    at about the same time and are not in the batch; the ledger counts the substitute as repeated. After 8 substitutes
-    that are also left out it raises SampleError. Without indexes batches are always full, but ranks may differ in their
+    A sample that an op leaves out makes its batch shorter, so all ranks take ``len`` steps; an empty batch is ``[]``, or
+    has empty tensors of *fields*. With *fill* it is replaced by another sample of the epoch, drawn by (seed, epoch,
+    position) from those that are read at about the same time and are not in the batch; the ledger counts the substitute
+    as repeated. After 8 substitutes that are also left out it raises SampleError. Without indexes batches are always full, but ranks may differ in their
     number. With *drop_last* there is no smaller batch at the end of an epoch; the ledger counts its samples as dropped.
 
     With *packing*, from ``pack`` or ``bucket``, a batch has the samples of *batch_size* bins. ``pack`` concatenates the
@@ -118,6 +118,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
             if collate_fn is not collate_ragged:
                 raise TypeError("fields= makes the batches instead of collate_fn=; transforms= takes functions of them")
             maker = FieldsBatchMaker(dataset, batch_size, fields, transforms, kept=KEPT, ring=False, **given)
+            transforms = maker.assembler.transforms
         self.passes = Passes(maker, steps, workers=num_workers)
         persistent = bool(options.get("persistent_workers"))
         made_of = dataset, batch_size, collate_fn, fields, transforms, fill, drop_last, steps, reuse, packing
