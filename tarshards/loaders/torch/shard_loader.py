@@ -63,11 +63,12 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
 
     At the end of an epoch the counts of all workers are audited (AuditError).
 
-    A sample that an op leaves out makes its batch shorter, so all ranks take ``len`` steps; an empty batch is ``[]``, or
-    has empty tensors of *fields*. With *fill* it is replaced by another sample of the epoch, drawn by (seed, epoch,
+    A sample that an op leaves out makes its batch shorter, so all ranks take ``len`` steps; an empty batch is ``[]``,
+    or has empty tensors of *fields*. With *fill* it is replaced by another sample of the epoch, drawn by (seed, epoch,
     position) from those that are read at about the same time and are not in the batch; the ledger counts the substitute
-    as repeated. After 8 substitutes that are also left out it raises SampleError. Without indexes batches are always full, but ranks may differ in their
-    number. With *drop_last* there is no smaller batch at the end of an epoch; the ledger counts its samples as dropped.
+    as repeated. After 8 substitutes that are also left out it raises SampleError. Without indexes batches are always
+    full, but ranks may differ in their number. With *drop_last* there is no smaller batch at the end of an epoch; the
+    ledger counts its samples as dropped.
 
     With *packing*, from ``pack`` or ``bucket``, a batch has the samples of *batch_size* bins. ``pack`` concatenates the
     arrays of its samples, with ``cu_seqlens`` (int32) and ``position_ids``; *collate_fn* replaces this.
