@@ -446,9 +446,10 @@ static void replace(PyObject **place, PyObject *object) {
 /* Append the run of plain members that ended. */
 static int end_run(Grouper *self, PyObject **samples) {
     PyObject *keys = self->run_keys;
+    if (!keys) return 0;
     self->run_keys = NULL;
     long long begin = self->run - self->buffer, end = self->run_end - self->buffer;
-    return keys ? append_to(samples, Py_BuildValue("NLL", keys, begin, end)) : 0;
+    return append_to(samples, Py_BuildValue("NLL", keys, begin, end));
 }
 
 /* Append an event: a member that is skipped, or a fault if there is no kind. */
