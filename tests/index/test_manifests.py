@@ -11,7 +11,7 @@ from tarshards import write_samples
 from tarshards.errors import ShardIndexError, UrlError
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
-from tarshards.index.manifests import read_manifest, update_manifests, write_manifest
+from tarshards.index.manifests import Writing, read_manifest, update_manifests, write_manifest
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
@@ -91,7 +91,7 @@ def test_a_manifest_by_its_name_has_just_these_shards_in_their_order(here):
 
 
 def test_dry(here):
-    assert update(Shard("a-1.tar"), dry_run=True) == ["a.shards.json"]
+    assert update(Shard("a-1.tar"), how=Writing(dry_run=True)) == ["a.shards.json"]
     assert os.listdir(here) == []
 
 
