@@ -36,7 +36,8 @@ log = logging.getLogger("tarshards")
 # benchmarks/PROFILE.md has what is known of other values.
 REQUEST = 1 << 21  # bytes of a block if the plan does not give its size; the size of other requests, too
 SOON = 64  # first samples whose indexes are loaded before anything else: a small batch
-SINGLES, EACH = 256, 1 << 20  # first samples fetched one by one: at most this many, and one for each MiB of the dataset
+SINGLES = 256  # first samples fetched one by one, at most: a large batch
+PART, EACH = 64, 1 << 20  # samples, and bytes, of the dataset for each of these; more would delay a short epoch
 SLOW = 10 * 1460  # bytes of a block; a larger one takes several round trips over a new connection (RFC 6928)
 MOST_KEPT = 1 << 14  # blocks that stay mapped; a process may have 65,530 mappings
 
@@ -289,9 +290,8 @@ class BlockFetcher:
         units = samples_a_block(counts, means, None if fits else block)
         means *= shards.fraction
         self._drops = False  # whether the cache drops blocks after their use
-        by_turns = int(
-            reach * float(np.average(means, weights=counts))
-        )  # bytes of the samples that are shuffled together
+        # Bytes of the samples that are shuffled together.
+        by_turns = int(reach * float(np.average(means, weights=counts)))
         if not fits and block is not None and block > 1 and by_turns > budget:
             if cache is not None and IS_COMPILED and cache.reserve(by_turns) >= by_turns:
                 self._drops = is_alone
@@ -299,7 +299,7 @@ class BlockFetcher:
                 units, cache = np.ones_like(units), None
                 log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
         is_slow = block is not None and cache is None and float((units * means).max(initial=0)) > SLOW
-        singles = min(SINGLES, total // EACH) if is_slow else 0
+        singles = min(SINGLES, int(shards.counts.sum()) // PART, total // EACH) if is_slow else 0
         self._blocks = Blocks(shards.counts, units, means, are_whole=cache is not None, singles=singles)
         self._kept = None if cache is None else KeptBlocks(shards, units, 0 if self._drops else MOST_KEPT)
         self.are_kept = self._kept is not None and self._kept.has_all(
