@@ -21,7 +21,7 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
 from hashlib import md5
 from threading import Lock
@@ -340,6 +340,9 @@ def address_of(location: Location) -> StoreAddress | None:
 # Other files, which fsspec reads.
 
 
+_cache_tables = PerProcess(Lock)
+
+
 class Opened:
     """A file of a store, and the version that all bytes read of it must have."""
 
@@ -351,9 +354,14 @@ class Opened:
             raise failed(exc, location) from location.safe(exc)
         self.size, self.version = info.get("size"), version_of(info)
 
+    def _alone(self) -> AbstractContextManager[Any]:
+        """Let one thread at a time use a cache of fsspec: its table loses entries that two threads add at once."""
+        return _cache_tables() if hasattr(self.store, "check_files") else nullcontext()
+
     def open(self) -> Any:
         """Return fsspec's file; reading it raises if a block is of another version."""
-        file = self.store.open(self.path, "rb")
+        with self._alone():
+            file = self.store.open(self.path, "rb")
         cache: Any = getattr(file, "cache", None)
         if hasattr(cache, "fetcher"):
             fetcher = cache.fetcher
@@ -363,7 +371,8 @@ class Opened:
     def fetch(self, start: int, end: int) -> Any:
         """Return the bytes from *start* to *end*; raise if they are of another version."""
         traffic.count("requests")
-        data = self.check(self.store.cat_file(self.path, start=start, end=end))
+        with self._alone():
+            data = self.check(self.store.cat_file(self.path, start=start, end=end))
         traffic.count("bytes", len(data))
         return data
 
