@@ -20,6 +20,7 @@ import numpy as np
 from tarshards.errors import OpenError, TarshardsError, visible
 from tarshards.index.header_checks import Window
 from tarshards.index.member_table import IS_COMPILED
+from tarshards.index.readahead import Numbers
 from tarshards.samples.keys import Sample
 from tarshards.storage import traffic
 from tarshards.storage.ahead import Fetch, FetchQueue
@@ -46,7 +47,6 @@ TOO_LITTLE = (
     "give a smaller pool= or block=, more memory with Remote(ahead=), or a disk with Remote(cache_dir=)"
 )
 
-Places = tuple[np.ndarray, np.ndarray]  # shards and samples, int64
 Found = tuple["OpenShard", list[Window]]  # a shard, and members of it in memory or mapped
 
 
@@ -257,7 +257,7 @@ def _kept_key(sample: Any, unit: Any) -> Any:
 
 
 class BlockFetcher:
-    """Reads samples whose blocks are fetched ahead; *upcoming* yields the places of those that will be read.
+    """Reads samples whose blocks are fetched ahead; *upcoming* yields the numbers of those that will be read.
 
     *block* is the number of samples in a block, None for about 2 MiB of them. A block may be used up to *reach* samples
     after its first use. At most *budget* bytes are held or under way, more only if one block requires it. Mapped blocks
@@ -275,7 +275,7 @@ class BlockFetcher:
     def __init__(
         self,
         shards: OpenShards,
-        upcoming: Iterable[Places],
+        upcoming: Iterable[Numbers],
         *,
         block: int | None,
         reach: int,
@@ -302,9 +302,8 @@ class BlockFetcher:
         singles = min(SINGLES, int(shards.counts.sum()) // PART, total // EACH) if is_slow else 0
         self._blocks = Blocks(shards.counts, units, means, are_whole=cache is not None, singles=singles)
         self._kept = None if cache is None else KeptBlocks(shards, units, 0 if self._drops else MOST_KEPT)
-        self.are_kept = self._kept is not None and self._kept.has_all(
-            reach
-        )  # then ``read_kept`` is faster than ``read``
+        # If they are, ``read_kept`` is faster than ``read``.
+        self.are_kept = self._kept is not None and self._kept.has_all(reach)
         self._threads = fetching_threads(remote.connections)
         self._queue = FetchQueue(remote.connections, budget, upcoming=self._blocks.next, run=self._fetch)
         self._scanned = self._taken = 0  # samples: of *upcoming*, and those that have been read
@@ -358,16 +357,16 @@ class BlockFetcher:
 
     def _look_ahead(self) -> None:
         """Add what will be read next, all at once, because a block has several samples of it."""
-        parts: list[Places] = []
+        parts: list[Numbers] = []
         while self._scanned - self._taken < self._reach:
-            places = next(self._upcoming, None)
-            if places is None:
+            numbers = next(self._upcoming, None)
+            if numbers is None:
                 self._reach = 0
                 break
-            self._scanned += len(places[0])
+            self._scanned += len(numbers[0])
             if not self._is_begun:
-                self._begin(*places)
-            parts.append(places)
+                self._begin(*numbers)
+            parts.append(numbers)
         if parts:
             shards, samples = map(np.concatenate, zip(*parts))
             self._blocks.add(shards, samples)

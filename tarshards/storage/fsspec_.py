@@ -355,7 +355,11 @@ class Opened:
         self.size, self.version = info.get("size"), version_of(info)
 
     def _alone(self) -> AbstractContextManager[Any]:
-        """Let one thread at a time use a cache of fsspec: its table loses entries that two threads add at once."""
+        """Let one thread at a time use a cache of fsspec.
+
+        Its table loses entries that two threads add at once, and a second thread would find a part of a whole file that
+        the first one is fetching.
+        """
         return _cache_tables() if hasattr(self.store, "check_files") else nullcontext()
 
     def open(self) -> Any:
@@ -443,7 +447,6 @@ class StoreRanges(Ranges):
 
     def __init__(self, location: Location):
         self.name, self._location = location.name, location
-        self._lock, self._is_begun = PerProcess(Lock), False
         self._opened = PerProcess(partial(Opened, location))  # stores have threads, which a fork does not copy
         opened = self._opened()
         if opened.size is None:
@@ -457,11 +460,7 @@ class StoreRanges(Ranges):
             opened = self._opened()
             if opened.version != self._version:
                 raise OpenError(CHANGED)
-            # One thread makes the first read: a cache of fsspec may then fetch the whole file, and others would find
-            # a part of it.
-            with nullcontext() if self._is_begun else self._lock():
-                data = opened.fetch(offset, offset + size) if size else b""
-                self._is_begun = True
+            data = opened.fetch(offset, offset + size) if size else b""
         except Exception as exc:
             raise failed(exc, self._location, offset) from self._location.safe(exc)
         if len(data) != size:

@@ -135,7 +135,7 @@ class Shards(Sequence[Shard]):
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause Python's garbage collector in a block that makes many objects, few of which remain.
+    """Pause Python's garbage collector in a block that makes many objects and keeps few.
 
     It would go through all objects of the process, including torch's, because there are so many new ones.
     """

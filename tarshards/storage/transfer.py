@@ -6,7 +6,6 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from threading import Lock
@@ -554,8 +553,10 @@ class RemoteRanges(Ranges):
             data, version = read_range(self._address, offset, offset + size)
             self._keep(version)
             return data
-        fetch = partial(read_range, self._address, offset, offset + size, version)
-        return from_cache(self._address, offset, offset + size, version, lambda: fetch()[0])
+        end = offset + size
+        return from_cache(
+            self._address, offset, end, version, lambda: read_range(self._address, offset, end, version)[0]
+        )
 
     def drop(self, offset: int, size: int) -> None:
         if self._version is not None:

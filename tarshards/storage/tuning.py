@@ -9,7 +9,7 @@ from __future__ import annotations
 # Connections.
 
 #: Seconds after which an idle connection is not used again. Servers close them after about a minute: double would hand
-#: out closed ones, each of which costs a failed request; half would open connections again between two epochs.
+#: out closed ones, and each costs a failed request; half would open connections again between two epochs.
 IDLE = 50.0
 
 #: Seconds between two searches of the pool for connections that servers have closed. Each is a system call for every

@@ -31,7 +31,7 @@ from tarshards.stream.stream import Stream, check_dataset
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import Part
-    from tarshards.index.fetch import Places
+    from tarshards.index.readahead import Numbers
 
 MOST_PARTS = 1 << 20  # of a mixture: the choices of one period, held in memory
 CHUNK = 1 << 14  # positions of a schedule that are chosen together
@@ -515,10 +515,10 @@ class MixedShards(SampleReader):
 
     @contextmanager
     def ahead(
-        self, upcoming: Iterator[Places], *, block: int | None, reach: int, processes: int, gap: float
+        self, upcoming: Iterator[Numbers], *, block: int | None, reach: int, processes: int, gap: float
     ) -> Iterator[MixedShards]:
-        def choose(number: int, places: Places) -> Places:
-            shards, samples = places
+        def choose(number: int, numbers: Numbers) -> Numbers:
+            shards, samples = numbers
             own = (shards >= self.starts[number]) & (shards < self.starts[number + 1])
             return shards[own] - self.starts[number], samples[own]
 

@@ -43,7 +43,7 @@ def in_steps(url: str) -> Stream:
     return mix(sets, weights={"a": {0: 1, 6: 0.25}, "b": 0.5}, seed=4, until=30, **options)
 
 
-#: Streams of which a state was saved after four samples; loaders/states.json holds those of loaders.
+#: Streams whose states were saved after four samples; loaders/states.json holds those of loaders.
 STREAMS: dict[str, Callable[[str], Stream]] = {
     "shuffled": lambda url: Stream.from_shards(url, shuffle=True, seed=3),
     "selected by a column": lambda url: Stream.from_shards(url, shuffle=True, seed=3).select("n > 1"),

@@ -43,7 +43,7 @@ class Number(Fetch):
 
 
 class Numbers:
-    """A queue of fetches, each of which brings its number when it is *allowed* to."""
+    """A queue of fetches; each brings its number when it is *allowed* to."""
 
     def __init__(self, sizes: list[int], budget: int, connections: int = 4):
         self.fetches = [Number(number, size) for number, size in enumerate(sizes)]

@@ -95,7 +95,7 @@ class EncodedBatchMaker(BatchMaker):
         return batch
 
     def encode(self, samples: Iterable[Any], planned: int) -> EncodedBatch:
-        """Encode the samples of a batch, of which *planned* were read, and fill it if it is the last."""
+        """Encode the samples of a batch, after *planned* were read for it, and fill it if it is the last."""
         encoded = list(self.guard.encode(samples, self.stream.ledger.fail))
         missing = self.size - len(encoded) if planned < self.size and self.last_batch == "pad" else 0
         return EncodedBatch(encoded + encoded[-1:] * missing, len(encoded))

@@ -413,7 +413,7 @@ class ArenaMemory:
 
     def __init__(self, arenas: Arenas):
         self._empty = partial(arenas.empty, get_worker_info().id)
-        self._taken: dict[int, tuple[int, np.ndarray]] = {}  # by column: of which batch, and its array
+        self._taken: dict[int, tuple[int, np.ndarray]] = {}  # by column: the number of its batch, and its array
 
     def take(self, column: int, reader: Reader, count: int, number: int) -> Any:
         """Return what *reader* reads *count* samples of a column of the *number*-th batch into."""

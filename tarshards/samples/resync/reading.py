@@ -1,4 +1,4 @@
-"""A damaged shard's whole samples, an account of every byte, and an error for everything else."""
+"""A damaged shard's whole samples, a report on every byte, and an error for everything else."""
 
 from __future__ import annotations
 
