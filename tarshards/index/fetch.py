@@ -28,6 +28,7 @@ from tarshards.storage.cache import BlockCache
 from tarshards.storage.connections import connect_ahead, fetching_threads
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import most_held
+from tarshards.storage.remote import PIECE
 
 if TYPE_CHECKING:
     from tarshards.index.open import OpenShard, OpenShards
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("tarshards")
 
 # benchmarks/PROFILE.md has what is known of other values.
-REQUEST = 1 << 21  # bytes of a block if the plan does not give its size; the size of other requests, too
 SOON = 64  # first samples whose indexes are loaded before anything else: a small batch
 SINGLES = 256  # first samples fetched one by one, at most: a large batch
 PART, EACH = 64, 1 << 20  # samples, and bytes, of the dataset for each of these; more would delay a short epoch
@@ -65,7 +65,7 @@ def samples_a_block(counts: np.ndarray, means: np.ndarray, block: int | None) ->
 
     *counts* are the samples of each shard, *means* their bytes on average.
     """
-    units = np.maximum(REQUEST / means, 1) if block is None else np.full(len(means), block)
+    units = np.maximum(PIECE / means, 1) if block is None else np.full(len(means), block)
     return np.minimum(units, counts).astype(np.int64)
 
 

@@ -412,13 +412,13 @@ def test_headers_of_cached_blocks_are_compared_by_the_kernel(site, tmp_path, mon
     monkeypatch.setattr(Window, "check", lambda self, member: checked.append((self.low, member)))
     stream = Stream.from_shards(urls(site), shuffle=True, remote=remote)
     assert len(keys(stream)) == SHARDS * SAMPLES
-    assert len(checked) <= SHARDS * -(-SAMPLES * SIZE // fetch.REQUEST), "at most the first one of a block"
+    assert len(checked) <= SHARDS * -(-SAMPLES * SIZE // fetch.PIECE), "at most the first one of a block"
 
 
 @pytest.fixture
 def cached(site, tmp_path, monkeypatch):
     """Shards whose blocks are in a cache and mapped, and what they are to hold."""
-    monkeypatch.setattr(fetch, "REQUEST", 130_000)
+    monkeypatch.setattr(fetch, "PIECE", 130_000)
     remote = Remote(cache_dir=str(tmp_path / "cache"))
     shards = IndexedShards(urls(site), remote=remote)
     samples = {sample["__key__"]: sample["bin"] for sample in shards}
@@ -525,7 +525,7 @@ def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypa
     size = 1 << 20
     for number in range(16):
         cache.take(Block("http://host/other", '"v"', 1 << 30, number * size, size - 8000), lambda: bytes(size - 8000))
-    monkeypatch.setattr(fetch, "REQUEST", 50_000)
+    monkeypatch.setattr(fetch, "PIECE", 50_000)
     held = []
     fits = FetchQueue.fits
 
