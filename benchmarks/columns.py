@@ -191,7 +191,7 @@ def run(name: str, where: str = "") -> list[float]:
 
 def main() -> None:
     from tarshards import build_columns
-    from tarshards.parallel import ProcessPool
+    from tarshards.parallel.process_pool import ProcessPool
 
     make()
     manifest = f"{FOLDER}/pool.shards.json"

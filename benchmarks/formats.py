@@ -22,7 +22,7 @@ from measure import interleave, machine, rates, record
 from squirrel.driver import MessagepackDriver
 
 from tarshards import import_dataset, read_samples
-from tarshards.parallel import ProcessPool
+from tarshards.parallel.process_pool import ProcessPool
 
 FILES = 4
 SETS = {"2 KB of text-like bytes": (2_000, 20_000), "50 KB of noise, as JPEG": (50_000, 2_000)}  # size, rows

@@ -99,7 +99,7 @@ def build(manifest: Path) -> tuple[float, float]:
     from tarshards import IndexedShards
     from tarshards.index.key_index import build_key_index
     from tarshards.index.manifests import read_manifest
-    from tarshards.parallel import ProcessPool
+    from tarshards.parallel.process_pool import ProcessPool
 
     begun = time.perf_counter()
     with ProcessPool(os.cpu_count() or 1) as pool:

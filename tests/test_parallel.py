@@ -10,17 +10,23 @@ import subprocess
 import sys
 import time
 import weakref
-from collections import Counter
+from _thread import interrupt_main
+from collections import Counter, defaultdict
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from contextlib import closing
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Event, Lock, Timer
 
 import pytest
+from soak import SOAK
 
-from tarshards import parallel
 from tarshards.errors import OpenError, OpError, RemoteTraceback
-from tarshards.parallel import PIPE, ChildGroup, ProcessPool, bounded_map, settled_map
+from tarshards.parallel import process_pool
+from tarshards.parallel.calls import DaemonThreads, bounded_map, settled_map
+from tarshards.parallel.children import PIPE, ChildGroup
+from tarshards.parallel.process_pool import ProcessPool
 
 
 def act(what: int | str) -> int:
@@ -161,7 +167,7 @@ def test_a_function_that_cannot_be_sent_fails_alone():
 
 
 def test_a_killed_parent_leaves_no_process():
-    code = "import os, time; from tarshards.parallel import ProcessPool; p = ProcessPool(3)\n"
+    code = "import os, time; from tarshards.parallel.process_pool import ProcessPool; p = ProcessPool(3)\n"
     code += "calls = [p.submit(os.getpid) for _ in range(40)]\n"
     code += "print(*{call.result() for call in calls}, flush=True)\ntime.sleep(200)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -176,7 +182,7 @@ def test_a_killed_parent_leaves_no_process():
 
 def test_a_process_that_cannot_be_started_ends_those_before_it(monkeypatch):
     started = []
-    begin = parallel._Process.__init__
+    begin = process_pool._Process.__init__
 
     def limited(process, shared):
         if len(started) == 2:
@@ -184,7 +190,7 @@ def test_a_process_that_cannot_be_started_ends_those_before_it(monkeypatch):
         begin(process, shared)
         started.append(process._process)
 
-    monkeypatch.setattr(parallel._Process, "__init__", limited)
+    monkeypatch.setattr(process_pool._Process, "__init__", limited)
     pool = ProcessPool(3)
     with pytest.raises(OSError, match="no more processes"):
         pool.submit(abs, 1)
@@ -195,7 +201,7 @@ def test_a_process_that_cannot_be_started_ends_those_before_it(monkeypatch):
 def test_a_script_that_starts_processes_when_it_is_imported_is_told_so(tmp_path, method):
     script = tmp_path / "script.py"
     script.write_text(
-        "import multiprocessing\nfrom tarshards.parallel import ProcessPool\n"
+        "import multiprocessing\nfrom tarshards.parallel.process_pool import ProcessPool\n"
         f"multiprocessing.set_start_method({method!r}, force=True)\n"
         "print(ProcessPool(1).submit(len, 'abc').exception())\n"
     )
@@ -209,7 +215,7 @@ def test_a_script_that_starts_processes_when_it_is_imported_is_told_so(tmp_path,
 def test_a_signal_at_the_fork_ends_what_is_forked():
     code = (
         "import os, signal, sys\n"
-        "from tarshards.parallel import ProcessPool\n"
+        "from tarshards.parallel.process_pool import ProcessPool\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
         "os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
         "print(ProcessPool(1).submit(abs, 1).exception())\n"
@@ -357,3 +363,46 @@ def test_errors_of_the_tree_cross_the_standard_pool():
         "all of it",
         ["as it should be"],
     )
+
+
+def returned(number: int) -> int:
+    return number
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("executor", ["threads", "ours"])
+def test_a_signal_between_any_two_instructions_leaves_no_lock_that_a_thread_needs(executor, ordered):
+    kept = {}
+    arrivals = defaultdict(partial(interrupt_main, signal.SIGINT))
+
+    def trace(frame, event, _):
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            kept["left"] -= 1
+            if not kept["left"]:
+                arrivals[len(arrivals)]  # not a call, after which the handler would run at once
+        return trace
+
+    def interrupted(number):
+        pool = ThreadPoolExecutor(2) if executor == "threads" else DaemonThreads(2)
+        kept["left"] = number
+        sys.settrace(trace)
+        try:
+            with closing(bounded_map(returned, range(5), executor=pool, window=3, ordered=ordered)) as results:
+                found = list(results)
+        except KeyboardInterrupt:
+            found = None
+        finally:
+            sys.settrace(None)
+        probes = [pool.submit(returned, i) for i in range(4)]
+        done = wait(probes, 20).done
+        assert len(done) == 4, f"a thread hangs after a signal at instruction {number}"
+        return found
+
+    number, uninterrupted = 1, 0
+    while uninterrupted < 3:
+        found = interrupted(number)
+        uninterrupted = 0 if found is None else uninterrupted + 1
+        assert found in (None, [0, 1, 2, 3, 4]) or (not ordered and sorted(found) == [0, 1, 2, 3, 4])
+        number += 23 if SOAK == 1 else 1
+    assert number > 1000

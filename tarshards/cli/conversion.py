@@ -34,7 +34,7 @@ def convert(
     **options: Any,
 ) -> None:
     """Run an import or export with *parallel* processes, and report the number of samples and the files."""
-    from tarshards.parallel import ProcessPool
+    from tarshards.parallel.process_pool import ProcessPool
     from tarshards.samples.ledger import Ledger
 
     errors: list[Exception] = []

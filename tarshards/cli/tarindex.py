@@ -150,7 +150,7 @@ def main(
                 click.echo(shown(name))
             if key_index:
                 from tarshards.index.key_index import build_key_index
-                from tarshards.parallel import ProcessPool
+                from tarshards.parallel.process_pool import ProcessPool
 
                 with ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
                     build_key_index(manifests.read_manifest(name), executor=pool, sync=how.sync)
@@ -170,7 +170,7 @@ def main(
 
 def _add_columns(urls: list[str], columns: str, parallel: int, max_errors: int | None) -> None:
     from tarshards.index.columns import build_columns
-    from tarshards.parallel import ProcessPool
+    from tarshards.parallel.process_pool import ProcessPool
     from tarshards.samples.ledger import Ledger
 
     ledger = None if max_errors is None else Ledger(max_errors=max_errors)

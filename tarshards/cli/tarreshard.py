@@ -62,7 +62,7 @@ def main(
     The order depends only on --seed and the input; the bytes are the same for any -j. If the command is killed, the
     same command line resumes it.
     """
-    from tarshards.parallel import ProcessPool
+    from tarshards.parallel.process_pool import ProcessPool
     from tarshards.samples.ledger import Ledger
     from tarshards.storage.location import Location
     from tarshards.write.reshard import reshard, work_folder

@@ -16,7 +16,7 @@ from tarshards.epoch.epoch_options import Tail
 from tarshards.epoch.plan import Order, PlannedEpoch
 from tarshards.errors import OpError, TarshardsError, check_function, shortened
 from tarshards.index.access import IndexedShards, SampleReader, gap_of
-from tarshards.parallel import bounded_map
+from tarshards.parallel.calls import bounded_map
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample

@@ -32,7 +32,7 @@ from tarshards.index.access import IndexedShards
 from tarshards.index.cells import read_csv
 from tarshards.index.inventory import for_each_shard, read_head
 from tarshards.index.sidecar import NO_DIGEST, Index, index_location
-from tarshards.parallel import bounded_map
+from tarshards.parallel.calls import bounded_map
 from tarshards.samples.codecs import audio_headers, decode_field
 from tarshards.samples.codecs.audio import decode_audio
 from tarshards.samples.codecs.image import open_image

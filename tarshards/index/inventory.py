@@ -297,7 +297,7 @@ def for_some_shards(function: Callable[[Sequence[Any]], Any], urls: Sequence[str
             yield found
             begin += FEW
             continue
-        from tarshards.parallel import bounded_map
+        from tarshards.parallel.calls import bounded_map
         from tarshards.storage.connections import fetching_threads
 
         end = begin + MANY if is_local else len(urls)

@@ -25,7 +25,7 @@ import numpy as np
 
 from tarshards.errors import ShardIndexError
 from tarshards.index.sidecar import DIGEST, Index
-from tarshards.parallel import bounded_map
+from tarshards.parallel.calls import bounded_map
 from tarshards.samples.keys import split_name
 from tarshards.storage.derived import key_index_name
 from tarshards.storage.location import Location

@@ -225,7 +225,8 @@ def _work(function: Callable[[Shard], IndexOutcome], named: Sequence[Shard | str
     if min(jobs, len(shards)) < 2 or not _are_many(shards):
         yield from map(attempt, shards)
         return
-    from tarshards.parallel import ProcessPool, settled_map
+    from tarshards.parallel.calls import settled_map
+    from tarshards.parallel.process_pool import ProcessPool
 
     with ProcessPool(min(jobs, len(shards)), finishes=True) as pool:
         for shard, outcome, error in settled_map(attempt, shards, executor=pool, window=4 * jobs):

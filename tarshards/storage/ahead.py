@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from functools import cached_property, partial
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
 from tarshards.errors import TarshardsError
+from tarshards.parallel.calls import settled
+from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic, tuning
 from tarshards.storage.connections import fetching_threads, soonest
 from tarshards.storage.location import Location
@@ -93,8 +94,8 @@ class FetchQueue(Generic[F]):
         """Return the result of *fetch*, or raise its error; the request begins now unless it has begun."""
         with self.lock:
             future = fetch.future or self._begin(fetch)
-        with nullcontext() if future.done() else traffic.waiting():
-            return future.result()
+        with traffic.waiting():
+            return settled(future).result()
 
     def _begin(self, fetch: F) -> Future[Any]:
         fetch.settle()
@@ -126,7 +127,9 @@ class FetchQueue(Generic[F]):
             self._forget(fetch)
             if fetch.future is None:
                 return
-            if fetch.future.cancel():
+            with defer_signals():
+                cancelled = fetch.future.cancel()
+            if cancelled:
                 self._under_way -= 1
             else:
                 fetch.abort()

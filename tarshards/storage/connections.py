@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
-from tarshards.parallel import DaemonThreads
+from tarshards.parallel.calls import DaemonThreads
 from tarshards.storage import traffic, tuning
 from tarshards.storage.locks import PerProcess
 

@@ -30,6 +30,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from tarshards.errors import OpenError, UrlError
+from tarshards.parallel.calls import settled
+from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic
 from tarshards.storage.ahead import ForwardReader
 from tarshards.storage.connections import Origin
@@ -542,11 +544,12 @@ class Upload:
             self._settle()
         number, data = self._number, bytes(self._buffer[:size])
         del self._buffer[:size]
-        self._running.append(self._executor.submit(self.put, number, data))
+        with defer_signals():
+            self._running.append(self._executor.submit(self.put, number, data))
 
     def _settle(self) -> None:
         """Wait for the first part under way. A part that fails stays there, so that the upload cannot be completed."""
-        self._sent.append(self._running[0].result())
+        self._sent.append(settled(self._running[0]).result())
         self._running.popleft()
 
     def finish(self) -> None:

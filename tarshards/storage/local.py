@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import signal
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -13,6 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpenError
+from tarshards.parallel.signals import defer_signals
 from tarshards.storage.derived import INDEX
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.locks import NoLocksError, is_at, sweep, try_lock
@@ -91,18 +91,9 @@ def _open_writer(path: str, location: Location) -> OutputStream:
     if path.startswith(_DESCRIPTORS) or _is_special(path):
         file = io.BufferedWriter(io.FileIO(path, "wb"))
         return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file)
+
     with defer_signals():
         return _open_temporary(os.path.realpath(path), location)
-
-
-@contextmanager
-def defer_signals() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM, so that none comes between a resource and the code that releases it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _open_temporary(target: str, location: Location) -> OutputStream:

@@ -671,5 +671,7 @@ def look_up(function: Callable[[Location], T], urls: Iterable[str | Location]) -
         return
     from concurrent.futures import ThreadPoolExecutor
 
+    from tarshards.parallel.calls import bounded_map
+
     with ThreadPoolExecutor(LOOKUPS) as executor:
-        yield from executor.map(function, locations)
+        yield from bounded_map(function, locations, executor=executor, window=2 * LOOKUPS)

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from tarshards.errors import OpenError
-from tarshards.parallel import PIPE, ChildGroup, ending
+from tarshards.parallel.children import PIPE, ChildGroup, ending
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.streams import InputStream, OutputStream, failure
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.parallel import TICK
+from tarshards.parallel.signals import TICK
 from tarshards.storage import connections, traffic, tuning
 from tarshards.storage.connections import Origin, Response
 from tarshards.storage.location import Location

@@ -13,7 +13,8 @@ from time import monotonic
 from typing import Any
 
 from tarshards.errors import OpenError
-from tarshards.parallel import DaemonThreads
+from tarshards.parallel.calls import DaemonThreads, settled
+from tarshards.parallel.signals import defer_signals
 from tarshards.storage import connections, traffic, tuning
 from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.connections import Origin, Response, StalledError
@@ -255,7 +256,7 @@ class _Parts:
         """Wait for all parts; raise the error of one that cannot be read."""
         try:
             for future in self._futures:
-                future.result()
+                settled(future).result()
         except BaseException:
             self.drop()
             raise
@@ -263,7 +264,9 @@ class _Parts:
     def drop(self) -> None:
         """Stop fetching the parts."""
         for transfer, future in zip(self._transfers, self._futures):
-            if not future.cancel():
+            with defer_signals():
+                cancelled = future.cancel()
+            if not cancelled:
                 transfer.drop()
 
 
@@ -432,7 +435,7 @@ def large_request(address: Address, size: int) -> Iterator[LargeRequest | None]:
     soonest = connections.soonest(url)
     most = remote.connections if soonest > tuning.FAR else max(1, remote.connections // 2)
     under_way = _large_requests()[Origin.of(url)]
-    with under_way.changed:
+    with under_way.lock:
         under_way.changed.wait_for(lambda: under_way.count < most)
         under_way.count += 1
     try:
@@ -440,7 +443,7 @@ def large_request(address: Address, size: int) -> Iterator[LargeRequest | None]:
         yield LargeRequest(under_way, most, size, soonest)
         under_way.end((monotonic() - begun) / size)
     finally:
-        with under_way.changed:
+        with under_way.lock:
             under_way.count -= 1
             under_way.changed.notify()
 
@@ -450,7 +453,8 @@ class _LargeRequests:
 
     def __init__(self) -> None:
         self.count = 0
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
         self.pace = 0.0
 
     def end(self, pace: float) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from tarshards.errors import OpenError, check_function
-from tarshards.parallel import bounded_map
+from tarshards.parallel.calls import bounded_map
 from tarshards.stream.op import op
 
 MISSING = "Dask needs a package that is not installed: pip install 'tarshards[dask]'"

@@ -600,7 +600,7 @@ def async_map(
         raise TypeError(f"async_map takes a function, not {shortened(function)}")
     if isasyncgenfunction(function):
         raise TypeError(f"async_map awaits one result a sample; {shortened(function)} is an async generator")
-    from tarshards.parallel import check_executor
+    from tarshards.parallel.calls import check_executor
 
     if executor is not None:
         check_executor(executor)
@@ -619,7 +619,7 @@ def _async_map(
 ) -> Iterator[Any]:
     from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 
-    from tarshards.parallel import EventLoop, settled_map
+    from tarshards.parallel.calls import EventLoop, settled_map
 
     with ExitStack() as stack:
         if is_coroutine_function(function):

@@ -113,8 +113,8 @@ class _Waiting:
 
     def __init__(self, shards: Shards, memory: int, ordered: bool):
         self.memory, self.ordered = memory, ordered
-        lock = Lock()
-        self.filled, self.drained = Condition(lock), Condition(lock)  # both guard all that follows
+        self.lock = Lock()  # guards all that follows
+        self.filled, self.drained = Condition(self.lock), Condition(self.lock)
         self.shards = iter(enumerate(shards))
         self.queues: dict[int, deque[tuple[Sample | _End, int]]] = defaultdict(deque)
         self.current = 0  # the queue from which the next sample is taken
@@ -123,13 +123,13 @@ class _Waiting:
 
     def next_shard(self) -> tuple[int, Shard] | None:
         """Return the number of the next unread shard, and the shard; None if there is none."""
-        with self.drained:
+        with self.lock:
             return None if self.stopped else next(self.shards, None)
 
     def put(self, shard: int, item: Sample | _End, size: int) -> bool:
         """Add *item* when there is memory for its *size* bytes; return False if it is no longer wanted."""
         queue = shard if self.ordered else 0
-        with self.drained:
+        with self.lock:
             while not self.stopped and size and self.held + size > self.memory:
                 if queue == self.current and not self.queues[queue]:
                     break
@@ -142,9 +142,9 @@ class _Waiting:
 
     def take(self) -> Any:
         """Wait for the next sample or end of a shard, and return it."""
-        from tarshards.parallel import TICK
+        from tarshards.parallel.signals import TICK
 
-        with self.filled:
+        with self.lock:
             while not self.queues[self.current]:
                 self.filled.wait(TICK)
             item, size = self.queues[self.current].popleft()
@@ -157,7 +157,7 @@ class _Waiting:
 
     def stop(self) -> None:
         """Let readers end."""
-        with self.drained:
+        with self.lock:
             self.stopped = True
             self.drained.notify_all()
 
@@ -199,7 +199,7 @@ class _ShardThread(Thread):
 
 def _end(readers: list[_ShardThread]) -> None:
     """Wait for readers, and kill the commands that they wait for; readers that wait for a network end by themselves."""
-    from tarshards.parallel import TICK
+    from tarshards.parallel.signals import TICK
 
     deadline = monotonic() + PATIENCE
     while (alive := [reader for reader in readers if reader.is_alive()]) and monotonic() < deadline:

@@ -26,7 +26,7 @@ from tarshards.errors import (
     visible,
     whole_number,
 )
-from tarshards.parallel import bounded_map
+from tarshards.parallel.calls import bounded_map
 from tarshards.samples.keys import Sample
 from tarshards.samples.read import encode_sample
 from tarshards.samples.tree import read_tree, tree_digest
@@ -89,7 +89,7 @@ def write_dataset(
         claims.take(shard_name(pattern, 0))  # the journal may belong to a running call
         journal = _Journal(location, digest_of(pattern, max_bytes, source.identity, _name_of(to_sample)))
         if executor is None:
-            from tarshards.parallel import ProcessPool, call_shared
+            from tarshards.parallel.process_pool import ProcessPool, call_shared
 
             pool = stack.enter_context(ProcessPool(shared=encode))
             executor, function, workers = pool, call_shared, pool.workers

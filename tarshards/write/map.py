@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tarshards.errors import OpError, check_function
-from tarshards.parallel import ProcessPool
+from tarshards.parallel.process_pool import ProcessPool
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
 from tarshards.samples.read import read_shard

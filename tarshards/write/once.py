@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tarshards.errors import OpenError, OpError, TarshardsError
-from tarshards.parallel import ProcessPool, settled_map
+from tarshards.parallel.calls import settled_map
+from tarshards.parallel.process_pool import ProcessPool
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.claims import Claims
 from tarshards.storage.derived import forget

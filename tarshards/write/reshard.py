@@ -156,7 +156,7 @@ def reshard(
             claims.take(location)
         _prepare(plan, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut, ENTRY, *rules))
         if executor is None:
-            from tarshards.parallel import ProcessPool
+            from tarshards.parallel.process_pool import ProcessPool
 
             executor = stack.enter_context(ProcessPool())
         scattered = _run(_Scatter(plan), list(enumerate(named)), executor, lambda item: item[1].url, progress)

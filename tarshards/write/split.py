@@ -19,7 +19,7 @@ from tarshards.storage.location import Location
 from tarshards.write.shards import ShardWriter, TarWriter
 
 if TYPE_CHECKING:
-    from tarshards.parallel import ChildGroup
+    from tarshards.parallel.children import ChildGroup
 
 MAX_SERIES = 500  # each keeps a file open
 
@@ -201,7 +201,7 @@ class ShardCommand:
         self._running.append((shard, group))
 
     def _wait(self) -> None:
-        from tarshards.parallel import ending
+        from tarshards.parallel.children import ending
 
         shard, group = self._running[0]
         status = group.reap()

@@ -17,7 +17,7 @@ from tool_lines import WRITING, command_of, make_inputs
 
 from tarshards import ShardWriter, Stream, TarWriter, map_shards, read_samples, write_dataset
 from tarshards.errors import OpenError
-from tarshards.parallel import ProcessPool
+from tarshards.parallel.process_pool import ProcessPool
 from tarshards.storage import tuning
 from tarshards.write.reshard import reshard
 

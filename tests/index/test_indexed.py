@@ -26,7 +26,7 @@ from tarshards.index import inventory
 from tarshards.index import open as opening
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
-from tarshards.parallel import DaemonThreads
+from tarshards.parallel.calls import DaemonThreads
 from tarshards.storage import connections
 
 pytestmark = [

@@ -23,7 +23,7 @@ from unreliable_site import BUCKET, PASSING, WRONG, UnreliableSite
 
 from tarshards import ArrayLoader, IndexedShards, Ledger, ShardWriter, Stream, readers
 from tarshards.errors import TarshardsError
-from tarshards.parallel import DaemonThreads
+from tarshards.parallel.calls import DaemonThreads
 from tarshards.storage import tuning
 from tarshards.storage.remote import Remote
 

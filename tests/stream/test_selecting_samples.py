@@ -18,7 +18,7 @@ from tarshards.epoch.selection import SelectedPlan, Selection
 from tarshards.errors import DecodeError, OpError, SampleError, StateError
 from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
-from tarshards.parallel import ProcessPool
+from tarshards.parallel.process_pool import ProcessPool
 from tarshards.storage import traffic
 from tarshards.verbs.grep import KeyFilter
 

@@ -13,7 +13,7 @@ from with_torch import needs_torch
 
 from tarshards import EncodeError, OpError, SampleError, ShardWriter, StateError, read_samples
 from tarshards.errors import OpenError
-from tarshards.parallel import ProcessPool
+from tarshards.parallel.process_pool import ProcessPool
 from tarshards.samples import tree
 from tarshards.write.dataset import write_dataset
 

@@ -17,7 +17,7 @@ from tarshards import Ledger, OpError, TarError, TarWriter, read_samples
 from tarshards.index.build import build_index
 from tarshards.index.manifests import write_manifest
 from tarshards.index.sidecar import Index
-from tarshards.parallel import ProcessPool
+from tarshards.parallel.process_pool import ProcessPool
 from tarshards.storage.manifest import Shard
 from tarshards.write.map import map_shards, output_names
 

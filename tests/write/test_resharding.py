@@ -20,7 +20,7 @@ from soak import SOAK
 from tarshards import SampleError, ShardWriter, TarError, read_samples
 from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index
-from tarshards.parallel import ProcessPool
+from tarshards.parallel.process_pool import ProcessPool
 from tarshards.write.reshard import reshard
 
 TOOL = str(Path(__file__).parents[2] / "bin/tarreshard")

@@ -34,7 +34,8 @@ from tarshards.loaders.arrays.assembly import (
 from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.passes import Pass, Passes, ResumableLoader
-from tarshards.parallel import bounded_map
+from tarshards.parallel.calls import bounded_map, settled
+from tarshards.parallel.signals import defer_signals
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.ledger import Tally
 from tarshards.stream.collate import sequences
@@ -316,9 +317,12 @@ class ArrayLoader(ResumableLoader):
             return LocatedSamples(find_in_bytes(results, assembler.terms), numbers, np.arange(len(urls)), urls)
 
         def locates(thread: ThreadPoolExecutor) -> Iterator[Locate]:
-            raws = (thread.submit(lambda: list(islice(counted, self.maker.size))) for _ in count())
-            for raw in raws:
-                if not assembler.is_open and raw.exception() is None:  # by the first, whichever thread is quicker
+            while True:
+                with defer_signals():
+                    raw = thread.submit(lambda: list(islice(counted, self.maker.size)))
+                if (
+                    not assembler.is_open and settled(raw).exception() is None
+                ):  # by the first, whichever thread is quicker
                     assembler.open(locate(raw))
                 yield partial(locate, raw), None
 

@@ -14,7 +14,7 @@ import numpy as np
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
 from tarshards.loaders.passes import Pass, Passes
-from tarshards.parallel import bounded_map
+from tarshards.parallel.calls import bounded_map
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.sources import version_of

@@ -21,7 +21,7 @@ from itertools import count
 from typing import Any
 
 from tarshards.errors import OpenError, visible
-from tarshards.parallel import TICK
+from tarshards.parallel.signals import TICK
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.derived import forget
 from tarshards.storage.local import synced_folder

@@ -6,7 +6,7 @@ import os
 import signal
 from types import FrameType
 
-from tarshards.storage.local import defer_signals
+_FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
 def leave_init() -> None:
@@ -16,7 +16,8 @@ def leave_init() -> None:
     """
     if os.getpid() != 1:
         return
-    with defer_signals():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    try:
         child = os.fork()
         if child == 0:
             return
@@ -24,8 +25,10 @@ def leave_init() -> None:
         def forward(number: int, _: FrameType | None) -> None:
             os.kill(child, number)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _FORWARDED:
             signal.signal(number, forward)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     reaped, status = 0, 0
     while reaped != child:
         reaped, status = os.wait()

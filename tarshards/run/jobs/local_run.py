@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from tarshards.parallel import TICK
+from tarshards.parallel.signals import TICK
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.run.jobs.status import Show, Status

@@ -11,11 +11,11 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 from tarshards.errors import StateError, visible
-from tarshards.parallel import PIPE, TICK, ChildGroup, ending
+from tarshards.parallel.children import PIPE, ChildGroup, ending
+from tarshards.parallel.signals import TICK, defer_signals
 from tarshards.run.guard import Guard, end_all
 from tarshards.run.jobs.attempt import Attempt
 from tarshards.run.jobs.job_plan import Item, JobPlan
-from tarshards.storage.local import defer_signals
 from tarshards.storage.location import Location
 from tarshards.storage.markers import find_made, read_marker, remove_marker, write_marker
 

@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
-from threading import Event, Thread
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 from tarshards.errors import OpError
-from tarshards.parallel import GRACE, PIPE, TICK, ChildGroup, ending
+from tarshards.parallel.children import GRACE, PIPE, ChildGroup, ending
+from tarshards.parallel.signals import TICK
 from tarshards.run.samples.journal import SampleResult
 from tarshards.run.samples.runners import Failure, Work
 from tarshards.run.samples.scratch import Scratch
@@ -170,7 +172,7 @@ class Dispatcher:
         self._work, self._scratch = work, scratch
         self._finish, self._ended = finish, ended
         self._pending: deque[QueuedSample] = deque()
-        self._changed = Event()
+        self._changed: SimpleQueue[None] = SimpleQueue()  # has an item if something changed
         self._halted = self._killed = self._closing = False
         self._wants_more = False  # wake the thread for a new sample
         self._error: BaseException | None = None
@@ -207,8 +209,8 @@ class Dispatcher:
     def wait(self, ready: Callable[[], Any]) -> bool:
         """Wait until *ready*; return False if the thread ended before. Raises the error that ended it."""
         while not ready() and self._thread.is_alive():
-            self._changed.wait(TICK)
-            self._changed.clear()
+            with suppress(Empty):
+                self._changed.get(timeout=TICK)
         if self._error is not None:
             raise self._error
         return bool(ready())
@@ -263,8 +265,12 @@ class Dispatcher:
                 self._terminate()
         except BaseException as error:
             self._error = error
-        self._changed.set()
+        self._report()
         self._ended()
+
+    def _report(self) -> None:
+        if self._changed.empty():
+            self._changed.put(None)
 
     def _busy(self) -> bool:
         return any(slot.sent for slot in self._slots)
@@ -313,7 +319,7 @@ class Dispatcher:
             slot.add(queued)
         else:
             self._finish(queued, total)
-            self._changed.set()
+            self._report()
 
     def _replace(self, slot: Slot) -> None:
         """Replace a slot whose process has died; if it ran a function, its current sample fails.

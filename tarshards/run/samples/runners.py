@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError, TarshardsError
-from tarshards.parallel import GRACE, PIPE, ChildGroup, ending, wait_for
+from tarshards.parallel.children import GRACE, PIPE, ChildGroup, ending, wait_for
 from tarshards.run.samples.folder import pack, remove, unpack, write_all
 from tarshards.samples.keys import Sample
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from tarshards.errors import DecodeError
-from tarshards.parallel import bounded_map
+from tarshards.parallel.calls import bounded_map
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.image import EXTENSIONS, is_sound_jpeg
 from tarshards.samples.codecs.registry import DECODERS, UNSAFE_DECODERS

@@ -1,0 +1,8 @@
+"""Work beside the main thread: calls of any executor, a pool of processes, and child processes that end together.
+
+- ``signals``: handlers of signals that raise, held back where an exception would leave a lock or a resource
+- ``calls``: ``settled_map`` and ``bounded_map`` over any executor; ``DaemonThreads`` wait for a network, and
+  ``EventLoop`` runs coroutines
+- ``children``: a program with its descendants
+- ``process_pool``: calls in processes, of which one that dies fails only its own call
+"""

@@ -1,0 +1,193 @@
+"""Ordered, bounded maps over any executor, and two executors: threads that wait for a network, and coroutines."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Executor, Future, wait
+from contextlib import closing, suppress
+from itertools import islice
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, TypeVar
+
+from tarshards.errors import shortened
+from tarshards.parallel.signals import TICK, defer_signals
+
+T = TypeVar("T")
+
+
+def settled_map(
+    function: Callable[[Any], Any], items: Iterable[Any], *, executor: Executor, window: int, ordered: bool = True
+) -> Generator[tuple[Any, Any, BaseException | None], None, None]:
+    """Yield every item with ``function(item)`` or its exception; at most *window* calls are running or waiting.
+
+    Results come in the order of the items, or with ``ordered=False`` as they finish. An exception of the iterable is
+    raised, and CancelledError for a call that someone else cancelled. Closing the generator cancels calls that have not
+    begun and waits for running ones.
+    """
+    check_executor(executor)
+    pending: dict[Future[Any], Any] = {}  # and their items
+    over: set[Future[Any]] = set()
+    wake: SimpleQueue[None] = SimpleQueue()
+
+    def settle(future: Future[Any]) -> None:
+        over.add(future)
+        if wake.empty():
+            wake.put(None)
+
+    def take() -> tuple[Any, Any, BaseException | None]:
+        while (future := _first(pending, over, ordered)) is None:
+            _rest(wake)
+        item, error = pending.pop(future), future.exception()
+        over.remove(future)
+        return item, None if error else future.result(), error
+
+    try:
+        for item in items:
+            with defer_signals():
+                future = executor.submit(function, item)
+                pending[future] = item
+                future.add_done_callback(settle)
+                del future  # else the last result would be held
+            if len(pending) >= window:
+                yield take()
+        while pending:
+            yield take()
+    finally:
+        with defer_signals():
+            running = {future for future in pending if not future.cancel()}
+        while not running <= over:
+            _rest(wake)
+
+
+def _first(pending: Iterable[Future[Any]], over: set[Future[Any]], ordered: bool) -> Future[Any] | None:
+    """Return the first of *pending*, or unless *ordered* any, that is over."""
+    candidates = islice(pending, 1) if ordered else pending
+    return next((future for future in candidates if future in over), None)
+
+
+def _rest(wake: SimpleQueue[None]) -> None:
+    """Wait for a call to end; in contrast to a Condition, this leaves no lock taken when a signal's handler raises."""
+    with suppress(Empty):
+        wake.get(timeout=TICK)
+
+
+def bounded_map(
+    function: Callable[[Any], Any], items: Iterable[Any], *, executor: Executor, window: int, ordered: bool = True
+) -> Generator[Any, None, None]:
+    """Yield ``function(item)`` for every item, like ``settled_map``, and raise the first exception."""
+    with closing(settled_map(function, items, executor=executor, window=window, ordered=ordered)) as settled:
+        yield from map(_result, settled)  # no frame holds a result while the next is made, so its memory can be reused
+
+
+def settled(future: Future[T]) -> Future[T]:
+    """Wait until *future* is done, and return it; a signal that arrives meanwhile leaves its lock free."""
+    while True:
+        with defer_signals():
+            if wait((future,), TICK).done:
+                return future
+
+
+def check_executor(executor: Any) -> Executor:
+    """Return the value of ``executor=``; raise TypeError for anything that cannot take calls."""
+    if not hasattr(executor, "submit"):
+        raise TypeError(f"executor= takes an Executor of concurrent.futures, not {shortened(executor)}")
+    return executor
+
+
+def _result(outcome: tuple[Any, Any, BaseException | None]) -> Any:
+    _, result, error = outcome
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del outcome, error  # which the traceback would hold
+    return result
+
+
+class DaemonThreads(Executor):
+    """An executor of at most *workers* threads that wait for a network; they do not prevent the process from exiting.
+
+    >>> list(DaemonThreads(2).map(abs, [-1, 2]))
+    [1, 2]
+    """
+
+    def __init__(self, workers: int, name: str = "tarshards-fetch"):
+        self._workers, self._name = workers, name
+        self._calls: SimpleQueue[Any] = SimpleQueue()
+        self._lock = Lock()
+        self._started = self._idle = 0
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            elif self._started < self._workers:
+                self._started += 1
+                Thread(target=self._serve, name=self._name, daemon=True).start()
+            self._calls.put((future, function, args, options))
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            future, function, args, options = self._calls.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*args, **options))
+                except BaseException as error:
+                    future.set_exception(error)
+            del future, function, args, options  # else they would be held while the thread is idle
+            with self._lock:
+                self._idle += self._calls.empty()  # may be fewer than are idle: then one more thread is started
+
+
+class EventLoop(Executor):
+    """An executor of coroutine functions, at most *workers* at once, on an event loop in its own thread.
+
+    Shutting it down cancels running coroutines and waits for them to end.
+
+    >>> async def double(number):
+    ...     return 2 * number
+    >>> with EventLoop(2) as loop:
+    ...     list(loop.map(double, [1, 2]))
+    [2, 4]
+    """
+
+    def __init__(self, workers: int):
+        import asyncio
+
+        begun: Future[Any] = Future()
+        self._free, self._end = asyncio.Semaphore(workers), asyncio.Event()
+        self._thread = Thread(target=asyncio.run, args=(self._serve(begun),), name="tarshards-loop", daemon=True)
+        self._thread.start()
+        self._loop = begun.result()
+        atexit.register(self.shutdown)  # else tasks that are pending at exit are reported as destroyed
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        from asyncio import run_coroutine_threadsafe
+
+        return run_coroutine_threadsafe(self._call(function, args, options), self._loop)
+
+    async def _call(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        async with self._free:
+            return await function(*args, **options)
+
+    async def _serve(self, begun: Future[Any]) -> None:
+        import asyncio
+
+        begun.set_result(asyncio.get_running_loop())
+        await self._end.wait()
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in left:
+                if not task.cancelling():  # a second cancellation would interrupt its clean-up
+                    task.cancel()
+            await asyncio.wait(left)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        atexit.unregister(self.shutdown)
+        with suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(self._end.set)
+        if wait:
+            self._thread.join()
