@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.loaders import dali as dali
     from tarshards.loaders.arrays import augment as augment
     from tarshards.loaders.arrays import readers as readers
+    from tarshards.feed.remote_loader import RemoteLoader as RemoteLoader
     from tarshards.loaders.arrays.array_loader import ArrayLoader as ArrayLoader
     from tarshards.loaders.torch.shard_dataset import ShardDataset as ShardDataset
     from tarshards.loaders.torch.shard_dataset import torch_iterable as torch_iterable
@@ -101,6 +102,7 @@ _MODULES = {
     "index.build": "build_index",
     "index.columns": "attach_columns build_columns",
     "index.sidecar": "Index",
+    "feed.remote_loader": "RemoteLoader",
     "loaders.arrays.array_loader": "ArrayLoader",
     "loaders.torch.shard_dataset": "ShardDataset torch_iterable",
     "loaders.torch.shard_loader": "ShardLoader",

@@ -46,16 +46,20 @@ class BatchMaker:
         A loader delivers the same batch as its g-th, on any number of workers or threads. Errors of its samples go to
         the ledger. Raises TypeError without indexes, and IndexError if there is no such batch.
         """
+        return self.read(self.part(epoch, state, rank, ranks, g), epoch)
+
+    def part(self, epoch: int, state: Mapping[str, Any] | None, rank: int, ranks: int, g: int) -> Part:
+        """Return the part of which ``make`` makes the batch; ``read`` counts in it what became of its samples."""
         from tarshards.epoch.loop import Part
 
-        key = epoch, ranks, repr(state)
-        if self._planned is None or self._planned[0] != key:
+        key, planned = (epoch, ranks, repr(state)), self._planned
+        if planned is None or planned[0] != key:
             plan = self.plan(epoch, ranks, state)
             if plan is None:
                 raise TypeError("a batch alone requires indexed shards; run `tarindex` first")
-            self._planned = key, plan
-        plan = self._planned[1]
-        return self.read(Part.of(plan, self.shares(plan, rank)[g]), epoch)
+            planned = self._planned = key, plan
+        plan = planned[1]
+        return Part.of(plan, self.shares(plan, rank)[g])
 
     def read(self, part: Part, epoch: int) -> Any:
         """Read the batch of a part of a planned epoch."""

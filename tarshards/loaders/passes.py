@@ -278,13 +278,17 @@ class ResumableLoader:
         """Yield the batches of a pass; audit it after the last."""
         raise NotImplementedError
 
+    def finished(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """Yield *batches*, as a maker made them, in the form in which they are delivered: tensors, or on a device."""
+        return batches
+
     def __iter__(self) -> Iterator[Any]:
         return closed_at_exit(self._iterate())
 
     def _iterate(self) -> Generator[Any, None, None]:
         batches = self._epoch() if self.passes.steps is None else self._steps()
         self.end_of_dataloader = False
-        self.monitor = monitor = Monitor()
+        self.monitor = monitor = type(type(self).monitor)()
         asked, before = perf_counter(), traffic.so_far()
         with _known_to_accelerate(self), closing(batches):
             for batch, is_last in batches:

@@ -138,7 +138,7 @@ def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterat
     else:
         for part in _split(os.fspath(spec)):
             is_there = "{" in part and os.path.lexists(os.path.expanduser(part))
-            names = [part] if is_there else list(_braces(part, Location(f"@{lists[-1]}") if lists else None))
+            names = [part] if is_there else list(expand_braces(part, Location(f"@{lists[-1]}") if lists else None))
             if _are_urls(names):
                 yield Shards(names)
             else:
@@ -180,7 +180,7 @@ def shards_in(file: Location, specs: Iterable[str]) -> Shards:
     or, in a remote file, a local one; and for more than MOST_SHARDS.
     """
     shards = Shards([])
-    for names in (list(_braces(part, file)) for spec in specs for part in _split(spec, file)):
+    for names in (list(expand_braces(part, file)) for spec in specs for part in _split(spec, file)):
         if _are_urls(names) and _are_urls(urls := _resolved(file, names)):
             shards.extend(Shards(urls))
             names = []
@@ -251,7 +251,7 @@ def _end_of_name(parts: list[str], begin: int, folder: str) -> int:
     found = begin + 1
     for end in range(begin + 2, len(parts) + 1):
         try:
-            name = os.path.expanduser(next(_braces("::".join(parts[begin:end]))))
+            name = os.path.expanduser(next(expand_braces("::".join(parts[begin:end]))))
         except UrlError:  # the rest of the braces may be in the next part
             continue
         if name.startswith(("@", "pipe:")) or "://" in name:
@@ -279,7 +279,7 @@ def _parts(spec: str) -> Iterator[str]:
     yield spec[start:]
 
 
-def _braces(part: str, file: Location | None = None) -> Iterator[str]:
+def expand_braces(part: str, file: Location | None = None) -> Iterator[str]:
     """Yield the names that *part* expands to; errors name *file*, if that contains it."""
     # Without braces a backslash is an ordinary character, so that a list of plain names expands to itself.
     if "{" not in part and "}" not in part:

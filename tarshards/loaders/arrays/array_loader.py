@@ -254,7 +254,9 @@ class ArrayLoader(ResumableLoader):
         self.threads, self.prefetch, self.device = threads, prefetch, device
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
-        batches = self._streamed(this) if this.plan is None else self._planned(this, this.plan)
+        return self.finished(self._streamed(this) if this.plan is None else self._planned(this, this.plan))
+
+    def finished(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
         if self.device is None:
             return batches
         from tarshards.loaders.tensors import move

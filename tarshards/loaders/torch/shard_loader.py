@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -166,6 +166,11 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     @property
     def _is_pinned(self) -> bool:
         return self.pin_memory and torch.cuda.is_available()
+
+    def finished(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        with closing(batches):
+            for batch in batches:
+                yield self._as_tensors(batch)
 
     def _as_tensors(self, batch: Any) -> Any:
         """Return a batch of the default collate_fn, or of fields=, with tensors; they travel as arrays."""

@@ -1,0 +1,235 @@
+"""A feeder: makes the batches that consumers ask for, in threads, and keeps no state between them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import select
+from collections import Counter, deque
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Lock, Thread
+from time import perf_counter
+from traceback import format_exception
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from tarshards.errors import OpenError, visible
+from tarshards.feed.identity import identity, loader_of
+from tarshards.feed.keys import check_address, serve_with
+from tarshards.feed.messages import decode, encode, encoded_error
+from tarshards.loaders.arrays.array_loader import ArrayBatchMaker
+from tarshards.loaders.arrays.assembly import Memory
+from tarshards.loaders.batches import BatchMaker
+from tarshards.loaders.monitor import Stopwatch
+from tarshards.samples.codecs.registry import require
+from tarshards.samples.ledger import Ledger, Tally
+
+log = logging.getLogger("tarshards")
+
+TICK = 200  # milliseconds; a signal that arrives just before a wait takes effect only after it
+
+
+class _Request(NamedTuple):
+    """A batch that a *consumer*, known by its connection, has asked for in the pass *name*."""
+
+    consumer: bytes
+    name: str
+    epoch: int
+    state: dict[str, Any] | None
+    rank: int
+    ranks: int
+    g: int
+
+
+class _Collected(Ledger):
+    """Keeps the errors of one batch for the consumer, whose ledger decides what they mean."""
+
+    def __init__(self) -> None:
+        super().__init__(max_errors=float("inf"))
+        self.errors: list[tuple[bool, Exception]] = []  # each with whether its sample had been read
+
+    def __call__(self, error: Exception) -> None:
+        self.errors.append((False, error))
+
+    def fail(self, error: Exception) -> None:
+        self.errors.append((True, error))
+
+
+class Feeder:
+    """Makes the batches of the loader that *spec* names, for consumers that connect to *address*.
+
+    *threads* batches are made at once (by default as many as there are cores); Python code in the pipeline runs in one
+    of them at a time, so that a feeder for such a loader is one of several processes. With *keys*, a folder, only
+    consumers with its client key are answered; without *encrypted* an address may leave this machine without keys.
+
+    Raises UrlError for an address or a spec that is none, OpenError for an address or keys that cannot be used, and
+    TypeError for a loader without indexes.
+    """
+
+    def __init__(
+        self, spec: str, address: str, *, keys: str | None = None, encrypted: bool = True, threads: int | None = None
+    ):
+        check_address(address.replace("//*:", "//0.0.0.0:"), keys, encrypted)
+        self._zmq = zmq = require("zmq", extra="feed")
+        loader = loader_of(spec)
+        self._identity = identity(spec, loader)
+        self._instance = uuid4().hex
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._passes: dict[bytes, str] = {}  # the one that each consumer is in
+        self._work: SimpleQueue[_Request | None] = SimpleQueue()
+        self._done: deque[tuple[bytes, list[Any]]] = deque()
+        self._lock, self._stopwatch = Lock(), Stopwatch()
+        self._counts = {"batches": 0, "bytes": 0}
+        self._runs = True
+        self._making, self._begun = 0.0, perf_counter()
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger, self._socket.sndhwm, self._socket.rcvhwm = 0, 0, 0  # requests are bounded by credits
+        self._checker = serve_with(self._socket, keys) if keys is not None else None
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise OpenError(error.strerror or str(error), url=address, errno=error.errno) from error
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        maker = loader.passes.maker
+        if isinstance(maker, ArrayBatchMaker):
+            maker.open()  # once, for all threads
+        for _ in range(self.threads):
+            Thread(target=self._serve, args=(_without_state(maker),), name="tarshards-feed", daemon=True).start()
+
+    def run(self, until_closed: int | None = None) -> None:
+        """Answer until a signal's handler raises, *stop* is called, or the descriptor *until_closed* is closed."""
+        poller = self._zmq.Poller()
+        poller.register(self._socket, self._zmq.POLLIN)
+        poller.register(self._woken, select.POLLIN)
+        if until_closed is not None:
+            poller.register(until_closed, select.POLLIN)
+        while self._runs:
+            events = dict(poller.poll(TICK))
+            if until_closed in events:
+                return
+            self._drain()
+            while self._done:
+                consumer, frames = self._done.popleft()
+                self._send(consumer, frames)
+            while (message := self._receive()) is not None:
+                try:
+                    self._answer(*message)
+                except (KeyError, TypeError) as error:
+                    log.warning("%s: a message was not understood: %s", self.address, visible(str(error)))
+
+    def stop(self) -> None:
+        """Let ``run`` return; may be called from any thread."""
+        self._runs = False
+
+    def close(self) -> None:
+        """Close the socket. Batches that are being made are lost, and consumers ask others for them."""
+        for _ in range(self.threads):
+            self._work.put(None)
+        if self._checker is not None:
+            self._checker.stop()
+        self._socket.close()
+        self._context.term()
+
+    def _drain(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
+    def _receive(self) -> tuple[bytes, dict[str, Any]] | None:
+        try:
+            consumer, *frames = self._socket.recv_multipart(self._zmq.NOBLOCK, copy=False)
+        except self._zmq.Again:
+            return None
+        try:
+            return consumer.bytes, decode(frames)
+        except (ValueError, IndexError) as error:
+            log.warning("%s: a message was not understood: %s", self.address, visible(str(error)))
+            return consumer.bytes, {"kind": ""}
+
+    def _send(self, consumer: bytes, frames: list[Any]) -> None:
+        self._socket.send_multipart([consumer, *frames], copy=False)
+
+    def _answer(self, consumer: bytes, words: dict[str, Any]) -> None:
+        if words["kind"] == "hello":
+            welcome = {"kind": "welcome", "identity": self._identity, "instance": self._instance}
+            self._send(consumer, encode(welcome | {"capacity": self.threads + 1, "threads": self.threads}))
+        elif words["kind"] == "make":
+            request = _Request(consumer, words["pass"], *(words[name] for name in ("epoch", "state", "rank", "ranks", "g")))
+            self._passes[consumer] = request.name
+            self._work.put(request)
+        elif words["kind"] == "leave":
+            self._passes.pop(consumer, None)
+        elif words["kind"] == "status":
+            self._send(consumer, encode({"kind": "status", **self.status()}))
+
+    def status(self) -> dict[str, Any]:
+        """Return the counts of batches, bytes and failures, and the fraction of the time in which threads make some."""
+        seconds = perf_counter() - self._begun
+        return self._counts | {
+            "seconds": round(seconds, 1),
+            "threads": self.threads,
+            "making": round(self._making / (seconds * self.threads), 3),
+            "queued": self._work.qsize(),
+        }
+
+    def _serve(self, maker: BatchMaker) -> None:
+        while (request := self._work.get()) is not None:
+            if self._passes.get(request.consumer) != request.name:
+                continue
+            begun = perf_counter()
+            frames = _made(maker, request, begun, self._stopwatch)
+            with self._lock:
+                self._making += perf_counter() - begun
+                self._counts["batches"] += 1
+                self._counts["bytes"] += sum(memoryview(frame).nbytes for frame in frames[1:])
+            self._done.append((request.consumer, frames))
+            del frames
+            os.write(self._waker, b".")
+
+
+def _made(maker: BatchMaker, request: _Request, begun: float, stopwatch: Stopwatch) -> list[Any]:
+    """Return the answer to a request: the batch with its counts and errors, or why there is none."""
+    ledger = maker.stream.source.ledger
+    assert isinstance(ledger, _Collected)
+    ledger.errors.clear()
+    reply = {"kind": "batch", "pass": request.name, "g": request.g}
+    try:
+        part = maker.part(*request[2:])
+        batch = maker.read(part, request.epoch)
+        unread = next((error for _, error in ledger.errors if isinstance(error, OSError)), None)
+        if unread is not None:
+            raise unread
+        left_out = None if part.left_out is None else _as_data(part.left_out)
+        traffic = stopwatch.take().traffic
+        reply["counts"] = [part.taken, part.quarantined, part.members, left_out]
+        reply["errors"] = [[was_read, encoded_error(error)] for was_read, error in ledger.errors]
+        reply["work"] = [perf_counter() - begun, list(vars(traffic).values())]
+        return encode(reply | {"batch": batch})
+    except Exception as error:
+        # What concerns this host alone another feeder may be able to do.
+        again = isinstance(error, OSError | MemoryError)
+        text = "".join(format_exception(error))
+        return encode(reply | {"kind": "failed", "again": again, "error": encoded_error(error), "traceback": text})
+
+
+def _as_data(tally: Tally) -> dict[str, Any]:
+    """Return the counts that are not zero; errors travel beside them."""
+    counts = {name: value for name, value in vars(tally).items() if value and not isinstance(value, list)}
+    return {name: dict(value) if isinstance(value, Counter) else value for name, value in counts.items()}
+
+
+def _without_state(maker: BatchMaker) -> BatchMaker:
+    """Return a copy of *maker* for one thread, which keeps the errors of a batch for the consumer."""
+    own = copy.copy(maker)
+    own.stream = copy.copy(maker.stream)
+    own.stream.source = maker.stream.source.with_ledger(_Collected())
+    if isinstance(own, ArrayBatchMaker):
+        own.assembler = copy.copy(own.assembler)
+        # Not a ring: a batch lies in its buffers until it has been sent.
+        own.assembler.memory = Memory(len(own.assembler.terms), own.size, 4, False)
+    return own

@@ -1,0 +1,357 @@
+"""The feeders of one consumer: connections, which feeder makes which batch, and what happens when one is silent."""
+
+from __future__ import annotations
+
+import logging
+import socket as sockets
+from collections.abc import Iterable, Mapping
+from time import monotonic
+from typing import Any
+
+from tarshards.errors import OpenError, TarshardsError, UrlError
+from tarshards.feed.identity import differences
+from tarshards.feed.keys import check_address, client_keys
+from tarshards.feed.messages import decode, decoded_error, encode
+from tarshards.samples.codecs.registry import require
+from tarshards.storage.expressions import expand_braces
+
+log = logging.getLogger("tarshards")
+
+TICK = 0.2  # seconds; a signal that arrives just before a wait takes effect only after it
+LOOK_UP = 10.0  # seconds between two requests to a name server
+
+
+class _Feeder:
+    """One feeder: its connection, the batches that it has been *asked* for, and when it was last *heard*."""
+
+    def __init__(self, address: str, context: Any, keys: str | None):
+        self._zmq = zmq = require("zmq", extra="feed")
+        self.address, self.asked = address, set[int]()
+        self.instance: str | None = None  # of the process that answers, None until it has
+        self.capacity = self.threads = 0
+        self.refusal = ""  # why it is not used
+        self.heard = self.pinged = monotonic()
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger, self.socket.sndhwm, self.socket.rcvhwm = 0, 0, 0
+        self.socket.reconnect_ivl, self.socket.reconnect_ivl_max = 100, 2000
+        if keys is not None:
+            self.socket.curve_serverkey, self.socket.curve_publickey, self.socket.curve_secretkey = client_keys(keys)
+        self.events = self.socket.get_monitor_socket()
+        self.socket.connect(address)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.instance is not None and not self.refusal
+
+    def send(self, kind: str, **words: Any) -> None:
+        self.socket.send_multipart(encode({"kind": kind, **words}))
+
+    def ping(self) -> None:
+        self.pinged = monotonic()
+        self.send("hello")
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return the next message, None if there is none."""
+        try:
+            return decode(self.socket.recv_multipart(self._zmq.NOBLOCK, copy=False))
+        except self._zmq.Again:
+            return None
+
+    def changes(self) -> Iterable[str]:
+        """Yield what has happened to the connection: "open", "closed", or a reason why it cannot be used."""
+        zmq = self._zmq
+        from zmq.utils.monitor import recv_monitor_message
+
+        while True:
+            try:
+                event = recv_monitor_message(self.events, zmq.NOBLOCK)["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                yield "open"
+            elif event == zmq.EVENT_DISCONNECTED:
+                yield "closed"
+            elif event in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
+                yield "it has other keys, or one side does not encrypt"
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.events.close(0)
+        self.socket.close(0)
+
+
+class Feeders:
+    """The feeders at *addresses*: ``tcp://host:port`` with braces, or ``dns:name:port``, all addresses of a name.
+
+    Only feeders with the *identity* are used; another is left out with a warning that says what differs. One that is
+    silent for *patience* seconds loses its batches to others, and is used again once it answers. Names are looked up
+    again every 10 seconds, so that feeders may join and leave.
+
+    Raises UrlError for an address that is none, and OpenError for keys that cannot be read.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str],
+        identity: Mapping[str, str],
+        *,
+        keys: str | None,
+        encrypted: bool,
+        patience: float,
+        timeout: float,
+    ):
+        named = [addresses] if isinstance(addresses, str) else list(addresses)
+        self._names = [name for each in named for name in expand_braces(each)]
+        self._identity, self._keys, self._encrypted = identity, keys, encrypted
+        self.patience, self.timeout = patience, timeout
+        self._feeders: dict[str, _Feeder] = {}
+        self._context: Any = None
+        self._looked_up = 0.0
+        if keys is not None:
+            client_keys(keys)
+        for name in self._names:
+            if not name.startswith("dns:"):
+                check_address(name, keys, encrypted)
+            elif name.count(":") != 2 or (keys is None and encrypted):
+                check_address(name.replace("dns:", "tcp://", 1), keys, encrypted)
+
+    @property
+    def ready(self) -> list[_Feeder]:
+        """The feeders that answer and have the same identity."""
+        return [feeder for feeder in self._feeders.values() if feeder.is_ready]
+
+    def connect(self) -> None:
+        """Connect to all feeders, and to those that names stand for now; leave those that are gone."""
+        has_names = any(name.startswith("dns:") for name in self._names)
+        if self._feeders and not (has_names and monotonic() > self._looked_up + LOOK_UP):
+            return
+        zmq = require("zmq", extra="feed")
+        self._context = self._context or zmq.Context()
+        self._looked_up = monotonic()
+        addresses = [address for name in self._names for address in self._addresses(name)]
+        for address in addresses:
+            if address not in self._feeders:
+                self._feeders[address] = _Feeder(address, self._context, self._keys)
+        for address in [address for address in self._feeders if address not in addresses]:
+            if not self._feeders[address].asked:
+                self._feeders.pop(address).close()
+
+    def _addresses(self, name: str) -> list[str]:
+        if not name.startswith("dns:"):
+            return [name]
+        _, host, port = name.split(":")
+        try:
+            found = sockets.getaddrinfo(host, int(port), type=sockets.SOCK_STREAM)
+        except OSError:  # none of them runs yet
+            return []
+        except ValueError as error:
+            raise UrlError("feeders of a name are dns:name:port", url=name) from error
+        hosts = sorted({str(each[4][0]) for each in found})
+        return [f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}" for host in hosts]
+
+    def close(self) -> None:
+        """Close all connections."""
+        for feeder in self._feeders.values():
+            feeder.close()
+        self._feeders = {}
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+
+    def poll(self, seconds: float) -> None:
+        """Wait for a message."""
+        zmq = require("zmq", extra="feed")
+        poller = zmq.Poller()
+        for feeder in self._feeders.values():
+            poller.register(feeder.socket, zmq.POLLIN)
+            poller.register(feeder.events, zmq.POLLIN)
+        poller.poll(1000 * min(seconds, TICK))
+
+    def refuse(self, feeder: _Feeder, reason: str) -> None:
+        """Leave a feeder out; raise OpenError if no other one can be used."""
+        if feeder.refusal != reason:
+            log.warning("feeder %s is not used: %s", feeder.address, reason)
+        feeder.refusal = reason
+        if all(each.refusal for each in self._feeders.values()):
+            words = "; ".join(f"{each.address}: {each.refusal}" for each in self._feeders.values())
+            raise OpenError(f"no feeder can be used: {words}")
+
+    def welcome(self, feeder: _Feeder, words: Mapping[str, Any]) -> bool:
+        """Note what a feeder is; return whether it is another process than before."""
+        is_new = feeder.instance != words["instance"]
+        feeder.instance, feeder.capacity, feeder.threads = words["instance"], words["capacity"], words["threads"]
+        if found := differences(self._identity, words["identity"]):
+            self.refuse(feeder, f"it differs in {found}")
+        else:
+            feeder.refusal = ""
+        return is_new
+
+    def __iter__(self) -> Any:
+        return iter(list(self._feeders.values()))
+
+    def silence(self) -> OpenError:
+        """Return the error for feeders of which none answers."""
+        words = "; ".join(
+            f"{feeder.address}: {feeder.refusal or f'silent for {monotonic() - feeder.heard:.0f} s'}" for feeder in self
+        )
+        return OpenError(f"no feeder has answered for {self.timeout:.0f} s: {words or ', '.join(self._names)}")
+
+
+class Delivery:
+    """The batches of one pass, in order: *total* of them, which *request* and their number describe to a feeder.
+
+    At most *window* batches are held or being made (default: twice what all feeders make at once). Batches of *near*
+    successive numbers are given to one feeder where that is possible, since they have blocks of the data in common.
+    """
+
+    def __init__(
+        self, feeders: Feeders, name: str, request: Mapping[str, Any], total: int, *, window: int | None, near: int = 1
+    ):
+        self._feeders, self._name, self._request, self._total = feeders, name, request, total
+        self._window, self._near = window, max(1, near)
+        self._position = 0  # the batch that is taken next
+        self._end, self._waiting = 0, set[int]()  # those below the end that no feeder makes
+        self._failed: dict[int, dict[str, TarshardsError]] = {}  # by number and feeder
+        self._near_ones: dict[int, str] = {}  # which feeder has begun with some near ones
+        self._arrived: dict[int, tuple[_Feeder, dict[str, Any]]] = {}
+        self.again = 0  # batches that were asked for a second time
+
+    def take(self, number: int) -> tuple[str, int, dict[str, Any]]:
+        """Return the address of a feeder, the threads of all, and the message with batch *number*, the next one.
+
+        Raises OpenError if no feeder can be used, none answers for the feeders' timeout, or all fail to read the data,
+        and the error of a batch that cannot be made.
+        """
+        self._position = number
+        entered = monotonic()  # silence before that is the consumer's
+        self._near_ones = {near: name for near, name in self._near_ones.items() if near >= number // self._near}
+        self._handle(entered)
+        while number not in self._arrived:
+            self._feeders.connect()
+            self._ask()
+            self._feeders.poll(self._feeders.patience / 4)
+            self._handle(entered)
+            heard = max([entered, *(feeder.heard for feeder in self._feeders.ready)])
+            if monotonic() - heard > self._feeders.timeout:
+                raise self._feeders.silence()
+        feeder, words = self._arrived.pop(number)
+        self._ask()
+        self._failed.pop(number, None)
+        if words["kind"] == "failed":
+            raise decoded_error(words["error"], feeder.address, words["traceback"])
+        return feeder.address, sum(each.threads for each in self._feeders.ready), words
+
+    def leave(self) -> None:
+        """Tell feeders that no more batches are needed."""
+        for feeder in self._feeders:
+            if feeder.asked:
+                feeder.send("leave", **{"pass": self._name})
+                feeder.asked.clear()
+
+    def _ask(self) -> None:
+        """Ask feeders for the next batches, as many as they may have."""
+        ready = self._feeders.ready
+        window = self._window or 2 * sum(feeder.capacity for feeder in ready)
+        end = min(self._total, self._position + window)
+        self._waiting.update(range(self._end, end))
+        self._end = max(self._end, end)
+        while idle := [feeder for feeder in ready if len(feeder.asked) < feeder.capacity]:
+            asked = [self._ask_one(feeder) for feeder in sorted(idle, key=lambda each: len(each.asked) / each.capacity)]
+            if not any(asked):
+                return
+
+    def _ask_one(self, feeder: _Feeder) -> bool:
+        """Ask *feeder* for one batch; return whether there is one for it."""
+        numbers = [number for number in self._waiting if feeder.address not in self._failed.get(number, ())]
+        if not numbers:
+            return False
+
+        def rank(number: int) -> tuple[bool, bool, int]:
+            other = self._near_ones.get(number // self._near)
+            return other != feeder.address, other is not None, number
+
+        number = min(numbers, key=None if self._near == 1 else rank)
+        if not feeder.asked:
+            feeder.heard = monotonic()
+        self._waiting.discard(number)
+        feeder.asked.add(number)
+        self._near_ones.setdefault(number // self._near, feeder.address)
+        feeder.send("make", **{**self._request, "pass": self._name, "g": number})
+        return True
+
+    def _handle(self, entered: float) -> None:
+        """Handle all messages, and take batches back from feeders that are silent."""
+        for feeder in self._feeders:
+            for change in feeder.changes():
+                if change == "open":
+                    feeder.heard = monotonic()
+                    feeder.ping()
+                elif change == "closed":
+                    self._give_back(feeder)
+                    feeder.instance = None
+                else:
+                    self._feeders.refuse(feeder, change)
+            while (words := feeder.receive()) is not None:
+                feeder.heard = monotonic()
+                self._arrive(feeder, words)
+            now = monotonic()
+            silent = now - max(feeder.heard, entered)
+            if feeder.instance is not None and silent > self._feeders.patience / 4:
+                if now - feeder.pinged > self._feeders.patience / 4:
+                    feeder.ping()
+                if silent > self._feeders.patience:
+                    log.warning("feeder %s is silent; others make its batches", feeder.address)
+                    self._give_back(feeder)
+                    feeder.instance = None
+
+    def _arrive(self, feeder: _Feeder, words: dict[str, Any]) -> None:
+        if words["kind"] == "welcome":
+            if self._feeders.welcome(feeder, words):
+                self._give_back(feeder)
+            return
+        if words.get("pass") != self._name:  # of an earlier pass
+            return
+        number = words["g"]
+        feeder.asked.discard(number)
+        if number < self._position or number in self._arrived:  # another feeder was quicker
+            return
+        if words["kind"] == "failed" and words["again"]:
+            errors = self._failed.setdefault(number, {})
+            errors[feeder.address] = decoded_error(words["error"], feeder.address, words["traceback"])
+            log.warning("feeder %s cannot make a batch, others try: %s", feeder.address, errors[feeder.address])
+            if all(each.address in errors for each in self._feeders.ready):
+                raise errors[feeder.address]
+            if not any(number in each.asked for each in self._feeders):
+                self._waiting.add(number)
+                self.again += 1
+            return
+        self._waiting.discard(number)
+        self._arrived[number] = feeder, words
+
+    def _give_back(self, feeder: _Feeder) -> None:
+        for number in feeder.asked:
+            if number not in self._arrived and number >= self._position:
+                self._waiting.add(number)
+                self.again += 1
+        feeder.asked.clear()
+
+
+def ask_status(
+    addresses: Iterable[str], *, keys: str | None, encrypted: bool, seconds: float = 5.0
+) -> dict[str, dict[str, Any] | None]:
+    """Return what each feeder says of itself, None for one that does not answer within *seconds*."""
+    feeders = Feeders(addresses, {}, keys=keys, encrypted=encrypted, patience=seconds, timeout=seconds)
+    feeders.connect()
+    try:
+        answers: dict[str, dict[str, Any] | None] = {feeder.address: None for feeder in feeders}
+        for feeder in feeders:
+            feeder.send("status")
+        end = monotonic() + seconds
+        while None in answers.values() and monotonic() < end:
+            feeders.poll(end - monotonic())
+            for feeder in feeders:
+                while (words := feeder.receive()) is not None:
+                    answers[feeder.address] = words
+        return answers
+    finally:
+        feeders.close()

@@ -1,0 +1,84 @@
+"""The specification of a loader, as feeders and consumers are given it, and what must be equal on both sides."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from tarshards.errors import UrlError, shortened
+from tarshards.loaders.passes import ResumableLoader
+
+PACKAGES = ("tarshards", "numpy", "pillow", "simplejpeg", "torch")  # whose versions may change a batch
+
+
+def loader_of(spec: str) -> ResumableLoader:
+    """Return the loader that *spec*, ``module:function``, makes: its function is called without arguments.
+
+    The module is imported from the current folder or from Python's path. Raises UrlError for a spec of another form, or
+    without such a function, and TypeError unless it returns a ``ShardLoader`` or ``ArrayLoader`` of indexed shards.
+    """
+    module, _, name = spec.partition(":")
+    if not module or not name:
+        raise UrlError("a loader is named module:function", url=spec)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UrlError(f"there is no module {error.name}", url=spec) from error
+    except AttributeError as error:
+        raise UrlError(f"module {module} has no function {name}", url=spec) from error
+    loader = function()
+    if not isinstance(loader, ResumableLoader):
+        raise TypeError(f"{spec} returns {shortened(loader)}, not a ShardLoader or an ArrayLoader")
+    if not loader.passes.maker.is_planned:
+        raise TypeError(f"{spec}: batches that others make require indexed shards; run `tarindex` first")
+    return loader
+
+
+def identity(spec: str, loader: ResumableLoader) -> dict[str, str]:
+    """Return what feeder and consumer must have in common, by what an error calls it.
+
+    This is the source file of the spec's module, the dataset with its order, the batch size, and the versions of Python
+    and of the packages that make batches. Other modules that the spec imports are not part of it.
+    """
+    module = sys.modules[spec.partition(":")[0]]
+    path = getattr(module, "__file__", None)
+    source = b""
+    if path is not None:
+        with open(path, "rb") as file:
+            source = file.read()
+    maker = loader.passes.maker
+    return {
+        f"source of {module.__name__}": blake2b(source, digest_size=16).hexdigest(),
+        "function": spec.partition(":")[2],
+        "data": maker.stream.source.digest,
+        "order": repr(maker.stream.source.order),
+        "batches": repr((type(maker).__name__, maker.size, maker.fill, maker.drop_last)),
+        "Python": platform.python_version(),
+    } | {name: _version(name) for name in PACKAGES}
+
+
+def differences(ours: Mapping[str, str], theirs: Mapping[str, Any]) -> str:
+    """Return in words what differs between the identities of a consumer and a feeder; "" if nothing does.
+
+    >>> differences({"data": "1f", "torch": "2.13.0"}, {"data": "1f", "torch": "2.12.0"})
+    'torch (2.12.0, here 2.13.0)'
+    """
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    return ", ".join(f"{name} ({theirs.get(name, 'none')}, here {ours.get(name, 'none')})" for name in names)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

@@ -1,0 +1,281 @@
+"""Feeders that are killed, stopped, late or wrong, and connections that break: each batch is delivered once, in order."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import feed_specs
+import pytest
+from feed_specs import DATA
+from soak import SOAK
+from test_remote_loader import batches
+
+from tarshards import RemoteLoader
+from tarshards.feed import feeder as feeder_module
+from tarshards.feed.feeder import Feeder
+
+pytest.importorskip("zmq")
+
+PATIENCE = 0.5  # seconds
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("data")
+    feed_specs.make(str(folder))
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def data(dataset, monkeypatch):
+    monkeypatch.setenv(DATA, dataset)
+
+
+@pytest.fixture
+def expected(data) -> list:
+    return batches(feed_specs.slow())
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _serve(port: int, version: str | None, pipe) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if version is not None:
+        real = feeder_module.identity
+        feeder_module.identity = lambda *given: real(*given) | {"numpy": version}
+    feeder = Feeder("feed_specs:slow", f"tcp://127.0.0.1:{port}", threads=2)
+    pipe.send(feeder.address)
+    feeder.run()
+
+
+class Process:
+    """A feeder in a process of its own, at one port over all its lives."""
+
+    def __init__(self, version: str | None = None):
+        self.port, self.version = free_port(), version
+        self.address = f"tcp://127.0.0.1:{self.port}"
+        self.process = None
+
+    def start(self) -> Process:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(self.port, self.version, theirs), daemon=True)
+        self.process.start()
+        assert ours.poll(30)
+        ours.recv()
+        return self
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+
+
+@pytest.fixture
+def make_feeder():
+    made = []
+
+    def make(**options) -> Process:
+        made.append(Process(**options))
+        return made[-1]
+
+    yield make
+    for process in made:
+        process.kill()
+
+
+class Proxy:
+    """A way to a feeder that breaks connections and holds bytes back when told to."""
+
+    def __init__(self, port: int):
+        self._port, self._open = port, []
+        self.held = threading.Event()
+        self.held.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._copying = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._port))
+                except OSError:
+                    near.close()
+                    continue
+                self._open += [near, far]
+                for pair in ((near, far), (far, near)):
+                    self._copying.append(threading.Thread(target=self._copy, args=pair, daemon=True))
+                    self._copying[-1].start()
+
+    def _copy(self, source, target) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.held.wait()
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        source.close()
+
+    def reset(self) -> None:
+        while self._open:
+            end = self._open.pop()
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.held.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._accepting.join()
+        self.reset()
+        for thread in self._copying:
+            thread.join()
+
+
+def loader_of(*addresses: str) -> RemoteLoader:
+    return RemoteLoader("feed_specs:slow", addresses, patience=PATIENCE, timeout=60)
+
+
+def test_one_is_killed_one_is_stopped_and_goes_on_one_begins_late(make_feeder, expected):
+    killed, stopped, late = make_feeder().start(), make_feeder().start(), make_feeder()
+    loader = loader_of(killed.address, stopped.address, late.address)
+    found = []
+    for number, batch in enumerate(loader):
+        found.append(feed(batch))
+        if number == 3:
+            killed.kill()
+        if number == 6:
+            stopped.signal(signal.SIGSTOP)
+            late.start()
+        if number == 14:
+            stopped.signal(signal.SIGCONT)
+    assert found == expected
+    loader.ledger.check()
+    assert loader.monitor.again > 0
+    loader.close()
+
+
+def feed(batch) -> object:
+    (found,) = batches([batch])
+    return found
+
+
+def test_the_only_feeder_is_replaced(make_feeder, expected):
+    feeder = make_feeder().start()
+    loader = loader_of(feeder.address)
+    found = []
+    for number, batch in enumerate(loader):
+        found.append(feed(batch))
+        if number in (2, 9):
+            feeder.kill()
+            feeder.start()
+    assert found == expected
+    loader.ledger.check()
+    loader.close()
+
+
+def test_a_wrong_feeder_that_joins_is_left_out(make_feeder, expected, caplog):
+    right, wrong = make_feeder().start(), make_feeder(version="0.1")
+    loader = loader_of(right.address, wrong.address)
+    found = []
+    for number, batch in enumerate(loader):
+        found.append(feed(batch))
+        if number == 2:
+            wrong.start()
+            time.sleep(0.3)
+    assert found == expected
+    assert f"feeder {wrong.address} is not used: it differs in numpy (0.1, here" in caplog.text
+    loader.close()
+
+
+def test_a_consumer_that_rests_loses_no_feeder(make_feeder, expected, caplog):
+    feeders = [make_feeder().start() for _ in range(2)]
+    loader = loader_of(*(feeder.address for feeder in feeders))
+    found = []
+    for number, batch in enumerate(loader):
+        found.append(feed(batch))
+        if number in (1, 5):
+            time.sleep(3 * PATIENCE)
+    assert found == expected
+    assert "silent" not in caplog.text and loader.monitor.again == 0
+    loader.close()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20 if SOAK == 1 else 200))
+def test_any_schedule_of_faults(seed, make_feeder, expected):
+    """Kills and restarts, stops, resets and holds of connections, wrong versions, rests of the consumer, resumes."""
+    rng = random.Random(seed)
+    feeders = [make_feeder() for _ in range(rng.randrange(2, 4))]
+    wrong = [make_feeder(version="0.1").start() for _ in range(rng.randrange(2))]
+    proxies = [Proxy(feeder.port) for feeder in feeders]
+    feeders[0].start()  # which is never killed or stopped for good
+    for feeder in feeders[1:]:
+        if rng.random() < 0.7:
+            feeder.start()
+    addresses = [proxy.address for proxy in proxies] + [feeder.address for feeder in wrong]
+    rng.shuffle(addresses)
+    loader = loader_of(*addresses)
+
+    def disturb() -> None:
+        feeder = rng.choice(feeders)
+        what = rng.choice(["kill", "stop", "reset", "hold", "rest"])
+        proxy = proxies[feeders.index(feeder)]
+        is_running = feeder.process is not None and feeder.process.is_alive()
+        if what == "kill":
+            feeder.kill()
+            if feeder is feeders[0] or rng.random() < 0.7:
+                feeder.start()
+        elif what == "stop" and is_running:
+            feeder.signal(signal.SIGSTOP)
+            threading.Timer(rng.uniform(0, 2 * PATIENCE), feeder.signal, [signal.SIGCONT]).start()
+        elif what == "reset":
+            proxy.reset()
+        elif what == "hold":
+            proxy.held.clear()
+            threading.Timer(rng.uniform(0, 2 * PATIENCE), proxy.held.set).start()
+        elif what == "rest":
+            time.sleep(rng.uniform(0, 1.5 * PATIENCE))
+
+    found, iterator = [], iter(loader)
+    try:
+        while len(found) < len(expected):
+            if rng.random() < 0.2:
+                disturb()
+            found.append(feed(next(iterator)))
+            if rng.random() < 0.05:
+                state = loader.state_dict()
+                iterator.close()
+                loader.close()
+                loader = loader_of(*addresses)
+                loader.load_state_dict(state)
+                iterator = iter(loader)
+        assert found == expected
+        assert next(iterator, None) is None or len(expected) == len(found)
+        loader.ledger.check()
+    finally:
+        iterator.close()
+        loader.close()
+        for proxy in proxies:
+            proxy.close()

@@ -1,0 +1,130 @@
+"""Loaders of a small dataset in the folder FEED_DATA, as feeders are given them."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, mix, readers
+
+COUNTS = [17, 1, 40, 23]  # of the samples of the shards
+SIZE = 4
+DATA = "FEED_DATA"
+
+
+def make(folder: str) -> None:
+    """Write the dataset to *folder*."""
+    rng = np.random.default_rng(0)
+    for number, count in enumerate(COUNTS):
+        os.mkdir(f"{folder}/{number}")
+        with ShardWriter(f"{folder}/{number}/%d.tar", max_samples=count) as writer:
+            for i in range(count):
+                numbers = rng.integers(0, 1000, 5000, dtype=np.int64)
+                sample = {"__key__": f"{number}-{i:03d}", "npy": numbers, "cls": i, "txt": f"text {i} é" * (i % 5)}
+                writer.write(sample)
+
+
+def urls() -> list[str]:
+    return [f"{os.environ[DATA]}/{number}/0.tar" for number in range(len(COUNTS))]
+
+
+def stream(**options: Any) -> Stream:
+    return Stream.from_shards(urls(), seed=5, shuffle=True, pool=16, **options)
+
+
+def add_noise(batch: Any, rng: np.random.Generator) -> Any:
+    return {**batch, "noise": rng.integers(1000, size=len(batch["cls"]))}
+
+
+FIELDS = {"npy": readers.array(), "cls": readers.integer(), "txt": readers.ragged("u1")}
+
+
+def arrays() -> ArrayLoader:
+    return ArrayLoader(stream(), SIZE, fields=FIELDS, transforms=[add_noise])
+
+
+def in_turn() -> ArrayLoader:
+    """A loader that reuses its buffers in turn."""
+    return ArrayLoader(stream(), SIZE, fields=FIELDS, reuse=True, drop_last=True)
+
+
+def slowly(batch: Any, rng: np.random.Generator) -> Any:
+    time.sleep(0.02)
+    return batch
+
+
+def slow() -> ArrayLoader:
+    return ArrayLoader(stream(), SIZE, fields=FIELDS, transforms=[slowly, add_noise])
+
+
+def steps() -> ArrayLoader:
+    return ArrayLoader(stream(), SIZE, fields=FIELDS, steps=7)
+
+
+def mixture() -> ArrayLoader:
+    halves = {"a": Stream.from_shards(urls()[:2], seed=1), "b": Stream.from_shards(urls()[2:], seed=2)}
+    return ArrayLoader(mix(halves, until=60), SIZE, fields=FIELDS)
+
+
+def torch_dataset(**options: Any) -> Any:
+    from tarshards import ShardDataset
+
+    return ShardDataset(urls(), seed=5, shuffle=True, pool=16, **options)
+
+
+def odd(sample: Any) -> bool:
+    return int(sample["cls"]) % 2 == 1
+
+
+def no_fives(sample: Any) -> bool:
+    return int(sample["cls"]) % 5 > 0
+
+
+def refuse_sevens(sample: Any) -> Any:
+    if sample["cls"] % 7 == 0:
+        raise ValueError("a seven")
+    return sample
+
+
+def tensors() -> Any:
+    from tarshards import ShardLoader
+
+    return ShardLoader(torch_dataset().filter(odd).decode(), SIZE)
+
+
+def filled() -> Any:
+    from tarshards import ShardLoader
+
+    return ShardLoader(torch_dataset().filter(no_fives).decode(), SIZE, fill=True)
+
+
+def fields() -> Any:
+    from tarshards import ShardLoader
+
+    given = {"npy": readers.array(), "cls": readers.integer()}
+    return ShardLoader(torch_dataset(), SIZE, fields=given, transforms=[add_noise])
+
+
+def failing() -> Any:
+    from tarshards import ShardLoader
+
+    return ShardLoader(torch_dataset(on_error=Ledger(max_errors=100)).decode().map(refuse_sevens), SIZE)
+
+
+def strict() -> Any:
+    from tarshards import ShardLoader
+
+    return ShardLoader(torch_dataset().decode().map(refuse_sevens), SIZE)
+
+
+def objects() -> Any:
+    from tarshards import ShardLoader
+
+    return ShardLoader(torch_dataset(), SIZE, collate_fn=lambda samples: {"these": object()})
+
+
+def without_indexes() -> ArrayLoader:
+    return ArrayLoader(Stream.from_shards(urls(), index=False), SIZE, fields=FIELDS)
