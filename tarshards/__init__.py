@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.errors import TarshardsError as TarshardsError
     from tarshards.errors import UrlError as UrlError
     from tarshards.errors import WorldError as WorldError
+    from tarshards.feed.remote_loader import RemoteLoader as RemoteLoader
     from tarshards.formats.exporting import export_dataset as export_dataset
     from tarshards.formats.importing import import_dataset as import_dataset
     from tarshards.formats.msgpack_shards import read_msgpack as read_msgpack
@@ -46,7 +47,6 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.loaders import dali as dali
     from tarshards.loaders.arrays import augment as augment
     from tarshards.loaders.arrays import readers as readers
-    from tarshards.feed.remote_loader import RemoteLoader as RemoteLoader
     from tarshards.loaders.arrays.array_loader import ArrayLoader as ArrayLoader
     from tarshards.loaders.torch.shard_dataset import ShardDataset as ShardDataset
     from tarshards.loaders.torch.shard_dataset import torch_iterable as torch_iterable

@@ -209,6 +209,15 @@ def test_remotes_in_s3(follow, s3_server):
     assert "folder/texts.shards.json" in s3_server.objects()
 
 
+def test_feeding(follow, tmp_path):
+    printed = follow("feeding.md")
+    assert printed.count("16 batches; ") == 2
+    assert "the limit is" in printed
+    assert "tcp://127.0.0.1:7701\t" in printed
+    assert "silent" not in printed
+    assert json.loads((tmp_path / "feeders.json").read_text())["kind"] == "List"
+
+
 def test_audio_text_and_ragged_batches(follow):
     printed = follow("audio-text-ragged.md")
     (percent,) = re.findall(r"^(\d+)% of the batches is padding", printed, re.MULTILINE)

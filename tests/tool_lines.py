@@ -37,7 +37,7 @@ WRITING = {
     "tarsplit": "{0}in-{{0..2}}.tar -n 4 --index -o out-%d.tar",
 }
 #: The tools that write no files but markers, plans, logs, blocks of a cache, and catalogs.
-OTHERS = {"kujob", "tarcache", "tarcatalog", "tarjob"}
+OTHERS = {"kujob", "tarcache", "tarcatalog", "tarfeed", "tarjob"}
 
 
 def make_inputs(folder: Path, *, size: int = 4) -> None:

@@ -9,6 +9,6 @@
 - other formats to shards: ``tarimport``; and back: ``tarexport``; msgpack shards, both ways: ``tarconvert``
 - looking into shards: ``tarshow``, ``tarcheck``, ``tarindex``
 - commands over many shards: ``tarjob``, also as ``kujob``
-- the cache of blocks of remote shards: ``tarcache``
+- the cache of blocks of remote shards: ``tarcache``; batches for loaders on other hosts: ``tarfeed``
 - names and descriptions of datasets: ``tarcatalog``, ``tarcard``
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -9,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.parameters import FOLDER
+from tarshards.cli.parameters import FOLDER, parallel_option
 from tarshards.cli.program import Verbs, refuse, say, tool
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from tarshards.parallel.children import ChildGroup
-
+POSITIVE = click.IntRange(1)
 RESTART = 1.0  # seconds before a process that has ended is replaced
 
 
@@ -33,19 +33,19 @@ def _complete_verb(context: click.Context, parameter: click.Parameter, incomplet
     epilog="Each VERB has its own --help.",
     example="tarfeed serve train:loader --bind 'tcp://*:7700' --keys keys",
 )
-@click.argument("words", nargs=-1, metavar="serve|status|keys ...", shell_complete=_complete_verb)
+@click.argument("words", nargs=-1, metavar="serve|status|keys|kubernetes ...", shell_complete=_complete_verb)
 def main(words: tuple[str, ...]) -> None:
     """Make batches for loaders on other hosts.
 
     serve MODULE:FUNCTION makes the batches of a loader for RemoteLoader; status ADDRESS prints what feeders do; keys
-    FOLDER makes the keys that encrypt what they send.
+    FOLDER makes the keys that encrypt what they send; kubernetes MODULE:FUNCTION prints the objects of a cluster.
     """
     *others, last = FeedVerbs.verbs
     known = f"{', '.join(others)} or {last}"
     raise click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
 
 
-keys_option = click.option("--keys", "keys", type=FOLDER, metavar="DIR", help="The folder of `tarfeed keys`.")
+keys_option = click.option("--key-folder", "keys", type=FOLDER, metavar="FOLDER", help="The folder of `tarfeed keys`.")
 plain_option = click.option(
     "--no-encryption", "plain", is_flag=True, help="Let addresses of a network that is trusted do without keys."
 )
@@ -53,67 +53,64 @@ plain_option = click.option(
 
 @tool()
 @click.argument("spec", metavar="MODULE:FUNCTION")
-@click.option("--bind", "address", default="tcp://127.0.0.1:7700", show_default=True, metavar="ADDRESS")
+@click.option("--bind", "address", default="tcp://127.0.0.1:7700", metavar="URL", help="Listen there.")
 @keys_option
 @plain_option
-@click.option("-p", "--processes", type=click.IntRange(1), default=1, show_default=True, help="At successive ports.")
-@click.option("--threads", type=click.IntRange(1), help="Batches made at once, in each process (default: the cores).")
-@click.option("--of", "parent", hidden=True, is_flag=True)
-def serve(
-    spec: str, address: str, keys: str | None, plain: bool, processes: int, threads: int | None, parent: bool
-) -> None:
+@parallel_option("Processes, at successive ports,", 1, "-p")
+@click.option("--threads", type=POSITIVE, metavar="N", help="Batches at once in each process.  [default: cores, or 1]")
+def serve(spec: str, address: str, keys: str | None, plain: bool, parallel: int, threads: int | None) -> None:
     """Make the batches of the loader that MODULE:FUNCTION returns, for each RemoteLoader that asks.
 
     The module is found in the current folder or on Python's path. A feeder keeps no state: it may be ended, replaced,
     or begin later than the training. Python code in the pipeline runs in one thread of a process at a time, so give
-    such a loader as many processes as there are cores, with one thread each.
+    such a loader as many processes as there are cores, with one thread each, which is the default with -p.
 
     On SIGTERM or SIGINT it ends; the batches that it was making are made by others.
     """
-    refuse(processes > 1 and address.rpartition(":")[2] == "*", "-p takes successive ports, so name the first one")
-    if processes > 1:
-        _serve_by(processes, spec, address, keys, plain, threads)
+    refuse(parallel > 1 and address.rpartition(":")[2] == "*", "-p takes successive ports, so name the first one")
+    options: dict[str, Any] = {"spec": spec, "keys": keys, "encrypted": not plain}
+    if parallel > 1:
+        _serve_by(parallel, address, {**options, "threads": threads or 1})
         return
     from tarshards.feed.feeder import Feeder
 
-    feeder = Feeder(spec, address, keys=keys, encrypted=not plain, threads=threads)
-    if not parent:
-        click.echo(f"feeding {spec} at {feeder.address}", err=True)
+    feeder = Feeder(address=address, threads=threads, **options)
+    say(f"feeding {spec} at {feeder.address}")
     try:
-        feeder.run(until_closed=0 if parent else None)
+        feeder.run()
     finally:
         feeder.close()
 
 
-def _serve_by(processes: int, spec: str, address: str, keys: str | None, plain: bool, threads: int | None) -> None:
+def _serve_by(processes: int, address: str, options: dict[str, Any]) -> None:
     """Run *processes* feeders at successive ports, and replace those that end."""
+    from tarshards.feed.keys import check_address
     from tarshards.parallel.children import PIPE, ChildGroup, ending
 
+    check_address(address, options["keys"], options["encrypted"])
     host, _, port = address.rpartition(":")
-    options = [*(["--keys", keys] if keys else []), *(["--no-encryption"] if plain else [])]
-    options += ["--threads", str(threads)] if threads else ["--threads", "1"]
+    addresses = [f"{host}:{int(port) + number}" for number in range(processes)]
 
-    def start(number: int) -> ChildGroup:
-        own = f"{host}:{int(port) + number}"
-        command = [sys.executable, sys.argv[0], "serve", spec, "--bind", own, *options, "--of"]
-        return ChildGroup(command, stdin=PIPE)
+    def start(own: str) -> ChildGroup:
+        arguments = json.dumps({**options, "address": own})
+        return ChildGroup([sys.executable, "-m", "tarshards.feed", arguments], stdin=PIPE)
 
     children: list[ChildGroup] = []
     try:
-        for number in range(processes):
-            children.append(start(number))
-        click.echo(f"feeding {spec} at {host}:{{{port}..{int(port) + processes - 1}}}", err=True)
+        for own in addresses:
+            children.append(start(own))
+        say(f"feeding {options['spec']} at {host}:{{{port}..{int(port) + processes - 1}}}")
         while True:
-            for number, child in enumerate(children):
+            for number, (own, child) in enumerate(zip(addresses, children)):
                 if not child.wait(RESTART / processes):
                     continue
                 status = child.reap()
                 os.close(child.stdin)
-                if status in (1, 2):  # it has said why
-                    sys.exit(status)
-                say(f"the feeder at {host}:{int(port) + number} {ending(status)}; it is replaced")
+                if status == 1:  # it has said why
+                    sys.exit(1)
+                say(f"the feeder at {own} {ending(status)}; it is replaced")
                 time.sleep(RESTART)
-                children[number] = start(number)
+                children[number] = start(own)
     finally:
         for child in children:
             child.end(RESTART)
@@ -147,9 +144,9 @@ def _in_words(words: dict[str, Any]) -> str:
 
 
 @tool()
-@click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
+@click.argument("folder", type=FOLDER, metavar="FOLDER")
 def keys(folder: str) -> None:
-    """Write new keys to DIR: feeders and consumers each need a copy of the folder.
+    """Write new keys to FOLDER: feeders and consumers each need a copy of the folder.
 
     A feeder reads server.key_secret and every client's *.key, a consumer client.key_secret and server.key. Other files
     need not be there.
@@ -160,4 +157,23 @@ def keys(folder: str) -> None:
         click.echo(path)
 
 
-FeedVerbs.verbs = {"serve": serve, "status": status, "keys": keys}
+@tool()
+@click.argument("spec", metavar="MODULE:FUNCTION")
+@click.option("--image", required=True, metavar="IMAGE", help="A container with the module and tarshards[feed].")
+@click.option("--name", default="feeders", metavar="NAME", help="Name of the Service and the Deployment.")
+@click.option("--replicas", type=POSITIVE, default=1, metavar="N", help="Pods.")
+@click.option("--feeders", type=POSITIVE, default=1, metavar="N", help="Feeders, and cores, of each pod.")
+@click.option("--port", type=click.IntRange(1, 65535), default=7700, metavar="N", help="The first port of a pod.")
+@click.option("--key-secret", "secret", metavar="NAME", help="A Secret with the keys; without, the network is trusted.")
+def kubernetes(spec: str, image: str, name: str, replicas: int, feeders: int, port: int, secret: str | None) -> None:
+    """Print the Service and the Deployment of feeders, for `kubectl apply -f -`.
+
+    A RemoteLoader in the same namespace finds all pods as dns:NAME:{PORT..LAST}, also those that join later.
+    """
+    from tarshards.feed.cluster import kubernetes_objects
+
+    found = kubernetes_objects(spec, image, name=name, replicas=replicas, feeders=feeders, port=port, keys=secret)
+    click.echo(json.dumps(found, indent=1))
+
+
+FeedVerbs.verbs = {"serve": serve, "status": status, "keys": keys, "kubernetes": kubernetes}

@@ -5,5 +5,5 @@
 - ``keys``: encryption, and which addresses require it
 - ``feeder``: the server, which makes batches that it is asked for
 - ``feeders``: the consumer's side of several feeders: which one makes which batch
-- ``remote_loader``: ``RemoteLoader``
+- ``remote_loader``: ``RemoteLoader``; ``cluster``: feeders on Kubernetes
 """

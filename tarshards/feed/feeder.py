@@ -64,14 +64,13 @@ class Feeder:
     of them at a time, so that a feeder for such a loader is one of several processes. With *keys*, a folder, only
     consumers with its client key are answered; without *encrypted* an address may leave this machine without keys.
 
-    Raises UrlError for an address or a spec that is none, OpenError for an address or keys that cannot be used, and
-    TypeError for a loader without indexes.
+    Raises UrlError for an address or a spec that is none, and OpenError for an address or keys that cannot be used.
     """
 
     def __init__(
         self, spec: str, address: str, *, keys: str | None = None, encrypted: bool = True, threads: int | None = None
     ):
-        check_address(address.replace("//*:", "//0.0.0.0:"), keys, encrypted)
+        check_address(address, keys, encrypted)
         self._zmq = zmq = require("zmq", extra="feed")
         loader = loader_of(spec)
         self._identity = identity(spec, loader)
@@ -159,7 +158,9 @@ class Feeder:
             welcome = {"kind": "welcome", "identity": self._identity, "instance": self._instance}
             self._send(consumer, encode(welcome | {"capacity": self.threads + 1, "threads": self.threads}))
         elif words["kind"] == "make":
-            request = _Request(consumer, words["pass"], *(words[name] for name in ("epoch", "state", "rank", "ranks", "g")))
+            request = _Request(
+                consumer, words["pass"], *(words[name] for name in ("epoch", "state", "rank", "ranks", "g"))
+            )
             self._passes[consumer] = request.name
             self._work.put(request)
         elif words["kind"] == "leave":

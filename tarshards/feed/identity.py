@@ -21,7 +21,7 @@ def loader_of(spec: str) -> ResumableLoader:
     """Return the loader that *spec*, ``module:function``, makes: its function is called without arguments.
 
     The module is imported from the current folder or from Python's path. Raises UrlError for a spec of another form, or
-    without such a function, and TypeError unless it returns a ``ShardLoader`` or ``ArrayLoader`` of indexed shards.
+    whose function is missing or returns anything but a ``ShardLoader`` or ``ArrayLoader`` of indexed shards.
     """
     module, _, name = spec.partition(":")
     if not module or not name:
@@ -38,9 +38,9 @@ def loader_of(spec: str) -> ResumableLoader:
         raise UrlError(f"module {module} has no function {name}", url=spec) from error
     loader = function()
     if not isinstance(loader, ResumableLoader):
-        raise TypeError(f"{spec} returns {shortened(loader)}, not a ShardLoader or an ArrayLoader")
+        raise UrlError(f"it returns {shortened(loader)}, not a ShardLoader or an ArrayLoader", url=spec)
     if not loader.passes.maker.is_planned:
-        raise TypeError(f"{spec}: batches that others make require indexed shards; run `tarindex` first")
+        raise UrlError("batches that others make require indexed shards; run `tarindex` first", url=spec)
     return loader
 
 

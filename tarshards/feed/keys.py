@@ -58,13 +58,13 @@ def client_keys(folder: str) -> tuple[bytes, bytes, bytes]:
 
 def check_address(address: str, keys: str | None, encrypted: bool) -> None:
     """Raise UrlError for an address that is none, or that leaves this machine without encryption or a word for it."""
-    found = re.fullmatch(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[^\s:/\[\]]+):(\d+|\*)", address)
-    if found is None:
+    found = re.fullmatch(r"tcp://(\[[\w:.%]+\]|[^\s:/\[\]]+):(\d+|\*)", address)
+    if found is None or (found[2] != "*" and not 0 < int(found[2]) < 1 << 16):
         raise UrlError("an address of a feeder is tcp://host:port", url=address)
     if keys is None and encrypted and not _is_loopback(found[1].strip("[]")):
         raise UrlError(
-            "feeding over a network is encrypted: make keys with `tarfeed keys DIR` and name the folder, or say that "
-            "the network is trusted (tarfeed --no-encryption, encrypted=False)",
+            "feeding over a network is encrypted: make keys with `tarfeed keys FOLDER` and name the folder, or say "
+            "that the network is trusted (tarfeed --no-encryption, encrypted=False)",
             url=address,
         )
 
@@ -83,7 +83,7 @@ def _load(folder: str, name: str, end: str) -> tuple[bytes, bytes]:
     try:
         public, secret = _zmq().auth.load_certificate(path)
     except (OSError, ValueError) as error:
-        raise OpenError("no such key; make keys with `tarfeed keys DIR`", url=path) from error
+        raise OpenError("no such key; make keys with `tarfeed keys FOLDER`", url=path) from error
     if end == "key_secret" and secret is None:
         raise OpenError("the file has no secret key", url=path)
     return public, secret

@@ -59,9 +59,8 @@ class RemoteLoader(ResumableLoader):
     *keys* is a folder with the keys of ``tarfeed keys``; feeders on other hosts require it, unless *encrypted* is
     False.
 
-    Raises UrlError for a spec or an address that is none, TypeError for a loader without indexes, and OpenError for
-    keys that cannot be read; iterating raises OpenError if no feeder can be used, none answers for *timeout* seconds,
-    or all fail to read a batch's data.
+    Raises UrlError for a spec or an address that is none, and OpenError for keys that cannot be read; iterating raises
+    OpenError if no feeder can be used, none answers for *timeout* seconds, or all fail to read a batch's data.
     """
 
     monitor = FeedMonitor()

@@ -27,6 +27,7 @@ LINES = {
     "tarindex --format d": "dali",
     "tarsort --unique la": "last",
     "tarcache ": "list verify warm purge",
+    "tarfeed ": "serve status keys kubernetes",
     "tarcache ve": "verify",
     "tarcache purge --u": "--url",
     "tarjob st": "status",

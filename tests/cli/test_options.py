@@ -67,7 +67,8 @@ VARIES = {
     "--tmpdir": "the default depends on what is kept there",
     "--split": "tarimport takes one split of a dataset, the others a dot of a name",
     "--state": "tarproc keeps samples in a file, tarjob markers in a folder",
-    "--name": "tarjob names a job, tarcard a dataset",
+    "--name": "tarjob names a job, tarcard a dataset, tarfeed the objects of a cluster",
+    "--image": "tarfeed has no image of its own, so that one is required",
     "--output": "one file, a pattern for many, or a folder",
     "--dry-run": "tarjob runs commands and writes no files",
 }
