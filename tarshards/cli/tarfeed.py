@@ -31,7 +31,7 @@ def _complete_verb(context: click.Context, parameter: click.Parameter, incomplet
 @click.command(
     cls=FeedVerbs,
     epilog="Each VERB has its own --help.",
-    example="tarfeed serve train:loader --bind 'tcp://*:7700' --keys keys",
+    example="tarfeed serve train:loader --bind 'tcp://*:7700' --key-folder keys",
 )
 @click.argument("words", nargs=-1, metavar="serve|status|keys|kubernetes ...", shell_complete=_complete_verb)
 def main(words: tuple[str, ...]) -> None:
