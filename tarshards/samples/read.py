@@ -26,9 +26,6 @@ from tarshards.samples.batch import PackedSamples
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import (
-    DUPLICATE_FIELD,
-    INCOMPLETE,
-    NOT_ADJACENT,
     USUAL,
     KeyRule,
     Sample,
@@ -38,6 +35,7 @@ from tarshards.samples.keys import (
     key_rule,
     split_last,
     split_name,
+    why_refused,
     why_skipped,
 )
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler, tell_of_dots, wrong_number
@@ -340,7 +338,7 @@ class _Grouping:
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
         self._split = split
         self._delivered = self._refused = self._fields = 0
-        self._incomplete: dict[int, str] = {}  # reasons for missing content, by the members' offsets
+        self._missing: dict[int, str] = {}  # reasons for missing content, by the members' offsets
 
     def __enter__(self) -> _Grouping:
         return self
@@ -375,7 +373,7 @@ class _Grouping:
 
     def refuse(self, name: str, reason: str, offset: int) -> Iterable[Sample]:
         """Return the samples completed before a member without content, which is a fault of its sample."""
-        self._incomplete[offset] = f"{INCOMPLETE}: {reason}"
+        self._missing[offset] = reason
         return self.add(name, None, offset)
 
     def end(self) -> Iterator[Sample]:
@@ -408,7 +406,7 @@ class _Grouping:
                 yield from islice(rest, before - taken)
                 taken = before
                 if kind is None:
-                    reason = NOT_ADJACENT if field is None else self._incomplete.get(offset, DUPLICATE_FIELD)
+                    reason = why_refused(field, self._missing.get(offset))
                     refuse(SampleError(reason, url=self._url, offset=offset, key=name, field=field), self._on_error)
                     self._refused += 1
                 elif self._ledger is not None:

@@ -272,6 +272,15 @@ def test_members_that_are_no_samples_are_marked(tmp_path, names):
     assert_index_says_what_reading_says(tmp_path / "a.tar")
 
 
+def test_a_field_that_comes_again_as_a_link_without_a_target(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, target in (("a.txt", ""), ("a.TXT", "gone"), ("b.txt", ""), ("a.txt", ""), ("c.__key__", "gone")):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
+            archive.addfile(info)
+    assert_index_says_what_reading_says(tmp_path / "a.tar")
+
+
 @pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zst"])
 def test_compressed_shards_are_refused_with_a_hint(tmp_path, suffix):
     path = str(tmp_path / f"a.tar.{suffix}")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, NO_FIELDS, KeyRule, split_name, why_skipped
+from tarshards.samples.keys import NO_FIELDS, KeyRule, split_name, why_refused, why_skipped
 from tarshards.storage.opening import PlainFile
 from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError, member_at
 from tarshards.tar.read import (
@@ -392,12 +392,13 @@ def group_found(
             sample.behind = sample.behind or last
         for name, header, start, end, kind in piece:
             parts = split(name) if not kind or has_content(kind) else None
-            steps, unresolved = None, None
+            steps: list[Step] | None = None
+            unresolved: UnresolvedError | None = None
             if kind and parts is not None:
                 try:
                     steps = contents.find(header, whole=True)
                 except UnresolvedError as error:
-                    unresolved = f"{INCOMPLETE}: {error}"
+                    unresolved = error
             if parts is None or steps == []:
                 if kind != GLOBAL:
                     skip(why_skipped(name, kind))
@@ -417,7 +418,7 @@ def group_found(
             known = parts[1] in taken
             taken.add(parts[1])
             if (known or unresolved) and sample.problem is None:
-                sample.problem, sample.wrong = unresolved or DUPLICATE_FIELD, (parts[1], header)
+                sample.problem, sample.wrong = why_refused(parts[1], unresolved), (parts[1], header)
             if steps:
                 sample.elsewhere[len(sample.members)] = steps
             after_gap = after_zeros = False
