@@ -26,7 +26,7 @@ from tarshards.tar.read import MEMBER_LIMIT, Grouper, padding, read_members, sca
 LOCAL = 2 << 10, 1 << 19, 1 << 15
 REMOTE = 1 << 16, 1 << 22, 1 << 20
 Walked: TypeAlias = tuple[list[str], list[str], tuple[bytes, ...], int, int]  # the result of ``walk`` for a sound shard
-WINDOW = 1 << 22  # bytes per read for checksums
+AT_ONCE = 1 << 22  # bytes per read for checksums
 
 
 def build_index(
@@ -178,14 +178,14 @@ def _reason(location: Location, shard: Shard) -> Exception:
 
 def _checksums(ranges: Ranges, index: Index) -> Iterator[int]:
     """Yield the CRC-32 of the data of each member."""
-    base, window = 0, memoryview(b"")
+    base, data = 0, memoryview(b"")
     for offset, size in zip(index.offset.tolist(), index.size.tolist()):
         value = 0
         while size:
-            if not base <= offset < base + len(window):
+            if not base <= offset < base + len(data):
                 base = offset
-                window = memoryview(ranges.read(base, min(WINDOW, index.shard_size - base)))
-            part = window[offset - base : offset - base + size]
+                data = memoryview(ranges.read(base, min(AT_ONCE, index.shard_size - base)))
+            part = data[offset - base : offset - base + size]
             value = crc32(part, value)
             offset += len(part)
             size -= len(part)

@@ -46,7 +46,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote
-from tarshards.storage.streams import Extent, failure
+from tarshards.storage.streams import FileRange, failure
 from tarshards.tar.read import LARGE, ArchiveEnd, Grouper, Member, Reached, read_archive, read_members
 
 if TYPE_CHECKING:
@@ -136,12 +136,12 @@ def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample]
 
     They are those of ``read_samples``, but large fields of plain local files are not read; see ``read_shard``.
     """
-    return read_in_turn(shards, partial(read_shard, ledger=ledger, extents=True))
+    return read_in_turn(shards, partial(read_shard, ledger=ledger, file_ranges=True))
 
 
 def read_packed(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample | PackedSamples]:
     """Yield the samples of ``read_to_copy``, those that need not be made to be written again as PackedSamples."""
-    return read_in_turn(shards, partial(read_shard, ledger=ledger, extents=True, packs=True))
+    return read_in_turn(shards, partial(read_shard, ledger=ledger, file_ranges=True, packs=True))
 
 
 def read_containing(shards: Sequence[Shard], text: bytes, *, ledger: Ledger) -> Iterator[Sample]:
@@ -179,16 +179,16 @@ def read_shard(
     split: KeyRule = split_name,
     end: ArchiveEnd = "required",
     location: Location | None = None,
-    extents: bool = False,
+    file_ranges: bool = False,
     lazy: FieldNames | None = None,
     text: bytes | None = None,
     packs: bool = False,
 ) -> Iterator[Sample]:
     """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the sample or shard.
 
-    It is read at its URL, or at *location*. With *extents*, large fields of plain local files are not read; each is an
-    ``Extent``, which is valid until the next sample is taken. Each field in *lazy* is a ``MemberFile``; a compressed
-    shard or a pipe then raises OpenError, and a shard whose samples lack the field SampleError. With *text*,
+    It is read at its URL, or at *location*. With *file_ranges*, large fields of plain local files are not read; each is
+    a ``FileRange``, which is valid until the next sample is taken. Each field in *lazy* is a ``MemberFile``; a
+    compressed shard or a pipe then raises OpenError, and a shard whose samples lack the field SampleError. With *text*,
     samples that cannot contain it are counted, but not yielded, and *packs* also yields PackedSamples: see ``Grouper``.
     The other options are those of ``Opening``. The properties of *shard* apply: it may be concatenated, its names may
     be split by another rule, and a different number of samples is an error (if *split* is the default).
@@ -218,7 +218,7 @@ def read_shard(
             open_shard(location) if files is None else files.open() as stream,
             _Grouping(name, ledger, split, quarantine, expected, text, packs) as grouping,
         ):
-            leave: Any = _leave(stream, name) if extents else None if files is None else files.leave
+            leave: Any = _leave(stream, name) if file_ranges else None if files is None else files.leave
             samples: Iterator[Any] = read_archive(
                 stream,
                 grouping,
@@ -255,12 +255,12 @@ def unpacked(packed: PackedSamples) -> Iterator[Sample]:
     return group_members(read_members(BytesIO(packed.members), end="optional"), url=packed.url)
 
 
-def _leave(stream: Any, url: str) -> Callable[[str, int, int], Extent] | None:
+def _leave(stream: Any, url: str) -> Callable[[str, int, int], FileRange] | None:
     """Return a function that gives parts of the archive in *stream* by name, offset and size; None if not a file."""
     if not isinstance(stream, FileIO) or not stream.seekable():
         return None
     descriptor, begin = stream.fileno(), stream.tell()  # stdin may begin anywhere
-    return lambda _, offset, size: Extent(descriptor, url, begin + offset, size)
+    return lambda _, offset, size: FileRange(descriptor, url, begin + offset, size)
 
 
 def _anywhere(stream: Any, location: Location) -> Callable[[int, int], bytes] | None:
@@ -432,7 +432,7 @@ def refuse(error: SampleError, on_error: Callable[[SampleError], Any] | None) ->
 def encode_sample(sample: Sample, *, in_pieces: bool = False) -> tuple[tuple[str, ...], list[bytes]]:
     """Return the fields of a sample, sorted, and the bytes of each; names like ``__url__`` are not fields.
 
-    An ``Extent`` stands for its bytes, as does a large ``MemberFile`` with *in_pieces*; other files are read.
+    A ``FileRange`` stands for its bytes, as does a large ``MemberFile`` with *in_pieces*; other files are read.
 
     Raises SampleError for a sample without a key or fields and for a name that would not read back, and EncodeError for
     a value that does not encode.
@@ -461,7 +461,7 @@ def encode_sample(sample: Sample, *, in_pieces: bool = False) -> tuple[tuple[str
                 raise EncodeError("a MemberFile that is closed cannot be written", key=key, field=field)
             if not in_pieces or value.size < LARGE:
                 value = bytes(value)
-        elif type(value) is not bytes and type(value) is not Extent:
+        elif type(value) is not bytes and type(value) is not FileRange:
             try:
                 value = encode_field(field, value)
             except EncodeError as error:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LEAST, MOST = 2 << 10, 1 << 19  # bytes read at once
 LARGE = 1 << 15  # bytes of a member from which on its data is skipped, not read
-WINDOW = 1 << 20  # bytes searched at once for a header
+AT_ONCE = 1 << 20  # bytes searched at once for a header
 LONGEST = 1 << 26  # bytes within which a chain of headers is followed to recognize a tar that is a member
 RECORD = 20 * BLOCK  # most writers pad archives to multiples of this
 RECORDS = [RECORD, *(1 << power for power in range(14, 21))]  # common values of ``tar -b``
@@ -267,16 +267,16 @@ def _search(file: PlainFile, bad: int) -> Iterator[int]:
 
     These are multiples of 512 bytes from *bad*, or, if bytes are missing, any offsets indicated by the word ustar.
     """
-    for base in range(bad, file.size, WINDOW):
-        window = file.read(base, WINDOW + BLOCK)
-        offsets = {at for at in range(0, min(WINDOW, len(window) - BLOCK + 1), BLOCK) if window[at]}
-        at = window.find(b"ustar")
+    for base in range(bad, file.size, AT_ONCE):
+        data = file.read(base, AT_ONCE + BLOCK)
+        offsets = {at for at in range(0, min(AT_ONCE, len(data) - BLOCK + 1), BLOCK) if data[at]}
+        at = data.find(b"ustar")
         while at >= 0:
-            if 257 <= at < WINDOW + 257:
+            if 257 <= at < AT_ONCE + 257:
                 offsets.add(at - 257)
-            at = window.find(b"ustar", at + 1)
+            at = data.find(b"ustar", at + 1)
         for at in sorted(offsets):
-            if (base > bad or at) and _is_header(window[at : at + BLOCK]):
+            if (base > bad or at) and _is_header(data[at : at + BLOCK]):
                 yield base + at
 
 
