@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-Keys = Callable[
-    [Sequence[int], Mapping[str, Sequence[Any]]], list[str | TarshardsError]
-]  # of rows, by numbers and columns
+#: Returns the keys of rows, or their errors, from their numbers and their cells by column.
+RowKeys = Callable[[Sequence[int], Mapping[str, Sequence[Any]]], list[str | TarshardsError]]
 MOST_FILE = 1 << 34  # bytes of a file that a row names
 
 
@@ -57,7 +56,7 @@ class Batches:
     """
 
     def __init__(
-        self, schema: pa.Schema, naming: Naming, keys: Keys, uses: Iterable[str] = (), *, reads_files: bool = False
+        self, schema: pa.Schema, naming: Naming, keys: RowKeys, uses: Iterable[str] = (), *, reads_files: bool = False
     ):
         self.naming, self.keys, self.uses, self.reads_files = naming, keys, list(uses), reads_files
         self.features = features_of(schema)

@@ -25,7 +25,7 @@ from tarshards.tar._tar_py import AFTER_END, BLOCK, MAX_SIZE, checksum_is_right,
 
 REGULAR = b"\x0007"  # the types of regular files
 TOGETHER = 32  # samples that are read at once
-WINDOW = 1 << 16  # bytes of headers that are read at once
+AT_ONCE = 1 << 16  # bytes of headers that are read at once
 ARRAYS = {"sample": "<u4", "field": "<u2", "offset": "<i8", "size": "<i8"}
 
 
@@ -307,8 +307,8 @@ def find_header(read: Any, begin: int, offset: int, *, trusts: bool = False) -> 
     zeros = 0
     need = BLOCK
     while begin + need <= offset:
-        window = read(begin, min(max(need, WINDOW), offset - begin))
-        found, position, need, zeros, problem = scan_headers(window, 0, zeros, MAX_SIZE, trusts=trusts)
+        data = read(begin, min(max(need, AT_ONCE), offset - begin))
+        found, position, need, zeros, problem = scan_headers(data, 0, zeros, MAX_SIZE, trusts=trusts)
         for name, _header, start, end, kind in found:
             if begin + start == offset:
                 return None if kind else (name, end - start)

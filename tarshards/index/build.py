@@ -13,20 +13,20 @@ from zlib import crc32
 from tarshards.errors import OpenError, TarError
 from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Fault, Index, fingerprint, refuse_compressed
-from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, NO_FIELDS, NOT_ADJACENT, Split, key_rule
+from tarshards.samples.keys import NO_FIELDS, Split, key_rule, why_refused
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import failure
 from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError
-from tarshards.tar.read import MEMBER_LIMIT, padding, read_members, scan_through, walk
+from tarshards.tar.read import MEMBER_LIMIT, Grouper, padding, read_members, scan_through, walk
 
 # The smallest and the largest read in bytes, and the size of a member from which its data is skipped.
 LOCAL = 2 << 10, 1 << 19, 1 << 15
 REMOTE = 1 << 16, 1 << 22, 1 << 20
 Walked: TypeAlias = tuple[list[str], list[str], tuple[bytes, ...], int, int]  # the result of ``walk`` for a sound shard
-WINDOW = 1 << 22  # bytes per read for checksums
+AT_ONCE = 1 << 22  # bytes per read for checksums
 
 
 def build_index(
@@ -98,73 +98,59 @@ def _index(ranges: Ranges, shard: Shard, walked: Walked | None) -> Index | None:
     index.split = split
     if not elsewhere and not twice and not NO_FIELDS & set(fields) and _are_different(keys):
         return index
-    second = [member for (member,) in struct.iter_unpack("<I", twice)]
     steps: dict[int, list[Step]] = {}
-    unresolved: dict[int, str] = {}
+    unresolved: dict[int, UnresolvedError] = {}
     contents = SpecialMembers(ranges.read_up_to)
     for member, header in struct.iter_unpack("<IQ", elsewhere):
         try:
             steps[member] = contents.find(header, whole=True)
         except UnresolvedError as error:
-            unresolved[member] = f"{INCOMPLETE}: {error}"
+            unresolved[member] = error
     if folders := {member for member, found in steps.items() if not found}:  # links to them are in no sample
-        index, kept, second = _without(index, folders)
+        index, kept = _without(index, folders)
         index.fingerprint = fingerprint(ranges, index.arrays["offset"])
         index.split = split
         steps = {number: steps[member] for number, member in enumerate(kept) if member in steps}
         unresolved = {number: unresolved[member] for number, member in enumerate(kept) if member in unresolved}
     index.elsewhere = steps
-    index.faults = _faults(index, unresolved | dict.fromkeys(second, DUPLICATE_FIELD), ranges)
+    index.faults = _faults(index, unresolved, ranges)
     return index
 
 
-def _without(index: Index, left_out: set[int]) -> tuple[Index, list[int], list[int]]:
-    """Return an index without some members, the numbers of its members in *index*, and those of second fields."""
+def _without(index: Index, left_out: set[int]) -> tuple[Index, list[int]]:
+    """Return an index without some members, and the numbers of its members in *index*."""
     keys: list[str] = []
     samples: list[int] = []
     kept: list[int] = []
-    twice: list[int] = []
-    fields: set[int] = set()
-    for member, (sample, field) in enumerate(zip(index.sample.tolist(), index.field.tolist())):
+    for member, sample in enumerate(index.sample.tolist()):
         if member in left_out:
             continue
         if not keys or keys[-1] != index.keys[sample]:
             keys.append(index.keys[sample])
-            fields = set()
-        if field in fields:
-            twice.append(len(kept))
-        fields.add(field)
         samples.append(len(keys) - 1)
         kept.append(member)
     arrays = {name: getattr(index, name)[kept].tobytes() for name in index.arrays}
     arrays["sample"] = struct.pack(f"<{len(samples)}I", *samples)
-    index = Index(index.shard_size, 0, keys, index.fields, arrays, index.archives, end=index.end)
-    return index, kept, twice
+    return Index(index.shard_size, 0, keys, index.fields, arrays, index.archives, end=index.end), kept
 
 
-def _faults(index: Index, wrong: dict[int, str], ranges: Ranges) -> dict[int, Fault]:
-    """Return the samples that ``group_members`` refuses; *wrong* are members at fault, and why."""
-    fields = [index.fields[number] for number in index.field.tolist()]
-    for member, field in enumerate(fields):
-        if field in NO_FIELDS:
-            wrong.setdefault(member, DUPLICATE_FIELD)
+def _faults(index: Index, unresolved: dict[int, UnresolvedError], ranges: Ranges) -> dict[int, Fault]:
+    """Return the samples that reading refuses; *unresolved* are the members without content, and why.
 
-    def fault(reason: str, member: int, field: str | None = None) -> Fault:
-        size = int(index.size[member - 1]) if member else 0
-        before = int(index.offset[member - 1]) + size + padding(size) if member else 0
-        return Fault(reason, header_offset(ranges, before, int(index.offset[member])), field)
-
-    seen: set[str] = set()
+    The members are grouped as for reading: by their keys and fields, with their numbers as offsets, and without data.
+    """
+    samples = index.sample.tolist()
+    names = ((index.keys[sample], index.fields[field]) for sample, field in zip(samples, index.field.tolist()))
+    members = ((name, None if member in unresolved else b"", member) for member, name in enumerate(names))
+    split: Any = tuple  # they are split
+    grouper: Any = Grouper("", split, False)
     faults = {}
-    for sample, key in enumerate(index.keys):
-        if key in seen:
-            faults[sample] = fault(NOT_ADJACENT, int(index.first[sample]))
-        seen.add(key)
-    for member in sorted(wrong):
-        sample = int(index.sample[member])
-        if sample not in faults:
-            faults[sample] = fault(wrong[member], member, fields[member])
-    return dict(sorted(faults.items()))
+    while (found := grouper.next(members)) is not None:
+        for *_, field, member in found[1]:
+            start = int(index.offset[member - 1] + index.size[member - 1]) if member else 0
+            header = header_offset(ranges, start + padding(start), int(index.offset[member]))
+            faults[samples[member]] = Fault(why_refused(field, unresolved.get(member)), header, field)
+    return faults
 
 
 def _are_different(keys: list[str]) -> bool:
@@ -192,14 +178,14 @@ def _reason(location: Location, shard: Shard) -> Exception:
 
 def _checksums(ranges: Ranges, index: Index) -> Iterator[int]:
     """Yield the CRC-32 of the data of each member."""
-    base, window = 0, memoryview(b"")
+    base, data = 0, memoryview(b"")
     for offset, size in zip(index.offset.tolist(), index.size.tolist()):
         value = 0
         while size:
-            if not base <= offset < base + len(window):
+            if not base <= offset < base + len(data):
                 base = offset
-                window = memoryview(ranges.read(base, min(WINDOW, index.shard_size - base)))
-            part = window[offset - base : offset - base + size]
+                data = memoryview(ranges.read(base, min(AT_ONCE, index.shard_size - base)))
+            part = data[offset - base : offset - base + size]
             value = crc32(part, value)
             offset += len(part)
             size -= len(part)

@@ -18,28 +18,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tarshards.errors import OpenError, TarshardsError, visible
-from tarshards.index.header_checks import Window
+from tarshards.index.header_checks import HeldMembers
 from tarshards.index.member_table import IS_COMPILED
 from tarshards.index.readahead import Numbers
 from tarshards.samples.keys import Sample
-from tarshards.storage import traffic
+from tarshards.storage import traffic, tuning
 from tarshards.storage.ahead import Fetch, FetchQueue
 from tarshards.storage.cache import BlockCache
 from tarshards.storage.connections import connect_ahead, fetching_threads
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import most_held
-from tarshards.storage.remote import PIECE
 
 if TYPE_CHECKING:
     from tarshards.index.open import OpenShard, OpenShards
 
 log = logging.getLogger("tarshards")
 
-# benchmarks/PROFILE.md has what is known of other values.
-SOON = 64  # first samples whose indexes are loaded before anything else: a small batch
-SINGLES = 256  # first samples fetched one by one, at most: a large batch
-PART, EACH = 64, 1 << 20  # samples, and bytes, of the dataset for each of these; more would delay a short epoch
-SLOW = 10 * 1460  # bytes of a block; a larger one takes several round trips over a new connection (RFC 6928)
 MOST_KEPT = 1 << 14  # blocks that stay mapped; a process may have 65,530 mappings
 
 TOO_LITTLE = (
@@ -47,7 +41,7 @@ TOO_LITTLE = (
     "give a smaller pool= or block=, more memory with Remote(ahead=), or a disk with Remote(cache_dir=)"
 )
 
-Found = tuple["OpenShard", list[Window]]  # a shard, and members of it in memory or mapped
+Found = tuple["OpenShard", list[HeldMembers]]  # a shard, and members of it in memory or mapped
 
 
 def connect(location: Location, count: int) -> None:
@@ -65,7 +59,7 @@ def samples_a_block(counts: np.ndarray, means: np.ndarray, block: int | None) ->
 
     *counts* are the samples of each shard, *means* their bytes on average.
     """
-    units = np.maximum(PIECE / means, 1) if block is None else np.full(len(means), block)
+    units = np.maximum(tuning.REQUEST / means, 1) if block is None else np.full(len(means), block)
     return np.minimum(units, counts).astype(np.int64)
 
 
@@ -204,11 +198,11 @@ class KeptBlocks:
         self._count = sum(len(shard.kept) for shard in shards.in_use.values())
         self._may_hold = most_held()
 
-    def find(self, opened: OpenShard, shard: int, sample: int) -> list[Window] | None:
+    def find(self, opened: OpenShard, shard: int, sample: int) -> list[HeldMembers] | None:
         """Return the block of a sample if it is mapped."""
         return opened.kept.get(_kept_key(sample, self._units[shard]))
 
-    def fetch(self, opened: OpenShard, block: SampleBlock) -> list[Window]:
+    def fetch(self, opened: OpenShard, block: SampleBlock) -> list[HeldMembers]:
         """Return a block, and keep it if it stays in the cache."""
         samples = block.numbers
         key = _kept_key(int(samples[0]), self._units[block.shard])
@@ -216,13 +210,13 @@ class KeptBlocks:
         if kept is not None:
             traffic.count("cache_hits")
             return kept
-        windows = opened.fetch(samples)
-        if self._count < self._most and opened.keep(key, windows):
+        held = opened.fetch(samples)
+        if self._count < self._most and opened.keep(key, held):
             self._count += 1
             if self._count <= self._may_hold:
-                for window in windows:
-                    window.hold_open()
-        return windows
+                for members in held:
+                    members.hold_open()
+        return held
 
     def has_all(self, reach: int) -> bool:
         """Return whether all blocks of all shards are mapped; False for fewer samples, *reach*, than blocks."""
@@ -298,8 +292,9 @@ class BlockFetcher:
             else:
                 units, cache = np.ones_like(units), None
                 log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
-        is_slow = block is not None and cache is None and float((units * means).max(initial=0)) > SLOW
-        singles = min(SINGLES, int(shards.counts.sum()) // PART, total // EACH) if is_slow else 0
+        is_slow = block is not None and cache is None and float((units * means).max(initial=0)) > tuning.SLOW
+        samples = int(shards.counts.sum())
+        singles = min(tuning.SINGLES, samples // tuning.PER_SINGLE, total // tuning.BYTES_PER_SINGLE) if is_slow else 0
         self._blocks = Blocks(shards.counts, units, means, are_whole=cache is not None, singles=singles)
         self._kept = None if cache is None else KeptBlocks(shards, units, 0 if self._drops else MOST_KEPT)
         # If they are, ``read_kept`` is faster than ``read``.
@@ -331,13 +326,13 @@ class BlockFetcher:
                 block.readers += waits
                 self._leave(block)
         if found is not None:
-            opened, windows = found
-            return opened.read(sample, windows)
+            opened, held = found
+            return opened.read(sample, held)
         if block is None or not waits:
             return self._shards.use(shard).read(sample)
         try:
-            opened, windows = self._queue.take(block)
-            return opened.read(sample, windows)
+            opened, held = self._queue.take(block)
+            return opened.read(sample, held)
         except TarshardsError as error:
             raise self._named(error, shard, sample) from error
         finally:
@@ -350,10 +345,10 @@ class BlockFetcher:
         with self._queue.lock:
             blocks = self._blocks.at(shard, sample)
             found = next((each.found for each in blocks if each.found and sample in (each.samples or ())), None)
-        opened, windows = found or (self._shards.use(shard), None)
-        if windows is None and self._kept is not None:
-            windows = self._kept.find(opened, shard, sample)
-        return opened.read(sample, windows)
+        opened, held = found or (self._shards.use(shard), None)
+        if held is None and self._kept is not None:
+            held = self._kept.find(opened, shard, sample)
+        return opened.read(sample, held)
 
     def _look_ahead(self) -> None:
         """Add what will be read next, all at once, because a block has several samples of it."""
@@ -375,7 +370,7 @@ class BlockFetcher:
     def _begin(self, shards: np.ndarray, samples: np.ndarray) -> None:
         """Load the indexes of the first samples, and open the connections that their blocks need."""
         self._is_begun = True
-        first = [shard for shard in dict.fromkeys(shards[:SOON].tolist()) if self._shards.loaded(shard) is None]
+        first = [shard for shard in dict.fromkeys(shards[: tuning.SOON].tolist()) if self._shards.loaded(shard) is None]
         if first:
             blocks = len(np.unique(self._blocks.keys(shards, samples)))
             connect(self._shards.location(first[0]), min(blocks, self._shards.remote.connections))
@@ -389,10 +384,10 @@ class BlockFetcher:
 
     def _fetch(self, block: SampleBlock) -> Found:
         opened = self._shards.use(block.shard)
-        windows = opened.fetch(block.numbers) if self._kept is None else self._kept.fetch(opened, block)
-        if all(window.is_mapped for window in windows):
+        held = opened.fetch(block.numbers) if self._kept is None else self._kept.fetch(opened, block)
+        if all(members.is_mapped for members in held):
             self._queue.release(block)  # its bytes are on the disk
-        block.found = opened, windows
+        block.found = opened, held
         return block.found
 
     def _leave(self, block: SampleBlock) -> None:

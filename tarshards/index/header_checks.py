@@ -96,12 +96,12 @@ def first_header(read: Callable[[int, int], bytes], header: int, low: int) -> in
     """Return where the extended headers before the one at *header* begin; *header* if there are none."""
     low = max(low, header - EXTENDED)
     low += (header - low) % BLOCK
-    window = read(low, header - low + BLOCK)
-    first = len(window) - BLOCK
+    headers = read(low, header - low + BLOCK)
+    first = len(headers) - BLOCK
     for start in range(first - BLOCK, -1, -BLOCK):
-        if window[start + 156] in TYPES:
-            found, *_ = scan(window, start, 0, MEMBER_LIMIT)
-            if found and found[0][1] == start and found[0][2] == len(window):
+        if headers[start + 156] in TYPES:
+            found, *_ = scan(headers, start, 0, MEMBER_LIMIT)
+            if found and found[0][1] == start and found[0][2] == len(headers):
                 first = start
     return low + first
 
@@ -109,7 +109,7 @@ def first_header(read: Callable[[int, int], bytes], header: int, low: int) -> in
 Check = Callable[[Callable[[int, int], bytes], int, int], object]
 
 
-class Window:
+class HeldMembers:
     """The members from *begin* to *end* of a shard, whose bytes from offset *low* on are *data*.
 
     These are in memory, or mapped. *check* is called for a member on whose headers the kernel does not decide, and with

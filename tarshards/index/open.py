@@ -13,7 +13,7 @@ import numpy as np
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
 from tarshards.index import memory
-from tarshards.index.header_checks import NEAR, Window, check_fetched, check_header, first_byte, first_header
+from tarshards.index.header_checks import NEAR, HeldMembers, check_fetched, check_header, first_byte, first_header
 from tarshards.index.inventory import COUNTS, for_each_shard, read_head, with_counts
 from tarshards.index.key_index import KeyIndex, KeyTable
 from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_undecided
@@ -21,6 +21,7 @@ from tarshards.index.sidecar import MAPPED, MISSING, OTHER, REBUILD, Hold, Index
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile, MemberHeaders
+from tarshards.storage import tuning
 from tarshards.storage.location import Location, names_of
 from tarshards.storage.locks import PerProcess
 from tarshards.storage.manifest import Shards
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 SMALL = 1 << 16  # bytes of a shard that is read rather than mapped where there are too many to keep them mapped
 HELD = 1 << 27  # bytes of indexes of such shards that are held
-GAP = 1 << 15  # bytes between two members of a remote shard that take less time than another request
 TOO_MANY = (
     "%s and others: of %d shards a process keeps %d open, so these are opened again and again; "
     "make fewer and larger ones with `tarreshard`"
@@ -87,7 +87,9 @@ class OpenShard:
             self.members = MappedMembers(local.mapping, index.table)
         elif local is not None:
             self.members = MappedMembers(local.mapping, index.table, url=self.name, names=self._fields)
-        self.kept: dict[int, list[Window]] = {}  # blocks of a cache that stay mapped, under the keys of who reads them
+        self.kept: dict[
+            int, list[HeldMembers]
+        ] = {}  # blocks of a cache that stay mapped, under the keys of who reads them
         # The samples that cannot be read like the others.
         self._special: Collection[int] = ()
         if index.faults or index.elsewhere:
@@ -103,10 +105,10 @@ class OpenShard:
         except TypeError:
             return None
 
-    def read(self, sample: int, windows: Sequence[Window] | None = None) -> Sample:
+    def read(self, sample: int, held: Sequence[HeldMembers] | None = None) -> Sample:
         """Return the sample of this number; raise OpenError, which names it, where it cannot be read.
 
-        Of a remote shard, it is taken from *windows*, which hold it, or else fetched. Raises SampleError for one at
+        Of a remote shard, it is taken from *held*, which has it, or else fetched. Raises SampleError for one at
         fault, as the index says.
         """
         fields = self._fields
@@ -116,9 +118,9 @@ class OpenShard:
         try:
             members = self.members
             if members is None:
-                windows = self.fetch([sample]) if windows is None else windows
-                if len(windows) != 1 or not windows[0].fill(result, fields, sample):
-                    self._take(result, sample, windows, fields)
+                held = self.fetch([sample]) if held is None else held
+                if len(held) != 1 or not held[0].fill(result, fields, sample):
+                    self._take(result, sample, held, fields)
             else:
                 undecided = members.fill(result, fields, sample, 0)
                 while undecided >= 0:
@@ -170,41 +172,41 @@ class OpenShard:
         self,
         result: Sample,
         sample: int,
-        windows: Sequence[Window],
+        held: Sequence[HeldMembers],
         fields: list[str | None],
         *,
         again: bool = True,
     ) -> None:
         result["__key__"] = self.index.key(sample)
-        if len(windows) > 1:
+        if len(held) > 1:
             begin, end = self.index.table.span(sample)
-            windows = [window for window in windows if window.begin < end and window.end > begin]
-        for window in windows:
-            if not window.fill(result, fields, sample):
-                found = self._fetch_again(sample, window) if again else self.fetch([sample], mapped=False)
+            held = [members for members in held if members.begin < end and members.end > begin]
+        for members in held:
+            if not members.fill(result, fields, sample):
+                found = self._fetch_again(sample, members) if again else self.fetch([sample], mapped=False)
                 return self._take(result, sample, found, fields, again=False)
         return None
 
-    def find_kept(self, key: int) -> list[Window] | None:
+    def find_kept(self, key: int) -> list[HeldMembers] | None:
         """Return the block under a key if it is mapped, and as it was."""
         kept = self.kept.get(key)
-        return kept if kept is not None and all(window.is_current() for window in kept) else None
+        return kept if kept is not None and all(members.is_current() for members in kept) else None
 
-    def _fetch_again(self, sample: int, window: Window) -> list[Window]:
-        """Return what holds *sample* instead of *window*, whose file is gone; a block that stays is mapped again."""
+    def _fetch_again(self, sample: int, members: HeldMembers) -> list[HeldMembers]:
+        """Return what holds *sample* instead of *members*, whose file is gone; a block that stays is mapped again."""
         for key, kept in list(self.kept.items()):
-            if window in kept:
+            if members in kept:
                 first, last = (self.index.table.entry(member)[0] for member in (kept[0].begin, kept[-1].end - 1))
                 found = self.fetch(np.arange(first, last + 1))
                 self.keep(key, found)
                 return found
         return self.fetch([sample], mapped=False)
 
-    def keep(self, key: int, windows: list[Window]) -> bool:
+    def keep(self, key: int, held: list[HeldMembers]) -> bool:
         """Let a block stay mapped if it is one that a cache keeps, and return whether it does."""
-        stays = all(window.stays for window in windows)
+        stays = all(members.stays for members in held)
         if stays:
-            self.kept[key] = windows
+            self.kept[key] = held
         else:
             self.kept.pop(key, None)
         return stays
@@ -265,7 +267,7 @@ class OpenShard:
         if self.members is None:
             low = first_byte(self.index, member)
             data = self._fetch(low, self._stop(member + 1) - low, mapped=False)
-            return self._window(member, member + 1, low, data).take(member)
+            return self._hold(member, member + 1, low, data).take(member)
         if error := self.find_stale(np.array([member])).get(0):
             raise error
         return self.ranges.read(*self.index.data_range(member))
@@ -295,15 +297,15 @@ class OpenShard:
             raise self.index.not_plain(member, self.name)
         check_header(self.ranges.read, self.index, member, url=self.name)
 
-    def fetch(self, samples: Sequence[int] | np.ndarray, *, mapped: bool = True) -> list[Window]:
+    def fetch(self, samples: Sequence[int] | np.ndarray, *, mapped: bool = True) -> list[HeldMembers]:
         """Return the members of *samples*, in ascending order, of a remote shard; near ones share a request.
 
         What a cache has on its disk is *mapped*.
         """
-        windows = []
-        for begin, end, low, size in self._stretches(np.asarray(samples, np.int64)):
-            windows.append(self._window(begin, end, low, self._fetch(low, size, mapped=mapped)))
-        return windows
+        held = []
+        for begin, end, low, size in self._ranges_of(np.asarray(samples, np.int64)):
+            held.append(self._hold(begin, end, low, self._fetch(low, size, mapped=mapped)))
+        return held
 
     def _fetch(self, low: int, size: int, *, mapped: bool) -> Any:
         """Return *size* bytes of a remote shard from *low* on."""
@@ -318,12 +320,12 @@ class OpenShard:
         self._check_size()
         return data
 
-    def _window(self, begin: int, end: int, low: int, data: Any) -> Window:
+    def _hold(self, begin: int, end: int, low: int, data: Any) -> HeldMembers:
         """Return members of a remote shard, after, with the last of them, its end is compared."""
-        window = Window(self.index, begin, end, low, data, self._check_fetched)
+        members = HeldMembers(self.index, begin, end, low, data, self._check_fetched)
         is_here = (self.index.archive_end or 0) + BLOCK <= self._stop(end)
-        self._check_end(end, window.cut if is_here else self.ranges.read_up_to)
-        return window
+        self._check_end(end, members.cut if is_here else self.ranges.read_up_to)
+        return members
 
     def _check_end(self, end: int, read: Callable[[int, int], bytes]) -> None:
         """Raise ShardIndexError if *end* is that of all members of a remote shard, and others follow them now."""
@@ -334,7 +336,7 @@ class OpenShard:
         """Return where to stop reading for the members before *end*: after the last one comes the archive's end."""
         stop = sum(self.index.data_range(end - 1))
         last = self.index.archive_end
-        if end == self.index.members and last is not None and last + BLOCK - stop <= GAP:
+        if end == self.index.members and last is not None and last + BLOCK - stop <= tuning.GAP:
             stop = min(last + BLOCK, self.index.shard_size)
         return stop
 
@@ -347,7 +349,7 @@ class OpenShard:
             return
         begin = memory.address_of(self.buffer)
         lows, sizes = [], []
-        for first, _, low, size in self._stretches(samples, fields):
+        for first, _, low, size in self._ranges_of(samples, fields):
             if first and (before := self.index.data_range(first - 1)[0] - BLOCK) < low:  # whose header is compared, too
                 lows.append(before)
                 sizes.append(BLOCK)
@@ -363,16 +365,16 @@ class OpenShard:
 
     def drop(self, samples: Sequence[int] | np.ndarray) -> None:
         """Let a cache remove the members of *samples*, fetched together before, if it keeps them for this use only."""
-        for _, _, low, size in self._stretches(np.asarray(samples, np.int64)):
+        for _, _, low, size in self._ranges_of(np.asarray(samples, np.int64)):
             self.ranges.drop(low, size)
 
-    def _stretches(self, samples: np.ndarray, fields: FieldNames | None = None) -> list[tuple[int, int, int, int]]:
+    def _ranges_of(self, samples: np.ndarray, fields: FieldNames | None = None) -> list[tuple[int, int, int, int]]:
         """Return what is requested for *samples*: the begin and end of members, the first byte, and how many."""
-        stretches = []
+        ranges = []
         for begin, end in self._members_of(samples, fields):
             low = first_byte(self.index, begin)
-            stretches.append((begin, end, low, self._stop(end) - low))
-        return stretches
+            ranges.append((begin, end, low, self._stop(end) - low))
+        return ranges
 
     def _members_of(self, samples: np.ndarray, fields: FieldNames | None) -> list[tuple[int, int]]:
         """Return the members of *samples* whose fields are read, as begins and ends of what one request brings."""
@@ -395,7 +397,7 @@ class OpenShard:
             return []
         begins = np.array([first_byte(self.index, member) for member in members.tolist()])
         ends = entries[:, 2] + entries[:, 3]
-        cuts = np.flatnonzero(begins[1:] - ends[:-1] > GAP) + 1
+        cuts = np.flatnonzero(begins[1:] - ends[:-1] > tuning.GAP) + 1
         return [(int(part[0]), int(part[-1]) + 1) for part in np.split(members, cuts)]
 
     def _check_size(self) -> None:

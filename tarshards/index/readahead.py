@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EVERY = 256  # samples after which the waits are counted, at most
 FEW = 32  # samples for each wait that says nothing: a library's pages are waited for, too
 LASTS = 16  # counts for which more waits are taken to say that the next samples are on the disk, too
-FAR = 1 << 25  # bytes that are asked for ahead, about
+AHEAD = 1 << 25  # bytes that are asked for ahead, about
 FEWEST, MOST = 64, 1 << 12  # samples that are asked for ahead
 APART = 1 << 16  # bytes between samples that take longer than another read of the disk
 SMALL = 1 << 14  # bytes of a sample that takes a disk as long as another read
@@ -66,7 +66,7 @@ class LocalReadahead:
     """Has the system read samples of local *shards* before they are needed.
 
     *upcoming* yields the numbers of the samples in the order in which they will be read; *gap* is how many others lie
-    between two stretches of them, on average. Call ``take`` before reading each *every* samples, or fewer. Threads may
+    between two runs of them, on average. Call ``take`` before reading each *every* samples, or fewer. Threads may
     share it. It reads nothing of its own until this process waits for the disk. Then
 
     - small samples of small sets (up to 16 KiB each, 1 GiB together) come with all others: a thread reads the shards
@@ -80,7 +80,7 @@ class LocalReadahead:
     def __init__(self, shards: OpenShards, upcoming: Iterator[Numbers], *, gap: float = 0.0):
         self._shards, self._upcoming = shards, upcoming
         samples, size = int(shards.counts.sum()), int(shards.sizes.sum())
-        self._reach = int(min(max(FAR * samples / max(1, size), FEWEST), MOST))
+        self._reach = int(min(max(AHEAD * samples / max(1, size), FEWEST), MOST))
         self._are_scattered = gap * size >= APART * samples > 0
         self._reads_whole = (
             not self._are_scattered and size <= min(MOST_WHOLE, SMALL * samples) and len(shards.urls) <= most_open()
@@ -142,7 +142,7 @@ class LocalReadahead:
                 self._touch(self._shards.use(number))
 
     def _touch(self, shard: OpenShard) -> None:
-        """Read a mapped shard into memory, one stretch while the next one is asked for."""
+        """Read a mapped shard into memory, one range while the next one is requested."""
         if shard.buffer is None:
             return
         begin, size = memory.address_of(shard.buffer), len(shard.buffer)

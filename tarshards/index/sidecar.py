@@ -18,7 +18,7 @@ from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.derived import FORMAT, INDEX
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.ranges import LocalRanges, MappedPart, Ranges
+from tarshards.storage.ranges import LocalRanges, MappedRange, Ranges
 from tarshards.storage.streams import is_missing
 from tarshards.tar.elsewhere import Step
 from tarshards.tar.read import BLOCK, padding
@@ -39,7 +39,7 @@ MISSING = "no index found; create one with `tarindex`"
 DAMAGED = "damaged: truncated, or wrong checksum"
 REBUILD = "rebuild it with `tarindex`"
 DIGEST = 16  # bytes
-Hold = Callable[[Callable[[], bytes]], "bytes | MappedPart"]
+Hold = Callable[[Callable[[], bytes]], "bytes | MappedRange"]
 OTHER = "other keys or members than the manifest describes; write both again with `tarindex`"
 NO_DIGEST = "written by an earlier version, without a digest; renew it with `tarindex`"
 
@@ -325,7 +325,7 @@ class Index:
 
     def rest_on(self, mapping: Any) -> None:
         """Use a *mapping* of the sidecar, which processes share, instead of the bytes that were read."""
-        self.table.rest_on(mapping.buffer if isinstance(mapping, MappedPart) else mapping)
+        self.table.rest_on(mapping.buffer if isinstance(mapping, MappedRange) else mapping)
         self._sidecar = mapping
 
     @classmethod

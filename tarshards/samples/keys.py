@@ -108,6 +108,19 @@ def why_skipped(name: str, kind: str | None = None) -> str:
     return kind or ("reserved name" if is_reserved(name) else "no extension")
 
 
+def why_refused(field: str | None, missing: object = None) -> str:
+    """Return why a sample is at fault: its first faulty member has this *field*, or None if its key occurred before.
+
+    *missing* says why this member has no content; if it is None, the field is a duplicate.
+
+    >>> why_refused(None), why_refused("jpg"), why_refused("jpg", "a link to nothing")
+    ('members of this key are not adjacent', 'duplicate field', 'incomplete: a link to nothing')
+    """
+    if field is None:
+        return NOT_ADJACENT
+    return DUPLICATE_FIELD if missing is None else f"{INCOMPLETE}: {missing}"
+
+
 def join_name(key: str, field: str) -> str:
     """Return the member name of *key* and *field*; raise SampleError if it would not read back as the same two.
 

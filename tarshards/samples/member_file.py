@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tarshards.errors import OpenError, TarError
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, Sample, is_reserved
+from tarshards.storage import tuning
 from tarshards.storage.compression import MAX_RATIO, Decompressed, decompressed
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import RangedFile, Ranges
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 FIRST = 1 << 16  # bytes of the first request at a position of a remote member
 FACTOR, MOST = 4, 1 << 22  # each consecutive request is larger by this factor, up to this many bytes
 HELD = 1 << 23  # bytes of a member kept in memory
-GAP = 1 << 15  # bytes that may be skipped between two consecutive reads
 PIECE = 1 << 20  # bytes copied at once
 
 
@@ -32,7 +32,7 @@ class MemberHeaders:
         self.size, self.check = size, check
 
 
-class HeldPiece(NamedTuple):
+class HeldRange(NamedTuple):
     """Held bytes of a remote member, and how many are fetched if reading continues after them."""
 
     begin: int
@@ -73,8 +73,8 @@ class MemberFile(RangedFile):
         self._shard_size, self._version = ranges.size, None
         self._head = head
         self._taken = 0
-        self._pieces: list[HeldPiece] = []  # of a remote member, the one used last at the end
-        self._prefetched: list[HeldPiece] = []
+        self._held: list[HeldRange] = []  # of a remote member, the one used last at the end
+        self._prefetched: list[HeldRange] = []
 
     @classmethod
     def of(cls, data: bytes, *, name: str, url: str) -> MemberFile:
@@ -114,16 +114,16 @@ class MemberFile(RangedFile):
         held, end = [], min(offset + size, self.size)
         if not self._open().remote or offset >= end:
             return
-        while offset < end and (piece := self._find(offset)) is not None:
-            held.append(piece)
-            offset = piece.end
+        while offset < end and (found := self._find(offset)) is not None:
+            held.append(found)
+            offset = found.end
         if offset < end:
             held.append(self._ask(offset, end, FIRST))
         self._prefetched = held
 
     def close(self) -> None:
         """Release the shard, which others may read, and all held bytes."""
-        self._pieces, self._prefetched, self._ranges, self._head = [], [], None, None
+        self._held, self._prefetched, self._ranges, self._head = [], [], None, None
         super().close()
 
     def __repr__(self) -> str:
@@ -150,45 +150,45 @@ class MemberFile(RangedFile):
             return data
         parts = []
         while size:
-            piece = self._find(position) or self._fetch(position, size)
-            part = piece.data[position - piece.begin : position - piece.begin + size]
+            found = self._find(position) or self._fetch(position, size)
+            part = found.data[position - found.begin : position - found.begin + size]
             parts.append(part)
             position += len(part)
             size -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _find(self, position: int) -> HeldPiece | None:
-        """Return the held piece with the bytes at *position*, or None."""
-        for pieces in self._prefetched, self._pieces:
-            for number, piece in enumerate(pieces):
-                if piece.begin <= position < piece.end:
-                    pieces.append(pieces.pop(number))
-                    return piece
+    def _find(self, position: int) -> HeldRange | None:
+        """Return the held range with the bytes at *position*, or None."""
+        for ranges in self._prefetched, self._held:
+            for number, each in enumerate(ranges):
+                if each.begin <= position < each.end:
+                    ranges.append(ranges.pop(number))
+                    return each
         return None
 
-    def _fetch(self, position: int, size: int) -> HeldPiece:
+    def _fetch(self, position: int, size: int) -> HeldRange:
         """Fetch the *size* requested bytes at *position*, and bytes that may be requested next."""
-        pieces = self._pieces + self._prefetched
-        before = max((each for each in pieces if each.end <= position), key=lambda each: each.end, default=None)
+        held = self._held + self._prefetched
+        before = max((each for each in held if each.end <= position), key=lambda each: each.end, default=None)
         begin, ahead = position, FIRST
-        if before is not None and position - before.end <= GAP:
+        if before is not None and position - before.end <= tuning.GAP:
             ahead = before.ahead
         elif position + FIRST >= self.size:  # the end of a file is often read backwards
             begin = max(0 if before is None else before.end, self.size - FIRST)
-        behind = min((each.begin for each in pieces if each.begin > position), default=self.size)
-        piece = self._ask(begin, min(position + max(size, ahead), behind), min(FACTOR * ahead, MOST))
-        if len(piece.data) <= MOST:
-            self._pieces.append(piece)
-        while sum(len(each.data) for each in self._pieces) > HELD:
-            self._pieces.pop(0)
-        return piece
+        behind = min((each.begin for each in held if each.begin > position), default=self.size)
+        fetched = self._ask(begin, min(position + max(size, ahead), behind), min(FACTOR * ahead, MOST))
+        if len(fetched.data) <= MOST:
+            self._held.append(fetched)
+        while sum(len(each.data) for each in self._held) > HELD:
+            self._held.pop(0)
+        return fetched
 
-    def _ask(self, begin: int, end: int, ahead: int) -> HeldPiece:
+    def _ask(self, begin: int, end: int, ahead: int) -> HeldRange:
         """Fetch the bytes from *begin* to *end*."""
         if self._head is not None and begin <= FIRST:  # the same request also fetches the headers
-            return HeldPiece(0, self._checked(end), ahead)
+            return HeldRange(0, self._checked(end), ahead)
         self._checked()
-        return HeldPiece(begin, self._take(self._offset + begin, end - begin), ahead)
+        return HeldRange(begin, self._take(self._offset + begin, end - begin), ahead)
 
     def _checked(self, size: int = 0) -> bytes:
         """Fetch the headers, if not yet compared with the index, and *size* bytes of the member."""
@@ -213,7 +213,7 @@ class MemberFile(RangedFile):
     def __getstate__(self) -> dict[str, Any]:
         self._check_open()
         self._checked()  # the copy has no index to compare with
-        state = {name: value for name, value in vars(self).items() if name not in ("_pieces", "_prefetched", "_ranges")}
+        state = {name: value for name, value in vars(self).items() if name not in ("_held", "_prefetched", "_ranges")}
         if self._location is None:
             return state | {"_ranges": self._ranges}
         return state | {"_version": self._version if self._ranges is None else self._ranges.version}
@@ -221,7 +221,7 @@ class MemberFile(RangedFile):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._ranges = None
         self.__dict__.update(state)
-        self._pieces, self._prefetched = [], []
+        self._held, self._prefetched = [], []
 
 
 class LazyMembers:

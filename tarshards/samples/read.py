@@ -26,9 +26,6 @@ from tarshards.samples.batch import PackedSamples
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import (
-    DUPLICATE_FIELD,
-    INCOMPLETE,
-    NOT_ADJACENT,
     USUAL,
     KeyRule,
     Sample,
@@ -38,6 +35,7 @@ from tarshards.samples.keys import (
     key_rule,
     split_last,
     split_name,
+    why_refused,
     why_skipped,
 )
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler, tell_of_dots, wrong_number
@@ -48,7 +46,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote
-from tarshards.storage.streams import Extent, failure
+from tarshards.storage.streams import FileRange, failure
 from tarshards.tar.read import LARGE, ArchiveEnd, Grouper, Member, Reached, read_archive, read_members
 
 if TYPE_CHECKING:
@@ -138,12 +136,12 @@ def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample]
 
     They are those of ``read_samples``, but large fields of plain local files are not read; see ``read_shard``.
     """
-    return read_in_turn(shards, partial(read_shard, ledger=ledger, extents=True))
+    return read_in_turn(shards, partial(read_shard, ledger=ledger, file_ranges=True))
 
 
 def read_packed(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample | PackedSamples]:
     """Yield the samples of ``read_to_copy``, those that need not be made to be written again as PackedSamples."""
-    return read_in_turn(shards, partial(read_shard, ledger=ledger, extents=True, packs=True))
+    return read_in_turn(shards, partial(read_shard, ledger=ledger, file_ranges=True, packs=True))
 
 
 def read_containing(shards: Sequence[Shard], text: bytes, *, ledger: Ledger) -> Iterator[Sample]:
@@ -181,16 +179,16 @@ def read_shard(
     split: KeyRule = split_name,
     end: ArchiveEnd = "required",
     location: Location | None = None,
-    extents: bool = False,
+    file_ranges: bool = False,
     lazy: FieldNames | None = None,
     text: bytes | None = None,
     packs: bool = False,
 ) -> Iterator[Sample]:
     """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the sample or shard.
 
-    It is read at its URL, or at *location*. With *extents*, large fields of plain local files are not read; each is an
-    ``Extent``, which is valid until the next sample is taken. Each field in *lazy* is a ``MemberFile``; a compressed
-    shard or a pipe then raises OpenError, and a shard whose samples lack the field SampleError. With *text*,
+    It is read at its URL, or at *location*. With *file_ranges*, large fields of plain local files are not read; each is
+    a ``FileRange``, which is valid until the next sample is taken. Each field in *lazy* is a ``MemberFile``; a
+    compressed shard or a pipe then raises OpenError, and a shard whose samples lack the field SampleError. With *text*,
     samples that cannot contain it are counted, but not yielded, and *packs* also yields PackedSamples: see ``Grouper``.
     The other options are those of ``Opening``. The properties of *shard* apply: it may be concatenated, its names may
     be split by another rule, and a different number of samples is an error (if *split* is the default).
@@ -220,7 +218,7 @@ def read_shard(
             open_shard(location) if files is None else files.open() as stream,
             _Grouping(name, ledger, split, quarantine, expected, text, packs) as grouping,
         ):
-            leave: Any = _leave(stream, name) if extents else None if files is None else files.leave
+            leave: Any = _leave(stream, name) if file_ranges else None if files is None else files.leave
             samples: Iterator[Any] = read_archive(
                 stream,
                 grouping,
@@ -257,12 +255,12 @@ def unpacked(packed: PackedSamples) -> Iterator[Sample]:
     return group_members(read_members(BytesIO(packed.members), end="optional"), url=packed.url)
 
 
-def _leave(stream: Any, url: str) -> Callable[[str, int, int], Extent] | None:
+def _leave(stream: Any, url: str) -> Callable[[str, int, int], FileRange] | None:
     """Return a function that gives parts of the archive in *stream* by name, offset and size; None if not a file."""
     if not isinstance(stream, FileIO) or not stream.seekable():
         return None
     descriptor, begin = stream.fileno(), stream.tell()  # stdin may begin anywhere
-    return lambda _, offset, size: Extent(descriptor, url, begin + offset, size)
+    return lambda _, offset, size: FileRange(descriptor, url, begin + offset, size)
 
 
 def _anywhere(stream: Any, location: Location) -> Callable[[int, int], bytes] | None:
@@ -340,7 +338,7 @@ class _Grouping:
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
         self._split = split
         self._delivered = self._refused = self._fields = 0
-        self._incomplete: dict[int, str] = {}  # reasons for missing content, by the members' offsets
+        self._missing: dict[int, str] = {}  # reasons for missing content, by the members' offsets
 
     def __enter__(self) -> _Grouping:
         return self
@@ -375,7 +373,7 @@ class _Grouping:
 
     def refuse(self, name: str, reason: str, offset: int) -> Iterable[Sample]:
         """Return the samples completed before a member without content, which is a fault of its sample."""
-        self._incomplete[offset] = f"{INCOMPLETE}: {reason}"
+        self._missing[offset] = reason
         return self.add(name, None, offset)
 
     def end(self) -> Iterator[Sample]:
@@ -408,7 +406,7 @@ class _Grouping:
                 yield from islice(rest, before - taken)
                 taken = before
                 if kind is None:
-                    reason = NOT_ADJACENT if field is None else self._incomplete.get(offset, DUPLICATE_FIELD)
+                    reason = why_refused(field, self._missing.get(offset))
                     refuse(SampleError(reason, url=self._url, offset=offset, key=name, field=field), self._on_error)
                     self._refused += 1
                 elif self._ledger is not None:
@@ -434,7 +432,7 @@ def refuse(error: SampleError, on_error: Callable[[SampleError], Any] | None) ->
 def encode_sample(sample: Sample, *, in_pieces: bool = False) -> tuple[tuple[str, ...], list[bytes]]:
     """Return the fields of a sample, sorted, and the bytes of each; names like ``__url__`` are not fields.
 
-    An ``Extent`` stands for its bytes, as does a large ``MemberFile`` with *in_pieces*; other files are read.
+    A ``FileRange`` stands for its bytes, as does a large ``MemberFile`` with *in_pieces*; other files are read.
 
     Raises SampleError for a sample without a key or fields and for a name that would not read back, and EncodeError for
     a value that does not encode.
@@ -463,7 +461,7 @@ def encode_sample(sample: Sample, *, in_pieces: bool = False) -> tuple[tuple[str
                 raise EncodeError("a MemberFile that is closed cannot be written", key=key, field=field)
             if not in_pieces or value.size < LARGE:
                 value = bytes(value)
-        elif type(value) is not bytes and type(value) is not Extent:
+        elif type(value) is not bytes and type(value) is not FileRange:
             try:
                 value = encode_field(field, value)
             except EncodeError as error:

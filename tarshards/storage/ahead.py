@@ -19,7 +19,6 @@ from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic, tuning
 from tarshards.storage.connections import fetching_threads, soonest
 from tarshards.storage.location import Location
-from tarshards.storage.remote import PIECE
 from tarshards.storage.requests import Address, Version
 from tarshards.storage.streams import InputStream
 from tarshards.storage.transfer import (
@@ -30,10 +29,6 @@ from tarshards.storage.transfer import (
     large_request,
     through_cache,
 )
-
-FIRST = 1 << 18  # bytes of the first piece of a file; all that is wasted if only its beginning is read
-NEAR, DISTANT = 16, 4  # pieces in a window that has not grown yet, for a near server and for one that is `FAR`
-LEAST = 1 << 16  # bytes of a piece, even if the budget is small
 
 
 class Fetch:
@@ -94,8 +89,12 @@ class FetchQueue(Generic[F]):
         """Return the result of *fetch*, or raise its error; the request begins now unless it has begun."""
         with self.lock:
             future = fetch.future or self._begin(fetch)
-        with traffic.waiting():
-            return settled(future).result()
+        with defer_signals():
+            is_done = future.done()
+        if not is_done:
+            with traffic.waiting():
+                settled(future)
+        return future.result()
 
     def _begin(self, fetch: F) -> Future[Any]:
         fetch.settle()
@@ -152,15 +151,15 @@ class _NoRangesError(Exception):
 
 
 class _File:
-    """A file, and the *pieces* of it that were requested and not read yet; *asked* is where the last one ends."""
+    """A file, with its *fetches* that have not been read yet; *requested* is where the last one ends."""
 
     def __init__(self, location: Location):
         self.location = location
-        self.version: Version | None = None  # known when its first piece begins to arrive
-        self.asked = 0
-        self.pieces: deque[_Piece] = deque()
-        self.is_piecewise = True  # whether pieces of it may be requested
-        self.is_cached = location.remote.cache_dir is not None  # then all its pieces have one size
+        self.version: Version | None = None  # known when the first bytes arrive
+        self.requested = 0
+        self.fetches: deque[_RangeFetch] = deque()
+        self.has_ranges = True  # whether ranges of it may be requested
+        self.is_cached = location.remote.cache_dir is not None  # then all its ranges have one size
 
     @cached_property
     def address(self) -> Address | None:
@@ -175,22 +174,22 @@ class _File:
             return False
 
     @property
-    def is_asked(self) -> bool:
-        """Whether no other piece can be requested now: after the first, that requires the version."""
-        if not self.is_piecewise:
+    def is_requested(self) -> bool:
+        """Whether no other range can be requested now: after the first, that requires the version."""
+        if not self.has_ranges:
             return True
-        return bool(self.pieces) if self.version is None else self.asked >= self.version.size
+        return bool(self.fetches) if self.version is None else self.requested >= self.version.size
 
-    def add_piece(self, size: int) -> _Piece:
-        """Add the next piece, of at most *size* bytes."""
-        end = self.asked + size
-        piece = _Piece(self, self.asked, end if self.version is None else min(end, self.version.size))
-        self.asked = piece.end
-        self.pieces.append(piece)
-        return piece
+    def add_fetch(self, size: int) -> _RangeFetch:
+        """Add the fetch of the next range, of at most *size* bytes."""
+        end = self.requested + size
+        fetch = _RangeFetch(self, self.requested, end if self.version is None else min(end, self.version.size))
+        self.requested = fetch.end
+        self.fetches.append(fetch)
+        return fetch
 
 
-class _Piece(Fetch):
+class _RangeFetch(Fetch):
     """The bytes of *file* from *begin* to *end*, or to the end of the file."""
 
     def __init__(self, file: _File, begin: int, end: int):
@@ -240,20 +239,20 @@ class _Piece(Fetch):
 
 
 class ForwardReader:
-    """Reads files one after the other, in pieces that are fetched ahead, also those of the files that follow.
+    """Reads files one after the other, in ranges that are fetched ahead, also those of the files that follow.
 
-    The budget begins as a small window and doubles with each piece that was read, so that reading only a beginning
-    fetches little. It ends at the memory that *remote* allows one of *processes*.
+    The budget is small at first and doubles with each range that was read, so that reading only a beginning fetches
+    little. It ends at the memory that *remote* allows one of *processes*.
     """
 
     def __init__(self, locations: Sequence[Location], processes: int = 1):
         remote = locations[0].remote
         self._files = [_File(location) for location in locations]
-        self._most = min(remote.budget(processes), 2 * remote.connections * PIECE)
-        window = min(4 * FIRST if len(locations) == 1 else 4 * PIECE, self._most)
+        self._most = min(remote.budget(processes), 2 * remote.connections * tuning.REQUEST)
+        budget = min(4 * (tuning.FIRST if len(locations) == 1 else tuning.REQUEST), self._most)
         self._current = 0  # number of the file that is being read
         self._is_paused = False  # while a server sends a whole file
-        self._queue = FetchQueue(remote.connections, window, upcoming=self._next_piece, run=_Piece.fetch)
+        self._queue = FetchQueue(remote.connections, budget, upcoming=self._next_fetch, run=_RangeFetch.fetch)
 
     def opens(self, number: int) -> bool:
         """Return whether ``open`` can open a file."""
@@ -266,10 +265,10 @@ class ForwardReader:
         file = self._files[number]
         with self._queue.lock:
             self._current = max(self._current, number)
-            if file.is_cached and not file.is_asked:
-                self._add_piece(file)
-            first = file.pieces[0] if file.pieces else None
-            file.is_piecewise = first is not None  # until ``_begin`` has found its version
+            if file.is_cached and not file.is_requested:
+                self._add_fetch(file)
+            first = file.fetches[0] if file.fetches else None
+            file.has_ranges = first is not None  # until ``_begin`` has found its version
         transfer = self._begin(file) if first is None else self._find_ranges(file, first)
         self._is_paused = isinstance(transfer, WholeTransfer)
         self._queue.extend()
@@ -278,13 +277,13 @@ class ForwardReader:
     def _begin(self, file: _File) -> WholeTransfer | RangeTransfer:
         """Request the first bytes of a file, to be read as they arrive."""
         assert file.address is not None
-        found = begin_transfer(file.address, min(FIRST, self._most))
+        found = begin_transfer(file.address, min(tuning.FIRST, self._most))
         if isinstance(found, RangeTransfer):
-            file.version, file.asked, file.is_piecewise = found.version, found.end, True
+            file.version, file.requested, file.has_ranges = found.version, found.end, True
         return found
 
-    def _find_ranges(self, file: _File, first: _Piece) -> WholeTransfer | None:
-        """Wait for the first piece of a file; return the whole file if its server supports no ranges."""
+    def _find_ranges(self, file: _File, first: _RangeFetch) -> WholeTransfer | None:
+        """Wait for the first range of a file; return the whole file if its server supports no ranges."""
         try:
             self._queue.take(first)
             return None
@@ -298,49 +297,49 @@ class ForwardReader:
         transfer.open()
         return transfer
 
-    def take(self, file: _File) -> tuple[Any, _Piece] | None:
-        """Return the bytes of the next piece of *file*, and the piece, to be released later; None at the end."""
+    def take(self, file: _File) -> tuple[Any, _RangeFetch] | None:
+        """Return the bytes of the next range of *file*, and their fetch, to be released later; None at the end."""
         with self._queue.lock:
-            if not file.pieces:
-                if file.is_asked:
+            if not file.fetches:
+                if file.is_requested:
                     return None
-                self._add_piece(file)  # even if pieces of the files after it use the whole budget
-            piece = file.pieces[0]
-        data = self._queue.take(piece)
-        file.pieces.popleft()
-        return data, piece
+                self._add_fetch(file)  # even if ranges of the files after it use the whole budget
+            fetch = file.fetches[0]
+        data = self._queue.take(fetch)
+        file.fetches.popleft()
+        return data, fetch
 
-    def release(self, piece: _Piece) -> None:
-        """Release a piece that was read, and let more be fetched ahead than before."""
+    def release(self, fetch: _RangeFetch) -> None:
+        """Release a range that was read, and let more be fetched ahead than before."""
         self._queue.budget = min(2 * self._queue.budget, self._most)
-        self._queue.release(piece)
+        self._queue.release(fetch)
 
     def drop(self, file: _File) -> None:
         """Fetch no more of *file*."""
         with self._queue.lock:
-            file.is_piecewise = False
-            for piece in file.pieces:
-                self._queue.drop(piece)
-            file.pieces.clear()
+            file.has_ranges = False
+            for fetch in file.fetches:
+                self._queue.drop(fetch)
+            file.fetches.clear()
 
-    def _next_piece(self) -> _Piece | None:
-        """Return the next piece to request, in the order of the files."""
+    def _next_fetch(self) -> _RangeFetch | None:
+        """Return the next range to request, in the order of the files."""
         if self._is_paused:
             return None
         for number in range(self._current, len(self._files)):
             file = self._files[number]
-            if not file.is_asked:
+            if not file.is_requested:
                 if file.has_address:
-                    return self._add_piece(file)
-                file.is_piecewise = False
+                    return self._add_fetch(file)
+                file.has_ranges = False
         return None
 
-    def _add_piece(self, file: _File) -> _Piece:
+    def _add_fetch(self, file: _File) -> _RangeFetch:
         assert file.address is not None
         if file.is_cached:
-            return file.add_piece(PIECE)
-        count = NEAR if soonest(file.address.read_url) <= tuning.FAR else DISTANT
-        return file.add_piece(max(LEAST, min(PIECE, self._queue.budget // count)))
+            return file.add_fetch(tuning.REQUEST)
+        count = tuning.NEAR if soonest(file.address.read_url) <= tuning.FAR else tuning.DISTANT
+        return file.add_fetch(max(tuning.LEAST, min(tuning.REQUEST, self._queue.budget // count)))
 
     def close(self) -> None:
         """Fetch no more."""
@@ -355,8 +354,8 @@ class _AheadInput(InputStream):
         version = file.version if transfer is None else transfer.version
         self.encoding = "" if version is None else version.encoding
         self._reader, self._file, self._transfer = reader, file, transfer
-        self._piece: _Piece | None = None
-        self._left = memoryview(b"")  # of the piece
+        self._fetch: _RangeFetch | None = None
+        self._left = memoryview(b"")  # of its bytes
 
     def read_some(self, size: int) -> bytes:
         if self._transfer is not None:
@@ -370,15 +369,15 @@ class _AheadInput(InputStream):
             taken = self._reader.take(self._file)
             if taken is None:
                 return b""
-            self._left, self._piece = memoryview(taken[0]), taken[1]
+            self._left, self._fetch = memoryview(taken[0]), taken[1]
         data = bytes(self._left[:size])
         self._left = self._left[size:]
         return data
 
     def _release(self) -> None:
-        if self._piece is not None:
-            self._reader.release(self._piece)
-            self._piece = None
+        if self._fetch is not None:
+            self._reader.release(self._fetch)
+            self._fetch = None
 
     def close(self) -> None:
         if not self.closed and hasattr(self, "_left"):

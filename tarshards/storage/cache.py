@@ -52,7 +52,7 @@ from zlib import crc32
 from tarshards.errors import OpenError, visible
 from tarshards.storage import traffic
 from tarshards.storage.locks import PerProcess, lock, release, renew_in_children, sweep
-from tarshards.storage.ranges import MappedPart, Mapping
+from tarshards.storage.ranges import MappedRange, Mapping
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
 from tarshards.storage.streams import failure, words
@@ -102,7 +102,7 @@ class Block(NamedTuple):
         return json.dumps(list(self), separators=(",", ":")).encode()
 
 
-class MappedBlock(MappedPart):
+class MappedBlock(MappedRange):
     """A block on the disk: its data begin at *start* of *mapping*. It *stays* until the cache is purged, or is spooled.
 
     Bytes that were copied out of it are right if the mapping ``is_current`` afterwards.

@@ -47,7 +47,7 @@ def _most_descriptors() -> int:
     return sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors
 
 
-class MappedPart:
+class MappedRange:
     """The bytes of a mapped file from *start* on, *size* of them or all."""
 
     def __init__(self, mapping: Mapping, start: int, size: int | None = None):

@@ -9,7 +9,6 @@ from typing import Any
 
 from tarshards.errors import whole_number
 
-PIECE = 1 << 21  # bytes of one request of a file that is read forwards, and of a block if no plan gives its size
 LEAST_AHEAD = 1 << 24  # bytes to fetch ahead even if the available memory is short or unknown
 LEAST_CACHE = 1 << 24  # bytes: a smaller cache would hold too few blocks to be useful
 PART = 4  # this fraction of the available memory may hold bytes that are fetched ahead

@@ -12,7 +12,7 @@ from time import monotonic, sleep
 
 from tarshards.storage.cache import LEAST_PAUSE, MOST_PAUSE
 from tarshards.storage.locks import PerProcess
-from tarshards.storage.ranges import MappedPart, Mapping
+from tarshards.storage.ranges import MappedRange, Mapping
 from tarshards.storage.remote import Remote
 
 ROW = Struct("<QQ")  # offset and length of a piece, length 0 while it is missing; in the first row: the end of the last
@@ -49,7 +49,7 @@ class SharedBytes:
         """The bytes of all pieces."""
         return max(0, self._row(0)[0] - self._first)
 
-    def hold(self, number: int, fetch: Callable[[], bytes]) -> bytes | MappedPart:
+    def hold(self, number: int, fetch: Callable[[], bytes]) -> bytes | MappedRange:
         """Return a piece; one of the processes that ask for it calls *fetch*, while the others wait."""
         if not self._acquire(number + 1):
             return self._found(number + 1) or fetch()
@@ -66,11 +66,11 @@ class SharedBytes:
         begin, size = ROW.unpack(os.pread(self._file, ROW.size, ROW.size * row))
         return begin, size
 
-    def _found(self, row: int) -> MappedPart | None:
+    def _found(self, row: int) -> MappedRange | None:
         begin, size = self._row(row)
-        return MappedPart(self._mapping, begin, size) if size else None
+        return MappedRange(self._mapping, begin, size) if size else None
 
-    def _put(self, row: int, data: bytes) -> bytes | MappedPart:
+    def _put(self, row: int, data: bytes) -> bytes | MappedRange:
         with self._lock():
             if not self._acquire(0):
                 return data
@@ -90,7 +90,7 @@ class SharedBytes:
             os.pwrite(self._file, ROW.pack(begin, len(data)), ROW.size * row)
         except OSError:  # no memory
             return data
-        return MappedPart(self._mapping, begin, len(data))
+        return MappedRange(self._mapping, begin, len(data))
 
     def _acquire(self, row: int) -> bool:
         """Lock a row; return False if another process, which may be stopped, has it for too long."""

@@ -1,4 +1,4 @@
-"""Streams, which opening a location returns; extents of files, which the system copies; and errors of both."""
+"""Streams, which opening a location returns; ranges of files, which the system copies; and errors of both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from warnings import warn
 from tarshards.errors import OpenError
 from tarshards.storage.redaction import redacted
 
-LONG = 1 << 23  # bytes of a run before it is copied: longer ones save nothing, and a reader of a pipe waits for them
+LONG = 1 << 23  # bytes of a range before it is copied: longer ones save nothing, and a reader of a pipe waits for them
 
 
 class InputStream(io.RawIOBase):
@@ -66,7 +66,7 @@ class OutputStream(io.RawIOBase):
     ):
         self.name = name
         self._file = file
-        self._run: Run | None = None
+        self._growing: GrowingRange | None = None
         self._write, self._finish, self._commit, self._discard = write, finish, commit, discard
         self._process = os.getpid()
 
@@ -76,10 +76,10 @@ class OutputStream(io.RawIOBase):
     def write(self, data: Any, /) -> int:
         if self.closed:
             raise ValueError(f"{self.name}: closed, so nothing more can be written")
-        if self._run is not None:
-            if self._run.take(data):
+        if self._growing is not None:
+            if self._growing.take(data):
                 return len(data)
-            self._end_run()
+            self._write_growing()
         try:
             self._write(data)
         except (BrokenPipeError, OpenError):
@@ -88,38 +88,38 @@ class OutputStream(io.RawIOBase):
             raise failure(exc, self.name) from exc
         return len(data)
 
-    def copy(self, extent: Extent) -> None:
-        """Write the bytes of *extent*; the system copies them if it can, with extents that follow in its file."""
-        if self._run is not None:
-            if len(self._run) < LONG and self._run.grow(extent):
+    def copy(self, file_range: FileRange) -> None:
+        """Write the bytes of *file_range*; the system copies them if it can, with ranges that follow in its file."""
+        if self._growing is not None:
+            if len(self._growing) < LONG and self._growing.grow(file_range):
                 return
-            self._end_run()
+            self._write_growing()
         if self._file is not None and not self.closed:
             with suppress(OSError):  # a full disk, or too many open files: the next write raises it
                 self._file.flush()
-                self._run = Run(extent)
+                self._growing = GrowingRange(file_range)
                 return
-        for piece in extent.pieces():
+        for piece in file_range.pieces():
             self.write(piece)
 
-    def _end_run(self) -> None:
-        """Write the bytes of the run, and those that were written after it."""
-        run, self._run = self._run, None
-        if run is None:
+    def _write_growing(self) -> None:
+        """Write the bytes of the growing range, and those that were written after it."""
+        growing, self._growing = self._growing, None
+        if growing is None:
             return
         try:
-            for piece in run.pieces(run.copy_to(self._file.fileno())):
+            for piece in growing.pieces(growing.copy_to(self._file.fileno())):
                 self.write(piece)
-            for data in run.after:
+            for data in growing.after:
                 self.write(data)
         finally:
-            run.close()
+            growing.close()
 
     def close(self) -> None:
         if self.closed:
             return
         try:
-            for step in (self._end_run, self._finish, self.before_commit, self._commit):
+            for step in (self._write_growing, self._finish, self.before_commit, self._commit):
                 if step is not None:
                     step()
         except BaseException as exc:
@@ -133,8 +133,8 @@ class OutputStream(io.RawIOBase):
         """Close the stream and discard what was written, as far as the transport can."""
         if not self.closed:
             super().close()
-            if self._run is not None:
-                self._run.close()
+            if self._growing is not None:
+                self._growing.close()
             with suppress(OSError):
                 self._discard()
 
@@ -273,7 +273,7 @@ def words(exc: BaseException) -> str:
 
 
 PIECE = 1 << 19  # bytes of a read if the system cannot copy
-MOST_AFTER = 1 << 20  # bytes between two extents of a run
+MOST_AFTER = 1 << 20  # bytes between two ranges that are copied as one
 AT_ONCE = 1 << 24  # bytes of one system call that copies; signals are handled between calls
 
 
@@ -289,10 +289,10 @@ if hasattr(os, "sendfile"):
     _COPIES.append(os.sendfile)
 
 
-class Extent:
+class FileRange:
     """A range of an open file: *size* bytes at *offset* of *descriptor*; errors name *url*.
 
-    A sample that is only written again has extents instead of bytes: an extent has their length, and ``pieces`` reads
+    A sample that is only written again has such ranges instead of bytes: a range has their length, and ``pieces`` reads
     them.
     """
 
@@ -332,15 +332,15 @@ class Extent:
         return done
 
 
-class Run(Extent):
-    """An extent that grows with the bytes that are written after it, as long as they follow it in its file too.
+class GrowingRange(FileRange):
+    """A range that grows with the bytes that are written after it, as long as they follow it in its file too.
 
     So a few system calls copy many members; a call for each would cost more than copying most headers does.
     """
 
-    def __init__(self, extent: Extent):
-        super().__init__(os.dup(extent.descriptor), extent.url, extent.offset, extent.size)
-        self._inode = _inode(extent)
+    def __init__(self, file_range: FileRange):
+        super().__init__(os.dup(file_range.descriptor), file_range.url, file_range.offset, file_range.size)
+        self._inode = _inode(file_range)
         self.after: list[bytes] = []  # the bytes written after it
         self._left = MOST_AFTER
 
@@ -351,18 +351,18 @@ class Run(Extent):
             self.after.append(data)
         return self._left >= 0
 
-    def grow(self, extent: Extent) -> bool:
-        """Add *extent*, which is written next, if it follows in the file after the bytes written before it."""
+    def grow(self, file_range: FileRange) -> bool:
+        """Add *file_range*, which is written next, if it follows in the file after the bytes written before it."""
         between = b"".join(self.after)
         end = self.offset + self.size
-        if extent.offset != end + len(between) or _inode(extent) != self._inode:
+        if file_range.offset != end + len(between) or _inode(file_range) != self._inode:
             return False
         try:
             if os.pread(self.descriptor, len(between), end) != between:
                 return False
         except OSError:
             return False
-        self.size += len(between) + extent.size
+        self.size += len(between) + file_range.size
         self.after, self._left = [], MOST_AFTER
         return True
 
@@ -371,6 +371,6 @@ class Run(Extent):
         os.close(self.descriptor)
 
 
-def _inode(extent: Extent) -> tuple[int, int]:
-    status = os.fstat(extent.descriptor)
+def _inode(file_range: FileRange) -> tuple[int, int]:
+    status = os.fstat(file_range.descriptor)
     return status.st_dev, status.st_ino

@@ -176,7 +176,7 @@ class RangeTransfer(Transfer):
     end: int
     large: LargeRequest | None = None
     _moves = 0
-    _parts: _Parts | None = None
+    _parts: _RangeTransfers | None = None
 
     def __init__(
         self, address: Address, begin: int, end: int, version: Version | None, response: Response | None = None
@@ -196,7 +196,7 @@ class RangeTransfer(Transfer):
         # Separate threads: all the others may be waiting for bytes that are fetched here.
         threads = connections.fetching_threads(count, "parts")
         size = max(tuning.BEGINNING, -(-len(view) // count))
-        self._parts = _Parts(self.address, self.position, view, self.version, size, threads)
+        self._parts = _RangeTransfers(self.address, self.position, view, self.version, size, threads)
         if self.is_dropped:
             self._parts.drop()
         self._parts.wait()
@@ -235,7 +235,7 @@ class RangeTransfer(Transfer):
         return response
 
 
-class _Parts:
+class _RangeTransfers:
     """The bytes of a file from *begin* on, which fill *view*: *threads* fetch *size* bytes each."""
 
     def __init__(
@@ -348,7 +348,7 @@ def _read_spread(address: Address, most: int, idle: Callable[[], int]) -> bytes:
         view, rest = memoryview(buffer)[:begin], memoryview(buffer)[begin:]
         size = max(tuning.BEGINNING, -(-len(rest) // max(1, idle())))
         threads = connections.fetching_threads(address.location.remote.connections, "beginnings")
-        parts = _Parts(address, begin, rest, version, size, threads)
+        parts = _RangeTransfers(address, begin, rest, version, size, threads)
         try:
             beginning.fill(view)
             parts.wait()
@@ -477,7 +477,7 @@ class LargeRequest:
         other, while other connections are idle.
         """
         took, came = monotonic() - self._time, self._rest - rest
-        if took < max(tuning.JUDGED, 2 * self._soonest):
+        if took < max(tuning.LATE, 2 * self._soonest):
             return False
         self._time, self._rest = self._time + took, rest
         pace, others = took / max(came, 1), self._under_way.pace

@@ -1,7 +1,8 @@
 """The numbers that reading over a network depends on, each with its unit, its reason, and what half or double changes.
 
 "Without" is a factor of time or CPU with the mechanism switched off; `benchmarks/PROFILE.md` has the rows ("Remote
-reading: each heuristic switched off"). Where nothing says what half or double does, it was not measured.
+reading: each heuristic switched off" and "Constants of remote reading"). Where nothing says what half or double does,
+it was not measured.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ RECORDS = 2
 PIECE = 1 << 18
 
 #: Seconds to the beginning of an answer, above which a server is far. Then all connections are used for large requests,
-#: and streams begin with large pieces: at 200 ms, small ones take 1.41 times as long; near, large ones take 1.05.
+#: and streams begin with large requests: at 200 ms, small ones take 1.41 times as long; near, large ones take 1.05.
+#: With half, 50 ms is far: shuffled 110 KB samples take 1.4 times the requests. Double: no row is between the two.
 FAR = 0.1
 
 # Stalled connections: a packet that is lost again and again is sent after ever longer pauses, while others arrive.
@@ -45,21 +47,67 @@ FAR = 0.1
 STALL, ANSWERS = 0.5, 5
 
 #: Bytes that other connections must have received meanwhile: otherwise it is the server, or the link, that is slow.
+#: With STALL, bodies stay where they are below 2 MB/s in all; half and double move this limit to 1 and 4 MB/s. Eight
+#: bodies that pause for 0.8 s, at 1.3 MB/s in all, take 8 requests, with half 17, and without any limit 24.
 ELSEWHERE = 1 << 20
 
-#: Times that the rest of a range moves to another connection; then it waits for its own until the timeout.
+#: Times that the rest of a range moves to another connection; then it waits for its own until the timeout, so a server
+#: that always stalls is not asked without end. Half waits for the timeout if two connections stall in turn, double
+#: costs such a server six requests, and 1.5 s more before the timeout begins.
 MOVES = 3
 
 # Large requests, whose bodies take longer than the wait for their answers.
 
 #: Bytes of a large request: at 80 MB/s, 6.5 ms. Large requests to a near server use half of the connections, which fill
-#: the link; more would overflow its buffers. Without: shuffled 110 KB samples 1.30, TLS 1.43, streams 1.17.
+#: the link; more would overflow its buffers. Without: shuffled 110 KB samples 1.30, TLS 1.43, streams 1.17. Half and
+#: double: these samples, whose blocks have 1 to 2 MiB, take as many requests. Double no longer counts blocks of less
+#: than 1 MiB, half counts such of 256 KiB, which take 3.3 ms.
 LARGE = 1 << 19
 
-#: A large request is judged by its pace after JUDGED seconds, or twice the time of the fastest answer. Idle connections
+#: A large request is judged by its pace after LATE seconds, or twice the time of the fastest answer. Idle connections
 #: fetch its rest if it is slower than half the pace of others, and the rest would take more than LATE seconds, or five
-#: times the time of the fastest answer. Without: shuffled 1.04, at 200 ms 1.09; streams 1.12.
-JUDGED, LATE = 0.1, 0.25
+#: times the time of the fastest answer. Without: shuffled 1.04, at 200 ms 1.09; streams 1.12. Half shares out 1 MiB at
+#: 3.3 MB/s, in 17 requests instead of 1, to gain 0.2 s; double leaves 2 MiB as they come, in 0.65 s.
+LATE = 0.25
+
+# Files that are read forwards, and blocks of samples.
+
+#: Bytes of a request of a file that is read forwards, and of a block if no plan gives its size. They take 26 ms of a
+#: line of 80 MB/s, so that with a few under way round trips of 50 ms cost little.
+REQUEST = 1 << 21
+
+#: Bytes of the first request of a file, which are wasted if only its beginning is read. The budget of one file begins
+#: as four of them. Half and double change that waste in proportion.
+FIRST = 1 << 18
+
+#: Requests that the budget is divided into while it is small, for a near server and for one that is FAR. Connections
+#: are slow at their beginning, so many at once fill the line sooner; but each waits for a round trip, and near, half of
+#: 32 may be large. NEAR as 4: streams 1.01 to 1.05; DISTANT as 16: at 200 ms 1.41.
+NEAR, DISTANT = 16, 4
+
+#: Bytes of a request, at least. With a small budget few bytes are under way anyway: half would only add requests.
+LEAST = 1 << 16
+
+#: Bytes between two members, or two reads, that are fetched with them: they take 0.4 ms at 80 MB/s, less than another
+#: request. Half makes two requests of what is 16 to 32 KiB apart; double fetches up to 64 KiB in vain.
+GAP = 1 << 15
+
+# The first samples of a shuffled epoch.
+
+#: Samples, at the beginning, whose indexes are loaded before anything else: a small batch. None: the first batch of 256
+#: takes 1.10 times as long; 256: 1.4 times with 500 shards.
+SOON = 64
+
+#: Samples that are fetched one by one, at most: a large batch. A quarter: the first batch of 256 takes 6.2 s, not 1.4.
+SINGLES = 256
+
+#: One of these for so many samples, and bytes, of the dataset: they leave gaps in blocks, which cost requests. Without
+#: the first, short epochs of 110 KB samples take 1.8 times the requests; 2.5 times as many of 106 MB: 1.13 of the time.
+PER_SINGLE, BYTES_PER_SINGLE = 64, 1 << 20
+
+#: Bytes of a block that come over a new connection in its first round trip (10 packets, RFC 6928), as soon as a sample
+#: would. Only of larger blocks, the first samples are fetched one by one.
+SLOW = 10 * 1460
 
 # Whole files, such as indexes.
 

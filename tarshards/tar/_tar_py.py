@@ -356,13 +356,13 @@ def walk(
     elsewhere: list[tuple[int, int]] = []
     while position < size:
         ahead = min(ahead, size - position)
-        window = read(position, ahead)
-        if len(window) != ahead:
+        data = read(position, ahead)
+        if len(data) != ahead:
             return None
-        found, length, need, zeros, problem = scan(window, 0, zeros, limit)
+        found, length, need, zeros, problem = scan(data, 0, zeros, limit)
         while problem == AFTER_END and concatenated:
             archives += 1
-            more, length, need, zeros, problem = scan(window, length, 0, limit)
+            more, length, need, zeros, problem = scan(data, length, 0, limit)
             found += more
         for name, header, start, end, kind in found:
             if kind and kind not in ELSEWHERE:

@@ -223,13 +223,13 @@ def member_at(read: Read, header: int, limit: int = MEMBER_LIMIT) -> ScannedMemb
     """Return the member whose first header is at *header*, with offsets relative to that; None if there is none."""
     length = LEAST
     while True:
-        window = read(header, length)
-        if not any(window[:BLOCK]):
+        data = read(header, length)
+        if not any(data[:BLOCK]):
             return None
-        found, position, need, _, problem = scan(window, 0, 0, limit, True)
+        found, position, need, _, problem = scan(data, 0, 0, limit, True)
         if found:
             return found[0]
-        if problem or position + need <= length or len(window) < length:
+        if problem or position + need <= length or len(data) < length:
             return None
         length = position + need
 
@@ -238,13 +238,13 @@ def _names(read: Read, limit: int) -> Iterator[tuple[str, int]]:
     """Yield the name of each member, and the offset of its first header."""
     position = zeros = 0
     ahead = LEAST
-    while window := read(position, ahead):
-        found, length, need, zeros, problem = scan(window, 0, zeros, limit)
+    while data := read(position, ahead):
+        found, length, need, zeros, problem = scan(data, 0, zeros, limit)
         yield from ((name, position + header) for name, header, *_ in found)
         position += length
         if problem == AFTER_END:
             zeros, ahead = 0, LEAST
-        elif problem or (length < len(window) and len(window) < ahead):
+        elif problem or (length < len(data) and len(data) < ahead):
             return
         else:
             ahead = max(need, LEAST if length > LARGE * len(found) else min(2 * ahead, MOST))

@@ -23,7 +23,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.locks import locked
 from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.opening import open_shard
-from tarshards.storage.streams import Extent, passed_on
+from tarshards.storage.streams import FileRange, passed_on
 from tarshards.tar.read import END, LARGE, pack_members, plain_rows
 
 if TYPE_CHECKING:
@@ -207,10 +207,10 @@ class TarWriter(_Writer):
                 self.index = self._members.index(self.size, self.target)
                 self.index.save(self._location.as_output)
 
-    def _send(self, parts: Iterable[bytes | Extent | MemberFile]) -> None:
+    def _send(self, parts: Iterable[bytes | FileRange | MemberFile]) -> None:
         try:
             for part in parts:
-                if type(part) is Extent:
+                if type(part) is FileRange:
                     self._stream.copy(part)
                     for piece in () if self._digest is None else part.pieces():
                         self._digest.update(piece)

@@ -16,7 +16,7 @@ from tarshards.cli import tarcat, tarsplit
 from tarshards.errors import OpenError, TarError
 from tarshards.storage import streams
 from tarshards.storage.opening import open_url
-from tarshards.storage.streams import Extent
+from tarshards.storage.streams import FileRange
 from tarshards.tar.read import BLOCK, CHUNK, END, padding
 
 SIZES = [3 * CHUNK, CHUNK + 1, 200_000, 1000, 2 * CHUNK, 70_000]  # of the large fields
@@ -169,7 +169,7 @@ def test_a_file_that_shrinks_meanwhile_is_an_error_that_names_it(tmp_path):
     (tmp_path / "a").write_bytes(bytes(1000))
     with open(tmp_path / "a", "rb", buffering=0) as file:
         output = open_url(tmp_path / "b", "wb")
-        output.copy(Extent(file.fileno(), "a.tar", 500, 500))
+        output.copy(FileRange(file.fileno(), "a.tar", 500, 500))
         os.truncate(tmp_path / "a", 700)
         with pytest.raises(OpenError) as caught:
             output.close()
@@ -181,9 +181,9 @@ def test_bytes_that_differ_from_those_between_are_written(tmp_path):
     (tmp_path / "a").write_bytes(b"x" * 30)
     with open(tmp_path / "a", "rb", buffering=0) as file, open_url(tmp_path / "b", "wb") as output:
         for between in (b"x" * 5, b"x" * 4 + b"y", b"", b"x" * 6):
-            output.copy(Extent(file.fileno(), "a", 0, 10))
+            output.copy(FileRange(file.fileno(), "a", 0, 10))
             output.write(between)
-            output.copy(Extent(file.fileno(), "a", 15, 10))
+            output.copy(FileRange(file.fileno(), "a", 15, 10))
     expected = b"".join(b"x" * 10 + between + b"x" * 10 for between in (b"x" * 5, b"xxxxy", b"", b"x" * 6))
     assert (tmp_path / "b").read_bytes() == expected
 

@@ -47,7 +47,9 @@ def assert_the_same(path, **marks) -> None:
             errors: list[str] = []
             lose = (lambda error: errors.append(repr(error))) if on_error else None  # noqa: B023
             ledger = Ledger(max_errors=99 if on_error else 0, on_error=lose)
-            samples = read_packed([shard], ledger=ledger) if packs else read_shard(shard, ledger=ledger, extents=True)
+            samples = (
+                read_packed([shard], ledger=ledger) if packs else read_shard(shard, ledger=ledger, file_ranges=True)
+            )
             results.append(reading(map(whole, samples), ledger, errors))
         compared = slice(None if on_error else 2)  # a run that an error ended shows no counts
         assert results[0][compared] == results[1][compared]

@@ -90,8 +90,8 @@ def test_what_is_written_is_indexed(shard):
 
 def test_checksums(shard, monkeypatch):
     plain = build_index(shard)
-    for window in (1, 700, 1 << 22):
-        monkeypatch.setattr(build, "WINDOW", window)
+    for size in (1, 700, 1 << 22):
+        monkeypatch.setattr(build, "AT_ONCE", size)
         index = build_index(shard, crc=True)
         expected = [zlib.crc32(value) for sample in by_index(plain, shard) for value in list(sample.values())[2:]]
         assert index.crc32.tolist() == expected
@@ -269,6 +269,15 @@ def test_members_that_are_no_samples_are_marked(tmp_path, names):
         512 * (len(names.split()) - 1),
         "members of this key are not adjacent" if names == "a.x b.x a.y" else "duplicate field",
     )
+    assert_index_says_what_reading_says(tmp_path / "a.tar")
+
+
+def test_a_field_that_comes_again_as_a_link_without_a_target(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, target in (("a.txt", ""), ("a.TXT", "gone"), ("b.txt", ""), ("a.txt", ""), ("c.__key__", "gone")):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.REGTYPE, "")
+            archive.addfile(info)
     assert_index_says_what_reading_says(tmp_path / "a.tar")
 
 

@@ -32,13 +32,13 @@ from tarshards import (
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher, Blocks, SampleBlock
-from tarshards.index.header_checks import Window
+from tarshards.index.header_checks import HeldMembers
 from tarshards.index.member_table import IS_COMPILED
 from tarshards.storage import traffic, tuning
 from tarshards.storage.ahead import FetchQueue
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest
-from tarshards.storage.ranges import MappedPart
+from tarshards.storage.ranges import MappedRange
 
 SHARDS, SAMPLES, SIZE = 4, 150, 4000
 BLOCKS = 28  # of 130,000 bytes
@@ -409,16 +409,16 @@ def test_members_in_a_cache_are_compared_with_the_index(twins, tmp_path, sample,
 def test_headers_of_cached_blocks_are_compared_by_the_kernel(site, tmp_path, monkeypatch):
     remote, checked = Remote(cache_dir=str(tmp_path / "cache")), []
     assert len(keys(Stream.from_shards(urls(site), remote=remote))) == SHARDS * SAMPLES
-    monkeypatch.setattr(Window, "check", lambda self, member: checked.append((self.low, member)))
+    monkeypatch.setattr(HeldMembers, "check", lambda self, member: checked.append((self.low, member)))
     stream = Stream.from_shards(urls(site), shuffle=True, remote=remote)
     assert len(keys(stream)) == SHARDS * SAMPLES
-    assert len(checked) <= SHARDS * -(-SAMPLES * SIZE // fetch.PIECE), "at most the first one of a block"
+    assert len(checked) <= SHARDS * -(-SAMPLES * SIZE // tuning.REQUEST), "at most the first one of a block"
 
 
 @pytest.fixture
 def cached(site, tmp_path, monkeypatch):
     """Shards whose blocks are in a cache and mapped, and what they are to hold."""
-    monkeypatch.setattr(fetch, "PIECE", 130_000)
+    monkeypatch.setattr(tuning, "REQUEST", 130_000)
     remote = Remote(cache_dir=str(tmp_path / "cache"))
     shards = IndexedShards(urls(site), remote=remote)
     samples = {sample["__key__"]: sample["bin"] for sample in shards}
@@ -525,7 +525,7 @@ def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypa
     size = 1 << 20
     for number in range(16):
         cache.take(Block("http://host/other", '"v"', 1 << 30, number * size, size - 8000), lambda: bytes(size - 8000))
-    monkeypatch.setattr(fetch, "PIECE", 50_000)
+    monkeypatch.setattr(tuning, "REQUEST", 50_000)
     held = []
     fits = FetchQueue.fits
 
@@ -541,12 +541,12 @@ def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypa
 
 
 def test_the_first_samples_are_asked_for_by_themselves(site, folder, monkeypatch):
-    monkeypatch.setattr(fetch, "SLOW", 10_000)
-    monkeypatch.setattr(fetch, "EACH", 1 << 17)
+    monkeypatch.setattr(tuning, "SLOW", 10_000)
+    monkeypatch.setattr(tuning, "BYTES_PER_SINGLE", 1 << 17)
     samples = iter(Stream.from_shards(urls(site), index=True, shuffle=True, remote=Remote(connections=2)))
     site.clear()
     size = sum(path.stat().st_size for path in folder.glob("*.tar"))
-    found = [next(samples) for _ in range(min(SHARDS * SAMPLES // fetch.PART, size // fetch.EACH))]
+    found = [next(samples) for _ in range(min(SHARDS * SAMPLES // tuning.PER_SINGLE, size // tuning.BYTES_PER_SINGLE))]
     assert found
     single = [request for request in site.requests if 0 < span(request) < 2 * SIZE]
     assert len(single) == len(found)
@@ -555,7 +555,7 @@ def test_the_first_samples_are_asked_for_by_themselves(site, folder, monkeypatch
 
 def test_the_first_batch_takes_three_rounds_of_requests(site, folder, monkeypatch):
     """The manifest, the indexes, the samples: what can be asked for at once is."""
-    monkeypatch.setattr(fetch, "SLOW", 10_000)
+    monkeypatch.setattr(tuning, "SLOW", 10_000)
     shards = [Shard(path.name, SAMPLES, path.stat().st_size, indexed=True) for path in sorted(folder.glob("*.tar"))]
     (folder / "s.shards.json").write_text(dump_manifest(shards))
     site.hold = 0.5
@@ -565,7 +565,7 @@ def test_the_first_batch_takes_three_rounds_of_requests(site, folder, monkeypatc
 
 
 def test_the_indexes_of_the_first_samples_are_asked_for_before_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch, "SOON", 4)
+    monkeypatch.setattr(tuning, "SOON", 4)
     for shard in range(70):
         path = str(tmp_path / f"{shard:02d}.tar")
         with TarWriter(path) as writer:
@@ -737,7 +737,7 @@ def test_forked_processes_fetch_and_hold_an_index_once(large):
 
     def work() -> None:
         found = [opened.shards.index(number) for number in range(SHARDS)]
-        results.put([(index.key(999), index.keys[0], isinstance(index._sidecar, MappedPart)) for index in found])
+        results.put([(index.key(999), index.keys[0], isinstance(index._sidecar, MappedRange)) for index in found])
 
     workers = [context.Process(target=work) for _ in range(4)]
     for worker in workers:

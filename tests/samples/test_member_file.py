@@ -61,7 +61,7 @@ def lazy_samples(url: str, how: str) -> list[dict]:
 @pytest.fixture
 def one_request_each(monkeypatch):
     """No part of a request is asked for again on a machine so loaded that it is late."""
-    monkeypatch.setattr(tuning, "JUDGED", 600.0)
+    monkeypatch.setattr(tuning, "LATE", 600.0)
     monkeypatch.setattr(tuning, "STALL", 600.0)
 
 
@@ -131,7 +131,7 @@ def test_it_reads_and_seeks_as_a_file_in_memory_does(tmp_path_factory, place):
             if step == "copy":
                 file = pickle.loads(pickle.dumps(file))
             assert take(file, step, number) == take(model, step, number)
-        assert sum(len(piece.data) for piece in file._pieces) <= member_file.HELD
+        assert sum(len(piece.data) for piece in file._held) <= member_file.HELD
 
     if place == "local":
         law()
@@ -280,7 +280,7 @@ def test_requests_grow_where_reading_goes_on_and_memory_does_not(tmp_path, site,
     while piece := file.read(32768):
         assert piece == data[position : position + len(piece)]
         position += len(piece)
-        assert sum(len(piece.data) for piece in file._pieces) <= member_file.HELD
+        assert sum(len(piece.data) for piece in file._held) <= member_file.HELD
     assert position == len(data)
     assert len(site.requests) <= 9
     assert site.bytes < len(data) + 4096
@@ -321,7 +321,7 @@ def test_what_is_prefetched_stays_until_the_next(tmp_path, site):
                 file.seek(step)
                 assert file.read(1000) == data[step : step + 1000]
         assert site.bytes - fetched < 1 << 20
-        assert sum(len(piece.data) for piece in file._pieces) < (12 << 20) + member_file.HELD
+        assert sum(len(piece.data) for piece in file._held) < (12 << 20) + member_file.HELD
 
 
 def test_streams_without_an_index_pass_over_lazy_members(tmp_path, site):

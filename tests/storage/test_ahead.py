@@ -24,11 +24,11 @@ from tarshards.storage.remote import Remote
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    """Pieces of some hundred bytes, and no pauses."""
+def small_requests(monkeypatch):
+    """Requests of some hundred bytes, and no pauses."""
     monkeypatch.setattr(tuning, "PAUSE", 0.001)
-    for name, size in (("FIRST", 500), ("LEAST", 100), ("PIECE", 2000)):
-        monkeypatch.setattr(ahead, name, size)
+    for name, size in (("FIRST", 500), ("LEAST", 100), ("REQUEST", 2000)):
+        monkeypatch.setattr(tuning, name, size)
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_no_more_is_held_than_the_budget_allows(site, tmp_path, budget):
             pieces = []
             while piece := stream.read(300):
                 pieces.append(piece)
-                assert reader._queue.held <= budget + ahead.PIECE
+                assert reader._queue.held <= budget + tuning.REQUEST
             assert b"".join(pieces) == data
     reader.close()
     assert reader._queue.held == 0
@@ -251,13 +251,13 @@ def test_a_reader_that_is_left_leaves_no_thread_at_work(site, tmp_path):
     reader = ForwardReader(locations(site, 3))
     stream = reader.open(0)
     stream.read(2000)
-    pieces = [piece for file in reader._files for piece in file.pieces]
+    fetches = [fetch for file in reader._files for fetch in file.fetches]
     stream.close()
     reader.close()
-    assert pieces
-    for piece in pieces:
-        assert piece.is_over
-    wait_until(lambda: all(piece.future is None or piece.future.done() for piece in pieces))
+    assert fetches
+    for fetch in fetches:
+        assert fetch.is_over
+    wait_until(lambda: all(fetch.future is None or fetch.future.done() for fetch in fetches))
     assert reader._queue._under_way == 0
 
 
@@ -313,7 +313,7 @@ def test_the_right_bytes_or_an_error(answers, budget):
 
 
 @pytest.mark.parametrize(("answers_in", "size"), [(0.05, 500), (0.2, 2000)])
-def test_many_small_pieces_of_a_near_server_and_few_large_ones_of_one_far_away(
+def test_many_small_requests_of_a_near_server_and_few_large_ones_of_one_far_away(
     site, tmp_path, monkeypatch, answers_in, size
 ):
     """Connections are slow at their beginning: many are as fast as the line sooner than a few."""

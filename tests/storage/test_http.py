@@ -15,7 +15,6 @@ from programs import need
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import requests, tuning
-from tarshards.storage.ahead import FIRST
 from tarshards.storage.connections import Origin
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
@@ -61,7 +60,7 @@ def test_what_breaks_off_goes_on_at_the_exact_byte(server, end):
     cuts = [Answer(cut=HEADERS + 50_000, end=end), Answer(cut=HEADERS + 70_000, end=end)]
     assert fetch(server.play(*cuts, body=BODY)) == BODY
     first, *resumed = ranges(server)
-    assert first == f"bytes=0-{FIRST - 1}"
+    assert first == f"bytes=0-{tuning.FIRST - 1}"
     assert resumed
     assert all(0 < int(each[6:].partition("-")[0]) < len(BODY) for each in resumed)
 
@@ -267,8 +266,8 @@ def test_an_encoding_of_one_answer_only_is_never_mixed_in(server):
 
 def test_a_range_that_is_encoded_by_itself_is_not_taken(server):
     """As a proxy does that compresses what passes through it: the whole file, compressed once, is."""
-    head = gzip.compress(BODY[:FIRST])
-    part = f'HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-{FIRST - 1}/{len(BODY)}\r\nETag: "v1"\r\n'
+    head = gzip.compress(BODY[: tuning.FIRST])
+    part = f'HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-{tuning.FIRST - 1}/{len(BODY)}\r\nETag: "v1"\r\n'
     part += f"Content-Encoding: gzip\r\nContent-Length: {len(head)}\r\n\r\n"
     whole = Answer(headers=(("Content-Encoding", "gzip"),), ranges=False)
     url = server.play(Answer(raw=part.encode() + head), body=gzip.compress(BODY), default=whole)

@@ -17,7 +17,7 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.storage import local, ranges
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.opening import open_shard, open_url
-from tarshards.storage.streams import Extent
+from tarshards.storage.streams import FileRange
 
 DATA = bytes(range(256)) * 100
 
@@ -310,7 +310,7 @@ def test_the_disk_begins_with_what_is_written_before_the_end(tmp_path, monkeypat
     with open_url(tmp_path / "a", "wb", sync=sync) as stream, source.open("rb") as file:
         for piece in pieces:
             stream.write(piece)
-        stream.copy(Extent(file.fileno(), "source", 0, len(DATA)))
+        stream.copy(FileRange(file.fileno(), "source", 0, len(DATA)))
         stream.write(pieces[-1])
         stream.write(pieces[-1])
     whole = b"".join(pieces) + DATA + 2 * pieces[-1]

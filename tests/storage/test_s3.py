@@ -12,7 +12,7 @@ import pytest
 from tarshards import Remote, Stream, TarWriter
 from tarshards.errors import OpenError
 from tarshards.index.build import build_index
-from tarshards.storage import ahead
+from tarshards.storage import tuning
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
@@ -85,7 +85,7 @@ def test_a_listing_from_before_does_not_count(store):
 
 
 def test_a_stream_is_one_version(store, monkeypatch):
-    monkeypatch.setattr(ahead, "FIRST", 1 << 14)
+    monkeypatch.setattr(tuning, "FIRST", 1 << 14)
     store.pipe_file("bucket/a.tar", DATA)
     came = []
     with open_url("s3://bucket/a.tar", remote=Remote(ahead=1 << 14)) as stream:
@@ -106,7 +106,7 @@ def test_shards_are_read(store, shard, index, prefix):
 
 @pytest.mark.parametrize("index", [True, False])
 def test_a_shard_replaced_while_it_is_read(store, shard, index, monkeypatch):
-    monkeypatch.setattr(ahead, "FIRST", 1 << 14)
+    monkeypatch.setattr(tuning, "FIRST", 1 << 14)
     came, small = [], Remote(1, ahead=1 << 14)
 
     def consume():

@@ -40,13 +40,13 @@ class Video(NamedTuple):
 class Clip(NamedTuple):
     """The wanted frames of a video: *frames* of them, *fps* per second or consecutive ones, from *start* on.
 
-    *start* is in seconds; with *is_place* it is the position in [0, 1] among all clips of this length.
+    *start* is in seconds; with *is_fraction* it is a part, from 0 to 1, of the times at which such a clip can begin.
     """
 
     frames: int
     fps: float | None
     start: float
-    is_place: bool
+    is_fraction: bool
 
 
 def decode_video(data: Any, videospec: str = "video", rotate: bool = True) -> Any:
@@ -115,7 +115,7 @@ def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> 
     """Decode only the frames of a clip, from the keyframe before it on, each converted by *convert*."""
     with opened(data) as (container, stream):
         fps = clip.fps or _rate(stream)
-        if not clip.is_place:
+        if not clip.is_fraction:
             start = clip.start
         else:
             if not fps:
@@ -123,7 +123,7 @@ def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> 
             duration = _duration(container, stream)
             start = clip.start * max(0.0, duration - clip.frames / fps)
         found = _from(container, stream, start, clip, convert)
-        if len(found) < clip.frames and clip.is_place:  # with irregular intervals frames may end earlier
+        if len(found) < clip.frames and clip.is_fraction:  # with irregular intervals frames may end earlier
             times = _times(container, stream)
             last = times[-clip.frames] if clip.frames <= len(times) else -1.0
             last = times[-1] - (clip.frames - 1) / clip.fps if clip.fps and times else last

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from itertools import islice
 
-from tarshards.samples.keys import NOT_ADJACENT
+from tarshards.samples.keys import why_refused
 from tarshards.samples.resync.walking import FoundSample, Gap, Zeros, checksum_error, sizes_in
 from tarshards.storage.opening import PlainFile
 from tarshards.tar.read import BLOCK, padding
@@ -50,7 +50,7 @@ def judge(samples: list[FoundSample], gaps: list[Gap], file: PlainFile) -> None:
         if sample.problem is None and _ends_in_hole(sample, sound, file):
             sample.problem = RUNS_INTO
         if sample.key in seen or (sample.problem and sample.key in torn):
-            sample.problem = NOT_ADJACENT
+            sample.problem = why_refused(None)
         if sample.problem is None:
             seen.add(sample.key)
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, NO_FIELDS, KeyRule, split_name, why_skipped
+from tarshards.samples.keys import NO_FIELDS, KeyRule, split_name, why_refused, why_skipped
 from tarshards.storage.opening import PlainFile
 from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError, member_at
 from tarshards.tar.read import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LEAST, MOST = 2 << 10, 1 << 19  # bytes read at once
 LARGE = 1 << 15  # bytes of a member from which on its data is skipped, not read
-WINDOW = 1 << 20  # bytes searched at once for a header
+AT_ONCE = 1 << 20  # bytes searched at once for a header
 LONGEST = 1 << 26  # bytes within which a chain of headers is followed to recognize a tar that is a member
 RECORD = 20 * BLOCK  # most writers pad archives to multiples of this
 RECORDS = [RECORD, *(1 << power for power in range(14, 21))]  # common values of ``tar -b``
@@ -267,16 +267,16 @@ def _search(file: PlainFile, bad: int) -> Iterator[int]:
 
     These are multiples of 512 bytes from *bad*, or, if bytes are missing, any offsets indicated by the word ustar.
     """
-    for base in range(bad, file.size, WINDOW):
-        window = file.read(base, WINDOW + BLOCK)
-        offsets = {at for at in range(0, min(WINDOW, len(window) - BLOCK + 1), BLOCK) if window[at]}
-        at = window.find(b"ustar")
+    for base in range(bad, file.size, AT_ONCE):
+        data = file.read(base, AT_ONCE + BLOCK)
+        offsets = {at for at in range(0, min(AT_ONCE, len(data) - BLOCK + 1), BLOCK) if data[at]}
+        at = data.find(b"ustar")
         while at >= 0:
-            if 257 <= at < WINDOW + 257:
+            if 257 <= at < AT_ONCE + 257:
                 offsets.add(at - 257)
-            at = window.find(b"ustar", at + 1)
+            at = data.find(b"ustar", at + 1)
         for at in sorted(offsets):
-            if (base > bad or at) and _is_header(window[at : at + BLOCK]):
+            if (base > bad or at) and _is_header(data[at : at + BLOCK]):
                 yield base + at
 
 
@@ -392,12 +392,13 @@ def group_found(
             sample.behind = sample.behind or last
         for name, header, start, end, kind in piece:
             parts = split(name) if not kind or has_content(kind) else None
-            steps, unresolved = None, None
+            steps: list[Step] | None = None
+            unresolved: UnresolvedError | None = None
             if kind and parts is not None:
                 try:
                     steps = contents.find(header, whole=True)
                 except UnresolvedError as error:
-                    unresolved = f"{INCOMPLETE}: {error}"
+                    unresolved = error
             if parts is None or steps == []:
                 if kind != GLOBAL:
                     skip(why_skipped(name, kind))
@@ -417,7 +418,7 @@ def group_found(
             known = parts[1] in taken
             taken.add(parts[1])
             if (known or unresolved) and sample.problem is None:
-                sample.problem, sample.wrong = unresolved or DUPLICATE_FIELD, (parts[1], header)
+                sample.problem, sample.wrong = why_refused(parts[1], unresolved), (parts[1], header)
             if steps:
                 sample.elsewhere[len(sample.members)] = steps
             after_gap = after_zeros = False

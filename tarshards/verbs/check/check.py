@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OnSurvey = Callable[["PlainFile", "Survey"], object]
 
 FORMS = 1000  # at most this many sets of fields are distinguished
-NOT_ADJACENT = "members of this key are not adjacent, or the sample occurs twice"
+REPEATED = "members of this key are not adjacent, or the sample occurs twice"
 
 
 def check_shards(
@@ -221,6 +221,6 @@ class _Check:
         """Report the origins of a counted duplicate key."""
         (first, begin), (shard, offset) = origins[:2]
         more = f", and in {len(origins) - 2} more places" if len(origins) > 2 else ""
-        reason = NOT_ADJACENT if first == shard else "this key is also in another shard"
+        reason = REPEATED if first == shard else "this key is also in another shard"
         reason = f"{reason}: it is at offset {begin} of {self.names[first]}{more}"
         self.report.findings.append(Finding("error", "duplicate key", reason, self.names[shard], offset, key))

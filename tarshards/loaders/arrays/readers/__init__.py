@@ -1,7 +1,7 @@
-"""Readers: what an ArrayLoader or a ShardLoader makes of a field's bytes, a batch at a time.
+"""Readers: they turn the bytes of a field into its part of a batch, for an ArrayLoader or a ShardLoader.
 
-- ``reader``: ``Reader``, the interface; ``parsed``: numbers, text, JSON and any function; ``arrays``: rows of one shape
-- ``images``: decoded, cropped, resized and normalized; ``crops``: which part is taken; ``draws``: random numbers
+- ``reader``: ``Reader``, the interface; ``parsed``: numbers, text, JSON, any function; ``arrays``: arrays of one shape
+- ``images``: decoded, cropped, resized and normalized; ``crops``: the part that is taken; ``draws``: random numbers
 - ``sounds``: decoded, resampled, mixed, cropped and padded; ``videos``: clips of frames, resized
 """
 

@@ -1,4 +1,4 @@
-"""Raw arrays and .npy files of one dtype and shape: no decoding, a batch is one gather."""
+"""Raw arrays and .npy files of one dtype and shape, or of any length: a batch is one copy of many payloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tarshards.samples.codecs.npy import parse_header
 
 
 class Rows(Reader):
-    """Payloads of one form: the bytes *prefix*, then an array of *dtype* and *shape*."""
+    """Payloads that all are the bytes *prefix* (the header of a .npy file), then an array of *dtype* and *shape*."""
 
     is_quick = True
 
@@ -25,11 +25,11 @@ class Rows(Reader):
         self.size = len(prefix) + dtype.itemsize * math.prod(shape)
 
     def make(self, count: int) -> np.ndarray:
-        """An array of shape (count, *shape)."""
+        """Return an array of shape (count, *shape)."""
         return np.empty((count, *self.shape), self.dtype)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Gather the rows."""
+        """Copy the arrays into the rows."""
         if (payloads.sizes != self.size).any():
             return self.fill(batch, first, payloads, _copy)
         rows, addresses = batch[first : first + len(payloads)], payloads.addresses
@@ -37,13 +37,16 @@ class Rows(Reader):
         begun = 0
         while (other := memory.gather(rows[begun:], addresses[begun:], self.prefix)) >= 0:
             begun += other + 1
-            failed[begun - 1] = self._other()
+            failed[begun - 1] = self._other_header()
         return failed
 
     def fill(
         self, batch: Batch, first: int, payloads: Payloads, write: Callable[..., None], *more: np.ndarray
     ) -> dict[int, DecodeError]:
-        """Call ``write(out, addresses, *more)`` for the payloads that are of the form; return what fails to be."""
+        """Call ``write(rows, addresses, *more)`` for the payloads of this form; return the errors of the others.
+
+        *more* are arrays with a row for each of the *payloads*. Addresses are those of the elements, after the prefix.
+        """
         failed = self._others(payloads)
         addresses = payloads.addresses + np.uint64(len(self.prefix))
         if not failed:
@@ -56,7 +59,7 @@ class Rows(Reader):
         return failed
 
     def _others(self, payloads: Payloads) -> dict[int, DecodeError]:
-        """What is not of the form."""
+        """Return the errors of payloads with another size or prefix."""
         if not self.prefix and (payloads.sizes == self.size).all():
             return {}
         failed = {
@@ -68,10 +71,10 @@ class Rows(Reader):
         begun = 0
         while (other := memory.find_other(addresses[begun:], self.prefix)) >= 0:
             begun += other + 1
-            failed[int(rows[begun - 1])] = self._other()
+            failed[int(rows[begun - 1])] = self._other_header()
         return failed
 
-    def _other(self) -> DecodeError:
+    def _other_header(self) -> DecodeError:
         return DecodeError(f"its .npy header is not that of the first, {self._form()}")
 
     def _form(self) -> str:
@@ -79,7 +82,7 @@ class Rows(Reader):
 
 
 class Array(Reader):
-    """Arrays; the first one determines what was not given."""
+    """Arrays of one dtype and shape, which the first payload determines if they were not given."""
 
     def __init__(self, dtype: Any = None, shape: tuple[int, ...] | None = None):
         self.dtype = None if dtype is None else np.dtype(dtype)
@@ -88,11 +91,11 @@ class Array(Reader):
             raise TypeError(f"arrays of {self.dtype} have no safe form in bytes")
 
     def learns(self, field: str) -> bool:
-        """Say whether dtype and shape are to be learned, or how long the header is."""
+        """Return whether dtype or shape, or the header of .npy files, come from the first payload."""
         return self.dtype is None or self.shape is None or field.rpartition(".")[2] == "npy"
 
     def open(self, field: str, payload: bytes) -> Rows:
-        """Learn the dtype, the shape and where the elements begin."""
+        """Return the reader of payloads with the dtype, shape and header of this one."""
         if field.rpartition(".")[2] == "npy":
             rows = Rows(*parse_header(payload))
             for name in "dtype", "shape":
@@ -110,7 +113,7 @@ class Array(Reader):
 
 
 class Ragged(Reader):
-    """Rows of any length; where they lie is held until those that failed are gone, then all are copied."""
+    """Arrays of any length: a batch holds their addresses until ``join``, which copies those that did not fail."""
 
     is_quick = True
 
@@ -118,22 +121,22 @@ class Ragged(Reader):
         self.dtype = dtype
 
     def make(self, count: int) -> np.ndarray:
-        """Addresses and sizes, of shape (count, 2)."""
+        """Return an array for addresses and sizes, of shape (count, 2)."""
         return np.empty((count, 2), np.int64)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Note where the payloads lie."""
+        """Keep the addresses and sizes of the payloads."""
         rows = batch[first : first + len(payloads)]
         rows[:, 0], rows[:, 1] = payloads.addresses.view(np.int64), payloads.sizes
         odd = np.flatnonzero(payloads.sizes % self.dtype.itemsize) if self.dtype.itemsize > 1 else ()
         return {int(i): DecodeError(_no_whole_number(payloads.sizes[i], self.dtype)) for i in odd}
 
     def join(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Copy the payloads, and say where each begins."""
+        """Return all payloads end to end, and the offset of each."""
         return self.join_in(batch, np.empty)
 
     def join_in(self, batch: Batch, empty: Callable[[int, np.dtype], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Copy the payloads, and say where each begins."""
+        """Return all payloads end to end, and the offset of each."""
         addresses, sizes = batch.T.copy()
         offsets = np.zeros(len(batch) + 1, np.int64)
         np.cumsum(sizes // self.dtype.itemsize, out=offsets[1:])
@@ -153,16 +156,16 @@ def _copy(out: np.ndarray, addresses: np.ndarray) -> None:
 def array(dtype: Any = None, shape: tuple[int, ...] | None = None) -> Reader:
     """Raw bytes, or ``.npy`` files, of one dtype and shape -> an array of shape (n, *shape).
 
-    A ``.npy`` field says both itself; of raw bytes the dtype is needed, and without a shape they are one axis as long
-    as the first. Each member must be of the first one's size, and have its very header.
+    A ``.npy`` field says both itself. Raw bytes need a dtype; without a shape they are of one axis, as long as the
+    first sample's. All samples must have the size of the first and, in ``.npy``, its header.
     """
     return Array(dtype, shape)
 
 
 def ragged(dtype: Any = "u1") -> Reader:
-    """Raw bytes of any length (text, token ids) -> (values, offsets): one is ``values[offsets[i]:offsets[i + 1]]``.
+    """Raw bytes of any length (token ids) -> (values, offsets): sample i is ``values[offsets[i]:offsets[i + 1]]``.
 
-    *values* are of *dtype* and of shape (total,), nothing between the samples; *offsets* are int64 of shape (n + 1,).
+    *values* is an array of *dtype* and shape (total,) with the samples end to end; *offsets* is int64, shape (n + 1,).
     """
     dtype = np.dtype(dtype)
     if dtype.hasobject or not dtype.itemsize:

@@ -1,4 +1,4 @@
-"""Which part of each image is taken, and which images are mirrored: vectorised, and a function of the draws alone."""
+"""The part of each image that is taken, and which images are mirrored: a function of the draws, for many at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from tarshards.loaders.arrays.readers.draws import uniform
 
-ATTEMPTS = 10
+ATTEMPTS = 10  # random boxes that are tried, as in torchvision
 
 
 def flips_of(draws: np.ndarray, probability: float) -> np.ndarray:
@@ -15,7 +15,7 @@ def flips_of(draws: np.ndarray, probability: float) -> np.ndarray:
 
 
 def whole(heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
-    """Return the box of the whole image: left, top, right, bottom in pixels, a float32 row an image.
+    """Return the boxes of whole images: left, top, right and bottom in pixels, a row of float32 for each image.
 
     >>> whole(np.array([10]), np.array([20])).tolist()
     [[0.0, 0.0, 20.0, 10.0]]
@@ -24,7 +24,7 @@ def whole(heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
 
 
 def center(heights: np.ndarray, widths: np.ndarray, aspect: float, part: float) -> np.ndarray:
-    """Return the middle box of this *aspect* (width / height), its sides *part* of the largest's that fits.
+    """Return boxes in the middle with this *aspect* (width / height), whose sides are *part* of the largest that fit.
 
     >>> center(np.array([100]), np.array([300]), aspect=1, part=0.5).tolist()
     [[125.0, 25.0, 175.0, 75.0]]
@@ -41,10 +41,10 @@ def random_resized(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> np.ndarray:
-    """Return boxes at random positions, of a random part *scale* of the area and aspect *ratio* (width / height).
+    """Return random boxes: *scale* and *ratio* are the ranges of their part of the area and aspect (width / height).
 
-    It is the crop of torchvision's RandomResizedCrop: the aspect is log-uniform, sides are whole pixels, and after ten
-    boxes that do not fit, the middle of the image is taken, cut to the nearest aspect.
+    This is the crop of torchvision's RandomResizedCrop: the aspect is log-uniform, sides are whole pixels, and after
+    ten boxes that do not fit, the middle of the image is taken, cropped to the nearest aspect in the range.
     """
     low, high = np.log(ratio[0]), np.log(ratio[1])
     boxes = _middle(heights, widths, ratio)
@@ -65,7 +65,7 @@ def random_resized(
 
 
 def _middle(heights: np.ndarray, widths: np.ndarray, ratio: tuple[float, float]) -> np.ndarray:
-    """The largest middle box, in whole pixels, whose aspect is the image's own clipped to *ratio*."""
+    """Return the largest boxes in the middle, in whole pixels, whose aspects are the images', clipped to *ratio*."""
     w = np.clip(np.rint(heights * ratio[1]), 1, widths)
     h = np.clip(np.rint(widths / ratio[0]), 1, heights)
     left, top = (widths - w) // 2, (heights - h) // 2

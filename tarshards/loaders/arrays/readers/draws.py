@@ -1,8 +1,8 @@
-"""Random numbers of a sample: a pure function of (seed, epoch, sample number), whatever reads it and when.
+"""Random numbers of a sample: a pure function of seed, epoch and the number of the sample.
 
 The draw of sample i is splitmix64's output at the key of (seed, epoch) folded with i; its k-th number in [0, 1) is the
-upper 53 bits of the k-th output of a splitmix64 begun at the draw. All readers of a sample are given the same draw, so
-that an image and its mask are cropped alike.
+upper 53 bits of the k-th output of a splitmix64 seeded with the draw. All readers of a sample get the same draw, so an
+image and its mask are cropped alike.
 """
 
 from __future__ import annotations

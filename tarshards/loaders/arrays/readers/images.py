@@ -1,4 +1,8 @@
-"""Readers of images: cropped, resized, mirrored and normalised on the way into the batch."""
+"""Readers of images: cropped, resized, mirrored and normalized as they are written into the batch.
+
+``image()`` gives ``Images``. The first payload decides which of two readers does the work: ``RawImages`` for pixels of
+one shape, ``EncodedImages`` for JPEG, PNG and others.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,13 @@ Crop = Literal["none", "center", "random_resized"]
 Layout = Literal["HWC", "CHW"]
 SMALLEST_FACTOR = 2.0  # of DCT scaling; below it decoding may take longer than in full
 
-# The buffer that each thread decodes into: a new one an image would go back to the kernel every time, page by page.
-_mine = threading.local()
+# Its ``buffer`` is what this thread decodes into: the memory of a new one would be returned to the kernel each time.
+_thread = threading.local()
 
 
 @dataclass(frozen=True)
 class View:
-    """How an image becomes pixels of the batch; see image()."""
+    """How images become pixels of the batch: the options of ``image``."""
 
     size: tuple[int, int] | None
     crop: Crop
@@ -44,16 +48,16 @@ class View:
     exif_transpose: bool
 
     def shape(self, size: tuple[int, int], channels: int) -> tuple[int, int, int]:
-        """The shape of an image in the batch."""
+        """Return the shape in the batch of an image of this *size*."""
         return (channels, *size) if self.layout == "CHW" else (*size, channels)
 
     def keeps(self, shape: tuple[int, ...]) -> bool:
-        """Whether an image of this shape, unless it is mirrored, is in the batch what it was before."""
+        """Return whether an image of this shape, unless it is mirrored, goes into the batch unchanged."""
         as_is = self.crop == "none" and self.layout == "HWC" and self.dtype == np.uint8
         return as_is and self.size in (None, shape[:2])
 
     def boxes(self, heights: np.ndarray, widths: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """The part that is taken of each image."""
+        """Return the box of each image that is taken."""
         if self.size is None or self.crop == "none":
             return crops.whole(heights, widths)
         if self.crop == "center":
@@ -61,7 +65,7 @@ class View:
         return crops.random_resized(heights, widths, draws, self.scale, self.ratio)
 
     def normal(self, channels: int) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-        """What a value of each channel is divided by, and what is subtracted then; None where values stay."""
+        """Return for each channel what its values are divided by, and what is then subtracted; None if they stay."""
         if self.dtype == np.uint8:
             return None, None
         for name, given in ("mean", self.mean), ("std", self.std):
@@ -72,7 +76,7 @@ class View:
 
 
 class RawImages(Rows):
-    """Pixels of one shape, as raw bytes or .npy: a batch is one call."""
+    """Pixels of one shape, as raw bytes or .npy, of which one call of a kernel resizes many."""
 
     def __init__(self, rows: Rows, view: View):
         super().__init__(rows.dtype, rows.shape, rows.prefix)
@@ -83,18 +87,18 @@ class RawImages(Rows):
         self.normal, self.is_quick = view.normal(self.pixels[2]), view.keeps(self.pixels) and not view.flip
 
     def make(self, count: int) -> np.ndarray:
-        """An array of images."""
+        """Return an array of images."""
         height, width, channels = self.pixels
         return np.empty((count, *self.view.shape(self.view.size or (height, width), channels)), self.view.dtype)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Resize, or gather where images stay as they are."""
+        """Resize the images, or copy them if they stay as they are."""
         if self.is_quick:
             return super().read(batch, first, payloads, draws)
         view, flips = self.view, crops.flips_of(draws, self.view.flip)
-        differ = len(payloads) if view.crop == "random_resized" else 1
-        heights, widths = (np.full(differ, side) for side in self.pixels[:2])
-        boxes = np.broadcast_to(view.boxes(heights, widths, draws[:differ]), (len(payloads), 4))
+        count = len(payloads) if view.crop == "random_resized" else 1  # otherwise all boxes are the same
+        heights, widths = (np.full(count, side) for side in self.pixels[:2])
+        boxes = np.broadcast_to(view.boxes(heights, widths, draws[:count]), (len(payloads), 4))
         return self.fill(batch, first, payloads, self._write, np.ascontiguousarray(boxes), flips)
 
     def _write(self, out: np.ndarray, addresses: np.ndarray, boxes: np.ndarray, flips: np.ndarray) -> None:
@@ -102,19 +106,19 @@ class RawImages(Rows):
 
 
 class EncodedImages(Reader):
-    """JPEG, PNG and what else Pillow reads, as RGB."""
+    """JPEG, PNG and other formats of Pillow, as RGB."""
 
     def __init__(self, view: View):
         self.view, self.normal = view, view.normal(3)
 
     def make(self, count: int) -> Batch:
-        """An array of images, or a list where each keeps its size."""
+        """Return an array of images, or a list if each keeps its size."""
         if self.view.size is None:
             return [None] * count
         return np.empty((count, *self.view.shape(self.view.size, 3)), self.view.dtype)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Decode each image just large enough for its crop, and resize that into its row."""
+        """Decode each image no larger than its crop needs, and resize the crop into its row."""
         failed = {}
         sizes = np.ones((len(payloads), 2), np.int64)
         orientations = np.ones(len(payloads), np.int64)
@@ -122,7 +126,7 @@ class EncodedImages(Reader):
             try:
                 if self.view.exif_transpose:
                     orientations[i] = read_orientation(payload)
-                sizes[i] = _size_of(payload)[:: -1 if orientations[i] >= 5 else 1]
+                sizes[i] = _turned(_size_of(payload), orientations[i])
             except Exception as exc:
                 failed[i] = failure(exc)
         boxes = self.view.boxes(sizes[:, 0], sizes[:, 1], draws)
@@ -134,14 +138,14 @@ class EncodedImages(Reader):
                 if self.view.size is None:
                     batch[first + i] = np.empty(self.view.shape((sizes[i, 0], sizes[i, 1]), 3), self.view.dtype)
                 height, width = sizes[i].tolist()
-                one = slice(i, i + 1)
-                self._read_one(batch[first + i], payload, (height, width), int(orientations[i]), boxes[one], flips[one])
+                row, own = batch[first + i], slice(i, i + 1)
+                self._read_one(row, payload, (height, width), int(orientations[i]), boxes[own], flips[own])
             except Exception as exc:
                 failed[i] = failure(exc)
         return failed
 
     def join(self, batch: Batch) -> Any:
-        """Stack images that kept their size, where it is one."""
+        """Return one array of images that kept their sizes, if these are the same."""
         return stack(batch) if self.view.size is None else batch
 
     def _read_one(
@@ -153,13 +157,13 @@ class EncodedImages(Reader):
         boxes: np.ndarray,
         flips: np.ndarray,
     ) -> None:
+        """Read an image of this *size*, after it is turned, into *out*; *boxes* and *flips* have one row, its own."""
         direct = out if self.view.keeps((*size, 3)) and not flips[0] and orientation == 1 else None
         target = out.shape[1:] if self.view.layout == "CHW" else out.shape[:2]
         if orientation == 1:
             pixels = _decode(payload, _least(size, boxes[0], target), direct)
-        else:  # in full: a part of a scaled pixel would be at the wrong end
-            stored = size[::-1] if orientation >= 5 else size
-            pixels = np.ascontiguousarray(oriented(_decode(payload, stored, None), orientation))
+        else:  # in full: scaling rounds sizes up, and the incomplete pixels would be at the wrong side
+            pixels = np.ascontiguousarray(oriented(_decode(payload, _turned(size, orientation), None), orientation))
         if direct is not None and np.may_share_memory(pixels, out):
             return
         if pixels.shape[:2] != size:
@@ -169,17 +173,17 @@ class EncodedImages(Reader):
 
 
 class Images(Reader):
-    """Images of a kind that the first member tells."""
+    """Raw or encoded images; with a *shape*, raw ones of it."""
 
     def __init__(self, view: View, shape: tuple[int, ...] | None):
         self.view, self.shape = view, shape
 
     def learns(self, field: str) -> bool:
-        """Say whether the shape is in the header of a .npy."""
+        """Return whether the shape is in the header of a .npy file."""
         return self.shape is None and field.rpartition(".")[2] == "npy"
 
     def open(self, field: str, payload: bytes) -> Reader:
-        """Tell raw pixels and .npy from encoded images."""
+        """Return the reader of raw images, or of encoded ones."""
         if self.shape is not None:
             return RawImages(Rows(np.dtype(np.uint8), self.shape), self.view)
         if field.rpartition(".")[2] == "npy":
@@ -196,6 +200,7 @@ def _resize(
     layout: Layout,
     normal: Any,
 ) -> None:
+    """Resize the *boxes* of images with this *shape* at *addresses* into *out*."""
     size = out.shape[2:] if layout == "CHW" else out.shape[1:3]
     target = out if out.dtype in (np.uint8, np.float32) else np.empty(out.shape, np.float32)
     memory.resize(target, addresses, shape, boxes, flips, size, layout == "CHW", *normal)
@@ -204,7 +209,7 @@ def _resize(
 
 
 def _size_of(payload: bytes) -> tuple[int, int]:
-    """Return the height and width that the header tells; raise ValueError where there is none, or of a bomb."""
+    """Return the height and width in the header; raise ValueError if there is none, or for too many pixels."""
     from PIL import Image
 
     height, width = _header(payload)
@@ -215,11 +220,16 @@ def _size_of(payload: bytes) -> tuple[int, int]:
 
 def _header(payload: bytes) -> tuple[int, int]:
     if jpeg := _simplejpeg(payload):
-        with suppress(ValueError, KeyError):  # Pillow reports what is wrong with it
+        with suppress(ValueError, KeyError):  # Pillow raises the error
             height, width, _, _ = jpeg.decode_jpeg_header(payload)
             return height, width
     with open_image(payload) as image:
         return image.height, image.width
+
+
+def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    """Return *size* with height and width exchanged if this EXIF orientation exchanges them."""
+    return (size[1], size[0]) if orientation >= 5 else size
 
 
 def _least(size: tuple[int, int], box: np.ndarray, target: tuple[int, int]) -> tuple[int, int]:
@@ -230,11 +240,11 @@ def _least(size: tuple[int, int], box: np.ndarray, target: tuple[int, int]) -> t
 
 
 def _decode(payload: bytes, least: tuple[int, int], out: np.ndarray | None) -> np.ndarray:
-    """Decode to RGB, JPEG by DCT scaling to not less than *least*, into *out* or this thread's buffer."""
+    """Decode to RGB, JPEG by DCT scaling to no less than the size *least*, into *out* or this thread's buffer."""
     jpeg = _simplejpeg(payload)
     if jpeg:
         scaling = {"min_height": least[0], "min_width": least[1], "min_factor": SMALLEST_FACTOR}
-        with suppress(ValueError, KeyError):  # which the codec raises with its reason, or can do better
+        with suppress(ValueError, KeyError):  # the codec below can decode it, or raises an error with the reason
             height, width, colorspace, _ = jpeg.decode_jpeg_header(payload, **scaling)
             if colorspace in ("Gray", "YCbCr", "RGB"):
                 buffer = _buffer(height * width * 3) if out is None else out
@@ -244,19 +254,20 @@ def _decode(payload: bytes, least: tuple[int, int], out: np.ndarray | None) -> n
 
 
 def _eighths(size: tuple[int, int], scaled: tuple[int, ...]) -> int:
-    """Return of how many eighths of *size* the decoder made the *scaled* shape."""
+    """Return n if the *scaled* shape is n eighths of *size*, rounded up, as the decoder scales."""
     return next(n for n in range(1, 9) if all(-(-side * n // 8) == now for side, now in zip(size, scaled)))
 
 
 def _buffer(size: int) -> np.ndarray:
-    if len(getattr(_mine, "buffer", b"")) < size:
-        _mine.buffer = np.empty(size, np.uint8)
-    buffer: np.ndarray = _mine.buffer
+    """Return this thread's buffer, of at least *size* bytes."""
+    if len(getattr(_thread, "buffer", b"")) < size:
+        _thread.buffer = np.empty(size, np.uint8)
+    buffer: np.ndarray = _thread.buffer
     return buffer
 
 
 def _simplejpeg(payload: bytes) -> Any:
-    """Return the module, if it is there and the payload looks like a JPEG."""
+    """Return the module simplejpeg, if it is installed and the payload looks like a JPEG."""
     if payload[:3] != b"\xff\xd8\xff":
         return None
     try:
@@ -282,19 +293,20 @@ def image(
 ) -> Reader:
     """Images -> an array of shape (n, height, width, channels), or (n, channels, height, width) for ``layout="CHW"``.
 
-    Encoded images become RGB (the first frame, turned as EXIF asks with *exif_transpose*); raw uint8 pixels, of the
-    *shape* given or ``.npy``, keep their channels. With a *size* (height and width in pixels) a part of each is
-    resized, antialiased:
+    Encoded images become RGB; of several frames, the first is read, and *exif_transpose* turns it as its EXIF data say.
+    Raw uint8 pixels, of the given *shape* or in ``.npy``, keep their channels. With a *size* (height and width in
+    pixels), the part of each image that *crop* selects is resized to it, with antialiasing:
 
-    - ``none``: the whole;
-    - ``center``: the largest middle box of the aspect of *size*, its sides times *ratio* (1 unless given: 32 / 48 is
-      what remains of a resize to 48 and a crop to 32);
-    - ``random_resized``: a box of random area (*scale*: the least and largest part of the image's) and aspect (*ratio*:
-      width / height, 3 / 4 to 4 / 3 unless given), at a random position.
+    - ``none``: the whole image;
+    - ``center``: the largest box in the middle with the aspect of *size*, its sides multiplied by *ratio* (default 1;
+      32 / 48 stands for a resize to 48 and a crop to 32);
+    - ``random_resized``: a box at a random position, of a random area (*scale*: its range, as parts of the image's
+      area) and a random aspect (*ratio*: the range of width / height, default 3 / 4 to 4 / 3).
 
-    Without a size, images keep theirs, and make a list where it differs. *flip* is the probability to be mirrored.
-    Elements are uint8, or of a float *dtype* in [0, 1], from which *mean* is subtracted before *std* divides, a number
-    or one a channel. JPEG is decoded by DCT scaling at the smallest factor that still covers the crop.
+    Without a size, images keep theirs, and make a list if these differ. *flip* is the probability that an image is
+    mirrored. Elements are uint8, or of a float *dtype* in [0, 1]; then *mean* is subtracted, and the rest divided by
+    *std*, each one number or one for each channel. JPEG is decoded by DCT scaling with the smallest factor that still
+    covers the crop.
     """
     if crop not in ("none", "center", "random_resized") or layout not in ("HWC", "CHW"):
         raise ValueError(f"crop={crop!r} or layout={layout!r} is none of: none center random_resized; HWC CHW")

@@ -1,4 +1,4 @@
-"""Readers of what has to be parsed: numbers, text, JSON, any codec, any function."""
+"""Readers that parse or decode: numbers, text, JSON, the codec of a field, any function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tarshards.samples.codecs.image import check_imagespec
 
 
 class Numbers(Reader):
-    """Numbers in text, parsed a batch at a time by a kernel."""
+    """Numbers in text, which the kernel *parse* parses, many at once; an error says that a payload is not *kind*."""
 
     is_quick = True
 
@@ -25,11 +25,11 @@ class Numbers(Reader):
         self.dtype, self.parse, self.kind = dtype, parse, kind
 
     def make(self, count: int) -> np.ndarray:
-        """An array of shape (count,)."""
+        """Return an array of shape (count,)."""
         return np.zeros(count, self.dtype)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Parse up to each that fails, and go on after it."""
+        """Parse all payloads; the kernel stops at each that it cannot parse."""
         parse = getattr(memory, self.parse)
         out = batch[first : first + len(payloads)]
         failed: dict[int, DecodeError] = {}
@@ -44,14 +44,14 @@ class Numbers(Reader):
         return failed
 
     def after_mark(self, payload: bytes) -> Any:
-        """Parse text with a byte order mark, which kernels do not; raise ValueError for other text."""
+        """Parse text with a byte order mark, which the kernel does not; raise ValueError for other text."""
         if encoding_of(payload) == "utf-8":
             raise ValueError
         return (decode_integer if self.dtype == "int64" else lambda data: float(decode_text(data)))(payload)
 
 
 class Function(Reader):
-    """A function of the bytes of one sample, or of what ops have made of them."""
+    """A function of a payload, or of what ops have made of it."""
 
     takes_values = True
 
@@ -64,7 +64,7 @@ class Function(Reader):
         return self.function(payload)
 
     def join(self, batch: Batch) -> Any:
-        """Stack what can be stacked."""
+        """Return an array if ``stack`` can make one."""
         return stack(batch, self.pad)
 
 
@@ -75,29 +75,29 @@ class Codec(Reader):
         self.images, self.pad, self.field = images, pad, field
 
     def open(self, field: str, payload: bytes) -> Reader:
-        """Learn the extension."""
+        """Return the reader of the codec for the extension of *field*."""
         return Codec(self.images, self.pad, field)
 
     def decode(self, payload: bytes) -> Any:
-        """Decode one payload; the field is left to be named by the caller, who knows the key too."""
+        """Decode one payload; the caller adds field and key to an error."""
         try:
             return decode_field(self.field, payload, images=self.images)
         except DecodeError as exc:
             raise DecodeError(exc.reason) from exc.__cause__
 
     def join(self, batch: Batch) -> Any:
-        """Stack what can be stacked."""
+        """Return an array if ``stack`` can make one."""
         return stack(batch, self.pad)
 
 
 class Plain(Reader):
-    """A list with one value a sample."""
+    """A list of payloads, decoded with the codec of the extension *codec* unless that is None."""
 
     def __init__(self, codec: str | None):
         self.codec = codec
 
     def decode(self, payload: bytes) -> Any:
-        """Decode with the codec of that extension, if there is one."""
+        """Decode one payload, or return it."""
         if self.codec is None:
             return payload
         try:
@@ -134,12 +134,12 @@ def json() -> Reader:
 def decoded(images: str | None = None, *, pad: Any = None) -> Reader:
     """What the codec of the field's extension gives, images by an imagespec -> an array, or a list.
 
-    Numbers, and arrays of one dtype and shape, become an array with a row a sample; where shapes differ from sample to
-    sample, they do if *pad* is given, which then fills every axis up to its longest. All else is a list.
+    Numbers, and arrays of one dtype and shape, become an array with a row for each sample. With *pad*, so do arrays of
+    different shapes: it fills every axis up to the longest of the batch. Anything else becomes a list.
     """
     return Codec(check_imagespec(images), pad)
 
 
 def using(function: Callable[[bytes], Any], *, pad: Any = None) -> Reader:
-    """What ``function(data: bytes)`` gives -> an array, or a list, as of ``decoded``; many threads call it at once."""
+    """What ``function(data: bytes)`` gives -> an array or a list, as ``decoded``; many threads call it at once."""
     return Function(function, pad)

@@ -1,4 +1,4 @@
-"""What a reader is: bytes of one field in, its part of a batch out."""
+"""The interface of readers: the bytes of one field go in, its part of a batch comes out."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import numpy as np
 from tarshards.errors import DecodeError, whole_number
 from tarshards.index.memory import Payloads
 
-Batch = Any  # an array with a row a sample, or a list with an element a sample
+Batch = Any  # an array with a row for each sample, or a list with an element for each
 
 
 class Reader:
-    """One field of a batch: ``open`` once, then for each batch ``make``, ``read`` in parts, ``join``.
+    """Reads one field: ``open`` is called once, then for each batch ``make``, ``read`` for parts of it, and ``join``.
 
-    A reader holds nothing of a run: threads share it, and it may be pickled. A kind of reader overrides what it needs;
-    ``decode`` alone makes one.
+    A payload is the bytes of the field in one sample. Readers keep nothing between batches: threads share them, and
+    they can be pickled. A subclass overrides the methods that it needs; ``decode`` alone is enough.
     """
 
-    is_quick = False  # whether reading a batch is a few copies, for which threads are not worth it; it has no draws
-    takes_values = False  # whether ``decode`` takes what ops have made of a field, too
+    is_quick = False  # whether a batch takes only a few copies, without draws, so that threads are not worth it
+    takes_values = False  # whether ``decode`` also takes what ops have made of the field
 
     def learns(self, field: str) -> bool:
-        """Say whether ``open`` needs the first payload of *field*."""
+        """Return whether ``open`` needs the first payload of *field*."""
         return False
 
     def open(self, field: str, payload: bytes) -> Reader:
-        """Return the reader for the *field* whose first payload is given; raise DecodeError if none fits."""
+        """Return the reader for *field*, whose first payload is given; raise DecodeError if it cannot be read."""
         return self
 
     def make(self, count: int) -> Batch:
-        """Return the batch that *count* samples are read into."""
+        """Return an empty batch of *count* samples, for ``read`` to fill."""
         return [None] * count
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Read *payloads* into the batch from row *first* on; return what failed, by its number in the payloads.
+        """Read *payloads* into the rows of *batch* from *first* on; return the errors by their number in *payloads*.
 
-        *draws* are those of the samples (see draws_of). A row that failed holds anything. Raises OSError where
-        payloads lie in a mapped file that has shrunk; so may ``join``.
+        *draws* are the random numbers of the samples (see ``draws_of``). A row that failed may hold anything. This and
+        ``join`` raise OSError if payloads lie in a mapped file that has shrunk.
         """
         failed = {}
         for i, payload in enumerate(payloads):
@@ -54,7 +54,7 @@ class Reader:
         raise NotImplementedError
 
     def join(self, batch: Batch) -> Any:
-        """Return what a user sees of a batch whose failed rows were taken out."""
+        """Return the batch as the user gets it; the rows that failed are no longer in it."""
         return batch
 
     def join_in(self, batch: Batch, empty: Callable[[int, np.dtype], np.ndarray]) -> Any:
@@ -63,7 +63,7 @@ class Reader:
 
 
 def sides_of(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    """Return the height and width that *size* stands for; raise ValueError or TypeError for what is none."""
+    """Return the height and width of *size*, one number or both; raise ValueError or TypeError for anything else."""
     if size is None:
         return None
     sides = size if isinstance(size, tuple | list) else (size, size)
@@ -73,7 +73,7 @@ def sides_of(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 
 def failure(exc: Exception) -> DecodeError:
-    """The DecodeError that a decoder's exception amounts to."""
+    """Return the DecodeError for an exception that a decoder raised."""
     if isinstance(exc, DecodeError):
         return exc.with_traceback(None)  # the caller raises one that names the sample
     error = DecodeError(str(exc).strip().partition("\n")[0][:300] or type(exc).__name__)
@@ -82,16 +82,16 @@ def failure(exc: Exception) -> DecodeError:
 
 
 def stack(values: list[Any], pad: Any = None) -> Any:
-    """Make one array of numbers, or of arrays of one dtype and shape; of anything else a list.
+    """Return one array if *values* are numbers, or arrays of one dtype and shape; else return the list.
 
-    Arrays of several shapes are filled up with *pad* at the end of each axis, if it is given.
+    With *pad*, arrays of different shapes are padded with it at the end of each axis.
 
     >>> stack([1, 2]), stack(["a"]), stack([np.ones(1), np.ones(2)], pad=0).tolist()
     (array([1, 2]), ['a'], [[1.0, 0.0], [1.0, 1.0]])
     """
     if values and all(isinstance(value, (bool, int, float, np.number, np.bool_)) for value in values):
         numbers = np.array(values)
-        return values if numbers.dtype.hasobject else numbers  # whole numbers beyond 64 bits
+        return values if numbers.dtype.hasobject else numbers  # objects: integers beyond 64 bits
     if not values or not all(isinstance(value, np.ndarray) for value in values):
         return values
     if len({value.dtype for value in values}) > 1 or len({value.ndim for value in values}) > 1:

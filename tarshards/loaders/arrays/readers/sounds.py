@@ -1,4 +1,4 @@
-"""Reader of sounds: resampled, mixed to some channels, cropped and padded on the way into the batch."""
+"""Reader of sounds: decoded, mixed, resampled, cropped and padded."""
 
 from __future__ import annotations
 
@@ -18,33 +18,37 @@ SoundCrop = Literal["start", "center", "random"]
 
 
 class Sounds(Reader):
-    """Sounds of one rate and number of channels; see audio()."""
+    """Sounds of one rate and number of channels; the options are those of ``audio``."""
 
     def __init__(self, rate: int, seconds: float | None, channels: int, crop: SoundCrop, pad: bool):
         self.rate, self.seconds, self.channels, self.crop, self.pad = rate, seconds, channels, crop, pad
         self.frames = None if seconds is None else round(seconds * rate)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Decode each sound, as a list of arrays."""
+        """Decode each sound into an array of its own."""
         failed = {}
-        fractions = (
-            uniform(draws, 0) if self.crop == "random" else np.full(len(payloads), 0.5 * (self.crop == "center"))
-        )
+        if self.crop == "random":
+            positions = uniform(draws, 0).tolist()
+        else:
+            positions = [0.5 if self.crop == "center" else 0.0] * len(payloads)
         for i, payload in enumerate(payloads):
             try:
-                batch[first + i] = self._read_one(payload, float(fractions[i]))
+                batch[first + i] = self._read_one(payload, positions[i])
             except Exception as exc:
                 failed[i] = failure(exc)
         return failed
 
-    def _read_one(self, payload: bytes, fraction: float) -> np.ndarray:
+    def _read_one(self, payload: bytes, position: float) -> np.ndarray:
+        """Decode a sound; a longer one than wanted is cropped at this *position*, from 0, its start, to 1, its end."""
+
         def part(frames: int, rate: int) -> slice:
+            """Return the frames to decode, of all *frames* of a sound of this *rate*."""
             if self.frames is None:
                 return slice(None)
             wanted = -(-self.frames * rate // self.rate)
             if wanted > frames and not self.pad:
                 raise DecodeError(f"a sound of {frames / rate:.3f} s, shorter than {self.seconds} s; pad=True pads it")
-            begin = int(fraction * max(0, frames - wanted + 1))
+            begin = int(position * max(0, frames - wanted + 1))
             return slice(begin, begin + wanted)
 
         samples, rate = decode_part(payload, part)
@@ -54,11 +58,11 @@ class Sounds(Reader):
         return samples if self.frames is None else samples[: self.frames]
 
     def join(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Pad to one length, or put end to end."""
+        """Return the sounds padded to one length, with their lengths, or end to end, with the offset of each."""
         return self.join_in(batch, np.empty)
 
     def join_in(self, batch: Batch, empty: Callable[[int, np.dtype], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Pad to one length, or put end to end."""
+        """Return the sounds padded to one length, with their lengths, or end to end, with the offset of each."""
         lengths = np.array([len(samples) for samples in batch], np.int64)
         if not self.pad and self.frames is None:
             offsets = np.zeros(len(batch) + 1, np.int64)
@@ -76,7 +80,7 @@ class Sounds(Reader):
 
 
 def _mixed(samples: np.ndarray, channels: int) -> np.ndarray:
-    """Return *samples* with the mean of all channels for one, or with one channel repeated."""
+    """Return *samples* with this number of channels: the mean of several for one, or one repeated for several."""
     found = samples.shape[1]
     if found == channels:
         return samples

@@ -1,4 +1,4 @@
-"""Reader of videos: some frames of each, resized on the way into the batch; only what is needed is decoded."""
+"""Reader of videos: a clip of frames of each, resized; only what the clip needs is decoded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VideoCrop = Literal["none", "center"]
 
 
 class Videos(Reader):
-    """Clips of one number of frames and one size, which the first video determines if it is None; see video()."""
+    """Clips of as many frames of each video, resized to *size*; the options are those of ``video``."""
 
     def __init__(
         self,
@@ -30,11 +30,11 @@ class Videos(Reader):
         self.frames, self.size, self.fps, self.start, self.crop, self.rotate = frames, size, fps, start, crop, rotate
 
     def learns(self, field: str) -> bool:
-        """Say whether the first video determines the size."""
+        """Return whether the first video determines the size."""
         return self.size is None
 
     def open(self, field: str, payload: bytes) -> Videos:
-        """Learn the size of the frames, if it was not given."""
+        """Return a reader of videos of the size of this one, unless a size was given."""
         if self.size is not None:
             return self
         try:
@@ -44,19 +44,20 @@ class Videos(Reader):
         return OneSize(self.frames, (height, width), self.fps, self.start, self.crop, self.rotate)
 
     def make(self, count: int) -> np.ndarray:
-        """An array of shape (count, frames, height, width, 3)."""
+        """Return an array of shape (count, frames, height, width, 3)."""
         return np.empty((count, self.frames, *(self.size or (0, 0)), 3), np.uint8)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Decode a clip of each video."""
         failed = {}
-        is_place = isinstance(self.start, str)
-        starts = (
-            uniform(draws, 0) if self.start == "random" else np.full(len(payloads), 0.5 if is_place else self.start)
-        )
+        is_fraction = isinstance(self.start, str)  # of the times at which a clip can begin, instead of seconds
+        if self.start == "random":
+            starts = uniform(draws, 0).tolist()
+        else:
+            starts = [0.5 if is_fraction else float(self.start)] * len(payloads)
         for i, payload in enumerate(payloads):
             try:
-                clip = decode_clip(payload, Clip(self.frames, self.fps, float(starts[i]), is_place), self.convert)
+                clip = decode_clip(payload, Clip(self.frames, self.fps, starts[i], is_fraction), self.convert)
                 for row, pixels in zip(batch[first + i], clip):
                     row[:] = pixels
             except Exception as exc:
@@ -64,15 +65,15 @@ class Videos(Reader):
         return failed
 
     def orientation(self, frame: Any) -> int:
-        """How a frame is turned, in EXIF's numbers."""
+        """Return how a frame is to be turned, as an EXIF orientation."""
         return orientation_of(frame) if self.rotate else 1
 
     def whole(self, frame: Any) -> np.ndarray:
-        """Turn a frame."""
+        """Return the pixels of a frame, turned."""
         return to_rgb(frame, self.orientation(frame))
 
     def convert(self, frame: Any) -> np.ndarray:
-        """Turn and resize a frame, and crop what is beyond the size."""
+        """Return the pixels of a frame, turned, resized and cropped to the size."""
         assert self.size is not None
         height, width = self.size
         orientation = self.orientation(frame)
@@ -89,7 +90,7 @@ class OneSize(Videos):
     """Clips of videos that all have the size of the first."""
 
     def convert(self, frame: Any) -> np.ndarray:
-        """Turn a frame, and check its size."""
+        """Return the pixels of a frame, turned; raise DecodeError if its size differs from that of the first video."""
         pixels = self.whole(frame)
         if pixels.shape[:2] != self.size:
             (tall, wide, _), (height, width) = pixels.shape, self.size or (0, 0)
@@ -108,13 +109,13 @@ def video(
 ) -> Reader:
     """MP4, MOV, Matroska, WebM, AVI or Ogg -> uint8 RGB of shape (n, frames, height, width, 3).
 
-    Of each video a clip of *frames* frames is taken: consecutive ones, or with *fps* those that are shown that many
-    times a second. It begins at *start* seconds after the first frame, at a random time, or where it lies in the middle
-    of the video. A video that ends before is an error. Only frames from the keyframe before the clip on are decoded, by
-    one thread a video; nothing after the clip is looked at. With a *size* (height and width in pixels) all of the frame
-    is resized, or for ``crop="center"`` the largest middle part of that aspect. Without, all videos must have the size
-    of the first. Frames are turned and mirrored as the file asks before they are resized, unless *rotate* is False.
-    Needs ``pip install 'tarshards[media]'``.
+    A clip of *frames* frames is taken from each video: consecutive ones, or with *fps* those that are shown at this
+    rate. It begins at *start* seconds after the first frame, at a "random" time, or so that it is in the "middle" of
+    the video. A video that ends before the clip is an error. Decoding begins at the keyframe before the clip and ends
+    with the clip, in one thread for each video. With a *size* (height and width in pixels) whole frames are resized to
+    it, or, with ``crop="center"``, the largest part in the middle with its aspect. Without a size, all videos must have
+    that of the first. Frames are first turned and mirrored as the file says, unless *rotate* is False. Needs
+    ``pip install 'tarshards[media]'``.
     """
     if crop not in ("none", "center"):
         raise ValueError(f'crop={crop!r} is none of "none", "center"')
