@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,9 +12,10 @@ from tarshards.cli.input import Input, reads_samples, selects_samples, sliced
 from tarshards.cli.output import check_output, output_options, write_new_keys
 from tarshards.cli.parameters import COUNT, options, rekey_option, seed_option, shuffle_option
 from tarshards.cli.program import refuse, tool, usage_errors
-from tarshards.samples.keys import Sample
-from tarshards.storage.location import Location
-from tarshards.verbs.cat import interleave
+
+if TYPE_CHECKING:
+    from tarshards.samples.keys import Sample
+    from tarshards.storage.location import Location
 
 
 def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,9 +36,10 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
         add: bool,
         **values: Any,
     ) -> Any:
-        from tarshards.stream.ops import add_source, map_fields, rekey, shuffle
-
+        leaves = not skip_ and buffer is None and template is None and not add
         if template is not None:
+            from tarshards.stream.ops import rekey
+
             with usage_errors("--rekey"):
                 rekey((), template)
 
@@ -47,6 +49,10 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
 
         def arrange(samples: Iterable[Sample]) -> Iterator[Sample]:
             samples = source.require(samples)
+            if leaves:
+                return source.choose(samples, left)
+            from tarshards.stream.ops import add_source, map_fields, rekey, shuffle
+
             if skip_:
                 samples = sliced(samples, slice(skip_, None), source.ledger, "--skip")
             if buffer is not None:
@@ -56,7 +62,6 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
                 samples = map_fields(add_source(samples), {"source": str.encode})
             return iter(samples if template is None else rekey(samples, template))
 
-        leaves = not skip_ and buffer is None and template is None and not add
         return command(source=source, arrange=arrange, holds=buffer is not None, leaves=leaves, **values)
 
     return options(
@@ -99,5 +104,7 @@ def main(
     if width is None:
         samples = source.read(to_copy=not holds, packed=leaves)
     else:
+        from tarshards.verbs.cat import interleave
+
         samples = interleave(source.shards, width, on_error=source.ledger)
     write_new_keys(arrange(samples), output, source.reject)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,16 +22,12 @@ from tarshards.cli.parameters import (
 )
 from tarshards.cli.program import refuse, say, tool
 from tarshards.errors import SampleError
-from tarshards.samples.keys import Sample
-from tarshards.samples.lines import escape
-from tarshards.samples.read import encode_sample
-from tarshards.samples.tree import MISSING, count_fields, list_classes, read_tree
-from tarshards.storage.location import Location
-from tarshards.storage.opening import open_url
-from tarshards.tar.read import pack_members
-from tarshards.verbs.create import FieldSources, read_member_lines, read_plan
-from tarshards.verbs.jsonl import read_json_lines
-from tarshards.write.shards import write_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tarshards.samples.keys import Sample
+    from tarshards.storage.location import Location
 
 EPILOG = """Without PLAN, or for -, the plan is read from stdin, once, row by row. One sample is held at a time,
 and with --dir the names of one folder."""
@@ -51,7 +47,11 @@ OF_FOLDER = "--exts, --missing, --class-field and --classes"
 )
 @allow_pipe_option
 @click.option("--exts", metavar="FIELDS", help='With --dir: read these fields, such as "jpg;png cls".')
-@click.option("--missing", type=click.Choice(MISSING), help="With --exts: samples that lack a field.  [default: fail]")
+@click.option(
+    "--missing",
+    type=click.Choice(["fail", "skip", "ignore"]),
+    help="With --exts: samples that lack a field.  [default: fail]",
+)
 @click.option("--class-field", metavar="FIELD", help="With --dir: add the number of the first folder.")
 @click.option("--classes", type=OUTPUT, help="Write the names and numbers of the classes to FILE, not to stderr.")
 @output_options
@@ -96,6 +96,11 @@ def main(
     for target in [] if dry_run else [output, classes]:
         if target is not None:
             check_output(target, overwrite)
+    from tarshards.samples.tree import read_tree
+    from tarshards.verbs.create import FieldSources, read_member_lines, read_plan
+    from tarshards.verbs.jsonl import read_json_lines
+    from tarshards.write.shards import write_samples
+
     skipped: Counter[str] = Counter()
     if folder is not None:
         samples = read_tree(folder, fields=exts, missing=missing or "fail", class_field=class_field, skipped=skipped)
@@ -123,6 +128,8 @@ def main(
 
 
 def _refuse_nothing(source: str, folder: str | None, exts: str | None, skipped: Counter[str]) -> None:
+    from tarshards.samples.tree import count_fields
+
     why = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
     reason = f"no samples{f'; skipped {why}' if why else ''}"
     if folder is not None and exts is not None and (fields := count_fields(folder)):
@@ -132,6 +139,9 @@ def _refuse_nothing(source: str, folder: str | None, exts: str | None, skipped: 
 
 
 def _count(samples: Iterator[Sample], output: Location) -> None:
+    from tarshards.samples.read import encode_sample
+    from tarshards.tar.read import pack_members
+
     count = size = 0
     for sample in samples:
         count += 1
@@ -141,6 +151,10 @@ def _count(samples: Iterator[Sample], output: Location) -> None:
 
 
 def _show_classes(folder: str, target: Location | None) -> None:
+    from tarshards.samples.lines import escape
+    from tarshards.samples.tree import list_classes
+    from tarshards.storage.opening import open_url
+
     rows = [(escape(name.encode(errors="surrogateescape")), number) for name, number in list_classes(folder).items()]
     if target is None:
         for name, number in rows:

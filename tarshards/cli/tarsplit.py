@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,8 +12,9 @@ from tarshards.cli.input import Input, reads_samples, selects_samples
 from tarshards.cli.output import check_suffix, overwrite_option, sync_option, written
 from tarshards.cli.parameters import COUNT, dry_run_option, parallel_option, samples_option, seed_option, size_option
 from tarshards.cli.program import refuse, say, shown, tool
-from tarshards.storage.compression import TAR_ENDING
-from tarshards.write.split import Route, ShardCommand, is_safe, route_by_field, route_by_ratios, split_samples
+
+if TYPE_CHECKING:
+    from tarshards.write.split import Route
 
 DEFAULT_SIZE = 10**9
 
@@ -68,6 +70,8 @@ def main(
     A shard is full when the next sample would make it larger than -n samples or -s bytes; only a single sample of more
     than -s bytes exceeds that.
     """
+    from tarshards.write.split import ShardCommand, route_by_field, route_by_ratios, split_samples
+
     refuse(delete and not post, "--delete requires --post")
     refuse(delete and index, "--index cannot be combined with --delete; let --post run tarindex")
     routes: dict[str, Route] = {}
@@ -104,6 +108,8 @@ def main(
 
 def _full_pattern(pattern: str, variables: list[str]) -> str:
     """Complete a bare name; refuse a pattern that lacks a variable, or has one more."""
+    from tarshards.storage.compression import TAR_ENDING
+
     if not re.search(r"[%{}]", pattern) and not TAR_ENDING.search(pattern):
         pattern = "-".join([pattern, *(f"{{{variable}}}" for variable in variables), "%06d.tar"])
     found = set(re.findall(r"\{([^{}:]+)[^{}]*\}", pattern))
@@ -119,6 +125,8 @@ def _full_pattern(pattern: str, variables: list[str]) -> str:
 
 
 def _parse_ratios(text: str) -> dict[str, float]:
+    from tarshards.write.split import is_safe, route_by_ratios
+
     try:
         ratios = {name: float(ratio) for name, _, ratio in (part.partition("=") for part in text.split(","))}
         route_by_ratios(ratios)

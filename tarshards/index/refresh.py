@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EACCES, EPERM, EROFS
 from functools import partial
+from time import time_ns
 from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, ShardIndexError, TarshardsError, UrlError
@@ -22,6 +24,7 @@ from tarshards.storage.remote import Remote, default, set_default
 from tarshards.storage.streams import is_answer
 
 MANY = 1 << 26  # bytes of shards from which on several processes are faster than one
+SETTLED = 2 * 10**9  # nanoseconds: two changes further apart give a file different times, also on FAT
 
 
 class IndexOutcome(NamedTuple):
@@ -46,7 +49,8 @@ def refresh_indexes(
 
     So is an index of an earlier version, which has no digest. With *crc* all data is read, and indexes with no
     checksums or other ones are replaced too; without it, the checksums of an index are kept while the headers are the
-    same.
+    same. An index that is right is marked; the headers of a local shard with a marked index are not read until the
+    shard changes, without *crc*.
     """
     return _work(_Refresh(crc, how), shards, jobs)
 
@@ -120,26 +124,63 @@ class _Refresh:
     how: Writing
 
     def __call__(self, shard: Shard) -> IndexOutcome:
-        url, earlier = shard.url, _load(shard.url)
-        index = _build(shard, earlier, crc=self.crc)
-        unchanged = fresh = False
-        if earlier is not None and _difference(earlier, index) is None:
-            unchanged, has_checksums = True, "crc32" in earlier.arrays
-            if has_checksums:
-                index.arrays["crc32"] = earlier.arrays["crc32"]
-            index.digest = earlier.digest
-            fresh = index.digest is not None and (has_checksums or not self.crc)
+        url, mark, earlier = shard.url, _mark(Location.of(shard.url)), _load(shard.url)
+        if earlier is not None and mark is not None and not self.crc and _is_current(earlier, shard, mark):
+            index, unchanged, fresh = earlier, True, True
+        else:
+            index, unchanged, fresh = self._compared(shard, earlier)
         if self.how.dry_run and not fresh:
             index.pack()
         elif not fresh:
             _save(index, Location.of(url, sync=self.how.sync))
         location = index_location(url)
+        if location.path is not None and mark is not None and not self.how.dry_run and index is not earlier:
+            with suppress(OSError):  # of another owner
+                os.utime(location.path, ns=(mark, mark))
         is_beside = location == Location.of(url).sibling(INDEX)
         found = index.shard(url, indexed=is_beside and (fresh or not self.how.dry_run))
         if unchanged and shard.digest in (None, found.digest):
             found = found._replace(sha256=shard.sha256)
         written = None if fresh else location.url
         return IndexOutcome(found, written, faults=_faults(index, url), warning=_dots(index, url), unchanged=unchanged)
+
+    def _compared(self, shard: Shard, earlier: Index | None) -> tuple[Index, bool, bool]:
+        """Return the index of the shard as it is now; whether *earlier* has the same headers; whether it can stay."""
+        index = _build(shard, earlier, crc=self.crc)
+        if earlier is None or _difference(earlier, index) is not None:
+            return index, False, False
+        has_checksums = "crc32" in earlier.arrays
+        if has_checksums:
+            index.arrays["crc32"] = earlier.arrays["crc32"]
+        index.digest = earlier.digest
+        return index, True, index.digest is not None and (has_checksums or not self.crc)
+
+
+def _mark(shard: Location) -> int | None:
+    """Return the time that marks the index of a local shard as right until the shard changes; None if none does.
+
+    Take it before the headers are read. It follows from when the file last changed in any way (its ctime), which no
+    program can set and no copy keeps. A nanosecond later is a time that no index has unless it was given it. Changes
+    may share their time with those just before them, and some file systems have another time in place of it, before
+    that of the content.
+    """
+    if shard.path is None or not os.path.isfile(shard.path):
+        return None
+    with suppress(OSError), shard.open() as file:  # some network file systems tell the latest time only of open files
+        status = os.fstat(file.fileno())
+        if status.st_mtime_ns <= status.st_ctime_ns < time_ns() - SETTLED:
+            return status.st_ctime_ns + 1
+    return None
+
+
+def _is_current(index: Index, shard: Shard, mark: int) -> bool:
+    """Return whether an index, which was loaded, has the *mark* of its shard, and what this version writes."""
+    location = index_location(shard.url)
+    if location.path is None or index.digest is None or shard.split not in (None, index.split):
+        return False
+    with suppress(OSError):
+        return os.stat(location.path).st_mtime_ns == mark
+    return False
 
 
 def _save(index: Index, shard: Location) -> None:

@@ -23,7 +23,6 @@ from tarshards.errors import (
     shortened,
 )
 from tarshards.samples.batch import PackedSamples
-from tarshards.samples.codecs import encode_field
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import (
     USUAL,
@@ -463,11 +462,19 @@ def encode_sample(sample: Sample, *, in_pieces: bool = False) -> tuple[tuple[str
                 value = bytes(value)
         elif type(value) is not bytes and type(value) is not FileRange:
             try:
-                value = encode_field(field, value)
+                value = _encode_field()(field, value)
             except EncodeError as error:
                 raise EncodeError(error.reason, key=key, field=field) from error
         values.append(value)
     return fields, values
+
+
+@cache
+def _encode_field() -> Callable[[str, Any], bytes]:
+    """Return the function of the codecs, which a program that only copies need not load."""
+    from tarshards.samples.codecs import encode_field
+
+    return encode_field
 
 
 @lru_cache(1024)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tarshards.index.exports import pack_dali
 from tarshards.index.manifests import Writing
 from tarshards.index.refresh import export_indexes, refresh_indexes, verify_indexes
 from tarshards.index.sidecar import Index
+from tarshards.storage.manifest import Shard
 
 
 @pytest.fixture
@@ -119,6 +121,100 @@ def test_what_is_the_same_is_not_written_again(shards, tmp_path):
         assert [outcome.error for outcome in verify_indexes(shards, crc=crc)] == [None] * 8
     assert [os.stat(f"{url}.index").st_ino for url in shards] == before
     assert all(Index.load(url).crc32 is not None for url in shards)
+
+
+@pytest.fixture
+def read_anew(shards, monkeypatch):
+    """Return a function that indexes the *shards* again, and returns those whose headers it reads.
+
+    A shard counts as settled a tick after it was written.
+    """
+    monkeypatch.setattr(refresh, "SETTLED", 20_000_000)
+    read = []
+
+    def build(url, **options):
+        read.append(shards.index(url))
+        return build_index(url, **options)
+
+    monkeypatch.setattr(refresh, "build_index", build)
+
+    def read_anew(**options) -> list[int]:
+        time.sleep(0.05)
+        read.clear()
+        assert [outcome.error for outcome in refresh_indexes(shards, **options)] == [None] * 8
+        return read
+
+    read_anew()
+    return read_anew
+
+
+def test_headers_are_read_once(shards, read_anew):
+    before = [outcome.shard for outcome in refresh_indexes(shards, crc=True)]
+    assert read_anew() == []
+    outcomes = list(refresh_indexes(shards))
+    assert [(outcome.shard, outcome.written, outcome.unchanged) for outcome in outcomes] == [
+        (shard, None, True) for shard in before
+    ]
+    assert all(Index.load(url).crc32 is not None for url in shards)
+    assert read_anew(crc=True) == list(range(8))
+
+
+def overwritten(url: str) -> None:
+    """Write into a member, and restore the time of the content."""
+    status = os.stat(url)
+    with open(url, "r+b") as file:
+        file.seek(1024 + 10)
+        file.write(b"x")
+    os.utime(url, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def copied(url: str) -> None:
+    """Replace a shard and its index by copies with the same times."""
+    for name in (url, f"{url}.index"):
+        shutil.copy2(name, f"{url}.copy")
+        os.replace(f"{url}.copy", name)
+
+
+def reordered_by_another(url: str) -> None:
+    write_samples(({"__key__": f"7-{j}", "bin": bytes(7)} for j in range(8)), url)
+    build_index(url).save(url)
+    rewrite(url, reordered)
+
+
+def exchanged(url: str) -> None:
+    """Put an index in the place that was written at another time."""
+    shutil.copy(f"{url}.index", f"{url}.copy")
+    os.replace(f"{url}.copy", f"{url}.index")
+
+
+def coincident(url: str) -> None:
+    """Give an index the time of the shard: both may be written in one tick."""
+    time_of_change = os.stat(url).st_ctime_ns
+    os.utime(f"{url}.index", ns=(time_of_change, time_of_change))
+
+
+@pytest.mark.parametrize("change", [os.utime, overwritten, copied, reordered_by_another, exchanged, coincident])
+def test_headers_are_read_again_after_any_change(shards, read_anew, change):
+    change(shards[7])
+    assert read_anew() == [7]
+    assert Index.load(shards[7]) == build_index(shards[7])
+    assert read_anew() == []
+
+
+def test_headers_are_read_again_where_the_time_of_change_tells_nothing(shards, read_anew, monkeypatch):
+    os.utime(shards[6], (2**32, 2**32))  # later than the last change: the file system may not keep that
+    assert read_anew() == read_anew() == [6]
+    monkeypatch.setattr(refresh, "SETTLED", 2 * 10**9)  # the last change is not long ago
+    assert read_anew() == list(range(8))
+
+
+def test_options_read_headers_again(shards, read_anew):
+    last = [Shard(url, split="last") for url in shards]
+    assert [outcome.written for outcome in refresh_indexes(last)] == [f"{url}.index" for url in shards]
+    assert read_anew() == []
+    assert {Index.load(url).split for url in shards} == {"last"}
+    os.utime(shards[2])
+    assert read_anew(how=Writing(dry_run=True)) == read_anew(how=Writing(dry_run=True)) == [2]
 
 
 def test_checksums_that_differ_are_written_again(shards):
