@@ -38,7 +38,6 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.formats.importing import import_dataset as import_dataset
     from tarshards.formats.msgpack_shards import read_msgpack as read_msgpack
     from tarshards.formats.msgpack_shards import write_msgpack as write_msgpack
-    from tarshards.index.access import IndexedShards as IndexedShards
     from tarshards.index.build import build_index as build_index
     from tarshards.index.columns import attach_columns as attach_columns
     from tarshards.index.columns import build_columns as build_columns
@@ -62,6 +61,7 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.storage.remote import Remote as Remote
     from tarshards.stream import ops as ops
     from tarshards.stream.collate import collate as collate
+    from tarshards.stream.indexed_shards import IndexedShards as IndexedShards
     from tarshards.stream.mixed import mix as mix
     from tarshards.stream.stream import Stream as Stream
     from tarshards.tar.read import Member as Member
@@ -97,7 +97,6 @@ _MODULES = {
     "formats.exporting": "export_dataset",
     "formats.importing": "import_dataset",
     "formats.msgpack_shards": "read_msgpack write_msgpack",
-    "index.access": "IndexedShards",
     "index.build": "build_index",
     "index.columns": "attach_columns build_columns",
     "index.sidecar": "Index",
@@ -112,6 +111,7 @@ _MODULES = {
     "storage.opening": "open_shard open_url",
     "storage.remote": "Remote",
     "stream.collate": "collate",
+    "stream.indexed_shards": "IndexedShards",
     "stream.mixed": "mix",
     "stream.stream": "Stream",
     "tar.read": "Member read_members",

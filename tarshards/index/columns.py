@@ -28,7 +28,7 @@ from tarshards.errors import (
     check_function,
 )
 from tarshards.index._sidecars_py import SidecarHead
-from tarshards.index.access import IndexedShards
+from tarshards.index.access import SampleSequence
 from tarshards.index.cells import read_csv
 from tarshards.index.inventory import for_each_shard, read_head
 from tarshards.index.sidecar import NO_DIGEST, Index, index_location
@@ -369,7 +369,7 @@ def _values(
         if not fields:
             return values, errors
     numbers = np.arange(len(index))
-    for number, result in enumerate(IndexedShards([shard], fields=fields).read_all(np.zeros_like(numbers), numbers)):
+    for number, result in enumerate(SampleSequence([shard], fields=fields).read_all(np.zeros_like(numbers), numbers)):
         if not isinstance(result, dict):
             errors.append(result)
         else:
@@ -418,7 +418,7 @@ def attach_columns(urls: Any, table: Any, *, key: str = KEY, sync: bool = True) 
     if len(repeated):
         raise SampleError("several rows have this key", url=origin, key=str(repeated[0]["values"]))
     shards = expand_shards(urls)
-    samples = IndexedShards(shards)
+    samples = SampleSequence(shards)
     own = pa.array(samples.keys, pa.string())
     found = compute.index_in(own, value_set=keys.combine_chunks())
     if len(own) and found.null_count == len(own):
@@ -458,7 +458,7 @@ def _read_columns(shard: Location) -> tuple[bytes, SidecarHead] | None:
     return (location.read(MAX_BYTES), read_head(shard)) if location.is_taken() else None
 
 
-def load_columns(shards: IndexedShards, names: Collection[str]) -> pa.Table | None:
+def load_columns(shards: SampleSequence, names: Collection[str]) -> pa.Table | None:
     """Return the columns *names* of all samples, in the order of *shards*; None if the first shard has none of them.
 
     Raises ShardIndexError where some of them are missing, in this or another shard, or the columns are stale.

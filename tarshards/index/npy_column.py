@@ -46,11 +46,11 @@ class Column:
     for a sample at fault; OpenError for a shard that cannot be read, or was written to since it was opened.
     """
 
-    def __init__(self, shards: OpenShards, field: str, samples: range):
+    def __init__(self, shards: OpenShards, field: str, samples: range | np.ndarray):
         self._shards, self._field, self._samples = shards, check_name(field), samples
         self._ends = np.cumsum(shards.counts)
         self._arrays: dict[int, _Arrays] = {}
-        if not samples:
+        if not len(samples):
             raise SampleError(f"no samples, so dtype and shape of {field} are unknown", url=shards.names[0])
         self._header = self._first()
         self.dtype, self.shape = self._header.dtype, (len(samples), *self._header.shape)
@@ -166,7 +166,7 @@ class Column:
         return shard, members
 
     def _first(self) -> ArrayHeader:
-        first = self._samples[0]
+        first = int(self._samples[0])
         number = int(np.searchsorted(self._ends, first, "right"))
         shard, members = self._members(number)
         sample = first - int(self._ends[number] - self._shards.counts[number])

@@ -216,11 +216,11 @@ class PlannedSource:
 
     def joined(self, urls: Any, fields: str | Iterable[str] | None) -> PlannedSource:
         """Return this source with the fields of parallel shards."""
-        from tarshards.index.access import IndexedShards
+        from tarshards.index.access import SampleSequence
         from tarshards.index.joined import JoinedShards
 
         source = copy.copy(self)
-        source.shards = JoinedShards(self.shards, IndexedShards(urls, fields=fields, remote=self.shards.remote))
+        source.shards = JoinedShards(self.shards, SampleSequence(urls, fields=fields, remote=self.shards.remote))
         return source
 
     def selected(self, choose: SampleChoice) -> PlannedSource:
@@ -376,10 +376,10 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     shards = opening.find_shards(urls)
     found = opening.find_indexed(shards)
     if found is not None and not _must_stream(Location.of(shards.urls[0], opening.remote), opening, options):
-        from tarshards.index.access import IndexedShards
+        from tarshards.index.access import SampleSequence
 
         import_module("tarshards.epoch.loop")  # needed for iterating; imported while the collector is paused
-        indexed = IndexedShards(found, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
+        indexed = SampleSequence(found, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
         kind = ResampledSource if options.resample else PlannedSource
         return kind(indexed, options, opening.on_error)
     if options.needs_index:
