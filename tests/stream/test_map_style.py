@@ -174,21 +174,21 @@ def test_a_data_loader_takes_it(samples, workers):
     assert next(iter(some))[0][:, 0, 0, 0].mul(255).round().tolist() == [3, 11]
 
 
-class Model(torch.nn.Module):
-    """A linear model with the interface of transformers'."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(192, 3)
-
-    def forward(self, pixel_values, labels):
-        logits = self.linear(pixel_values.flatten(1))
-        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
 @pytest.mark.interop
 def test_a_trainer_trains_and_evaluates_on_it(samples, tmp_path):
     transformers = pytest.importorskip("transformers")
+
+    class Model(torch.nn.Module):
+        """A linear model with the interface of transformers'."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(192, 3)
+
+        def forward(self, pixel_values, labels):
+            logits = self.linear(pixel_values.flatten(1))
+            return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
     dataset = samples.decode("torchrgb").rename_fields({"pixel_values": "png", "labels": "cls"})
     options = transformers.TrainingArguments(
         str(tmp_path), max_steps=4, per_device_train_batch_size=4, report_to=[], use_cpu=True, disable_tqdm=True

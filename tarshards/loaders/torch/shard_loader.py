@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -83,7 +84,9 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     DataLoader's. Without indexes, workers batch their own shards, and a state is replayed on the same number of
     workers.
 
-    Raises TypeError for ops that hold or count samples across batches, and for wrong arguments.
+    Raises TypeError for ops that hold or count samples across batches, and for wrong arguments; ``shuffle`` is left out
+    where the plan permutes all samples. Iterating raises WorldError where there are no indexes and the ranks do not
+    divide the shards, unless *steps* or ``tail="exact"`` is given.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                 dataset.made_of
             )
         check_dataset(dataset, "a ShardLoader", ShardDataset)
+        dataset = _without_buffers(dataset)
         num_workers = whole_number("num_workers", num_workers, 0)
         _check(dataset, options, flag("fill", fill), fields is not None)
         given: dict[str, Any] = {"fill": fill, "drop_last": drop_last, "packing": packing}
@@ -178,6 +182,16 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         monitor.add(made.work)
         if self.num_workers:
             monitor.traffic += made.work.traffic
+
+
+def _without_buffers(dataset: ShardDataset) -> ShardDataset:
+    """Return *dataset* without the op ``shuffle`` where its plan permutes all samples."""
+    source = dataset.source
+    if not isinstance(source, PlannedSource) or not (source.options.shuffle or source.options.resample):
+        return dataset
+    without = copy.copy(dataset)
+    without.ops = tuple(op for op in dataset.ops if op.function is not ops.shuffle)
+    return without
 
 
 def _check(dataset: ShardDataset, options: Mapping[str, Any], fill: bool, has_fields: bool) -> None:
