@@ -127,8 +127,8 @@ _NEEDED |= dict.fromkeys(("ShardDataset", "ShardLoader", "torch_iterable", "webd
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":  # the names for `import *`; dali's name is too common for it
-        return [each for each in _found() if each != "dali"]
+    if name == "__all__":  # the names for `import *`; these two are also those of other packages
+        return [each for each in _found() if each not in ("dali", "webdataset")]
     if name in _NAMESPACES:
         value: Any = import_module(f"tarshards.{_NAMESPACES[name]}")
     elif name in _MODULE_OF:

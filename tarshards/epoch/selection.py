@@ -16,7 +16,7 @@ from tarshards.epoch.epoch_options import Tail
 from tarshards.epoch.plan import Order, PlannedEpoch
 from tarshards.errors import OpError, TarshardsError, check_function, shortened
 from tarshards.index.access import SampleReader, SampleSequence, gap_of
-from tarshards.parallel.calls import bounded_map
+from tarshards.parallel.calls import bounded_map, check_sent
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample
@@ -194,6 +194,7 @@ def _meet(
     """Return which of the samples *among* meet *where*: each is read once, in storage order."""
     predicate = Condition(where) if isinstance(where, str) else where
     check_function(predicate, "where=")
+    check_sent(predicate, executor, "select")
     handle = error_handler(on_error)
     parts = np.array_split(among, 1 if executor is None else TASKS)
     tasks = [(shards, predicate, part, handle is not None) for part in parts if len(part)]

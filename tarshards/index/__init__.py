@@ -16,6 +16,7 @@ Read in this order:
 - ``fetch``: blocks of remote shards: which are fetched ahead, and which of a cache stay mapped
 - ``access``: ``SampleSequence``, any sample by its number; ``joined``: fields of parallel shards added
 - ``memory``: bytes of many samples, and the kernels that copy and parse them (``_rows.c``, ``_pixels.c``)
+- ``lengths``: the lengths of a field, for packing
 - ``mapped_fields``, ``npy_column``: the fields of mapped shards as such bytes, and as one array
 - ``columns``: values of samples in files beside the indexes; ``cells``: tables of CSV, which columns are made of;
   ``where``: conditions on columns

@@ -56,6 +56,11 @@ class SampleReader:
         """Return a sample that a reader that fetches ahead does not know of, as ``read`` does."""
         return self.read(shard, sample)
 
+    @property
+    def sequences(self) -> list[SampleSequence]:
+        """The sequences that have these samples, end to end."""
+        raise NotImplementedError
+
     def is_remote(self) -> bool:
         """Return whether reading a sample waits for a network, so that several should be read at once."""
         raise NotImplementedError
@@ -163,6 +168,10 @@ class SampleSequence(SampleReader, Sequence[Sample]):
         self._own: range | np.ndarray = range(self._ends[-1])  # the numbers of these samples over all shards
         self._fetcher: BlockFetcher | None = None
         self._readahead: LocalReadahead | None = None
+
+    @property
+    def sequences(self) -> list[SampleSequence]:
+        return [self]
 
     def __len__(self) -> int:
         return len(self._own)

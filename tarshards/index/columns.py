@@ -32,7 +32,7 @@ from tarshards.index.access import SampleSequence
 from tarshards.index.cells import read_csv
 from tarshards.index.inventory import for_each_shard, read_head
 from tarshards.index.sidecar import NO_DIGEST, Index, index_location
-from tarshards.parallel.calls import bounded_map
+from tarshards.parallel.calls import bounded_map, check_sent
 from tarshards.samples.codecs import audio_headers, decode_field
 from tarshards.samples.codecs.audio import decode_audio
 from tarshards.samples.codecs.image import open_image
@@ -312,6 +312,9 @@ def build_columns(
         (shard, Location.of(shard.url, sync=sync), sources, handle is not None, overwrite)
         for shard in expand_shards(urls)
     ]
+    for column, source in sources.items():
+        if isinstance(source, Computed):
+            check_sent(source.function, executor, f"build_columns: {column}")
     built = map(_build, tasks) if executor is None else bounded_map(_build, tasks, executor=executor, window=TASKS)
     written = []
     for name, errors in built:

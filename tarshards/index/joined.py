@@ -44,6 +44,10 @@ class JoinedShards(SampleReader):
             name = visible(right.names[int(surplus.argmax())])
             logging.getLogger("tarshards").warning("%s: %s", name, reason)
 
+    @property
+    def sequences(self) -> list[SampleSequence]:
+        return self.left.sequences
+
     @contextmanager
     def ahead(
         self, upcoming: Iterator[Numbers], *, block: int | None, reach: int, processes: int, gap: float

@@ -1,6 +1,7 @@
 """Samples to samples: sources, ops, and the ``Stream`` that chains them.
 
 - ``shard_options``: the keywords of ``Stream.from_shards`` and ``ShardDataset``, as one value
+- ``other_names``: names of other libraries, for error messages
 - ``sources``: sources of samples, planned or read shard by shard
 - ``op``: the traits of an op; ``ops``: one short generator per op; ``collate``: samples to a batch
 - ``randomness``: a random generator for each sample

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from tarshards.index.access import SampleSequence
 from tarshards.stream.op import BoundOp
+from tarshards.stream.other_names import explains, no_attribute
 from tarshards.stream.sample_ops import SampleOps
 from tarshards.stream.stream import Stream
 
@@ -47,6 +48,8 @@ class IndexedShards(SampleOps, SampleSequence):
 
     ops: tuple[BoundOp, ...] = ()
 
+    __init__ = explains(SampleSequence.__init__)
+
     def _then(self, op: BoundOp) -> Self:
         for name in ("drop_none", "on_error"):
             if op.options.get(name):
@@ -75,7 +78,7 @@ class IndexedShards(SampleOps, SampleSequence):
         return samples
 
     def __getattr__(self, name: str) -> Any:
-        instead = _INSTEAD.get(name, "a Stream of the shards has it" if name in vars(Stream) else "")
-        if not instead or name.startswith("_"):
-            raise AttributeError(f"IndexedShards has no {name}", name=name, obj=self)
-        raise AttributeError(f"IndexedShards has no {name}: {instead}", name=name, obj=self)
+        words = no_attribute("map-style IndexedShards", name)
+        if name in _INSTEAD or (name in vars(Stream) and not name.startswith("_")):
+            words += f": {_INSTEAD.get(name, 'a Stream of the shards has it')}"
+        raise AttributeError(words, name=name, obj=self)

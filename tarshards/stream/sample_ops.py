@@ -9,11 +9,13 @@ from typing import Any
 from tarshards.samples.ledger import error_handler
 from tarshards.stream import ops
 from tarshards.stream.op import BoundOp, traits_of
+from tarshards.stream.other_names import explains
 
 
 def method_of(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
     """Return an op as a method, which checks the arguments and gives the op to the method ``_then``."""
 
+    @explains
     @wraps(function)
     def method(self: Any, /, *args: Any, **options: Any) -> Any:
         function((), *args, **options)  # checks the arguments; its samples are never requested

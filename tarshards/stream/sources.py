@@ -70,7 +70,8 @@ class Progress:
 class OrderedSource(Protocol):
     """The settings compared with a state; *ordered_by* names the entries of *order*."""
 
-    ordered_by: ClassVar[Sequence[str]]
+    @property
+    def ordered_by(self) -> Sequence[str]: ...
 
     @property
     def digest(self) -> str: ...
@@ -163,7 +164,7 @@ class ShardSource:
         if len(self.shards) % ranks:
             raise WorldError(
                 f"{len(self.shards)} shards for {ranks} ranks: without indexes some ranks take more steps, and wait "
-                'for the others forever; steps= sets their number, `tarindex` makes indexes, and tail="exact" accepts it'
+                'for others forever; steps= sets their number, `tarindex` makes indexes, and tail="exact" accepts it'
             )
         _log_unequal_steps()
 

@@ -18,6 +18,7 @@ from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
 from tarshards.stream.following import follow, follow_each, follow_part, is_followed
 from tarshards.stream.op import BoundOp
+from tarshards.stream.other_names import no_attribute
 from tarshards.stream.sample_ops import SampleOps, method_of
 from tarshards.stream.shard_options import ShardOptions, takes
 from tarshards.stream.sources import (
@@ -162,6 +163,9 @@ class Stream(SampleOps):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration; later iterations count from there."""
         self.epochs.set(whole_number("epoch", epoch, 0))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(no_attribute(type(self).__name__, name), name=name, obj=self)
 
     def __getitem__(self, index: Any) -> Any:
         kind = type(self).__name__

@@ -122,10 +122,10 @@ def test_a_wrong_index_says_what_is_right(samples, index, kind, words):
 
 def test_a_number_must_have_its_sample(samples):
     for op, words in (
-        (lambda: samples.filter(bool), r"IndexedShards has no filter: .*\[mask\]"),
-        (lambda: samples.shuffle(10), "IndexedShards has no shuffle: .*DataLoader"),
-        (lambda: samples.batched(10), "IndexedShards has no batched: .*DataLoader"),
-        (lambda: samples.repeat(2), "IndexedShards has no repeat"),
+        (lambda: samples.filter(bool), r"map-style IndexedShards has no filter: .*\[mask\]"),
+        (lambda: samples.shuffle(10), "map-style IndexedShards has no shuffle: .*DataLoader"),
+        (lambda: samples.batched(10), "map-style IndexedShards has no batched: .*DataLoader"),
+        (lambda: samples.repeat(2), "map-style IndexedShards has no repeat"),
     ):
         with pytest.raises(AttributeError, match=words):
             op()
