@@ -117,6 +117,7 @@ class Run:
         self.row["samples"] = figures["samples"] / repeats
         self.row["seconds"].append(figures["seconds"] / repeats)
         self.row["cpu"].append(figures["cpu"] / repeats)
+        self.row.setdefault("outside", []).append(figures.get("outside", 0) / repeats)
 
     def ready(self) -> None:
         self.contender.ready()

@@ -12,7 +12,7 @@ import start
 import tools
 from contenders import Contender, Run
 from environments import all_peers, make_all
-from measure import machine, record
+from measure import about, machine, record
 from suite import ROOT, Suite
 
 
@@ -107,7 +107,8 @@ def measured(part: Part, root: Path = ROOT) -> Iterator[Line]:
         times = median(rates[0]) / median(rates[1])
         low, high = (reach(rates[0]) / other(rates[1]) for reach, other in ((min, max), (max, min)))
         work = f"{part.task} {part.set}{size}: {ours}"
-        yield Line(work, f"{theirs} ({median(rates[1]):,.0f}/s)", least, times, f"{low:.2f} to {high:.2f}")
+        spread = f"{max(map(about, rates))}{low:.2f} to {high:.2f}"
+        yield Line(work, f"{theirs} ({median(rates[1]):,.0f}/s)", least, times, spread)
 
 
 def others() -> Iterator[Line]:

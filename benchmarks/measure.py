@@ -9,13 +9,14 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 DATA = Path(__file__).parents[1] / "data" / "benchmarks"
+SCATTER = 0.2  # of a median: rows with rounds that differ from it by more are marked
 KEEPING = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # for programs that cache bytecode, as for users
 
 
@@ -32,6 +33,16 @@ def install() -> Path:
     command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
     subprocess.run([*command, "--no-build-isolation", "--force-reinstall", DATA.parents[1]], check=True, env=KEEPING)
     return python.parent
+
+
+def about(values: Sequence[float]) -> str:
+    """Return "~", which marks a median from which a round differs by more than 20 %, or nothing.
+
+    >>> about([9, 10, 11]), about([7, 10, 11])
+    ('', '~')
+    """
+    middle = median(values)
+    return "~" if max(max(values) - middle, middle - min(values)) > SCATTER * middle else ""
 
 
 def interleave(works: dict[str, Callable[[], object]], *, runs: int = 7) -> dict[str, list[float]]:
@@ -52,7 +63,8 @@ def rates(seconds: dict[str, list[float]], count: int, ours: str) -> list[str]:
     for name, times in seconds.items():
         ratio = median(theirs / mine for theirs, mine in zip(times, seconds[ours], strict=True))
         low, middle, high = (count / value for value in (max(times), median(times), min(times)))
-        rows.append(f"| {name} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {ratio:.1f} |")
+        mark = about([count / value for value in times])
+        rows.append(f"| {name} | {mark}{middle:,.0f} | {low:,.0f} to {high:,.0f} | {ratio:.1f} |")
     return rows
 
 

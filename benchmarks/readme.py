@@ -65,8 +65,7 @@ COLD = {
     "shuffled, rows": "cold, raw-110k, shuffled, rows",
 }
 WHY = {  # a pattern of rows of the summary -> why tarshards may be slower there; the first that fits
-    "decode, .*": "Decoding takes most of the time. simplejpeg is our decoder alone; DALI's own build of libjpeg-turbo "
-    "gives the same pixels in less time.",
+    "decode, .*": "Decoding takes most of the time, and simplejpeg is our decoder alone.",
     "write, .*": "A tar has a header and padding for each member: a sample of 2 KB takes 3,584 bytes, where columns "
     "and records take 2,056.",
     "cold, .*": "The disk takes most of the time, and varies more between rounds than between peers. Shards are "
@@ -142,8 +141,8 @@ def peers() -> set[str]:
 
 
 def times(cell: str) -> str:
-    """Return a ratio as "1.5 x", and a bold one as "**0.5 x**"; of wrong or missing ones nothing."""
-    found = re.fullmatch(r"(\**)([\d,.]+)(\**)", cell)
+    """Return a ratio as "1.5 x", and a bold one as "**~0.5 x**" if it scatters; of wrong or missing ones nothing."""
+    found = re.fullmatch(r"(\**)(~?[\d,.]+)(\**)", cell)
     return f"{found[1]}{found[2]} x{found[3]}" if found else ""
 
 

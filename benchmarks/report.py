@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -27,7 +28,7 @@ from figures import (
     settings,
     speed,
 )
-from measure import RESULTS, put
+from measure import RESULTS, SCATTER, about, put
 from readme import glance, why
 from suite import FRESH, LEAST, PARTS, ROOT
 
@@ -54,8 +55,16 @@ ABSENT = {  # what was tried -> why it is not among the peers
 }
 
 
+OUTSIDE = 0.02  # of the CPU time of the rounds: more than that spent between them is reported
+
+
 def number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}" if value < 2 else f"{value:.1f}" if value < 20 else f"{value:,.0f}"
+
+
+def shown(row: Row, task: str) -> list[float]:
+    """Return the rounds of a row as the tables show them: milliseconds, or samples per second."""
+    return [1000 * seconds if task in TIMES else row["samples"] / seconds for seconds in row["seconds"]]
 
 
 def marked(row: Row, rows: list[Row], task: str) -> str:
@@ -75,13 +84,13 @@ def table(rows: list[Row], task: str) -> list[str]:
     heads += ["peak MiB"] * ("peak" in ours[0]) + ["right"] * (task not in ("first", "cold")) + ["ours / this"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for row in ours:
-        values = [(1000 * s if times else row["samples"] / s) for s in row["seconds"]]
+        values = shown(row, task)
         form = "{:,.1f}" if times else "{:,.0f}"
         cells = {
             "peer": row["peer"],
             "decoder": row.get("decoder", ""),
             "workers": row.get("workers"),
-            unit: form.format(median(values)),
+            unit: about(values) + form.format(median(values)),
             "from .. to": " .. ".join(map(form.format, (min(values), max(values)))),
             "MB/s": f"{row.get('bytes', 0) / median(row['seconds']) / 1e6:,.0f}",
             "first round, s": f"{row.get('first', 0):.2f}",
@@ -117,7 +126,17 @@ def cell(row: Row, task: str) -> str:
     if not row["seconds"] or "failed" in row:
         return "failed" if "failed" in row else "cannot"
     value = f"{1000 * median(row['seconds']):,.1f} ms" if task in TIMES else f"{speed(row, task):,.0f}"
+    value = about(shown(row, task)) + value
     return value if row.get("checked", "yes") in YES else f"{value} (wrong)"
+
+
+def outside(rows: list[Row]) -> list[str]:
+    """Return a line on the peers that worked while the clock did not run, on samples that they delivered later."""
+    shares = {named(row): sum(row.get("outside", [])) / (sum(row["cpu"]) or 1) for row in rows}
+    told = [f"{name} {100 * share:.0f} %" for name, share in shares.items() if share > OUTSIDE]
+    if not told:
+        return []
+    return [f"CPU time spent between the rounds, in percent of that in them: {', '.join(told)}.", ""]
 
 
 def reasons(part: dict[str, Any]) -> list[str]:
@@ -151,7 +170,8 @@ def summary(parts: list[dict[str, Any]], page: Path) -> list[str]:
             for row in reversed(bests(rows, task)):  # the best decoder is the last to be set
                 if row["peer"] not in FORMS:
                     wrong = "" if row.get("checked", "yes") in YES else " (wrong)"
-                    cells[row["peer"]] = f"{marked(row, rows, task)}{wrong}".replace("behind: ", "")
+                    times = marked(row, rows, task).replace("behind: ", "")
+                    cells[row["peer"]] = re.sub(r"(?=\d)", about(shown(row, task)), times, count=1) + wrong
             table[line_name(part, setting, view)] = cells
         versions |= {peer: ", ".join(packages) for peer, packages in part["versions"].items() if packages}
     order = [f"{task}, {name}" for task, name in PARTS]
@@ -179,12 +199,14 @@ HOW = [
     "compared with like: samples (dicts, tuples) with samples, *rows* (the bytes of a batch in one array) with rows; "
     "*un-indexed* is a stream of plain tars without indexes; *2 processes*: each with two worker processes; of "
     "decoders, a peer's best. **Bold**: tarshards is slower. ·: the peer cannot do this, failed (the tables say why) "
-    "or was not measured. (wrong): the peer delivered wrong samples.",
+    f"or was not measured. (wrong): the peer delivered wrong samples. ~: a round differs from the median by more than "
+    f"{100 * SCATTER:.0f} %.",
     "",
     "Every peer runs in its own process and environment, in its best configuration (`benchmarks/peers`). In "
     "each setting, the first epoch includes opening the loader and is reported separately. Then follow 5 rounds (3 if "
     "an epoch takes 0.3 s or more, 2 from 1.2 s on) in which the peers take turns; a round has enough epochs to last "
-    f"{LEAST} s. The tables give medians, and the slowest and fastest round. CPU seconds include all processes of a "
+    f"{LEAST} s. A round begins and ends with empty queues; a line under a table names the peers that work between "
+    "rounds. The tables give medians, and the slowest and fastest round. CPU seconds include all processes of a "
     "peer. One more epoch is compared with the set sample by sample; the peak is the maximum of anonymous and shared "
     "memory during this epoch, above that after the imports. The page cache is warm unless dropped; writing reuses "
     f"pages that were in use just before. First sample, resume and the dropped page cache: {FRESH} rounds in fresh "
@@ -222,9 +244,14 @@ def sections(parts: list[dict[str, Any]]) -> dict[str, list[str]]:
             lines += [f"Bytes of the files still in the page cache: at most {100 * resident:.1f} %.", ""]
         for setting, view, rows in groups(part):
             if view not in (UNINDEXED, PROCESSES):  # whose rows are in the other tables
-                shown = table(rows, task)
-                lines += [f"**{', '.join(filter(None, [part['set'], setting, view]))}**", "", *shown]
-                if any("behind" in line for line in shown):
+                written = table(rows, task)
+                lines += [
+                    f"**{', '.join(filter(None, [part['set'], setting, view]))}**",
+                    "",
+                    *written,
+                    *outside(bests(rows, task)),
+                ]
+                if any("behind" in line for line in written):
                     lines += [f"Why tarshards is slower: {why(line_name(part, setting, view))}", ""]
         lines += [*by_workers(part), *reasons(part)]
     return made

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from measure import DATA, interleave, machine, record
+from measure import DATA, about, interleave, machine, record
 
 from tarshards import TarWriter, read_samples
 
@@ -68,7 +68,8 @@ def table(works: dict[str, tuple[str, int]], peer: str, runs: int = 5) -> list[s
     ratios = times(works, peer, seconds)
     rows = [f"| | samples a second, median of {runs} | x {peer} |", "|---|---|---|"]
     for name, taken in seconds.items():
-        rows.append(f"| {name} | {works[name][1] / median(taken):,.0f} | {ratios[name]:.2f} |")
+        mark = about([1 / each for each in taken])
+        rows.append(f"| {name} | {mark}{works[name][1] / median(taken):,.0f} | {ratios[name]:.2f} |")
     return [*rows, ""]
 
 

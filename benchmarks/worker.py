@@ -27,6 +27,7 @@ from processes import cpu_seconds  # noqa: E402
 from sets import Data, drawn_places, read_samples  # noqa: E402
 
 BATCH = 64
+COUNTING = 0.02  # CPU seconds that a request and counting those of a session take, at most
 
 
 class Lookup:
@@ -43,7 +44,7 @@ class Worker:
     """A peer on one set; each method is a call that the runner can request."""
 
     def __init__(self, peer: Any):
-        self.peer, self.loader, self.samples, self.step = peer, None, [], None
+        self.peer, self.loader, self.samples, self.step, self.cpu = peer, None, [], None, None
 
     def use(self, urls: list[str], folder: str, **data: Any) -> None:
         """Switch to another set."""
@@ -58,6 +59,7 @@ class Worker:
 
     def open(self, task: str, **options: Any) -> float:
         """Make a loader; return the seconds it took."""
+        self.cpu = None
         self.task = "crop" if task == "train" else task
         self.step = training.make_step() if task == "train" else None
         begun = time.perf_counter()
@@ -68,9 +70,13 @@ class Worker:
         return time.perf_counter() - begun
 
     def epoch(self, repeats: int = 1) -> dict[str, float]:
-        """Run *repeats* epochs; return their wall and CPU seconds and samples, in total."""
+        """Run *repeats* epochs; return their wall and CPU seconds and samples, in total.
+
+        *outside* are the CPU seconds since the last call, which a loader spends on what it will deliver now.
+        """
         size, pair, samples = getattr(self.peer, "size", None), getattr(self.peer, "pair", tuple), 0
         cpu, begun = cpu_seconds(), time.perf_counter()
+        outside = 0 if self.cpu is None else max(0, cpu - self.cpu - COUNTING)
         for _ in range(repeats):
             if self.step is not None:
                 samples += sum(self.step(*pair(item)) for item in self.loader)
@@ -80,7 +86,8 @@ class Worker:
             else:
                 for item in self.loader:
                     samples += size(self.task, item)
-        return {"seconds": time.perf_counter() - begun, "cpu": cpu_seconds() - cpu, "samples": samples}
+        seconds, self.cpu = time.perf_counter() - begun, cpu_seconds()
+        return {"seconds": seconds, "cpu": self.cpu - cpu, "samples": samples, "outside": outside}
 
     def check(self) -> list[Any]:
         """Return what one more epoch delivers, for the runner to compare."""

@@ -19,7 +19,7 @@ OWN = False
 THREADS = ("stream", "arrays", "decode", "crop", "resume", "restore")
 DECODERS = ("libjpeg-turbo of its own",)
 CANNOT = {"random": "its readers deliver epochs; no access by number", "write": "reads only"}
-BATCH, POOL, CROP = 64, 1000, 224
+BATCH, POOL, CROP, AHEAD = 64, 1000, 224, 2  # AHEAD: batches made ahead, its default
 
 
 def indexes(data: Data) -> list[str]:
@@ -35,11 +35,12 @@ def index(data: Data) -> None:
 class Loader:
     """The epochs of a pipeline over its reader; the padding of the last batch is cut off.
 
-    It can stop after any batch and resume from a checkpoint made there.
+    It can stop after any batch and resume from a checkpoint made there. `Pipeline.run` would start batches of the next
+    epoch at the end of one, and decode them while no clock runs; here an epoch begins and ends with an empty queue.
     """
 
     def __init__(self, pipe: Pipeline, share: tuple[int, int], deliver: Callable[..., Any], taken: int = 0) -> None:
-        self.pipe, self.deliver, self.taken = pipe, deliver, taken
+        self.pipe, self.deliver, self.taken, self.begun, self.ahead = pipe, deliver, taken, False, 0
         samples = pipe.reader_meta("shards")["epoch_size"]
         rank, ranks = share
         self.count = samples * (rank + 1) // ranks - samples * rank // ranks
@@ -48,7 +49,11 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         while self.taken < self.steps:
-            outputs = self.pipe.run()
+            while self.ahead < min(AHEAD, self.steps - self.taken):
+                self.pipe.schedule_run()  # the first time it fills the queue
+                self.ahead, self.begun = self.ahead + (1 if self.begun else AHEAD), True
+            outputs = self.pipe.outputs()
+            self.ahead -= 1
             real = self.count - self.taken * self.pipe.max_batch_size
             self.taken += 1
             if real > 0:
@@ -72,7 +77,7 @@ def load(
 ) -> Loader:
     taken, checkpoint = pickle.loads(state) if state else (0, None)
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    pipe = Pipeline(size, threads, None, seed=0, checkpoint=checkpoint, **options)
+    pipe = Pipeline(size, threads, None, seed=0, checkpoint=checkpoint, prefetch_queue_depth=AHEAD, **options)
     with pipe:
         *payloads, label = fn.readers.webdataset(
             paths=list(data.urls),
