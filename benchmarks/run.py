@@ -36,6 +36,7 @@ PROGRAMS = (
     "shuffle",
     "handover",
     "crops",
+    "feeding",
     "planning",
     "packing",
     "columns",

@@ -1,0 +1,188 @@
+"""Benchmark feeding: batches made by feeders on loopback, beside the local loader and a bare stream of ZeroMQ."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import zmq
+from checks import make
+from measure import DATA, machine, record
+from processes import TICKS
+from sets import data_of
+
+from tarshards import ArrayLoader, RemoteLoader, Stream, readers
+
+ROOT, BATCH, ROUNDS = DATA / "suite", 64, 5
+SETS = {"photos": "photos256-1k", "raw": "raw-110k"}
+SLEEP = 3e-3  # seconds a sample of a slow transform; a sleep stands for the cores of other machines
+
+
+def urls(name: str) -> list[str]:
+    return list(data_of(SETS[name], ROOT, "tarshards")[0].urls)
+
+
+def work(batch: Any, rng: np.random.Generator) -> Any:
+    """Use a core for 3 ms a sample."""
+    end = time.thread_time() + SLEEP * len(batch["__key__"])
+    while time.thread_time() < end:
+        pass
+    return batch
+
+
+def rest(batch: Any, rng: np.random.Generator) -> Any:
+    time.sleep(SLEEP * len(batch["__key__"]))
+    return batch
+
+
+def images(transforms: Iterable[Any] = ()) -> ArrayLoader:
+    fields = {"jpg": readers.image(224, crop="random_resized", flip=0.5), "cls": readers.integer()}
+    return ArrayLoader(Stream.from_shards(urls("photos"), shuffle=True), BATCH, fields=fields, transforms=transforms)
+
+
+def decoded() -> ArrayLoader:
+    return images()
+
+
+def transformed() -> ArrayLoader:
+    return images([work])
+
+
+def resting() -> ArrayLoader:
+    return images([rest])
+
+
+def raw() -> ArrayLoader:
+    stream = Stream.from_shards(urls("raw"), shuffle=True)
+    return ArrayLoader(stream, BATCH, fields={"bin": readers.ragged("u1")})
+
+
+def size_of(batch: Any) -> int:
+    arrays = [part for value in batch.values() for part in (value if isinstance(value, tuple) else (value,))]
+    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+
+
+def cpu_of(pids: Iterable[int]) -> float:
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / TICKS
+
+
+@contextmanager
+def feeders(spec: str, count: int = 1, threads: int | None = None) -> Iterator[tuple[list[str], list[int]]]:
+    """Run *count* feeders; yield their addresses and processes."""
+    ports = []
+    for _ in range(count):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            ports.append(server.getsockname()[1])
+    addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
+    options = [] if threads is None else ["--threads", str(threads)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    tool = str(Path(sys.executable).with_name("tarfeed"))
+    running = [
+        subprocess.Popen([tool, "serve", f"feeding:{spec}", "--bind", address, *options], env=environment)
+        for address in addresses
+    ]
+    try:
+        yield addresses, [process.pid for process in running]
+    finally:
+        for process in running:
+            process.terminate()
+            process.wait()
+
+
+def epoch(loader: Iterable[Any], pids: Iterable[int] = ()) -> tuple[float, float, float]:
+    """Return the samples and bytes a second of an epoch, and the CPU seconds a GB of all processes."""
+    begun, cpu = time.perf_counter(), time.process_time() + cpu_of(pids)
+    samples = size = 0
+    for batch in loader:
+        samples, size = samples + len(batch["__key__"]), size + size_of(batch)
+    seconds = time.perf_counter() - begun
+    return samples / seconds, size / seconds, (time.process_time() + cpu_of(pids) - cpu) / size * 1e9
+
+
+def bare(size: int, count: int) -> tuple[float, float]:
+    """Return the bytes a second and the CPU seconds a GB of *count* answers of *size* bytes, each asked for."""
+    context = zmq.Context()
+    server = context.socket(zmq.ROUTER)
+    server.bind("tcp://127.0.0.1:*")
+    address, data = server.getsockopt_string(zmq.LAST_ENDPOINT), np.ones(size, np.uint8)
+    child = os.fork()
+    if not child:
+        for _ in range(count):
+            name, _ = server.recv_multipart()
+            server.send_multipart([name, b"", data], copy=False)
+        time.sleep(0.5)
+        os._exit(0)
+    context = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    client.connect(address)
+    begun, cpu = time.perf_counter(), time.process_time()
+    for _ in range(3):
+        client.send(b"")
+    for number in range(count):
+        client.recv_multipart(copy=False)
+        if number < count - 3:
+            client.send(b"")
+    seconds, own = time.perf_counter() - begun, time.process_time() - cpu
+    _, _, usage = os.wait4(child, 0)
+    return size * count / seconds, (own + usage.ru_utime + usage.ru_stime) / (size * count) * 1e9
+
+
+def compare(spec: str, make_local: Callable[[], Any], counts: Iterable[int] = (1,)) -> list[str]:
+    """Return lines that compare the local loader with feeders, round by round."""
+    local, lines = make_local(), []
+    for count in counts:
+        with feeders(spec, count) as (addresses, pids):
+            remote = RemoteLoader(f"feeding:{spec}", addresses)
+            epoch(local), epoch(remote)
+            pairs = [(epoch(local), epoch(remote, pids)) for _ in range(ROUNDS)]
+            remote.close()
+        rates = [[pair[i][0] for pair in pairs] for i in (0, 1)]
+        ratio = median(fed[0] / own[0] for own, fed in pairs)
+        added = median(fed[2] - own[2] for own, fed in pairs)
+        lines.append(
+            f"| {spec}, {count} feeder{'s' * (count > 1)} | {median(rates[0]):,.0f} | {median(rates[1]):,.0f} "
+            f"({min(rates[1]):,.0f} to {max(rates[1]):,.0f}) | {ratio:.2f} | {added:.2f} |"
+        )
+    return lines
+
+
+def main() -> None:
+    sys.path.insert(0, str(Path(__file__).parent))
+    for name in SETS.values():
+        make(name, ROOT)
+    lines = ["| | local, samples/s | fed, samples/s | fed / local | CPU s/GB more |", "|---|---|---|---|---|"]
+    lines += compare("decoded", decoded) + compare("transformed", transformed) + compare("resting", resting, (1, 2))
+    lines += compare("raw", raw)
+    with feeders("raw") as (addresses, _):
+        remote = RemoteLoader("feeding:raw", addresses)
+        epoch(remote)
+        size = size_of(next(iter(remote)))
+        rates = [(epoch(remote)[1], bare(size, 60)) for _ in range(ROUNDS)]
+        remote.close()
+    fed, plain = median(rate[0] for rate in rates), median(rate[1][0] for rate in rates)
+    cpu = median(rate[1][1] for rate in rates)
+    lines += [
+        "",
+        f"Raw rows of 110 KB come at {fed / 1e9:.2f} GB/s, {median(a / b[0] for a, b in rates):.2f} x a bare stream of "
+        f"ZeroMQ ({plain / 1e9:.2f} GB/s, {cpu:.2f} CPU s/GB) that answers requests with as many bytes.",
+    ]
+    about = (
+        "Batches of 64 by a feeder on the same machine, over loopback, beside the local ArrayLoader: decoded crops of "
+        "JPEGs as uint8; the same with 3 ms of work, or of sleep, a sample; rows of 110 KB as they are. Medians of "
+        f"{ROUNDS} interleaved epochs; feeder and training share the cores."
+    )
+    record("Feeding", [about, "", *lines, "", machine("numpy", "pyzmq")])
+
+
+if __name__ == "__main__":
+    main()
