@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import re
@@ -34,10 +35,9 @@ collect_ignore_glob = [
     "*test_notebooks.py",
     "*test_tensors.py",
     "*test_torch_*.py",
-    "*training.py",
 ]
 if find_spec("torch"):
-    collect_ignore_glob = ["*compat/scripts.py"]  # which begins a rank
+    collect_ignore_glob = []
 
 # Workers of pytest share the cores; threads of theirs that wait for each other would spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -52,6 +52,31 @@ os.fsync = lambda descriptor: None
 # A busy machine is no failure.
 settings.register_profile("tarshards", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tarshards")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import neither helpers, which have no doctests, nor modules of interop tests where none of these is run.
+
+    What they import takes seconds, in each process of a run.
+    """
+    if collection_path.suffix != ".py":
+        return None
+    if not collection_path.name.startswith("test_"):
+        return True
+    marks = re.search(r"^pytestmark = .*", collection_path.read_text(), re.MULTILINE)
+    is_interop = marks is not None and "mark.interop" in marks[0]
+    return True if is_interop and re.search(r"not \(?interop", config.option.markexpr) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep the garbage collector away from modules and tests: each of its passes takes a second to walk over them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items):

@@ -51,6 +51,7 @@ PRELOADED = ("cli", "verbs", "index", "storage", "samples", "write", "run", "tar
 IN_PYTHON = [
     "torch.distributed.run",
     "torch.utils.data",
+    "torch._dynamo",  # which the first optimizer imports, in seconds
     "torchvision",
     "webdataset",
     "pytest",

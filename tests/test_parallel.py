@@ -369,6 +369,7 @@ def returned(number: int) -> int:
     return number
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("executor", ["threads", "ours"])
 def test_a_signal_between_any_two_instructions_leaves_no_lock_that_a_thread_needs(executor, ordered):

@@ -160,6 +160,7 @@ def assert_nothing_is_lost(shard: Shard, data: bytes, url: Path, name: str) -> s
     return "end"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["text", "zeros"])
 @pytest.mark.parametrize(("count", "size"), SHARDS)
 def test_a_hole_at_every_block_is_told_or_costs_no_sample(tmp_path, twin, count, size, kind):

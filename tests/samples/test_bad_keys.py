@@ -103,10 +103,11 @@ def test_damage_after_a_bad_key_ends_the_shard(tmp_path):
     assert [entry.reason.split(" in ")[0] for entry in ledger.quarantined] == [FAULTS[0], "truncated"]
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 def test_any_bad_keys(tmp_path, format):
-    for seed in range(100 * SOAK):
+    for seed in range(50 * SOAK):
         path = write_tar(tmp_path / "a.tar", any_members(random.Random(seed)), format)
         ledger, wanted = Ledger(max_errors=100), expected(path)
         assert list(read_samples(path, on_error=ledger)) == wanted.samples, seed

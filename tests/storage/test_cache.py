@@ -722,6 +722,7 @@ def test_a_block_that_is_truncated_while_it_is_read_is_fetched_again(tmp_path, f
     assert fetches.take(cache, block), "and is right, as take() checks"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("opened_again", [True, False])
 def test_any_flipped_bit_and_truncation_is_noticed(tmp_path, fetches, caplog, opened_again):
     cache, block, rng = open_cache(tmp_path), make_block(0, 300), random.Random(0)

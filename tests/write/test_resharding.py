@@ -145,6 +145,7 @@ def test_the_order_passes_the_tests_of_a_true_permutation(seed):
         assert abs(first_half - 1000) < 4 * 16  # hypergeometric, deviation 15.8
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("trial", range(6) if SOAK > 1 else range(0, 6, 2))
 def test_a_killed_run_goes_on(trial):
     make(3000)

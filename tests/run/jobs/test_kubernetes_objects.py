@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import kubernetes_validate
@@ -154,8 +155,13 @@ def test_chunks_are_cut_by_number_and_by_size(monkeypatch):
     assert sum((chunk.tasks for chunk in split_plan(grouped)), ()) == grouped.tasks
 
 
+@cache
+def full_job() -> dict:
+    return objects()[1]
+
+
 def job(spec: dict | None = None, pod: dict | None = None, container: dict | None = None, **metadata) -> dict:
-    made = copy.deepcopy(objects()[1])
+    made = copy.deepcopy(full_job())
     made["metadata"].update(metadata)
     made["spec"].update(spec or {})
     template = made["spec"]["template"]["spec"]

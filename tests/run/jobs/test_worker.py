@@ -43,6 +43,7 @@ def pod(index: int, path: str) -> subprocess.Popen:
     )
 
 
+@pytest.mark.soak
 def test_random_kills_end_in_the_bytes_of_a_serial_run(plan, shards, path_with_started_tools):
     count = min(13 * SOAK, len(plan.items))
     shards(count)

@@ -229,6 +229,7 @@ def listed():
     return {name: seen for names, seen in rows for name in names.strip("`").split()}
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_lists_what_is_seen_of_changed_bits(capfd):
     assert set(listed()) == EXTENSIONS
@@ -289,14 +290,15 @@ def seen_by(data):
 
 def damaged(data, rng):
     """*data* cut anywhere, and with a bit, or a byte near the beginning, changed."""
-    for place in rng.integers(0, len(data), 4 * SOAK):
+    for place in rng.integers(0, len(data), 2 * SOAK):
         yield data[:place]
-    for place, bit in zip(rng.integers(0, len(data), 12 * SOAK), rng.integers(0, 8, 12 * SOAK)):
+    for place, bit in zip(rng.integers(0, len(data), 6 * SOAK), rng.integers(0, 8, 6 * SOAK)):
         yield data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
-    for place in rng.integers(0, min(len(data), 400), 8 * SOAK):
+    for place in rng.integers(0, min(len(data), 400), 4 * SOAK):
         yield data[:place] + rng.bytes(1) + data[place + 1 :]
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("simplejpeg", WITHOUT, indirect=True)
 @pytest.mark.parametrize("field", FILES)
