@@ -20,7 +20,7 @@
 #define AHEAD 8 /* rows; about the number of loads that a core keeps in flight */
 #define LINE 64 /* bytes of a cache line */
 #define LINES 8 /* of a row; the processor itself prefetches the rest of a longer one */
-#define NEAR (1 << 15) /* bytes between two stretches that are read rather than skipped */
+#define NEAR (1 << 15) /* bytes between two ranges that are read rather than skipped */
 #define PIECE (1 << 17) /* bytes asked for by one call, which Linux cuts to what the device reads ahead */
 #define LARGE (1 << 16) /* bytes from which a copy lets other threads run */
 

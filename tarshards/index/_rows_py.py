@@ -47,9 +47,9 @@ def find_other(addresses: np.ndarray, prefix: bytes) -> int:
 
 
 def ask(addresses: np.ndarray, sizes: np.ndarray) -> None:
-    """Let the system read stretches of mapped files ahead; here nothing is done, for none is mapped.
+    """Let the system read ranges of mapped files ahead; nothing is done here, since no file is mapped.
 
-    Neighbours that follow each other are asked for together. A stretch must lie in a mapping that is there.
+    Adjacent ranges are requested together. A range must lie in an existing mapping.
     """
 
 

@@ -176,9 +176,9 @@ def test_bytes_do_not_depend_on_threads(threads):
 def test_a_thread_decodes_into_one_buffer():
     reader = image(24, crop="random_resized")
     whole(reader, JPEGS)
-    buffer = images._mine.buffer
+    buffer = images._thread.buffer
     whole(reader, JPEGS)
-    assert images._mine.buffer is buffer
+    assert images._thread.buffer is buffer
 
 
 @pytest.mark.parametrize("layout", ["HWC", "CHW"])
