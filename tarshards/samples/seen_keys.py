@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -54,8 +54,10 @@ class SeenKeys:
         """Return the shard that one of the latest keys is in, None for another."""
         return self._latest.get(key)
 
-    def isdisjoint(self, keys: Iterable[str]) -> bool:
+    def isdisjoint(self, keys: Collection[str]) -> bool:
         """Return whether none of *keys* was added."""
+        if min(keys, default="") > self._greatest:
+            return True
         return not any(self.which(keys)) if self._old is not None else self._latest.keys().isdisjoint(keys)
 
     def which(self, keys: Iterable[str]) -> Iterator[bool]:
@@ -134,7 +136,7 @@ def _hash(keys: list[str]) -> tuple[np.ndarray, np.ndarray]:
     import numpy as np
 
     first = np.fromiter(map(hash, keys), np.int64, len(keys))
-    return first, np.fromiter((hash(f"{key}\0") for key in keys), np.int64, len(keys))
+    return first, np.fromiter(map(hash, map("\0".__add__, keys)), np.int64, len(keys))
 
 
 def _sorted(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
