@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tarshards.cli.input import Input, reads_samples
 from tarshards.cli.output import OUTPUT, check_output, overwrite_option, sync_option
 from tarshards.cli.program import refuse, tool, usage_errors
-from tarshards.samples.codecs.registry import require
-from tarshards.storage.location import Location
-from tarshards.verbs.contact_sheet import write_contact_sheet
-from tarshards.verbs.show import PICTURE, Summary, draw_pictures, list_sample
+
+if TYPE_CHECKING:
+    from tarshards.storage.location import Location
 
 EPILOG = """Without SHARDS, or for -, a tar is read from stdin. One sample is held at a time; --summary remembers the
 keys too, about 150 bytes each, of up to 10 million samples."""
@@ -38,6 +37,8 @@ def main(source: Input, summary: bool, images: bool, html: Location | None, over
 
 
 def _list(source: Input, images: bool) -> None:
+    from tarshards.verbs.show import PICTURE, draw_pictures, list_sample
+
     source.quiet |= sys.stdout.isatty()  # the bar would appear between the lines
     terminal = _terminal() if images else None
     for sample in source:
@@ -48,12 +49,16 @@ def _list(source: Input, images: bool) -> None:
 
 
 def _terminal() -> Any:
+    from tarshards.samples.codecs.registry import require
+
     with usage_errors():
         require("rich_pixels", extra="show")
         return require("rich.console", extra="show").Console(force_terminal=True, markup=False, highlight=False)
 
 
 def _sum_up(source: Input) -> None:
+    from tarshards.verbs.show import Summary
+
     summary = Summary()
     for sample in source:
         summary.add(sample)
@@ -61,5 +66,7 @@ def _sum_up(source: Input) -> None:
 
 
 def _write_html(source: Input, target: Location, overwrite: bool) -> None:
+    from tarshards.verbs.contact_sheet import write_contact_sheet
+
     check_output(target, overwrite)
     write_contact_sheet(source, target, title=" ".join(source.specs))

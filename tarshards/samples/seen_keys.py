@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,53 +26,65 @@ class SeenKeys:
 
     def __init__(self) -> None:
         self._latest: dict[str, str | None] = {}
+        self._runs: list[tuple[Collection[str], str | None]] = []  # more of the latest, which nobody has looked up yet
+        self._waiting = 0  # keys in these
         self._old: _Hashes | None = None
         self._greatest = ""  # of all keys: a greater one is new, so sorted keys need no look-up
 
     def __contains__(self, key: str) -> bool:
         if key > self._greatest:
             return False
-        return key in self._latest or (self._old is not None and key in self._old)
+        return key in self._searched() or (self._old is not None and key in self._old)
 
     def add(self, key: str, shard: str | None = None) -> None:
         """Add a key, which is in *shard*."""
         if key > self._greatest:
             self._greatest = key
         self._latest[key] = shard
-        if len(self._latest) >= LATEST:
-            self._age()
+        self._limit()
 
-    def update(self, keys: Iterable[str], shard: str | None = None) -> None:
+    def update(self, keys: Collection[str], shard: str | None = None) -> None:
         """Add several keys."""
-        added = dict.fromkeys(keys, shard)
-        self._greatest = max(self._greatest, max(added, default=""))
-        self._latest.update(added)
-        if len(self._latest) >= LATEST:
-            self._age()
+        self._runs.append((keys, shard))
+        self._waiting += len(keys)
+        self._greatest = max(self._greatest, max(keys, default=""))
+        self._limit()
 
     def shard_of(self, key: str) -> str | None:
         """Return the shard that one of the latest keys is in, None for another."""
-        return self._latest.get(key)
+        return self._searched().get(key)
 
-    def isdisjoint(self, keys: Iterable[str]) -> bool:
+    def isdisjoint(self, keys: Collection[str]) -> bool:
         """Return whether none of *keys* was added."""
-        return not any(self.which(keys)) if self._old is not None else self._latest.keys().isdisjoint(keys)
+        if min(keys, default="") > self._greatest:
+            return True
+        return not any(self.which(keys)) if self._old is not None else self._searched().keys().isdisjoint(keys)
 
     def which(self, keys: Iterable[str]) -> Iterator[bool]:
         """Yield for each of *keys* whether it was added."""
+        latest = self._searched()
         if self._old is None:
-            yield from map(self._latest.__contains__, keys)
+            yield from map(latest.__contains__, keys)
             return
         keys = iter(keys)
         while part := list(islice(keys, LATEST)):
             for key, is_old in zip(part, self._old.which(part).tolist()):
-                yield is_old or key in self._latest
+                yield is_old or key in latest
 
-    def _age(self) -> None:
-        """Replace the latest keys by their hashes."""
-        self._old = self._old or _Hashes()
-        self._old.update(list(self._latest))
-        self._latest.clear()
+    def _searched(self) -> dict[str, str | None]:
+        """Return the latest keys as a dict. None is made as long as keys ascend: putting a key in is a cache miss."""
+        for keys, shard in self._runs:
+            self._latest.update(dict.fromkeys(keys, shard))
+        self._runs, self._waiting = [], 0
+        return self._latest
+
+    def _limit(self) -> None:
+        """Replace the latest keys by their hashes if they are too many."""
+        if len(self._latest) + self._waiting >= LATEST:
+            self._old = self._old or _Hashes()
+            self._old.update([*self._latest, *chain.from_iterable(keys for keys, _ in self._runs)])
+            self._latest.clear()
+            self._runs, self._waiting = [], 0
 
 
 class _Hashes:
@@ -134,7 +146,7 @@ def _hash(keys: list[str]) -> tuple[np.ndarray, np.ndarray]:
     import numpy as np
 
     first = np.fromiter(map(hash, keys), np.int64, len(keys))
-    return first, np.fromiter((hash(f"{key}\0") for key in keys), np.int64, len(keys))
+    return first, np.fromiter(map(hash, map("\0".__add__, keys)), np.int64, len(keys))
 
 
 def _sorted(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -436,13 +436,33 @@ def test_what_headers_alone_do_not_tell_is_surveyed(tmp_path, names):
 @pytest.mark.parametrize("held", [1, 7, 10**6])
 def test_many_keys_at_once_are_the_same_as_one_by_one(held, monkeypatch):
     monkeypatch.setattr(duplicates, "HELD", held)
-    keys = [(f"{number % 30}", (0, number)) for number in range(50)]
+    keys = [f"{number % 30}" for number in range(50)]
     with KeyOrigins() as one_by_one, KeyOrigins() as at_once:
-        for key, place in keys:
-            one_by_one.add(key, place)
-        at_once.extend(keys[:20])
-        at_once.extend(iter(keys[20:]))
-        assert dict(at_once.duplicates()) == dict(one_by_one.duplicates())
+        for number, key in enumerate(keys):
+            one_by_one.add(key, (number // 20, number))
+        for shard in range(3):
+            numbers = range(20 * shard, min(20 * shard + 20, 50))
+            at_once.extend([keys[number] for number in numbers], shard, numbers)
+        found = dict(at_once.duplicates())
+        assert found == dict(one_by_one.duplicates())
+        assert len(found) == 20
+
+
+@pytest.mark.parametrize("held", [1, 7, 50, 10**6])
+@pytest.mark.parametrize("last", ["00", "37", "98", "99", "zz"])
+def test_the_first_key_out_of_order_is_compared_with_all_before(held, last, monkeypatch):
+    monkeypatch.setattr(duplicates, "HELD", held)
+    keys = [f"{number:02d}" for number in range(99)]
+    with KeyOrigins() as origins:
+        origins.extend(keys[:40], 0, range(40))
+        origins.extend([], 1, [])
+        for number in range(40, 99):
+            origins.add(keys[number], (1, number))
+        assert list(origins.duplicates()) == []
+        origins.extend([last, "zzz"], 2, [99, 100])
+        origins.add("zzzz", (2, 101))
+        expected = {last: [(int(int(last) >= 40), int(last)), (2, 99)]} if last in keys else {}
+        assert dict(origins.duplicates()) == expected
 
 
 def test_repair_opens_scans_and_judges_a_damaged_shard_once(tmp_path, monkeypatch):

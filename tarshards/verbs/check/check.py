@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, cast
 
 from tarshards.errors import SampleError, ShardIndexError, TarError, TarshardsError
@@ -147,7 +146,7 @@ class _Check:
         for field_, lengths in zip(headers.fields, headers.sizes):
             if sizes := self._sizes_of(field_):
                 sizes.extend(lengths)
-        self.keys.extend(zip(headers.keys, zip(repeat(len(self.names) - 1), headers.offsets)))
+        self.keys.extend(headers.keys, len(self.names) - 1, headers.offsets)
         for fields, number in headers.first_of_each_form():
             if len(fields) > USUAL:
                 self._look_for_dots(fields, name, headers.offsets[number], headers.keys[number])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import IO
+from operator import lt
+from typing import IO, Any
 from zlib import crc32
 
 from tarshards.storage.streams import temporary
@@ -14,13 +15,15 @@ HELD = 1 << 17  # keys in memory before they go to disk
 PARTS = 64
 
 Origin = tuple[int, int]
+Run = tuple[list[str], int, list[int]]  # keys of one shard, its number, and the offset of each
 
 
 class KeyOrigins:
     """Every key with its origins, pairs of a shard's number and an offset.
 
-    Up to HELD keys are held in memory. If there are more, all are distributed by a hash over unnamed temporary files,
-    which are searched one at a time: this takes about 200 bytes for every 64th key.
+    As long as each key is greater than the one before it, there is nothing to search. About HELD keys are held in
+    memory. If there are more, they go to an unnamed temporary file; unless they ascend, all are distributed by a hash
+    over such files, which are searched one at a time: this takes about 200 bytes for every 64th key.
 
     >>> with KeyOrigins() as keys:
     ...     for number, key in enumerate("abca"):
@@ -30,47 +33,73 @@ class KeyOrigins:
     """
 
     def __init__(self) -> None:
-        self._keys: list[tuple[str, Origin]] = []
+        self._runs: list[Run] = []
+        self._held = 0
+        self._greatest: str | None = ""  # the last key as long as keys ascend, then None
+        self._ascending: IO[bytes] | None = None  # runs whose keys ascend
         self._files: list[IO[bytes]] = []
 
     def add(self, key: str, origin: Origin) -> None:
         """Add a key and its origin."""
-        self._keys.append((key, origin))
-        if len(self._keys) >= HELD:
-            self._spill()
+        shard, offset = origin
+        if not self._runs or self._runs[-1][1] != shard:
+            self._runs.append(([], shard, []))
+        keys, _, offsets = self._runs[-1]
+        keys.append(key)
+        offsets.append(offset)
+        if self._greatest is not None:
+            self._greatest = key if key > self._greatest else None
+        self._hold(1)
 
-    def extend(self, keys: Iterable[tuple[str, Origin]]) -> None:
-        """Add many keys, each with its origin."""
-        rest = iter(keys)
-        while batch := list(islice(rest, HELD - len(self._keys))):
-            self._keys += batch
-            if len(self._keys) >= HELD:
-                self._spill()
+    def extend(self, keys: Sequence[str], shard: int, offsets: Sequence[int]) -> None:
+        """Add many keys of one shard, each with its offset."""
+        if not keys:
+            return
+        self._runs.append(([*keys], shard, [*offsets]))
+        if self._greatest is not None:
+            ascends = keys[0] > self._greatest and all(map(lt, keys, islice(keys, 1, None)))
+            self._greatest = keys[-1] if ascends else None
+        self._hold(len(keys))
+
+    def _hold(self, more: int) -> None:
+        self._held += more
+        if self._held >= HELD:
+            self._spill()
 
     def _spill(self) -> None:
         import tempfile
 
         with temporary():
-            while len(self._files) < PARTS:
+            if self._greatest is not None and self._ascending is None:
+                self._ascending = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
+            while self._greatest is None and len(self._files) < PARTS:
                 self._files.append(tempfile.TemporaryFile())  # noqa: SIM115 (closed by close)
-            self._write_parts()
-        self._keys = []
+            if self._ascending is None:
+                self._distribute(self._runs)
+            else:
+                _dump(self._runs, self._ascending)
+        self._runs, self._held = [], 0
+        if self._greatest is None and self._ascending is not None:
+            for runs in _load(self._ascending):
+                with temporary():
+                    self._distribute(runs)
+            self._ascending.close()
+            self._ascending = None
 
-    def _write_parts(self) -> None:
-        import pickle
-
+    def _distribute(self, runs: list[Run]) -> None:
         parts: list[list[tuple[str, Origin]]] = [[] for _ in range(PARTS)]
-        for entry in self._keys:
+        for entry in _entries(runs):
             parts[crc32(entry[0].encode("utf-8", "surrogateescape")) % PARTS].append(entry)
         for file, part in zip(self._files, parts):
-            pickle.dump(part, file, 5)
-            file.flush()
+            _dump(part, file)
 
     def duplicates(self) -> Iterator[tuple[str, list[Origin]]]:
         """Yield each key with several origins, and the origins, in no particular order of keys."""
-        if self._files:
+        if self._greatest is not None:
+            return
+        if self._files or self._ascending is not None:
             self._spill()
-        for part in map(_load, self._files) if self._files else [iter([self._keys])]:
+        for part in map(_load, self._files) if self._files else [iter([_entries(self._runs)])]:
             first: dict[str, Origin] = {}
             again: dict[str, list[Origin]] = {}
             for entries in part:
@@ -81,7 +110,7 @@ class KeyOrigins:
 
     def close(self) -> None:
         """Delete the temporary files."""
-        for file in self._files:
+        for file in self._files if self._ascending is None else [*self._files, self._ascending]:
             with suppress(OSError):  # a full disk, which has been reported
                 file.close()
 
@@ -92,7 +121,20 @@ class KeyOrigins:
         self.close()
 
 
-def _load(file: IO[bytes]) -> Iterator[list[tuple[str, Origin]]]:
+def _entries(runs: list[Run]) -> Iterator[tuple[str, Origin]]:
+    for keys, shard, offsets in runs:
+        for key, offset in zip(keys, offsets):
+            yield key, (shard, offset)
+
+
+def _dump(items: list[Any], file: IO[bytes]) -> None:
+    import pickle
+
+    pickle.dump(items, file, 5)
+    file.flush()
+
+
+def _load(file: IO[bytes]) -> Iterator[list[Any]]:
     import pickle
 
     end = file.seek(0, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import compress, pairwise
 from operator import ne
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ LARGEST = 1 << 30  # bytes of a shard whose headers are held in memory
 class ScannedShard(NamedTuple):
     """The samples of a shard: the offset of each one's first header, and its form.
 
-    A form is the indexes in *fields*, little-endian uint16, of a sample's fields. *sizes* counts the sizes of each
+    A form is the indexes in *fields*, little-endian uint16, of a sample's fields; if all samples have the same form,
+    *forms* has it once. *sizes* counts the sizes of each
     field in bytes. *walked* is the result of ``walk``.
     """
 
@@ -54,10 +55,18 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
     keys, fields, (*arrays, twice, elsewhere), *_ = found
     if twice or elsewhere or NO_FIELDS & set(fields) or len(fields) > 1 << 16 or _is_odd(keys, fields):
         return None
-    count = len(arrays[0]) // 4
-    samples, numbers, offsets, sizes = (struct.unpack(f"<{count}{code}", data) for code, data in zip("IHQQ", arrays))
-    lists: list[Any] = [sizes[number :: len(fields)] for number in range(len(fields))]
-    if numbers != (*range(len(fields)),) * (count // len(fields)):  # not the same fields in all samples
+    count, width = len(arrays[0]) // 4, len(fields)
+    offsets, sizes = (struct.unpack(f"<{count}Q", data) for data in arrays[2:])
+    form = struct.pack(f"<{width}H", *range(width))
+    starts: Sequence[int]
+    lists: list[Any]
+    if len(keys) * width == count and arrays[1] == form * len(keys):  # no field twice, so all fields in each sample
+        starts, forms = range(0, count, width), [form]
+        lists = [sizes[number::width] for number in range(width)]
+    else:
+        samples, numbers = struct.unpack(f"<{count}I", arrays[0]), struct.unpack(f"<{count}H", arrays[1])
+        starts = [0, *compress(range(1, count), map(ne, samples, samples[1:]))]
+        forms = [arrays[1][2 * start : 2 * stop] for start, stop in pairwise([*starts, count])]
         lists = [[] for _ in fields]
         for number, size in zip(numbers, sizes):
             lists[number].append(size)
@@ -69,9 +78,7 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
         return None
     if any(file.read(end, file.size - end)):  # other members after the last one
         return None
-    starts = [0, *compress(range(1, count), map(ne, samples, samples[1:])), count]
-    forms = [arrays[1][2 * start : 2 * stop] for start, stop in pairwise(starts)]
-    return ScannedShard(keys, [offsets[start] - BLOCK for start in starts[:-1]], forms, fields, sizes_of, found)
+    return ScannedShard(keys, [offsets[start] - BLOCK for start in starts], forms, fields, sizes_of, found)
 
 
 def _length(size: int) -> int:
