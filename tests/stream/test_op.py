@@ -23,6 +23,7 @@ def add_one(value):
 #: The arguments of each op, for a stream of samples with the field cls.
 ARGUMENTS = {
     "add_source": (),
+    "shrink_images": ("png",),
     "async_map": (add_one,),
     "batched": (3,),
     "dask_map": (add_one,),
