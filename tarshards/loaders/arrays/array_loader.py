@@ -175,6 +175,7 @@ class ArrayBatchMaker(BatchMaker):
     def read(self, part: Part, epoch: int) -> dict[str, Any]:
         if not self._is_open or self.mapped is not None:
             self.open()
+        self.assembler.at(epoch)
         key = hash_of(self.stream.source.seed, epoch)
         located, substitution = partial(self.locate, part), self.substitution(part)
         assembled = self.assembler.assemble(located, key, next(self.numbers), substitution)
@@ -284,6 +285,7 @@ class ArrayLoader(ResumableLoader):
         self.threads, self.prefetch, self.device = threads, prefetch, device
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
+        self.maker.assembler.at(this.epoch)
         return self.finished(self._streamed(this) if this.plan is None else self._planned(this, this.plan))
 
     def finished(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,10 @@ class Reader:
 
     def open(self, field: str, payload: bytes) -> Reader:
         """Return the reader for *field*, whose first payload is given; raise DecodeError if it cannot be read."""
+        return self
+
+    def at(self, epoch: int) -> Reader:
+        """Return the reader for this *epoch*: another one where what it makes changes with the epoch."""
         return self
 
     def make(self, count: int) -> Batch:
@@ -82,7 +88,7 @@ def failure(exc: Exception) -> DecodeError:
 
 
 def stack(values: list[Any], pad: Any = None) -> Any:
-    """Return one array if *values* are numbers, or arrays of one dtype and shape; else return the list.
+    """Return one array if *values* are numbers, or arrays or tensors of one dtype and shape; else return the list.
 
     With *pad*, arrays of different shapes are padded with it at the end of each axis.
 
@@ -92,6 +98,9 @@ def stack(values: list[Any], pad: Any = None) -> Any:
     if values and all(isinstance(value, (bool, int, float, np.number, np.bool_)) for value in values):
         numbers = np.array(values)
         return values if numbers.dtype.hasobject else numbers  # objects: integers beyond 64 bits
+    if (torch := sys.modules.get("torch")) and values and all(isinstance(value, torch.Tensor) for value in values):
+        with suppress(TypeError, RuntimeError):  # of a dtype that numpy lacks, or not in main memory
+            values = [value.detach().numpy() for value in values]
     if not values or not all(isinstance(value, np.ndarray) for value in values):
         return values
     if len({value.dtype for value in values}) > 1 or len({value.ndim for value in values}) > 1:
