@@ -18,6 +18,7 @@ import checks  # noqa: E402
 import environments  # noqa: E402
 import figures  # noqa: E402
 import measure  # noqa: E402
+import quotes  # noqa: E402
 import readme  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
@@ -175,6 +176,49 @@ def test_the_tables_of_the_readme_are_those_of_the_results():
     for lines in (*(readme.table(head, summary) for head in readme.TABLES), readme.behind(summary)):
         assert len(lines) > 3
         assert "\n".join(lines) + "\n\n" in text, "make bench ONLY=report writes them"
+
+
+def test_the_figures_of_readme_and_docs_are_those_of_the_results():
+    results, used = quotes.Results(), set()
+    for path in quotes.pages():
+        text = path.read_text()
+        assert quotes.quoted(text, results) == text, f"{path}: make bench ONLY=report writes them"
+        names = [found["name"] for found in quotes.QUOTE.finditer(text)]
+        assert len(names) == text.count("<!--figures:"), path
+        used |= {*names}
+    assert used == {*quotes.QUOTES}
+
+
+def test_a_quote_has_the_cell_of_the_results_and_their_date(tmp_path):
+    page = tmp_path / "RESULTS.md"
+    lines = ["2 cores; 2026-01-02", "", "**few**", "", "| | rate |", "|---|---|", "| a | ~1,000 |", "", "**many**"]
+    measure.put({"Tools": [*lines, "", "| | rate |", "|---|---|", "| a | 2 |"]}, page)
+    results = quotes.Results(page)
+    assert results.cell("Tools", "a", "rate") == "~1,000"
+    assert quotes.number("~1,000") == 1000
+    assert results.cell("Tools", "a", "rate", after="**many**") == "2"
+    assert results.date("Tools") == "2026-01-02"
+    with pytest.raises(LookupError, match="no row 'b'"):
+        results.cell("Tools", "b", "rate")
+
+
+def test_rows_whose_rounds_differ_are_marked():
+    assert (measure.about([9, 10, 12]), measure.about([9, 10, 12.1]), measure.about([7.9, 10, 11])) == ("", "~", "~")
+    rows = [row("tarshards", "stream", cpu=[1]), row("litdata", "stream", cpu=[1]) | {"seconds": [1, 2, 2]}]
+    assert report.table(rows, "stream")[3].startswith("| litdata | ~5 | 5 .. 10 |")
+    summary = report.summary([measured("stream", "raw-2k", rows)], Path("none"))
+    assert "| stream, raw-2k | today | 10 | ~2.0 |" in summary
+    slower = {"stream, raw-2k": {"measured": "today", "tarshards": "10", "litdata": "**~0.50**"}}
+    assert readme.behind(slower)[2].startswith("| stream, raw-2k | ~0.50 litdata |")
+    assert [readme.times(cell) for cell in ("~2.0", "**~0.5**", "3 (wrong)")] == ["~2.0 x", "**~0.5 x**", ""]
+
+
+def test_work_between_the_rounds_is_reported():
+    rows = [
+        row(name, "decode") | {"cpu": [1, 1], "outside": [0.03 * (name == "dali"), 0.03]} for name in ("ffcv", "dali")
+    ]
+    assert report.outside(rows)[0].endswith("in percent of that in them: dali 3 %.")
+    assert report.outside(rows[:1]) == []
 
 
 def test_a_section_takes_the_place_of_its_title(tmp_path):
