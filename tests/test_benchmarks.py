@@ -22,6 +22,7 @@ import quotes  # noqa: E402
 import readme  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
+import sets  # noqa: E402
 import suite  # noqa: E402
 
 PEERS = ["cat", "datago", "datasets", "dali", "deeplake", "energon", "ffcv", "gnu_tar", "grain", "lance", "litdata"]
@@ -73,6 +74,23 @@ def test_what_was_delivered_is_judged():
     assert checks.judge("stream", [1, 2, 2], [1, 2, 3]) == "wrong: 3 of 3, 1 lost, 1 repeated"
     assert checks.judge("stream", [1, 2, 4], [1, 2, 3]) == "wrong: 3 of 3, 1 lost, 1 altered"
     assert checks.judge("random", [2, 1], [1, 2]) == "wrong: 2 of 2 places"
+
+
+def test_a_part_of_an_epoch_is_judged_by_what_the_set_has():
+    assert checks.judge_part([2, 1, 1], [1, 2]) == "yes"  # of a set of links, which has each sample several times
+    assert checks.judge_part([2, 4], [1, 2]) == "wrong: 1 of 2"
+    assert checks.judge_part([1], [1, 2]) == "wrong: 0 of 1"
+
+
+def test_a_set_of_links_has_the_shards_of_another(tmp_path, monkeypatch):
+    monkeypatch.setitem(sets.SETS, "raw-2k", ("raw", 40, sets.raw(10)))
+    monkeypatch.setattr(checks, "LINKED", {"links": ("raw-2k", 3)})
+    monkeypatch.setitem(sets.SETS, "links", ("raw", 120, sets.raw(10)))
+    checks.make("links", tmp_path)
+    data, entries = sets.data_of("links", tmp_path, "tarshards_rows")
+    assert (data.count, len(data.urls), len(entries)) == (120, 12, 120)
+    assert checks.reference(data) == entries
+    assert all(Path(f"{url}.index").exists() for url in data.urls)
 
 
 def test_images_are_judged_by_size_and_colour():
