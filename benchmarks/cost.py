@@ -26,7 +26,7 @@ from suite import ROOT
 
 CASE = Path(__file__).with_name("cost_case.py")
 SETS = {"raw-2k": "2 KB", "raw-110k": "110 KB"}
-SECONDS, ROUNDS, LIMIT = 2.0, 3, 120.0  # of reading; of each case; seconds after which a case is ended
+SECONDS, ROUNDS, LIMIT = 1.0, 3, 120.0  # of reading; of each case; seconds after which a case is ended
 
 
 class Case(NamedTuple):

@@ -21,7 +21,7 @@ from processes import cpu_seconds, session
 from sets import Data
 
 BATCH = 64
-SETTLE, IDLE = 0.5, 2.0  # seconds until the loader has filled its queues, and then in which nobody takes a batch
+SETTLE, IDLE = 0.5, 1.0  # seconds until the loader has filled its queues, and then in which nobody takes a batch
 
 
 def ours(loader: str, data: Data) -> Iterable[Any]:
@@ -89,7 +89,6 @@ def measure(peer: str, loader: str, workers: int, seconds: float, data: dict[str
         "rate": samples / (time.perf_counter() - begun),
     }
     time.sleep(SETTLE)
-    cpu, waits = cpu_seconds(), wake_ups()
     private = [megabytes(folder, "Private_Dirty") for folder in others()]
     spent |= {
         "private": megabytes(me, "Anonymous") - before,

@@ -15,6 +15,7 @@ FILES = sorted((BENCHMARKS / "peers").glob("[!_]*.py"))
 sys.path.append(str(BENCHMARKS))
 
 import checks  # noqa: E402
+import cost  # noqa: E402
 import environments  # noqa: E402
 import figures  # noqa: E402
 import measure  # noqa: E402
@@ -237,6 +238,17 @@ def test_work_between_the_rounds_is_reported():
     ]
     assert report.outside(rows)[0].endswith("in percent of that in them: dali 3 %.")
     assert report.outside(rows[:1]) == []
+
+
+def test_costs_are_told_in_the_units_of_their_columns():
+    spent = {"cpu": 2e-6, "parent": 1e-6, "waits": 0.002, "processes": 2, "threads": 3, "private": 4, "worker": 5}
+    spent |= {"idle_cpu": 0.006, "idle_waits": 7, "rate": 1000}
+    told = cost.row("ShardLoader", [spent, spent, spent | {"cpu": 9e-6}])
+    assert told == "| ShardLoader | ~2.00 | 1.00 | 2.0 | 2 | 3 | 4 | 5 | 6 | 7.0 | 1,000 |"
+    peers = {peer.name: peer for peer in environments.all_peers()}
+    titles = [case.title(peers[case.peer]) for case in cost.CASES]
+    assert len({*titles}) == len(titles)
+    assert {"Stream", "ShardLoader, 2 workers", "litdata, 2 workers", "ffcv, 1 thread", "spdl, 2 threads"} <= {*titles}
 
 
 def test_a_section_takes_the_place_of_its_title(tmp_path):
