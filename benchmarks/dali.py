@@ -15,6 +15,7 @@ import numpy as np
 import webdataset
 from measure import DATA, interleave, machine, rates, record
 from nvidia.dali import Pipeline, fn
+from peers.dali import Loader
 from PIL import Image
 
 from tarshards import ShardDataset, ShardWriter, build_index, dali, expand_urls
@@ -69,15 +70,16 @@ def by_hand(graph: Callable[..., Any], source: Any, **options: Any) -> Pipeline:
     return pipe
 
 
-def by_reader(graph: Callable[..., Any], urls: str) -> Pipeline:
-    """Build a pipeline around DALI's own reader, with the indexes that it needs."""
+def by_reader(graph: Callable[..., Any], urls: str) -> Loader:
+    """Build a pipeline around DALI's own reader, with the indexes that it needs; its items count the images."""
     shards = list(expand_urls(urls))
     indexes = [write_dali(build_index(url), url, None) for url in shards]
     pipe = Pipeline(batch_size=BATCH, num_threads=THREADS, device_id=None)
     with pipe:
-        pipe.set_outputs(*graph(*fn.readers.webdataset(paths=shards, index_paths=indexes, ext=["jpg", "cls"])))
+        reader = fn.readers.webdataset(paths=shards, index_paths=indexes, ext=["jpg", "cls"], name="shards")
+        pipe.set_outputs(*graph(*reader))
     pipe.build()
-    return pipe
+    return Loader(pipe, (0, 1), lambda count, *outputs: count)
 
 
 def run(pipe: Pipeline, least: int = SAMPLES) -> None:
@@ -91,11 +93,6 @@ def run(pipe: Pipeline, least: int = SAMPLES) -> None:
         count += len(images)
     pipe.reset()
     check(count, least)
-
-
-def run_reader(pipe: Pipeline) -> None:
-    """Run as many batches as an epoch has; the reader itself goes on without end."""
-    check(sum(len(pipe.run()[0]) for _ in range(-(-SAMPLES // BATCH))))
 
 
 def check(count: int, least: int = SAMPLES) -> None:
@@ -148,7 +145,7 @@ def loaders(urls: str) -> dict[str, Callable[[], object]]:
     dataset = ShardDataset(urls, fields="jpg cls", shuffle=True)
     loader = dali.dali_loader(dataset, decode_and_crop, batch_size=BATCH, device="cpu", num_threads=THREADS)
     reader = by_reader(decode_and_crop, urls)
-    return {"`dali_loader`": lambda: run_loader(loader), READER: lambda: run_reader(reader)}
+    return {"`dali_loader`": lambda: run_loader(loader), READER: lambda: check(sum(reader))}
 
 
 def table(seconds: dict[str, list[float]]) -> list[str]:

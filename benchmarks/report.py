@@ -30,6 +30,7 @@ from figures import (
 )
 from measure import RESULTS, SCATTER, about, put
 from readme import glance, why
+from sets import CHECKED, LINKED, PART
 from suite import FRESH, LEAST, PARTS, ROOT
 
 TITLES = {
@@ -238,6 +239,11 @@ def sections(parts: list[dict[str, Any]]) -> dict[str, list[str]]:
         task = part["task"]
         lines = made[title(task, part["set"])] = [f"![{task}](plots/{task}-{part['set']}.png)", ""]
         lines += [f"{part['count']:,} samples of {part['set']}. {part['machine']}.", ""]
+        if seconds := PART.get(part["set"]):
+            told = f"Rounds last {seconds:g} s, whatever part of an epoch that is"
+            lines += [f"{told}; the first {CHECKED:,} samples are compared with the set.", ""]
+        if part["set"] in LINKED:
+            lines += ["The shards are hard links to those of {}, each {} times.".format(*LINKED[part["set"]]), ""]
         if apart := part.get("apart"):
             lines += [f"Measured later, in a separate run: {', '.join(apart)}.", ""]
         if resident := max((row.get("resident", 0) for row in part["rows"]), default=0):

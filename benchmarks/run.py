@@ -1,6 +1,7 @@
 """Run all benchmarks, or those of one name; this is the program behind `make bench`.
 
-`make bench` runs the suite, the faults, the single programs and the report, which also writes the README's tables.
+`make bench` runs the suite, the faults, the single programs and the report. Any run but smoke then writes the README's
+tables, and the figures that the README and the docs quote, anew from RESULTS.md.
 `make bench ONLY=NAME` runs one of them: core (the ratios that must not get worse; exit 1 if one falls short), smoke (a
 small, quick run of all but the single programs that only checks), suite, readme (the parts of the suite that the
 README's tables show, for the peers in them), faults, report, a task of the suite, a part of it such as stream,raw-1m,
@@ -19,6 +20,7 @@ from pathlib import Path
 import faults
 import figures
 import growth
+import quotes
 import readme
 import report
 import suite
@@ -47,6 +49,7 @@ PROGRAMS = (
     "start",
     "stages",
     "formats",
+    "cost",
     "growth",
 )
 PROGRAM_PARTS = [f"growth,{part}" for part in growth.PARTS]
@@ -87,8 +90,9 @@ def main(only: list[str], names: list[str]) -> None:
         faults.main([peer for peer in all_peers() if not names or peer.name in names])
     if parts or {"report", "faults"} & {*only}:
         report.main()
-        readme.main()
     failed = [name for name in ("core", *PROGRAMS, *PROGRAM_PARTS) if name in (only or PROGRAMS) and program(name)]
+    readme.main()
+    quotes.main()
     raise SystemExit(f"failed: {', '.join(failed)}" if failed else 0)
 
 

@@ -138,17 +138,26 @@ def photos(width: int, height: int) -> Callable[[int], Iterator[Any]]:
 SETS: dict[str, tuple[str, int, Callable[[int], Iterator[Any]]]] = {
     "raw-2k": ("raw", 10_000, raw(2048)),
     "raw-2k-200k": ("raw", 200_000, raw(2048)),
+    "raw-2k-5m": ("raw", 5_000_000, raw(2048)),
     "raw-110k": ("raw", 1_500, raw(110 * 1024)),
+    "raw-110k-10k": ("raw", 10_500, raw(110 * 1024)),
     "raw-1m": ("raw", 250, raw(1 << 20)),
     "five": ("five", 10_000, five),
+    "five-200k": ("five", 200_000, five),
     "shards-10k": ("raw", 20_000, raw(1024)),
     "text": ("text", 5_000, text),
     "otto": ("otto", 20_000, otto),
+    "otto-200k": ("otto", 200_000, otto),
     "cifar": ("cifar", 10_000, cifar),
+    "cifar-200k": ("cifar", 200_000, cifar),
     "photos256": ("jpeg", 600, photos(256, 256)),
     "photos256-1k": ("jpeg", 1_000, photos(256, 256)),
     "photos500": ("jpeg", 250, photos(500, 375)),
 }
+
+LINKED = {"raw-2k-5m": ("raw-2k-200k", 25), "raw-110k-10k": ("raw-110k", 7)}  # hard links of a set's shards, so often
+PART = {"raw-2k-5m": 2.0, "five-200k": 2.0, "otto-200k": 2.0, "cifar-200k": 2.0}  # seconds of a round, not an epoch
+CHECKED = 20_000  # samples of these that are compared with the set
 
 
 def data_of(name: str, root: Path, peer: str) -> tuple[Data, list[Any]]:

@@ -21,12 +21,17 @@ ROOT = DATA / "suite"
 PARTS = (  # a task and a set, measured together and saved in one file
     ("stream", "raw-2k"),
     ("stream", "raw-2k-200k"),
+    ("stream", "raw-2k-5m"),
     ("stream", "raw-110k"),
+    ("stream", "raw-110k-10k"),
     ("stream", "raw-1m"),
     ("stream", "five"),
+    ("stream", "five-200k"),
     ("stream", "text"),
     ("arrays", "otto"),
+    ("arrays", "otto-200k"),
     ("arrays", "cifar"),
+    ("arrays", "cifar-200k"),
     ("decode", "photos256"),
     ("decode", "photos500"),
     ("crop", "photos256"),
@@ -49,6 +54,11 @@ FORMATS = {"ffcv", "litdata", "streaming", "grain", "lance"}
 FEW = {  # tasks and sets that only some peers are measured on
     "train": {"tarshards", "tarshards_loader", "ffcv", "litdata", "streaming", "torchvision", "webdataset"},
     "raw-2k-200k": TARS | FORMATS,
+    "raw-2k-5m": TARS,
+    "raw-110k-10k": TARS,
+    "five-200k": TARS | FORMATS,
+    "otto-200k": TARS | FORMATS,
+    "cifar-200k": TARS | FORMATS,
     "raw-1m": TARS | FORMATS | {"torch_files"},
     "five": TARS | FORMATS | {"torch_files"},
     "shards-10k": TARS,
@@ -56,10 +66,13 @@ FEW = {  # tasks and sets that only some peers are measured on
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "stream": [{"shuffled": False}, {"shuffled": True}],
     "otto": [{"size": 1024}],
+    "otto-200k": [{"size": 1024}],
     "cifar": [{"size": 128}, {"size": 1024}],
+    "cifar-200k": [{"size": 128}],
     "cold": [{"shuffled": False}, {"shuffled": True}],
 }
 WORKERS = {"stream": (0, 1, 2), "arrays": (0, 1, 2), "decode": (0, 1, 2), "crop": (0, 1, 2), "train": (2,)}
+WORKERS |= {"raw-2k-5m": (0,), "raw-110k-10k": (0,), "five-200k": (0,), "otto-200k": (0,), "cifar-200k": (0,)}
 WORKERS |= {"raw-2k-200k": (0,), "raw-1m": (0, 2), "five": (0,), "shards-10k": (0,)}
 WORKERS |= {"first": (0,), "resume": (0, 2), "cold": (0, 2), "text": (0, 2), "cifar": (0, 2), "photos500": (0, 2)}
 LEAST = 0.2  # minimum seconds of a round
@@ -92,7 +105,7 @@ class Suite:
             for contender in contenders:
                 contender.end()
         versions = {peer.name: list(peer.packages) for peer in asked}
-        kept = {"task": task, "set": name, "count": len(contenders[0].entries) if contenders else 0, "rows": rows}
+        kept = {"task": task, "set": name, "count": contenders[0].data.count if contenders else 0, "rows": rows}
         return kept | {
             "cannot": cannot,
             "failed": failed,

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -69,29 +69,45 @@ class Worker:
             self.loader = getattr(self.peer, self.task)(self.data, **options)
         return time.perf_counter() - begun
 
-    def epoch(self, repeats: int = 1) -> dict[str, float]:
-        """Run *repeats* epochs; return their wall and CPU seconds and samples, in total.
+    def epoch(self, repeats: int = 1, most: float = 0) -> dict[str, float]:
+        """Run *repeats* epochs, or *most* seconds; return their wall and CPU seconds and samples, in total.
 
         *outside* are the CPU seconds since the last call, which a loader spends on what it will deliver now.
         """
-        size, pair, samples = getattr(self.peer, "size", None), getattr(self.peer, "pair", tuple), 0
         cpu, begun = cpu_seconds(), time.perf_counter()
         outside = 0 if self.cpu is None else max(0, cpu - self.cpu - COUNTING)
-        for _ in range(repeats):
-            if self.step is not None:
-                samples += sum(self.step(*pair(item)) for item in self.loader)
-            elif size is None:
-                last = deque(enumerate(self.loader, 1), maxlen=1)
-                samples += last[0][0] if last else 0
-            else:
-                for item in self.loader:
-                    samples += size(self.task, item)
+        samples = self._part(most) if most else sum(self._counted(self.loader) for _ in range(repeats))
         seconds, self.cpu = time.perf_counter() - begun, cpu_seconds()
         return {"seconds": seconds, "cpu": self.cpu - cpu, "samples": samples, "outside": outside}
 
-    def check(self) -> list[Any]:
-        """Return what one more epoch delivers, for the runner to compare."""
-        return self._entries(self.loader)
+    def _counted(self, items: Iterable[Any]) -> int:
+        """Take all items, and with a model train on them; return the number of their samples."""
+        size, pair = getattr(self.peer, "size", None), getattr(self.peer, "pair", tuple)
+        if self.step is not None:
+            return sum(self.step(*pair(item)) for item in items)
+        if size is not None:
+            return sum(size(self.task, item) for item in items)
+        last = deque(enumerate(items, 1), maxlen=1)
+        return last[0][0] if last else 0
+
+    def _part(self, seconds: float) -> int:
+        """Take items for some seconds, of more than an epoch if it ends sooner; return the number of their samples."""
+        items, samples, number, begun = iter(self.loader), 0, 1, time.perf_counter()
+        while (now := time.perf_counter()) < begun + seconds:
+            got = self._counted(islice(items, number))
+            samples += got
+            if not got:
+                items = iter(self.loader)
+            elif time.perf_counter() - now < seconds / 100:
+                number *= 2
+        return samples
+
+    def check(self, most: int | None = None) -> list[Any]:
+        """Return what one more epoch delivers, or *most* samples, for the runner to compare."""
+        epochs = [self.loader] * (
+            1 if most is None else 2
+        )  # where a part was read, the rest of an epoch may come first
+        return self._entries(chain.from_iterable(epochs), most)
 
     def close(self) -> None:
         """Release the loader, its processes and its memory."""
@@ -138,8 +154,9 @@ class Worker:
         seconds = time.perf_counter() - begun
         return {"seconds": seconds, "next": self._entries([batch]), "rest": self._entries(batches)}
 
-    def _entries(self, items: Iterable[Any]) -> list[Any]:
-        return entries(self.task, chain.from_iterable(self.peer.plain(self.task, item, self.data) for item in items))
+    def _entries(self, items: Iterable[Any], most: int | None = None) -> list[Any]:
+        samples = chain.from_iterable(self.peer.plain(self.task, item, self.data) for item in items)
+        return entries(self.task, islice(samples, most))
 
     def _timed(self, work: Callable[[], Any]) -> dict[str, float]:
         cpu, begun = cpu_seconds(), time.perf_counter()

@@ -15,12 +15,15 @@ FILES = sorted((BENCHMARKS / "peers").glob("[!_]*.py"))
 sys.path.append(str(BENCHMARKS))
 
 import checks  # noqa: E402
+import cost  # noqa: E402
 import environments  # noqa: E402
 import figures  # noqa: E402
 import measure  # noqa: E402
+import quotes  # noqa: E402
 import readme  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
+import sets  # noqa: E402
 import suite  # noqa: E402
 
 PEERS = ["cat", "datago", "datasets", "dali", "deeplake", "energon", "ffcv", "gnu_tar", "grain", "lance", "litdata"]
@@ -72,6 +75,23 @@ def test_what_was_delivered_is_judged():
     assert checks.judge("stream", [1, 2, 2], [1, 2, 3]) == "wrong: 3 of 3, 1 lost, 1 repeated"
     assert checks.judge("stream", [1, 2, 4], [1, 2, 3]) == "wrong: 3 of 3, 1 lost, 1 altered"
     assert checks.judge("random", [2, 1], [1, 2]) == "wrong: 2 of 2 places"
+
+
+def test_a_part_of_an_epoch_is_judged_by_what_the_set_has():
+    assert checks.judge_part([2, 1, 1], [1, 2]) == "yes"  # of a set of links, which has each sample several times
+    assert checks.judge_part([2, 4], [1, 2]) == "wrong: 1 of 2"
+    assert checks.judge_part([1], [1, 2]) == "wrong: 0 of 1"
+
+
+def test_a_set_of_links_has_the_shards_of_another(tmp_path, monkeypatch):
+    monkeypatch.setitem(sets.SETS, "raw-2k", ("raw", 40, sets.raw(10)))
+    monkeypatch.setattr(checks, "LINKED", {"links": ("raw-2k", 3)})
+    monkeypatch.setitem(sets.SETS, "links", ("raw", 120, sets.raw(10)))
+    checks.make("links", tmp_path)
+    data, entries = sets.data_of("links", tmp_path, "tarshards_rows")
+    assert (data.count, len(data.urls), len(entries)) == (120, 12, 120)
+    assert checks.reference(data) == entries
+    assert all(Path(f"{url}.index").exists() for url in data.urls)
 
 
 def test_images_are_judged_by_size_and_colour():
@@ -175,6 +195,60 @@ def test_the_tables_of_the_readme_are_those_of_the_results():
     for lines in (*(readme.table(head, summary) for head in readme.TABLES), readme.behind(summary)):
         assert len(lines) > 3
         assert "\n".join(lines) + "\n\n" in text, "make bench ONLY=report writes them"
+
+
+def test_the_figures_of_readme_and_docs_are_those_of_the_results():
+    results, used = quotes.Results(), set()
+    for path in quotes.pages():
+        text = path.read_text()
+        assert quotes.quoted(text, results) == text, f"{path}: make bench ONLY=report writes them"
+        names = [found["name"] for found in quotes.QUOTE.finditer(text)]
+        assert len(names) == text.count("<!--figures:"), path
+        used |= {*names}
+    assert used == {*quotes.QUOTES}
+
+
+def test_a_quote_has_the_cell_of_the_results_and_their_date(tmp_path):
+    page = tmp_path / "RESULTS.md"
+    lines = ["2 cores; 2026-01-02", "", "**few**", "", "| | rate |", "|---|---|", "| a | ~1,000 |", "", "**many**"]
+    measure.put({"Tools": [*lines, "", "| | rate |", "|---|---|", "| a | 2 |"]}, page)
+    results = quotes.Results(page)
+    assert results.cell("Tools", "a", "rate") == "~1,000"
+    assert quotes.number("~1,000") == 1000
+    assert results.cell("Tools", "a", "rate", after="**many**") == "2"
+    assert results.date("Tools") == "2026-01-02"
+    with pytest.raises(LookupError, match="no row 'b'"):
+        results.cell("Tools", "b", "rate")
+
+
+def test_rows_whose_rounds_differ_are_marked():
+    assert (measure.about([9, 10, 12]), measure.about([9, 10, 12.1]), measure.about([7.9, 10, 11])) == ("", "~", "~")
+    rows = [row("tarshards", "stream", cpu=[1]), row("litdata", "stream", cpu=[1]) | {"seconds": [1, 2, 2]}]
+    assert report.table(rows, "stream")[3].startswith("| litdata | ~5 | 5 .. 10 |")
+    summary = report.summary([measured("stream", "raw-2k", rows)], Path("none"))
+    assert "| stream, raw-2k | today | 10 | ~2.0 |" in summary
+    slower = {"stream, raw-2k": {"measured": "today", "tarshards": "10", "litdata": "**~0.50**"}}
+    assert readme.behind(slower)[2].startswith("| stream, raw-2k | ~0.50 litdata |")
+    assert [readme.times(cell) for cell in ("~2.0", "**~0.5**", "3 (wrong)")] == ["~2.0 x", "**~0.5 x**", ""]
+
+
+def test_work_between_the_rounds_is_reported():
+    rows = [
+        row(name, "decode") | {"cpu": [1, 1], "outside": [0.03 * (name == "dali"), 0.03]} for name in ("ffcv", "dali")
+    ]
+    assert report.outside(rows)[0].endswith("in percent of that in them: dali 3 %.")
+    assert report.outside(rows[:1]) == []
+
+
+def test_costs_are_told_in_the_units_of_their_columns():
+    spent = {"cpu": 2e-6, "parent": 1e-6, "waits": 0.002, "processes": 2, "threads": 3, "private": 4, "worker": 5}
+    spent |= {"idle_cpu": 0.006, "idle_waits": 7, "rate": 1000}
+    told = cost.row("ShardLoader", [spent, spent, spent | {"cpu": 9e-6}])
+    assert told == "| ShardLoader | ~2.00 | 1.00 | 2.0 | 2 | 3 | 4 | 5 | 6 | 7.0 | 1,000 |"
+    peers = {peer.name: peer for peer in environments.all_peers()}
+    titles = [case.title(peers[case.peer]) for case in cost.CASES]
+    assert len({*titles}) == len(titles)
+    assert {"Stream", "ShardLoader, 2 workers", "litdata, 2 workers", "ffcv, 1 thread", "spdl, 2 threads"} <= {*titles}
 
 
 def test_a_section_takes_the_place_of_its_title(tmp_path):

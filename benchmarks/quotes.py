@@ -1,0 +1,177 @@
+"""The figures that sentences of the README and the docs quote from RESULTS.md. Run as a program, it writes them anew.
+
+A paragraph or item of a list that ends with `<!--figures:NAME-->` is written here: NAME is that of a function below,
+which makes the text from the results and says when they were measured.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from measure import RESULTS
+from readme import README, glance
+
+DOCS = README.parent / "docs"
+WIDTH = 120
+QUOTE = re.compile(
+    r"(?:(?<=\n\n)|^(?=- ))(?P<lead>(?:- )?)(?:(?!\n\n|\n- ).)*?<!--figures:(?P<name>\w+)-->$", re.MULTILINE | re.DOTALL
+)
+
+
+class Results:
+    """A page of results: its sections, and the cells of their tables."""
+
+    def __init__(self, page: Path = RESULTS):
+        parts = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]
+        self.sections = dict(part.split("\n", 1) for part in parts)
+        self.summary = glance(page)
+
+    def found(self, section: str, pattern: str) -> str:
+        """Return what the group of a pattern matches in a section."""
+        match = re.search(pattern, self.sections[section], re.DOTALL)
+        if match is None:
+            raise LookupError(f"{section}: no {pattern}")
+        return match[1]
+
+    def date(self, section: str) -> str:
+        return self.found(section, r"(\d{4}-\d\d-\d\d)")
+
+    def cell(self, section: str, row: str, column: str, *, after: str = "") -> str:
+        """Return the cell of the first row that begins with these cells, in the tables that follow *after*."""
+        heads: list[str] = []
+        text = self.sections[section]
+        for line in text[text.index(after) :].splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+            if not cells:
+                heads = []
+            elif not heads:
+                heads = cells
+            elif line.startswith(f"| {row} |"):
+                return cells[heads.index(column)]
+        raise LookupError(f"{section}: no row {row!r} with {column!r}")
+
+
+def number(cell: str) -> float:
+    return float(cell.strip("~* ").replace(",", ""))
+
+
+def measured(results: Results) -> str:
+    """When the tables of the README were measured."""
+    days = sorted({cells["measured"] for cells in results.summary.values()})
+    return f"Measured on {days[0]}." if len(days) == 1 else f"Measured from {days[0]} to {days[-1]}."
+
+
+def tools(results: Results) -> str:
+    """How fast the tools are beside Unix's."""
+    sizes = re.findall(r"\*\*([\d.]+ [KM]B) samples\*\* \(", results.sections["Index"])
+    times = [results.found("Index", rf"\*\*{size} samples\*\* \(.*?The program is ([\d.]+) x") for size in sizes]
+    told = ", ".join(f"{float(each):.1f} on samples of {size}" for each, size in zip(times, sizes))
+    samples, mebibytes = (
+        number(results.found("Index", rf"\*\*2 KB samples\*\* \({pattern}"))
+        for pattern in (r"([\d,]+) in one", r"[\d,]+ in one shard of (\d+) MiB")
+    )
+    rate = number(results.cell("Index", "tarindex, the program", "median", after="**2 KB samples**"))
+    command, server = (number(results.cell("Tools", f"tarproc {name}", "x xargs")) for name in ("-c true", "--server"))
+    repacked = number(results.cell("Tools", "tarcat", "x tar -xf, tar -cf", after="2 KB samples"))
+    return (
+        f"`tarindex` indexes a shard of {mebibytes / 1024:.1f} GiB of 2 KB samples in {samples / rate:.2f} s. As a "
+        f"multiple of the rate of `tar -t` this is {told}: a shard with few members takes less time than Python needs "
+        f"to start (measured {results.date('Index')}). `tarproc -c true` runs at {command:.1f} times the rate of "
+        f"`xargs -P`, and at {server:.0f} times that rate with `--server`; `tarcat` is {repacked:.0f} times as fast as "
+        f"unpacking and repacking 2 KB samples with GNU tar (measured {results.date('Tools')})."
+    )
+
+
+def dali(results: Results) -> str:
+    passed = results.sections["DALI"].partition("without decoding")[2]
+    spent = results.found("DALI", r"without decoding.*?time: (\d+) µs `batch_source`")
+    ours, plain = (
+        number(re.search(rf"^\| {name}[^|]*\| ([~\d,]+)", passed, re.MULTILINE)[1])
+        for name in ("`batch_source`", "a plain iterator")
+    )
+    return (
+        f"**Feeding** copies the encoded bytes once. Without decoding, reading and feeding together take {spent} µs of "
+        f"CPU time per image and reach {round(ours, -3):,.0f} images per second and process on two cores; a plain "
+        f"iterator over `webdataset` reaches {round(plain, -3):,.0f} (measured {results.date('DALI')})."
+    )
+
+
+def mapped(results: Results) -> str:
+    """What shuffled reading of more shards than stay mapped costs."""
+    many, few = "Growing numbers of shards", "Growing numbers of samples"
+    opening, reading = (
+        number(results.cell(section, f"Stream | {count}", "CPU us/sample"))
+        for section, count in ((many, "1e5"), (few, "1e7"))
+    )
+    return (
+        f"The number of shards matters more. A process keeps at most 24,000 shards mapped. Shuffled reading of more "
+        f"shards opens one for nearly every sample, which takes {opening:.0f} microseconds of CPU time instead of "
+        f"{reading:.0f} (shards of two samples on a local disk, measured {results.date(many)}; on a network file "
+        f"system each opening is a round trip). Shards of 100 MB to 1 GB avoid this cost; `tarreshard` makes them."
+    )
+
+
+def grown(results: Results) -> str:
+    """What the figure of growing numbers of samples shows."""
+    section, column = "Growing numbers of samples", "read again, samples/s (x 1e6)"
+    loaders = ("Stream", "ShardLoader, 0 workers", "ShardLoader, 2 workers", "ArrayLoader")
+    cells = [results.cell(section, f"{loader} | 1e8", column) for loader in loaders]
+    times = sorted(number(cell.partition("(")[2].strip(")")) for cell in cells)
+    return (
+        f"The figure shows the rates of shuffled samples of 200 B; both axes are logarithmic. The rate at 100 million "
+        f"samples is that of the first epoch, which still maps pages and compares headers; later epochs reach "
+        f"{times[0]:.2f} to {times[-1]:.2f} of the rate at a million (measured {results.date(section)}). "
+        f"[RESULTS.md](../benchmarks/RESULTS.md) has the numbers, with the memory of each process and worker. `make "
+        f"bench ONLY=growth` repeats them, and also measures datasets of 10 to 100,000 shards and remote datasets with "
+        f"a round trip of 50 ms; `make bench ONLY=growth,shards` runs a part."
+    )
+
+
+def columns(results: Results) -> str:
+    section = "Selecting by columns"
+    samples = results.found(section, r"Columns of ([\d,]+) samples")
+    seconds = number(results.cell(section, "1 % | tarshards, columns", "before the epoch, s"))
+    return (
+        f"Opening a dataset of {samples} samples and selecting 1 % of them by a condition takes {seconds:.1f} s "
+        f"(measured {results.date(section)})."
+    )
+
+
+QUOTES: dict[str, Callable[[Results], str]] = {
+    each.__name__: each for each in (measured, tools, dali, mapped, grown, columns)
+}
+
+
+def pages() -> Iterator[Path]:
+    """Yield the pages that may quote figures."""
+    yield README
+    yield from sorted(DOCS.rglob("*.md"))
+
+
+def quoted(text: str, results: Results) -> str:
+    """Return a page's text with its quotes written anew."""
+
+    def written(found: re.Match[str]) -> str:
+        lead, name = found["lead"], found["name"]
+        words = f"{QUOTES[name](results)}<!--figures:{name}-->"
+        return textwrap.fill(
+            words, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead), break_on_hyphens=False
+        )
+
+    return QUOTE.sub(written, text)
+
+
+def main(page: Path = RESULTS) -> None:
+    """Write all quotes of the README and the docs anew."""
+    results = Results(page)
+    for path in pages():
+        text = path.read_text()
+        if (new := quoted(text, results)) != text:
+            path.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
