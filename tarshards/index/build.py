@@ -13,7 +13,7 @@ from zlib import crc32
 from tarshards.errors import OpenError, TarError
 from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Fault, Index, fingerprint, refuse_compressed
-from tarshards.samples.keys import NO_FIELDS, Split, key_rule, why_refused
+from tarshards.samples.keys import Split, key_rule, why_refused
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import open_shard
@@ -96,7 +96,7 @@ def _index(ranges: Ranges, shard: Shard, walked: Walked | None) -> Index | None:
     arrays = {"sample": sample, "field": field, "offset": offset, "size": size}
     index = Index(ranges.size, fingerprint(ranges, offset), keys, fields, arrays, archives, end=end)
     index.split = split
-    if not elsewhere and not twice and not NO_FIELDS & set(fields) and _are_different(keys):
+    if not elsewhere and not twice and _are_different(keys):
         return index
     steps: dict[int, list[Step]] = {}
     unresolved: dict[int, UnresolvedError] = {}

@@ -200,6 +200,8 @@ static int64_t split_plain(const Names *names, const char *name, int64_t length,
     return find_field(names, dot + 1, length - *key_length - 1);
 }
 
+static PyObject *key_entry, *url_entry; /* "__key__", "__url__": the entries of samples that are not fields */
+
 /* The state of walk(): its results, and how it reads. */
 typedef struct {
     PyObject *source, *split;
@@ -207,8 +209,8 @@ typedef struct {
     Bytes window;   /* the bytes read last */
     PyObject *keys, *fields, *numbers; /* numbers: field -> its position in fields */
     Bytes sample, field, offset, size; /* one number per member */
-    Bytes latest;                      /* for each field, the number of samples when it last occurred, 8 bytes */
-    Bytes twice;                       /* the numbers of the members whose field occurred in their sample before */
+    Bytes latest; /* for each field, the number of samples when it last occurred, 8 bytes; -1 if samples have it anyway */
+    Bytes twice;                       /* the numbers of the members whose field their sample has already */
     Bytes elsewhere;                   /* of links and sparse members: the number, 4 bytes, and the first header, 8 bytes */
     Names names;
     int concatenated; /* whether archives may follow the first */
@@ -252,8 +254,8 @@ static int add_member(Walk *walk, const char *key, int64_t length, int64_t numbe
     }
     int64_t latest, count = PyList_Size(walk->keys);
     memcpy(&latest, walk->latest.data + 8 * number, 8);
-    memcpy(walk->latest.data + 8 * number, &count, 8);
-    int failed = latest == count && put(&walk->twice, (int64_t)walk->sample.used / 4, 4) < 0;
+    if (latest >= 0) memcpy(walk->latest.data + 8 * number, &count, 8);
+    int failed = (latest == count || latest < 0) && put(&walk->twice, (int64_t)walk->sample.used / 4, 4) < 0;
     failed = failed || put(&walk->sample, count - 1, 4) < 0 || put(&walk->field, number, 2) < 0;
     return failed || put(&walk->offset, offset, 8) < 0 || put(&walk->size, size, 8) < 0 ? -1 : 0;
 }
@@ -262,11 +264,13 @@ static int add_member(Walk *walk, const char *key, int64_t length, int64_t numbe
 static int64_t number_of(Walk *walk, PyObject *field) {
     PyObject *known = PyDict_GetItemWithError(walk->numbers, field);
     if (known || PyErr_Occurred()) return known ? PyLong_AsLongLong(known) : -1;
+    int is_key = PyObject_RichCompareBool(field, key_entry, Py_EQ), is_url = PyObject_RichCompareBool(field, url_entry, Py_EQ);
+    if (is_key < 0 || is_url < 0) return -1;
     int64_t number = PyList_Size(walk->fields);
     PyObject *value = PyLong_FromLongLong(number), *raw = PyUnicode_AsEncodedString(field, "utf-8", "surrogateescape");
     char *text;
     Py_ssize_t length;
-    if (!value || !raw || PyBytes_AsStringAndSize(raw, &text, &length) < 0 || put(&walk->latest, 0, 8) < 0 ||
+    if (!value || !raw || PyBytes_AsStringAndSize(raw, &text, &length) < 0 || put(&walk->latest, is_key || is_url ? -1 : 0, 8) < 0 ||
         PyDict_SetItem(walk->numbers, field, value) < 0 || PyList_Append(walk->fields, field) < 0)
         number = -1;
     else
@@ -409,8 +413,6 @@ typedef struct {
     const char *begin;
     int64_t size;
 } Spared;
-
-static PyObject *key_entry, *url_entry; /* "__key__", "__url__" */
 
 /* The results: lists, NULL as long as they are empty. */
 typedef struct {

@@ -45,6 +45,8 @@ ELSEWHERE = frozenset(
     ("hard link", "symbolic link", "sparse member")
 )  # content that is not the bytes after the headers
 
+ENTRIES = ("__key__", "__url__")  # of samples, besides their fields
+
 ScannedMember = tuple[str, int, int, int, str]
 
 #: A column for ``plain_rows``: field, number, offsets, data, valid.
@@ -334,9 +336,9 @@ def walk(
     number, and *end* the offset of the zeros at the end of the last. Adjacent members with the same key form a sample.
     The arrays have one little-endian number per member: uint32, the position of its sample in *keys*; uint16, the low
     bits of the position of its field in *fields*; uint64, the offset of its data; uint64, its size in bytes. *twice*
-    lists, as uint32, the numbers of the members whose field occurred in their sample before. *elsewhere* lists links,
-    which have no data, and sparse members: uint32, the number; uint64, the offset of the first header. Returns None for
-    a damaged archive.
+    lists, as uint32, the numbers of the members whose field their sample has already: it occurred in it before, or is
+    ``__key__`` or ``__url__``, which all samples have. *elsewhere* lists links, which have no data, and sparse members:
+    uint32, the number; uint64, the offset of the first header. Returns None for a damaged archive.
 
     *split* is not called for names of a plain key and a known field. It must therefore split at the first dot of the
     last component, or at the last, so that no known field has a dot; keep lower-case fields unchanged; and return None
@@ -380,7 +382,7 @@ def walk(
             if key != last:
                 keys.append(key)
                 last = key
-            if latest.get(number) == len(keys):
+            if latest.get(number) == len(keys) or field in ENTRIES:
                 twice.append(len(members))
             latest[number] = len(keys)
             if kind:

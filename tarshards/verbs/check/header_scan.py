@@ -9,7 +9,7 @@ from itertools import compress, pairwise
 from operator import ne
 from typing import Any, NamedTuple
 
-from tarshards.samples.keys import NO_FIELDS, KeyRule, split_name
+from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.resync.walking import LARGE, LEAST, MOST, Zeros, is_end
 from tarshards.storage.opening import PlainFile
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, walk
@@ -53,7 +53,7 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
     if found is None or not found[0]:
         return None
     keys, fields, (*arrays, twice, elsewhere), *_ = found
-    if twice or elsewhere or NO_FIELDS & set(fields) or len(fields) > 1 << 16 or _is_odd(keys, fields):
+    if twice or elsewhere or len(fields) > 1 << 16 or _is_odd(keys, fields):
         return None
     count, width = len(arrays[0]) // 4, len(fields)
     offsets, sizes = (struct.unpack(f"<{count}Q", data) for data in arrays[2:])
