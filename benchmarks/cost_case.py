@@ -11,6 +11,7 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -66,7 +67,8 @@ def measure(peer: str, loader: str, workers: int, seconds: float, data: dict[str
     """Return the costs of reading a loader for some seconds, after an epoch, and of then leaving it open."""
     given = Data(**data | {"urls": tuple(data["urls"]), "folder": Path(data["folder"])})
     module = importlib.import_module(f"peers.{peer}")
-    importlib.import_module("tarshards" if loader else peer.rstrip("_"))
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch")  # which a trainer has, where the environment does
     gc.collect()
     me = Path("/proc/self")
     before, threads_before = megabytes(me, "Anonymous"), threads(me)
@@ -98,7 +100,7 @@ def measure(peer: str, loader: str, workers: int, seconds: float, data: dict[str
     }
     cpu, waits = cpu_seconds(), wake_ups()
     time.sleep(IDLE)
-    return spent | {"idle_cpu": (cpu_seconds() - cpu) / IDLE, "idle_waits": (wake_ups() - waits) / IDLE}
+    return spent | {"idle_cpu": (cpu_seconds() - cpu) / IDLE, "idle_waits": (wake_ups() - waits - 1) / IDLE}
 
 
 if __name__ == "__main__":
@@ -107,4 +109,4 @@ if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a peer prints is no answer
     print(json.dumps(measure(**json.load(sys.stdin))), file=answers, flush=True)
-    os._exit(0)  # whatever processes and threads the loader has
+    os.killpg(0, signal.SIGKILL)  # with all that the loader has started, some of which would keep the pipe open
