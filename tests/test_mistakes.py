@@ -494,7 +494,7 @@ STATES = {
     "another version": (
         "ShardDataset('train-0000.tar')",
         "{'version': 9}",
-        "a state of version 9; only versions 1 to 3 can",
+        "a state of version 9; only versions 1 to 2 can",
     ),
     "other shards": ("ShardDataset('train-0001.tar')", "ShardDataset('train-0000.tar')", "shards have other names"),
     "another seed": (

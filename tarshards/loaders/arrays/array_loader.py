@@ -340,7 +340,8 @@ class ArrayLoader(ResumableLoader):
 
     def _streamed(self, this: Pass) -> Generator[dict[str, Any], None, None]:
         assembler = self.maker.assembler
-        samples = self.maker.stream.source.iterate(Progress(this.epoch, this.world, version=version_of(this.state)))
+        source = self.maker.stream.source
+        samples = source.iterate(Progress(this.epoch, this.world, version=version_of(this.state, source)))
         read, failed, delivered, discarded = Count(), 0, 0, 0
         counted = read.over(samples)
 

@@ -364,7 +364,7 @@ class _Batches(IterableDataset[Any]):
             plan.order.tables = self._arenas.shared(PlanTables(*order.tables))
         try:
             if plan is None:
-                samples = self.stream.iterate(order.epoch, world, version_of(order.state))
+                samples = self.stream.iterate(order.epoch, world, version_of(order.state, self.stream.source))
                 for batch in ops.batched(samples, self.maker.size, collate=list):
                     counted = len(batch) if self.stream.is_followed else 0  # samples that the ledger counts
                     if len(batch) < self.maker.size and self.maker.drop_last:
