@@ -127,11 +127,14 @@ class EncodedImages(Reader):
                 failed[i] = failure(exc)
         boxes = self.view.boxes(sizes[:, 0], sizes[:, 1], draws)
         flips = crops.flips_of(draws, self.view.flip)
+        if is_one_size := self.view.size is None and not failed and len(sizes) > 0 and bool((sizes == sizes[0]).all()):
+            rows = np.empty((len(sizes), *self.view.shape((sizes[0, 0], sizes[0, 1]), 3)), self.view.dtype)
+            batch[first : first + len(rows)] = rows
         for i, payload in enumerate(payloads):
             if i in failed:
                 continue
             try:
-                if self.view.size is None:
+                if self.view.size is None and not is_one_size:
                     batch[first + i] = np.empty(self.view.shape((sizes[i, 0], sizes[i, 1]), 3), self.view.dtype)
                 height, width = sizes[i].tolist()
                 one = slice(i, i + 1)
@@ -141,8 +144,13 @@ class EncodedImages(Reader):
         return failed
 
     def join(self, batch: Batch) -> Any:
-        """Stack images that kept their size, where it is one."""
-        return stack(batch) if self.view.size is None else batch
+        """Stack images that kept their size, where it is one, unless they are all rows of one array."""
+        if self.view.size is not None:
+            return batch
+        rows = batch[0].base if batch else None
+        if rows is not None and len(rows) == len(batch) and all(image.base is rows for image in batch):
+            return rows
+        return stack(batch)
 
     def _read_one(
         self,
