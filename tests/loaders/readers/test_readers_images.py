@@ -223,6 +223,19 @@ def test_images_that_stay_as_they_are():
     np.testing.assert_array_equal(whole(image(shape=(32, 24, 3), flip=1), raw), wanted[:, :, ::-1])
 
 
+def test_images_of_one_size_without_a_size_are_decoded_into_the_batch():
+    jpegs = [saved(picture(32, 24, i)) for i in range(3)]
+    payloads, draws = Payloads.of(jpegs), np.zeros(3, np.uint64)
+    reader = image().open("jpg", jpegs[0])
+    rows = reader.make(3)
+    assert not reader.read(rows, 0, payloads, draws)
+    batch = reader.join(rows)
+    assert all(np.shares_memory(row, batch) for row in rows)
+    kept = reader.join(rows[1:])
+    np.testing.assert_array_equal(kept, batch[1:])
+    assert kept.shape == (2, 32, 24, 3)
+
+
 def test_images_of_several_sizes_without_a_size_are_a_list():
     batch = whole(image(), PNGS)
     assert isinstance(batch, list)

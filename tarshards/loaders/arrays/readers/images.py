@@ -145,11 +145,18 @@ class EncodedImages(Reader):
                 failed[i] = failure(exc)
         boxes = self.view.boxes(sizes[:, 0], sizes[:, 1], draws)
         flips = crops.flips_of(draws, self.view.flip)
+        is_one_size = self.view.size is None and not failed and len(sizes) > 0 and bool((sizes == sizes[0]).all())
+        if is_one_size:
+            try:
+                rows = np.empty((len(sizes), *self.view.shape((sizes[0, 0], sizes[0, 1]), 3)), self.view.dtype)
+                batch[first : first + len(rows)] = rows
+            except MemoryError:  # headers may claim any size; then each image fails by itself
+                is_one_size = False
         for i, payload in enumerate(payloads):
             if i in failed:
                 continue
             try:
-                if self.view.size is None:
+                if self.view.size is None and not is_one_size:
                     batch[first + i] = np.empty(self.view.shape((sizes[i, 0], sizes[i, 1]), 3), self.view.dtype)
                 height, width = sizes[i].tolist()
                 row, own = batch[first + i], slice(i, i + 1)
@@ -159,8 +166,13 @@ class EncodedImages(Reader):
         return failed
 
     def join(self, batch: Batch) -> Any:
-        """Return one array of images that kept their sizes, if these are the same."""
-        return stack(batch) if self.view.size is None else batch
+        """Return one array of images that kept their sizes, if these are the same: that of which they are all rows."""
+        if self.view.size is not None:
+            return batch
+        rows = batch[0].base if batch else None
+        if rows is not None and len(rows) == len(batch) and all(image.base is rows for image in batch):
+            return rows
+        return stack(batch)
 
     def _read_one(
         self,
