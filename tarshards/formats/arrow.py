@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,10 @@ from tarshards.formats.naming import (
     NULL,
     Columns,
     Naming,
-    _is_integer,
+    batches_of,
     decode_value,
     encode_value,
+    is_integer,
     key_of,
     kind_of,
 )
@@ -74,49 +75,19 @@ class Batches:
         columns: list[FieldColumn] = []
         for column in self.columns:
             columns += self._encode(column, batch.column(batch.schema.names.index(column)), broken)
-        keys = self._keys(batch, numbers, broken)
-        empty = self._empty(columns, batch.num_rows, broken) if self.columns else None
-        if empty is not None:
-            columns.append(empty)
-        samples = SampleBatch(keys, name, columns)
-        begin = 0
-        for row in sorted(broken):
-            if begin < row:
-                yield samples.rows(begin, row)
-            error = broken[row]
-            reject(type(error)(error.reason, url=f"{name}: row {numbers[row]}", field=error.field))
-            begin = row + 1
-        if begin < len(keys):
-            yield samples.rows(begin, len(keys))
+        keys = self._keys(batch, numbers)
+        yield from batches_of(self.naming, self.columns, columns, keys, broken, numbers, name, reject)
 
-    def _keys(self, batch: pa.RecordBatch, numbers: Sequence[int], broken: dict[int, TarshardsError]) -> list[str]:
-        """Return the keys of rows; the errors of rows go to *broken*."""
+    def _keys(self, batch: pa.RecordBatch, numbers: Sequence[int]) -> list[str | TarshardsError]:
+        """Return the keys of rows, or their errors."""
         found: Any
         if self.has_keys:
             found = batch.column(batch.schema.names.index("__key__")).to_pylist()
             if not is_text(batch.schema.field("__key__").type) or None in found:
                 found = [_key_or_error(key) for key in found]
-        else:
-            named = {use: batch.column(batch.schema.names.index(use)).to_pylist() for use in self.uses}
-            found = self.keys(numbers, named)
-        for row, key in enumerate(found):
-            if type(key) is not str:
-                broken.setdefault(row, key)
-        keys: list[str] = found
-        return keys
-
-    def _empty(self, columns: list[FieldColumn], rows: int, broken: Container[int]) -> FieldColumn | None:
-        """Return the field that marks rows with only nulls; None if no row except *broken* ones needs it."""
-        if not rows or any(column.valid is None for column in columns):
-            return None
-        taken = 0
-        for column in columns:
-            taken |= int.from_bytes(column.valid or b"", "little")
-        nulls = bytes(not valid and row not in broken for row, valid in enumerate(taken.to_bytes(rows, "little")))
-        if 1 not in nulls:
-            return None
-        offsets = memoryview(bytes(8 * (rows + 1))).cast("q")
-        return FieldColumn(self.naming.field(self.columns[0], NULL), offsets, b"", nulls)
+            return list(found)
+        named = {use: batch.column(batch.schema.names.index(use)).to_pylist() for use in self.uses}
+        return self.keys(numbers, named)
 
     def _encode(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> list[FieldColumn]:
         """Return the fields of a column; the errors of rows go to *broken*."""
@@ -144,7 +115,7 @@ class Batches:
         ):
             return self._files(column, array, broken)
         if types.is_integer(of):
-            is_class = kind == "ClassLabel" or _is_integer(column)
+            is_class = kind == "ClassLabel" or is_integer(column)
             return [_column(naming.field(column, "cls" if is_class else "json"), array.cast(pa.string()))]
         if types.is_boolean(of):
             return [_column(naming.field(column, "json"), array.cast(pa.string()))]
@@ -521,7 +492,7 @@ def _type_of(field: str, data: bytes) -> Any:
     extension = field.rpartition(".")[2]
     if extension in ("txt", "text", "transcript"):
         return pa.string()
-    if _is_integer(field):
+    if is_integer(field):
         return pa.int64()
     if extension in ("json", "jsn"):
         return pa.json_()

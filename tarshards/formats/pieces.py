@@ -14,17 +14,28 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, pairwise, repeat
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from math import isfinite
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, TarshardsError, UrlError
 from tarshards.formats.arrow import Batches, arrow
 from tarshards.formats.msgpack_shards import read_msgpack_shard
-from tarshards.formats.naming import Naming, batch_of, from_json, sample_of
-from tarshards.index.cells import ExactTypes, arrow_type, typed
-from tarshards.samples.batch import SampleBatch
+from tarshards.formats.naming import (
+    Naming,
+    batch_of,
+    batches_of,
+    decode_value,
+    encode_value,
+    from_json,
+    is_integer,
+    key_of,
+    sample_of,
+)
+from tarshards.index.cells import ExactTypes, arrow_type, parse_cell
+from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.conditions import Template
-from tarshards.samples.keys import Sample
+from tarshards.samples.keys import NO_FIELDS, Sample
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.lines import Utf8, open_text
 from tarshards.samples.rows import csv_rows, json_rows
@@ -34,13 +45,19 @@ from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import RangedFile
 from tarshards.storage.streams import failure
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 BATCH = 1 << 21  # bytes of rows that are converted together
 MOST_ROWS = 4096  # converted together
 FEW_ROWS = 256  # converted together, in formats without columns
+PART = 1 << 26  # bytes of a piece of rows that are streamed, where cutting needs no reading
 BLOCK = 1 << 20  # bytes of text read at once, to cut it
+KEY = "{file}/{record:09d}"  # the keys of rows
+AS_JSON: dict[str, Callable[[Any], bytes]] = {
+    "int": lambda number: b"%d" % number,
+    "float": lambda number: repr(number).encode(),
+    "bool": lambda value: b"true" if value else b"false",
+    "date": lambda text: b'"%b"' % text.encode(),
+    "timestamp": lambda text: b'"%b"' % text.encode(),
+}
 NULLS = ["", "NA", "N/A", "NULL", "null", "NaN", "nan", "#N/A"]  # in CSV columns that are not text
 
 
@@ -104,7 +121,26 @@ class Piece(Protocol):
     @property
     def identity(self) -> list[Any]: ...
 
-    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]: ...
+    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
+        """Yield the samples of the rows, as they are stored in shards."""
+
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        """Yield the rows: the values of their columns, with ``__key__`` and ``__url__``."""
+
+
+def decoded_rows(piece: Piece, template: str, ledger: Ledger) -> Iterator[Sample]:
+    """Yield the rows of a piece whose samples are made column by column, decoded from these."""
+    naming = Naming()
+    for found in piece.samples(naming, template, ledger):
+        samples = [found] if isinstance(found, dict) else map(found.sample, range(len(found.keys)))
+        for sample in samples:
+            try:
+                yield {
+                    naming.fields.get(name, name): value if name in NO_FIELDS else decode_value(name, value)
+                    for name, value in sample.items()
+                }
+            except TarshardsError as error:
+                lose(ledger, _at(f"{piece.name}: {sample['__key__']}", error))
 
 
 @dataclass(frozen=True)
@@ -119,13 +155,49 @@ class FilePiece:
         return Location.of(self.url).name
 
 
+class RecordPiece(FilePiece, ABC):
+    """A piece whose records are read one by one, each a row of Python values."""
+
+    unit: ClassVar[str] = "record"
+
+    @abstractmethod
+    def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the records with their numbers in the file; *ledger* gets the errors."""
+
+    def at(self, number: int) -> str:
+        """Return the file and the record of a number, for errors."""
+        return f"{self.name}: {self.unit} {number}"
+
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        for _, row in self._numbered(template, ledger):
+            yield row
+
+    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
+        for number, row in self._numbered(template, ledger):
+            try:
+                yield sample_of(naming, row, "", self.name)
+            except (ValueError, RecursionError) as error:
+                lose(ledger, _at(self.at(number), error))
+
+    def _numbered(self, template: str, ledger: Ledger) -> Iterator[tuple[int, Sample]]:
+        name, keys = self.name, Keys.of(template, self.file)
+        for number, record in self.records(ledger):
+            try:
+                key = key_of(record["__key__"]) if "__key__" in record else keys(number, record)
+            except ValueError as error:
+                lose(ledger, _at(self.at(number), error))
+            else:
+                yield number, {"__key__": key, **record, "__url__": name}
+
+
 class Plan(NamedTuple):
-    """The pieces of an input, in order, with the schema of its columns, if it has one, and the added fields."""
+    """The pieces of an input, in order, with the schema or the order of its columns, if known, and the added fields."""
 
     pieces: list[Any]
     schema: Any = None
     omit: tuple[str, ...] = ()
-    key: str = "{file}/{record:09d}"
+    key: str = KEY
+    order: Sequence[str] | None = None
 
 
 def file_identity(url: str) -> list[Any]:
@@ -151,11 +223,14 @@ class ParquetPiece(FilePiece):
     first: int
     identity: list[Any]
 
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        return decoded_rows(self, template, ledger)
+
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
         pa, name = arrow(), self.name
         with _parquet(self.url) as parquet:
             keys = Keys.of(template, self.file)
-            uses = _in_schema(keys, parquet.schema_arrow, name)
+            uses = _among(keys, parquet.schema_arrow.names, name)
             batches = Batches(parquet.schema_arrow, naming, keys.of_rows, uses)
             row = self.first
             for group in self.groups:
@@ -172,8 +247,9 @@ class ParquetPiece(FilePiece):
                 row = end
 
 
-def plan_parquet(urls: list[str], names: list[str], max_bytes: int) -> Plan:
+def plan_parquet(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
     """Cut parquet files into pieces of whole row groups; raise SampleError if their columns differ."""
+    max_bytes = max_bytes or PART
     pieces: list[ParquetPiece] = []
     schema: Any = None
     for url, file in zip(urls, names):
@@ -222,11 +298,11 @@ def _parquet(url: str) -> Iterator[Any]:
         yield file
 
 
-def _in_schema(keys: Keys, schema: pa.Schema, name: str) -> tuple[str, ...]:
+def _among(keys: Keys, columns: Sequence[str], name: str) -> tuple[str, ...]:
     """Return the columns used in keys; raise SampleError, with the *name* of the file, if one is missing."""
     for column in keys.columns:
-        if column not in schema.names:
-            reason = f"no column {column!r} for the key {keys.template!r}; there are {', '.join(schema.names)}"
+        if column not in columns:
+            reason = f"no column {column!r} for the key {keys.template!r}; there are {', '.join(columns)}"
             raise SampleError(reason, url=name)
     return keys.columns
 
@@ -235,118 +311,109 @@ def _in_schema(keys: Keys, schema: pa.Schema, name: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class TextPiece(FilePiece, ABC):
-    """Records of a text from *begin* to *end* in bytes; *first* is the number of the first one."""
+class LinesPiece(RecordPiece):
+    """Lines of JSON, each an object, from *begin* to *end* in bytes; *first* is the number of the first one."""
 
     begin: int
     end: int | None
     first: int
     identity: list[Any]
 
-    @abstractmethod
-    def read(self, text: BinaryIO) -> Iterator[tuple[int, Any]]:
-        """Yield the number of each record of a *text*, and its values or error."""
-
-    @abstractmethod
-    def at(self, number: int) -> str:
-        """Return the file and the record of a number, for errors."""
-
-    def records(self, ledger: Ledger) -> Iterator[tuple[int, Any]]:
-        """Yield the records with their numbers, up to any damage; *ledger* gets the errors."""
-        with open_text(self.url, self.begin, self.end) as text:
-            for number, record in self.read(text):
-                if isinstance(record, OpenError):
-                    ledger(record)
-                elif isinstance(record, TarshardsError):
-                    lose(ledger, _at(self.at(number), record))
-                else:
-                    yield number, record
-
-
-@dataclass(frozen=True)
-class LinesPiece(TextPiece):
-    """Lines of JSON, each an object."""
-
     def at(self, number: int) -> str:
         return f"{self.name}: line {number + 1}"
 
-    def read(self, text: BinaryIO) -> Iterator[tuple[int, Any]]:
-        for line, row in json_rows(text, allow_nan=True):
-            is_row = isinstance(row, dict | TarshardsError) and row != {}
-            yield self.first + line - 1, row if is_row else SampleError("not an object with names")
-
-    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
-        name, keys = self.name, Keys.of(template, self.file)
-        for number, row in self.records(ledger):
-            try:
-                row = {column: from_json(value) for column, value in row.items()}
-                yield sample_of(naming, row, keys(number, row) if "__key__" not in row else "", name)
-            except (ValueError, RecursionError) as error:
-                lose(ledger, _at(self.at(number), error))
+    def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        with open_text(self.url, self.begin, self.end) as text:
+            for line, found in json_rows(text, allow_nan=True):
+                number = self.first + line - 1
+                if not isinstance(found, dict | TarshardsError) or found == {}:
+                    found = SampleError("not an object with names")
+                if isinstance(found, dict):
+                    yield number, {column: from_json(value) for column, value in found.items()}
+                else:
+                    _lose_record(ledger, found, self.at(number))
 
 
 @dataclass(frozen=True)
-class CsvPiece(TextPiece):
-    """Rows of CSV without their header; *described* has the schema of the columns, serialized, in hex.
+class CsvPiece(FilePiece):
+    """Rows of CSV without their header; *types* are those of the columns.
 
     In the columns in *asked*, whose type was given, NA and the like are also null.
     """
 
+    begin: int
+    end: int | None
+    first: int
+    identity: list[Any]
     delimiter: str
-    described: str
+    types: tuple[tuple[str, str], ...]
     asked: tuple[str, ...]
 
-    def at(self, number: int) -> str:
-        return f"{self.name}: row {number}"
-
-    def read(self, text: BinaryIO) -> Iterator[tuple[int, Any]]:
-        return enumerate((cells for _, cells in csv_rows(text, self.delimiter) if cells != []), self.first)
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        return decoded_rows(self, template, ledger)
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
-        pa = arrow()
-        schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(self.described)))
         keys = Keys.of(template, self.file)
-        batches = Batches(schema, naming, keys.of_rows, _in_schema(keys, schema, self.name))
-        for numbers, cells in _columns(self._whole(len(schema), ledger)):
-            batch, numbers = self._typed(numbers, cells, schema, ledger)
-            yield from batches.samples(batch, numbers, self.name, refusing(ledger))
+        names = [name for name, _ in self.types]
+        uses = _among(keys, names, self.name)
+        for numbers, cells in _columns(self._whole(ledger)):
+            broken: dict[int, TarshardsError] = {}
+            columns: list[FieldColumn] = []
+            for (name, kind), column in zip(self.types, cells):
+                if name not in NO_FIELDS:
+                    columns += self._encoded(naming, name, kind, column, broken)
+            found: list[str | TarshardsError] = [*cells[names.index("__key__")]] if "__key__" in names else []
+            if not found:
+                values: dict[str, Sequence[Any]] = {use: cells[names.index(use)] for use in uses}
+                for use in uses:
+                    if dict(self.types)[use] == "int":
+                        values[use] = [int(cell) if cell else cell for cell in values[use]]
+                found = keys.of_rows(numbers, values)
+            yield from batches_of(naming, names, columns, found, broken, numbers, self.name, refusing(ledger))
 
-    def _whole(self, width: int, ledger: Ledger) -> Iterator[tuple[int, list[str]]]:
-        """Yield the rows with the right number of cells, with their numbers."""
-        for number, row in self.records(ledger):
-            if len(row) == width:
-                yield number, row
-            else:
-                lose(ledger, SampleError(f"{len(row)} cells for {width} columns", url=self.at(number)))
+    def _whole(self, ledger: Ledger) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows with the right number of cells, with their numbers, up to any damage."""
+        width = len(self.types)
+        with open_text(self.url, self.begin, self.end) as text:
+            rows = (row for _, row in csv_rows(text, self.delimiter) if row != [])
+            for number, row in enumerate(rows, self.first):
+                if isinstance(row, TarshardsError):
+                    _lose_record(ledger, row, f"{self.name}: row {number}")
+                elif len(row) == width:
+                    yield number, row
+                else:
+                    reason = f"{len(row)} cells for {width} columns"
+                    lose(ledger, SampleError(reason, url=f"{self.name}: row {number}"))
 
-    def _typed(self, numbers: list[int], cells: list[list[str]], schema: Any, ledger: Ledger) -> tuple[Any, list[int]]:
-        """Return columns of text as a batch of *schema*, and the numbers of its rows, without rows of other types."""
-        pa = arrow()
-        columns = []
-        bad: dict[int, SampleError] = {}
-        for field, column in zip(schema, cells):
-            texts, nulls = pa.array(column, pa.string()), NULLS if field.name in self.asked else [""]
+    def _encoded(
+        self, naming: Naming, name: str, kind: str, cells: list[str], broken: dict[int, TarshardsError]
+    ) -> list[FieldColumn]:
+        """Return the fields of a column of cells; those that are not of the type *kind* go to *broken*."""
+        if kind == "text":
+            return [FieldColumn.of(naming.field(name, "txt"), [cell.encode() for cell in cells])]
+        nulls = NULLS if name in self.asked else [""]
+        as_json = AS_JSON[kind]
+        plain = naming.field(name, "cls" if kind == "int" and is_integer(name) else "json")
+        fields: dict[str, list[bytes | None]] = {}
+        for row, cell in enumerate(cells):
+            if cell in nulls:
+                continue
             try:
-                columns.append(typed(texts, field.type, nulls))
-            except pa.ArrowException:
-                parts = []
-                for row in range(len(texts)):
-                    try:
-                        parts.append(typed(texts.slice(row, 1), field.type, nulls))
-                    except pa.ArrowException:
-                        parts.append(pa.nulls(1, field.type))
-                        bad.setdefault(row, SampleError(f"{column[row]!r} is not {field.type}", field=field.name))
-                columns.append(pa.concat_arrays(parts))
-        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-        for row, error in bad.items():
-            lose(ledger, _at(self.at(numbers[row]), error))
-        if bad:
-            kept = [row for row in range(len(numbers)) if row not in bad]
-            batch, numbers = batch.take(pa.array(kept, pa.int64())), [numbers[row] for row in kept]
-        return batch, numbers
+                value = parse_cell(kind, cell)
+            except ValueError:
+                broken[row] = SampleError(f"{cell!r} is not {kind}", field=name)
+                continue
+            if kind == "float" and not isfinite(value):
+                field, data = encode_value(naming, name, value)
+            else:
+                field, data = plain, as_json(value)
+            if field not in fields:
+                fields[field] = [None] * len(cells)
+            fields[field][row] = data
+        return [FieldColumn.of(field, data) for field, data in fields.items()]
 
 
-def plan_lines(urls: list[str], names: list[str], max_bytes: int) -> Plan:
+def plan_lines(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
     """Cut files of JSON lines into pieces of about *max_bytes*; compressed or remote files stay whole."""
     pieces = []
     for url, file in zip(urls, names):
@@ -356,14 +423,18 @@ def plan_lines(urls: list[str], names: list[str], max_bytes: int) -> Plan:
 
 
 def plan_csv(
-    urls: list[str], names: list[str], max_bytes: int, types: Mapping[str, str] | None = None, key: str | None = None
+    urls: list[str],
+    names: list[str],
+    max_bytes: int | None,
+    types: Mapping[str, str] | None = None,
+    key: str | None = None,
 ) -> Plan:
     """Cut CSV files into pieces; columns have the given *types*, else those that are exact for all rows.
 
     All files are read once more for that. In the template *key*, columns have their text. Raises SampleError if the
     columns of files differ.
     """
-    pa, types = arrow(), types or {}
+    types = types or {}
     pieces: list[CsvPiece] = []
     heads = [_csv_head(url) for url in urls]
     (columns, _), name = heads[0], Location.of(urls[0]).name
@@ -381,13 +452,15 @@ def plan_csv(
         if kinds.get(column) != "int":  # ints: the text is that of the number
             kinds[column] = "text"
     kinds |= types
-    schema = pa.schema([(column, arrow_type(kinds.get(column, "text"))) for column in columns])
-    described = schema.serialize().to_pybytes().hex()
+    found_types = tuple((column, kinds.get(column, "text")) for column in columns)
     for url, file, (_, begin) in zip(urls, names, heads):
         identity = file_identity(url)
         for cut in _cuts(url, max_bytes, is_quoted=True, begin=begin):
-            pieces.append(CsvPiece(url, file, *cut, identity, _delimiter(url), described, tuple(types)))
-    return Plan(pieces, schema)
+            pieces.append(CsvPiece(url, file, *cut, identity, _delimiter(url), found_types, tuple(types)))
+    schema = None
+    with suppress(ModuleNotFoundError):  # without pyarrow the record of the import has no types
+        schema = arrow().schema([(column, arrow_type(kind)) for column, kind in found_types])
+    return Plan(pieces, schema, order=columns)
 
 
 def _delimiter(url: str) -> str:
@@ -442,13 +515,16 @@ def _columns(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[list[int],
         yield numbers, columns
 
 
-def _cuts(url: str, max_bytes: int, *, is_quoted: bool, begin: int = 0) -> Iterator[tuple[int, int | None, int]]:
+def _cuts(url: str, max_bytes: int | None, *, is_quoted: bool, begin: int = 0) -> Iterator[tuple[int, int | None, int]]:
     """Yield the begin, end and first record of each piece of text; with *is_quoted*, quotes may hold line breaks.
 
     A quote within quotes is doubled, so a line break ends a record if the number of quotes before it is even; a blank
     line is then not a record.
     """
     location = Location.of(url)
+    if max_bytes is None:
+        yield begin, None, 0
+        return
     with open_shard(url) as stream:
         mark, is_file = Utf8(stream, location.name).mark, isinstance(stream, io.FileIO)
     if not is_file or mark is None or (size := os.path.getsize(str(location.path)) - mark) - begin <= max_bytes:
@@ -478,24 +554,27 @@ def _cuts(url: str, max_bytes: int, *, is_quoted: bool, begin: int = 0) -> Itera
 class DatasetPiece:
     """Rows of a ``datasets.Dataset``, from the number *first*, or of a shard of an ``IterableDataset``."""
 
-    rows: Any
+    dataset: Any
     name: str
     file: str
     first: int
     identity: list[Any]
 
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        return decoded_rows(self, template, ledger)
+
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
         pa = arrow()
         number, keys = self.first, Keys.of(template, self.file)
-        schema = self.rows.features.arrow_schema if self.rows.features else None
+        schema = self.dataset.features.arrow_schema if self.dataset.features else None
         batches: Batches | None = None
         try:
-            for table in self.rows.with_format("arrow").iter(_rows_at_once(self.rows)):
+            for table in self.dataset.with_format("arrow").iter(_rows_at_once(self.dataset)):
                 for batch in table.combine_chunks().to_batches():
                     if batches is None:
                         schema = schema or batch.schema
                         batches = Batches(
-                            schema, naming, keys.of_rows, _in_schema(keys, schema, self.name), reads_files=True
+                            schema, naming, keys.of_rows, _among(keys, schema.names, self.name), reads_files=True
                         )
                     numbers = range(number, number + len(batch))
                     yield from batches.samples(batch, numbers, self.name, refusing(ledger))
@@ -511,8 +590,9 @@ def _rows_at_once(rows: Any) -> int:
     return int(max(1, min(MOST_ROWS, BATCH * size.num_rows // max(1, size.nbytes))))
 
 
-def plan_dataset(dataset: Any, name: str, max_bytes: int) -> Plan:
+def plan_dataset(dataset: Any, name: str, max_bytes: int | None) -> Plan:
     """Cut a ``datasets.Dataset`` into pieces of rows, or use the shards of an ``IterableDataset``."""
+    max_bytes = max_bytes or PART
     identity = [getattr(dataset, "_fingerprint", None)]
     if not hasattr(dataset, "num_rows"):
         count = dataset.num_shards
@@ -570,6 +650,9 @@ class FolderPiece:
     def name(self) -> str:
         return self.folder
 
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        return decoded_rows(self, template, ledger)
+
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
         keys = Keys.of(template, "")
         for key, number, paths in self.entries:
@@ -581,8 +664,9 @@ class FolderPiece:
                 yield {**sample, "__key__": keys(0, {"path": key})}
 
 
-def plan_folder(folder: str, max_bytes: int) -> Plan:
+def plan_folder(folder: str, max_bytes: int | None) -> Plan:
     """Cut a folder with a folder for each class into pieces; keys are paths, and ``cls`` is the number of the class."""
+    max_bytes = max_bytes or PART
     classes = list_classes(folder)
     pieces: list[FolderPiece] = []
     entries: list[Any] = []
@@ -612,11 +696,11 @@ class MsgpackPiece(FilePiece):
     identity: list[Any]
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
-        keys = None if template == "{file}/{record:09d}" else Keys.of(template, self.file)
+        keys = None if template == KEY else Keys.of(template, self.file)
         errors: list[Exception] = []  # of the reader, before the next row
         rows: list[Sample] = []
         number = size = 0
-        for row in read_msgpack_shard(self.url, ledger=Ledger(max_errors=float("inf"), on_error=errors.append)):
+        for row in self._read(errors):
             if errors or len(rows) == FEW_ROWS or size >= BATCH:
                 yield from self._samples(rows, number, keys, naming, ledger)
                 _lose_all(ledger, errors)
@@ -628,6 +712,21 @@ class MsgpackPiece(FilePiece):
                     size += len(value)
         yield from self._samples(rows, number, keys, naming, ledger)
         _lose_all(ledger, errors)
+
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        keys = None if template == KEY else Keys.of(template, self.file)
+        errors: list[Exception] = []
+        for number, row in enumerate(self._read(errors)):
+            _lose_all(ledger, errors)
+            try:
+                yield row if keys is None else {**row, "__key__": keys(number, row)}
+            except (TarshardsError, ValueError) as error:
+                lose(ledger, _at(f"{self.name}: {row['__key__']}", error))
+        _lose_all(ledger, errors)
+
+    def _read(self, errors: list[Exception]) -> Iterator[Sample]:
+        """Yield the rows with the stored values; the errors before the next go to *errors*."""
+        return read_msgpack_shard(self.url, ledger=Ledger(max_errors=float("inf"), on_error=errors.append))
 
     def _samples(
         self, rows: list[Sample], number: int, keys: Keys | None, naming: Naming, ledger: Ledger
@@ -654,9 +753,17 @@ def _lose_all(ledger: Ledger, errors: list[Exception]) -> None:
         lose(ledger, errors.pop(0))
 
 
-def plan_msgpack(urls: list[str], names: list[str], max_bytes: int) -> Plan:
+def plan_msgpack(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
     """Make a piece of each msgpack shard."""
     return Plan([MsgpackPiece(url, file, file_identity(url)) for url, file in zip(urls, names)])
+
+
+def _lose_record(ledger: Ledger, error: TarshardsError, origin: str) -> None:
+    """Pass *ledger* the error of a record at *origin*, or of the file, which costs no more than what follows."""
+    if isinstance(error, OpenError):
+        ledger(error)
+    else:
+        lose(ledger, _at(origin, error))
 
 
 def refusing(ledger: Ledger) -> Callable[[TarshardsError], object]:
@@ -667,7 +774,7 @@ def refusing(ledger: Ledger) -> Callable[[TarshardsError], object]:
 def lose(ledger: Ledger, error: Exception, rows: int = 1) -> None:
     """Pass *ledger* the error that costs some *rows*; it raises the error if it allows none."""
     ledger.fail(error)
-    ledger.count(failed=rows)
+    ledger.count(samples=rows, streamed=rows, failed=rows)
 
 
 def _at(origin: str, error: Exception) -> TarshardsError:
