@@ -146,6 +146,7 @@ class Stream:
     with_length = _op(ops.with_length)
     progress = _op(ops.progress)
     monitor = _op(ops.monitor)
+    fields = _op(ops.fields)
     rekey = _op(ops.rekey)
     add_source = _op(ops.add_source)
 
