@@ -39,7 +39,6 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.formats.msgpack_shards import read_msgpack as read_msgpack
     from tarshards.formats.msgpack_shards import write_msgpack as write_msgpack
     from tarshards.formats.rows import read_rows as read_rows
-    from tarshards.index.access import IndexedShards as IndexedShards
     from tarshards.index.build import build_index as build_index
     from tarshards.index.columns import attach_columns as attach_columns
     from tarshards.index.columns import build_columns as build_columns
@@ -63,6 +62,7 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.storage.remote import Remote as Remote
     from tarshards.stream import ops as ops
     from tarshards.stream.collate import collate as collate
+    from tarshards.stream.indexed_shards import IndexedShards as IndexedShards
     from tarshards.stream.mixed import mix as mix
     from tarshards.stream.stream import Stream as Stream
     from tarshards.tar.read import Member as Member
@@ -99,7 +99,6 @@ _MODULES = {
     "formats.importing": "import_dataset",
     "formats.msgpack_shards": "read_msgpack write_msgpack",
     "formats.rows": "read_rows",
-    "index.access": "IndexedShards",
     "index.build": "build_index",
     "index.columns": "attach_columns build_columns",
     "index.sidecar": "Index",
@@ -114,6 +113,7 @@ _MODULES = {
     "storage.opening": "open_shard open_url",
     "storage.remote": "Remote",
     "stream.collate": "collate",
+    "stream.indexed_shards": "IndexedShards",
     "stream.mixed": "mix",
     "stream.stream": "Stream",
     "tar.read": "Member read_members",
@@ -129,8 +129,8 @@ _NEEDED |= dict.fromkeys(("ShardDataset", "ShardLoader", "torch_iterable", "webd
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":  # the names for `import *`; dali's name is too common for it
-        return [each for each in _found() if each != "dali"]
+    if name == "__all__":  # the names for `import *`; these two are also those of other packages
+        return [each for each in _found() if each not in ("dali", "webdataset")]
     if name in _NAMESPACES:
         value: Any = import_module(f"tarshards.{_NAMESPACES[name]}")
     elif name in _MODULE_OF:

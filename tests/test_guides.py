@@ -161,6 +161,10 @@ def test_lightning(follow, run, tmp_path):
 
 
 @pytest.mark.interop
+def test_evaluation(follow):
+    assert 0 <= float(follow("evaluation.md")) <= 1
+
+
 def test_accelerate(follow):
     pytest.importorskip("accelerate", reason="needs accelerate")
     printed = follow("accelerate.md", PYTHONWARNINGS="ignore", ACCELERATE_USE_CPU="true")

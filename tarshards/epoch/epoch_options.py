@@ -17,12 +17,15 @@ TAILS: tuple[Tail, ...] = get_args(Tail)
 class EpochOptions:
     """In which order the samples of an epoch come, and what becomes of those that ranks cannot share equally.
 
-    - *shuffle*: permute the samples, or without indexes the shards, by (*seed*, epoch); False keeps the storage order
+    - *shuffle*: permute the samples by (*seed*, epoch); False keeps the storage order. Without indexes the shards are
+      permuted, and each worker mixes samples in a buffer.
     - *seed*: what the permutations are drawn from
     - *tail*: "exact" delivers each sample once, so that some ranks have one more; "pad" repeats samples from the start
       of the epoch and "drop" leaves out its last ones, so that ranks have equally many; None is "pad" for several ranks
-      and "exact" for one. Requires indexes.
-    - *pool*: the samples that are shuffled together, over all ranks (None: 2**18). Requires indexes.
+      and "exact" for one. Without indexes only "exact" is possible, and loaders require it, or ``steps=``, where ranks
+      do not divide the shards.
+    - *pool*: the samples that are shuffled together, over all ranks (None: 2**18); without indexes in the buffer of
+      each worker (None: 1,000)
     - *block*: the consecutive samples that stay in one stretch of the order, and that a remote shard is asked for
       together (None: about 1 MiB, at most 16; where all samples fit into *pool*, single ones are permuted). Requires
       indexes.
@@ -57,7 +60,7 @@ class EpochOptions:
     @property
     def needs_index(self) -> bool:
         """Whether an option is given that only planned epochs have."""
-        return any(value is not None for value in (self.tail, self.pool, self.block))
+        return self.tail not in (None, "exact") or self.block is not None
 
     def tail_for(self, ranks: int) -> Tail:
         """Return *tail*, or its default for so many ranks."""

@@ -89,7 +89,8 @@ class Outcome(NamedTuple):
 class Part:
     """Some positions of a *plan*, the shards and numbers of their samples, and what has been read of them.
 
-    *sample_positions* are the positions in the plan of single samples, where those of the plan are bins.
+    *sample_positions* are the positions in the plan of single samples, where those of the plan are bins. *begins* are
+    the elements at which they begin, where bins have pieces of samples.
 
     *taken* samples, the first ones, were read or could not be; *quarantined* of these could not, and the others had
     *members*. *left_out* counts those that were read and left out after that.
@@ -102,9 +103,11 @@ class Part:
         shards: np.ndarray,
         numbers: np.ndarray,
         sample_positions: np.ndarray | None = None,
+        begins: np.ndarray | None = None,
     ):
         self.plan, self.positions, self.shards, self.numbers = plan, positions, shards, numbers
         self.sample_positions = positions if sample_positions is None else sample_positions
+        self.begins = begins
         self.taken = self.quarantined = self.members = 0
         self.left_out: Tally | None = None
         self.reader: SampleReader | None = None  # which fetches ahead, if the loop has one
@@ -116,9 +119,10 @@ class Part:
         positions = np.asarray(positions, np.int64)
         sample_positions = plan.sample_positions(positions)
         shards, numbers = plan.unpacked[sample_positions]
+        begins = plan.begins(positions)
         if plan.sizes is not None:
             positions = np.repeat(positions, plan.sizes[positions])
-        return cls(plan, positions, shards, numbers, sample_positions)
+        return cls(plan, positions, shards, numbers, sample_positions, begins)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -143,7 +147,9 @@ class Part:
     def cut(self, begin: int, end: int) -> Part:
         """Return the part of the positions from the *begin*-th to the *end*-th."""
         cut = slice(begin, end)
-        part = Part(self.plan, self.positions[cut], self.shards[cut], self.numbers[cut], self.sample_positions[cut])
+        begins = None if self.begins is None else self.begins[cut]
+        own = self.positions[cut], self.shards[cut], self.numbers[cut], self.sample_positions[cut]
+        part = Part(self.plan, *own, begins)
         part.reader = self.reader
         return part
 
@@ -209,6 +215,9 @@ class EpochLoop:
         self._repeats = len(shares) > 0 and shares[-1][-1] >= plan.total  # no rank has more than one
         self._samples = _samples(plan, shares)
         repeated = (1 if plan.sizes is None else int(plan.sizes[shares[-1][-1]])) if self._repeats else 0
+        if plan.further is not None and len(shares):
+            counted = shares.together()
+            repeated += int(plan.further[counted[counted < plan.total]].sum())
         self._tally = Tally(planned=self._samples - repeated, broken_off=1)
         self._read = np.zeros(len(reader.names), np.int64)  # by shard
         if world.worker == 0:
@@ -292,8 +301,9 @@ class EpochLoop:
     def _count(self, part: Part, is_out: bool = True) -> None:
         """Count what was read of *part*; without *is_out* it was left before there was a result."""
         shards, tally = part.shards[: part.taken], self._tally
-        if self._repeats:
-            shards = shards[part.positions[: part.taken] < self.plan.total]
+        if self._repeats or part.begins is not None:
+            first = part.positions[: part.taken] < self.plan.total
+            shards = shards[first if part.begins is None else first & (part.begins[: part.taken] == 0)]
             tally.repeated += part.taken - len(shards)
         np.add.at(self._read, shards, 1)
         self._counted += part.taken
@@ -321,7 +331,8 @@ class EpochLoop:
             self.ledger(error)
 
     def _drop(self, plan: PlannedEpoch, positions: list[int]) -> None:
-        self._count_dropped(plan[positions][0])
+        part = Part.of(plan, np.asarray(positions, np.int64))
+        self._count_dropped(part.shards if part.begins is None else part.shards[part.begins == 0])
 
     def _count_dropped(self, shards: np.ndarray) -> None:
         np.add.at(self._read, shards, 1)

@@ -32,17 +32,21 @@ from tarshards.epoch.permutations import fold, hash_of, permutations
 from tarshards.epoch.plan import CHUNK, PlannedEpoch
 from tarshards.errors import SampleError, StateError, whole_number
 
-Overlong = Literal["error", "drop"]
+Overlong = Literal["error", "drop", "split"]
 WINDOW = 4096
 LEVEL = 3  # of the permutation of bins, after those of blocks, windows and substitutes
 
 
 class Bins(NamedTuple):
-    """The bins of a whole epoch: positions in *order*, bin b from *starts* [b] on; *overlong* ones are in no bin."""
+    """The bins of a whole epoch: positions in *order*, bin b from *starts* [b] on; *overlong* ones are in no bin.
+
+    Where samples are split, a bin has pieces of them, which begin at the elements *begins*.
+    """
 
     order: NDArray[np.int64]
     starts: NDArray[np.int64]
     overlong: NDArray[np.int64]
+    begins: NDArray[np.int64] | None = None
 
 
 def best_fit(lengths: NDArray[Any], capacity: int) -> NDArray[np.int64]:
@@ -91,10 +95,12 @@ def alike(lengths: NDArray[Any], budget: int) -> NDArray[np.int64]:
 class Packing:
     """How samples of variable *lengths*, in the dataset's order, are put together; see ``pack`` and ``bucket``.
 
+    Where *lengths* names a field or a column, a loader makes a Packing ``with_lengths``.
+
     Raises ValueError for lengths that are no whole numbers of at least 1, and arguments out of range.
     """
 
-    lengths: NDArray[Any]
+    lengths: NDArray[Any] | str
     capacity: int
     window: int = WINDOW
     overlong: Overlong = "error"
@@ -106,20 +112,34 @@ class Packing:
         self.capacity, self.window = whole_number(name, self.capacity, 1), whole_number("window", self.window, 1)
         if self.overlong not in get_args(Overlong):
             raise ValueError(f"overlong must be one of {', '.join(get_args(Overlong))}, not {self.overlong!r}")
+        if self.overlong == "split" and not self.is_packed:
+            raise ValueError('overlong="split" is for pack; bucket takes "error" or "drop"')
+        if self.capacity >= 2**31:
+            raise ValueError(f"{name} must be below 2**31, not {self.capacity}")
+        if isinstance(self.lengths, str):
+            return
         lengths = np.asarray(self.lengths)
         if lengths.ndim != 1 or (lengths.size and (lengths.dtype.kind not in "iu" or lengths.min() < 1)):
             raise ValueError("lengths must be a whole number of at least 1 for each sample")
-        if self.capacity >= 2**31:
-            raise ValueError(f"{name} must be below 2**31, not {self.capacity}")
         self.lengths = np.minimum(lengths, 2**31 - 1).astype(np.int32)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}
 
+    def with_lengths(self, lengths: NDArray[Any]) -> Packing:
+        """Return this packing of samples of these *lengths*; one that is empty counts as 1."""
+        return Packing(np.maximum(lengths, 1), self.capacity, self.window, self.overlong, self.is_packed)
+
+    @property
+    def known(self) -> NDArray[Any]:
+        """The lengths, as numbers."""
+        assert not isinstance(self.lengths, str), "a loader looks the lengths up"
+        return self.lengths
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What a state says of it."""
-        digest = blake2b(self.lengths.astype("<i4").tobytes(), digest_size=16).hexdigest()
+        digest = blake2b(self.known.astype("<i4").tobytes(), digest_size=16).hexdigest()
         how = "pack" if self.is_packed else "bucket"
         return {
             "how": how,
@@ -167,20 +187,25 @@ class Packing:
         return self._last[1]
 
     def _bins(self, counts: NDArray[np.int64], plan: PlannedEpoch) -> Bins:
-        if int(counts.sum()) != len(self.lengths):
-            raise ValueError(f"lengths are of {len(self.lengths)} samples, and the dataset has {int(counts.sum())}")
+        if int(counts.sum()) != len(self.known):
+            raise ValueError(f"lengths are of {len(self.known)} samples, and the dataset has {int(counts.sum())}")
         first = np.cumsum(counts) - counts
         key = None if plan.permuted_by is None else hash_of(*plan.permuted_by, LEVEL)
         put = best_fit if self.is_packed else alike
-        orders, sizes, overlong = [], [], []
+        is_split = self.overlong == "split"
+        orders, sizes, overlong, begins = [], [], [], []
         together = max(1, CHUNK // self.window) * self.window
         for begin in range(0, plan.total, together):
             shards, numbers = plan[np.arange(begin, min(begin + together, plan.total))]
-            lengths = self.lengths[first[shards] + numbers]
+            lengths = self.known[first[shards] + numbers]
             for offset in range(0, len(lengths), self.window):
                 window = lengths[offset : offset + self.window]
-                fits = np.flatnonzero(window <= self.capacity)
-                if len(fits) < len(window):
+                if is_split:
+                    fits, pieces = _pieces(window, self.capacity)
+                else:
+                    fits = np.flatnonzero(window <= self.capacity)
+                    pieces = np.zeros_like(fits)
+                if not is_split and len(fits) < len(window):
                     beyond = offset + np.flatnonzero(window > self.capacity)
                     if self.overlong == "error":
                         i = int(beyond[0])
@@ -192,35 +217,54 @@ class Packing:
                     overlong.append(begin + beyond)
                 if not len(fits):
                     continue
-                bins = put(window[fits], self.capacity)
+                bins = put(np.minimum(window[fits] - pieces, self.capacity), self.capacity)
                 count = int(bins.max()) + 1
                 if key is not None:
                     turn = permutations(fold(key, np.array([(begin + offset) // self.window])), [count], count)[0]
                     bins = np.asarray(turn).astype(np.int64)[bins]
-                orders.append(begin + offset + fits[np.argsort(bins, kind="stable")])
+                order = np.argsort(bins, kind="stable")
+                orders.append(begin + offset + fits[order])
+                begins.append(pieces[order])
                 sizes.append(np.bincount(bins, minlength=count))
         empty = [np.zeros(0, np.int64)]
         starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sizes]))
-        return Bins(np.concatenate(orders or empty), starts, np.concatenate(overlong or empty))
+        order, beyond, pieces = (np.concatenate(each or empty) for each in (orders, overlong, begins))
+        return Bins(order, starts, beyond, pieces if is_split else None)
 
 
-def pack(lengths: ArrayLike, capacity: int, *, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
+def _pieces(lengths: NDArray[Any], capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the pieces of at most *capacity*: which of *lengths* each is of, and where it begins.
+
+    >>> _pieces(np.array([3, 10, 4]), 4)
+    (array([0, 1, 1, 1, 2]), array([0, 0, 4, 8, 0]))
+    """
+    counts = -(-lengths.astype(np.int64) // capacity)
+    ends = np.cumsum(counts)
+    numbers = np.repeat(np.arange(len(lengths)), counts)
+    return numbers, capacity * (np.arange(len(numbers)) - np.repeat(ends - counts, counts))
+
+
+def pack(lengths: ArrayLike | str, capacity: int, *, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
     """Pack samples of *lengths* into rows of at most *capacity*: best fit, longest first, within windows of the epoch.
 
-    *lengths* has one for each sample of the shards, selected or not, shard after shard. The *window* is that of
-    positions of the epoch, the same on any number of ranks. A sample longer than the capacity raises SampleError, which
-    names its position; with ``overlong="drop"`` such samples are left out, and the ledger counts them as dropped.
+    *lengths* has one for each sample of the shards, selected or not, shard after shard; or it is the name of a column
+    that has them, or of a field, whose lengths are the rows of ``.npy``, the elements that ``readers.ragged`` makes, or
+    else bytes. The *window* is that of positions of the epoch, the same on any number of ranks. A sample longer than
+    the capacity raises SampleError, which names its position; with ``overlong="drop"`` such samples are left out, and
+    the ledger counts them as dropped. With ``overlong="split"`` they are cut into pieces of the capacity, each in a row
+    of its own, and a last one that is packed like a sample; the ledger counts a sample's further pieces as repeated.
     Raises ValueError for arguments out of range.
     """
-    return Packing(np.asarray(lengths), capacity, window, overlong)
+    return Packing(lengths if isinstance(lengths, str) else np.asarray(lengths), capacity, window, overlong)
 
 
-def bucket(lengths: ArrayLike, *, budget: int, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
+def bucket(lengths: ArrayLike | str, *, budget: int, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
     """Put samples of like length together: batches that, padded to their longest, have at most *budget* tokens.
 
-    The arguments are those of ``pack``.
+    The arguments are those of ``pack``; samples are not split.
     """
-    return Packing(np.asarray(lengths), budget, window, overlong, is_packed=False)
+    given = lengths if isinstance(lengths, str) else np.asarray(lengths)
+    return Packing(given, budget, window, overlong, is_packed=False)
 
 
 class PackedPlan(PlannedEpoch):
@@ -248,6 +292,13 @@ class PackedPlan(PlannedEpoch):
     def sizes(self) -> NDArray[np.int64]:
         return np.diff(self.bins.starts)[self._numbers(np.arange(len(self)))]
 
+    @cached_property
+    def further(self) -> NDArray[np.int64] | None:
+        if self.bins.begins is None:
+            return None
+        so_far = np.concatenate(([0], np.cumsum(self.bins.begins > 0)))[self.bins.starts]
+        return np.diff(so_far)[self._numbers(np.arange(len(self)))]
+
     @property
     def overlong(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return self.unpacked[self.bins.overlong]
@@ -270,11 +321,18 @@ class PackedPlan(PlannedEpoch):
         return self.unpacked[self.sample_positions(np.atleast_1d(np.asarray(positions, np.int64)))]
 
     def sample_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.bins.order[self._entries(positions)]
+
+    def begins(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        return None if self.bins.begins is None else self.bins.begins[self._entries(positions)]
+
+    def _entries(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where the contents of bins are in ``order``."""
         numbers = self._numbers(positions)
         first = self.bins.starts[numbers]
         sizes = self.bins.starts[numbers + 1] - first
         ends = np.cumsum(sizes)
-        return self.bins.order[np.repeat(first - ends + sizes, sizes) + np.arange(sizes.sum())]
+        return np.repeat(first - ends + sizes, sizes) + np.arange(sizes.sum())
 
     def _numbers(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of bins in the whole epoch."""

@@ -271,6 +271,15 @@ class PlannedEpoch(ABC):
         return positions
 
     @property
+    def further(self) -> NDArray[np.int64] | None:
+        """How many pieces at each position are not the first of their sample; None where samples are whole."""
+        return None
+
+    def begins(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return the elements at which the pieces of samples at *positions* begin; None where samples are whole."""
+        return None
+
+    @property
     def overlong(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The shards and numbers of samples that are too long for any bin, and are dropped."""
         return np.zeros(0, np.int64), np.zeros(0, np.int64)

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from tarshards.epoch.epoch_options import Tail
 from tarshards.epoch.plan import Order, PlannedEpoch
 from tarshards.errors import OpError, TarshardsError, check_function, shortened
-from tarshards.index.access import IndexedShards, SampleReader, gap_of
-from tarshards.parallel.calls import bounded_map
+from tarshards.index.access import SampleReader, SampleSequence, gap_of
+from tarshards.parallel.calls import bounded_map, check_sent
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample
@@ -129,7 +129,7 @@ class SampleChoice(NamedTuple):
 
     def __call__(self, shards: SampleReader, among: NDArray[Any]) -> NDArray[np.bool_]:
         """Return which of the samples *among* are chosen: whole numbers, over all *shards*."""
-        if not isinstance(shards, IndexedShards):
+        if not isinstance(shards, SampleSequence):
             raise TypeError("select comes before join")
         chosen = np.ones(len(among), np.bool_)
         if self.drop is not None:
@@ -146,11 +146,11 @@ class SampleChoice(NamedTuple):
                 return chosen & by_columns[among]
             if self.fields is not None:
                 named = Shards(shards.urls, samples=shards.counts.tolist(), size=shards.sizes.tolist())
-                shards = IndexedShards(named, fields=self.fields, remote=shards.shards.remote)
+                shards = SampleSequence(named, fields=self.fields, remote=shards.shards.remote)
             chosen[chosen] = _meet(shards, self.where, among[chosen], self.on_error, self.executor)
         return chosen
 
-    def _by_columns(self, shards: IndexedShards) -> NDArray[np.bool_] | None:
+    def _by_columns(self, shards: SampleSequence) -> NDArray[np.bool_] | None:
         """Return which samples meet the condition if it names columns, otherwise None."""
         if not isinstance(self.where, str) or self.fields is not None:
             return None
@@ -169,7 +169,7 @@ def _listed(keys: Keys, name: str) -> frozenset[str]:
 
 
 def _have(
-    shards: IndexedShards, keys: frozenset[str], among: NDArray[Any]
+    shards: SampleSequence, keys: frozenset[str], among: NDArray[Any]
 ) -> tuple[NDArray[np.bool_], Collection[str]]:
     """Return which of the samples *among* have one of *keys*, and the keys that no sample has; by indexes alone."""
     if shards.shards.key_index is not None:
@@ -185,7 +185,7 @@ def _have(
 
 
 def _meet(
-    shards: IndexedShards,
+    shards: SampleSequence,
     where: str | Predicate,
     among: NDArray[Any],
     on_error: ErrorPolicy,
@@ -194,6 +194,7 @@ def _meet(
     """Return which of the samples *among* meet *where*: each is read once, in storage order."""
     predicate = Condition(where) if isinstance(where, str) else where
     check_function(predicate, "where=")
+    check_sent(predicate, executor, "select")
     handle = error_handler(on_error)
     parts = np.array_split(among, 1 if executor is None else TASKS)
     tasks = [(shards, predicate, part, handle is not None) for part in parts if len(part)]
@@ -208,7 +209,9 @@ def _meet(
     return np.concatenate(answers)
 
 
-def _judge(task: tuple[IndexedShards, Predicate, NDArray[Any], bool]) -> tuple[NDArray[np.bool_], list[TarshardsError]]:
+def _judge(
+    task: tuple[SampleSequence, Predicate, NDArray[Any], bool],
+) -> tuple[NDArray[np.bool_], list[TarshardsError]]:
     """Return which samples meet the predicate, and the errors of samples; the first is the last if none may fail."""
     shards, predicate, numbers, goes_on = task
     meets, errors = np.zeros(len(numbers), np.bool_), []

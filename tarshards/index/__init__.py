@@ -14,8 +14,9 @@ Read in this order:
 - ``key_index``: samples by key, in a file beside the manifest or in memory
 - ``readahead``: local shards read from a slow disk before their samples are needed
 - ``fetch``: blocks of remote shards: which are fetched ahead, and which of a cache stay mapped
-- ``access``: ``IndexedShards``, any sample by its number; ``joined``: fields of parallel shards added
+- ``access``: ``SampleSequence``, any sample by its number; ``joined``: fields of parallel shards added
 - ``memory``: bytes of many samples, and the kernels that copy and parse them (``_rows.c``, ``_pixels.c``)
+- ``lengths``: the lengths of a field, for packing
 - ``mapped_fields``, ``npy_column``: the fields of mapped shards as such bytes, and as one array
 - ``columns``: values of samples in files beside the indexes; ``cells``: tables of CSV, which columns are made of;
   ``where``: conditions on columns

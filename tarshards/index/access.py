@@ -56,6 +56,11 @@ class SampleReader:
         """Return a sample that a reader that fetches ahead does not know of, as ``read`` does."""
         return self.read(shard, sample)
 
+    @property
+    def sequences(self) -> list[SampleSequence]:
+        """The sequences that have these samples, end to end."""
+        raise NotImplementedError
+
     def is_remote(self) -> bool:
         """Return whether reading a sample waits for a network, so that several should be read at once."""
         raise NotImplementedError
@@ -138,23 +143,10 @@ class Fan:
             yield found
 
 
-class IndexedShards(SampleReader, Sequence[Sample]):
-    """The samples of indexed shards, one after the other, as a sequence: ``[i]``, ``["key"]``, slices, ``len``.
+class SampleSequence(SampleReader, Sequence[Sample]):
+    """The samples of indexed shards, one after the other, as a sequence of dicts of bytes.
 
-    A sample is read when it is asked for: only its bytes, and of these only *fields* (a list of names, or words in one
-    string) if given. Those that *lazy* names are each a ``MemberFile``, which reads only what is asked for.
-    Nothing is cached. A slice is again a sequence of samples. Local shards are mapped; remote ones
-    are read by range requests, several at once for ``read_all`` and for the batches of a DataLoader. The object can be
-    pickled, inherited by forked processes and shared by threads. *index_dir* and *remote* are as for ``Opening``.
-
-    A sample at fault, such as one with a duplicate field, has its number, but reading it raises SampleError. ``find``
-    and ``locate`` give the number of the first sample of a key, which may be at fault; ``["key"]`` raises SampleError
-    for a key that several samples have.
-
-    Raises ShardIndexError where a shard has no index, or is compressed, or if a local one has another size than its
-    index says. Indexes are loaded, and compared with their shards, when first needed: a stale one is a ShardIndexError
-    then. For a manifest (``train.shards.json``), which gives the number of samples, all of this is seen when first
-    needed. A shard in which no sample has one of *fields* raises SampleError, without a manifest the first at once.
+    ``IndexedShards``, which adds ops, describes how it is indexed and what it raises.
     """
 
     @collector_paused()
@@ -173,53 +165,79 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         self.urls, self.names, self.fields = self.shards.urls, self.shards.names, self.shards.fields
         self.counts, self.sizes, self.remote = self.shards.counts, self.shards.sizes, self.shards.remote
         self._ends: list[int] = np.cumsum(self.counts).tolist()
-        self._range = range(self._ends[-1])
+        self._own: range | np.ndarray = range(self._ends[-1])  # the numbers of these samples over all shards
         self._fetcher: BlockFetcher | None = None
         self._readahead: LocalReadahead | None = None
 
+    @property
+    def sequences(self) -> list[SampleSequence]:
+        return [self]
+
     def __len__(self) -> int:
-        return len(self._range)
+        return len(self._own)
 
     @overload
-    def __getitem__(self, index: int) -> Sample: ...
+    def __getitem__(self, index: int | str) -> Sample: ...
     @overload
-    def __getitem__(self, index: str) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> IndexedShards: ...
-    def __getitem__(self, index: int | str | slice) -> Sample | IndexedShards:
+    def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> Self: ...
+    def __getitem__(self, index: Any) -> Sample | Self:
         if isinstance(index, str):
             index = self._only(index)
-        if isinstance(index, slice):
+        elif not isinstance(index, int) and (not hasattr(index, "__index__") or getattr(index, "ndim", None)):
             part = copy.copy(self)
-            part._range = self._range[index]
+            part._own = self._own[index] if isinstance(index, slice) else self._picked(index)
             return part
         return self.read(*self._numbers(index))
 
+    def _picked(self, index: Any) -> np.ndarray:
+        """Return the numbers of the samples that a list or array of numbers, or a mask, names."""
+        given = np.asarray(index if isinstance(index, Sequence) or hasattr(index, "__array__") else None)
+        if isinstance(index, tuple | bytes) or (given.dtype.kind not in "biu" and given.size):
+            if given.dtype.kind == "U":
+                words = f"a list names samples by numbers, not {shortened(index)}"
+                raise TypeError(f"{words}; locate(keys) gives the numbers of keys")
+            named = "by a number, a key, a slice, or a list or array of numbers or of True and False"
+            raise TypeError(f"samples are named {named}, not {shortened(index)}")
+        if given.ndim != 1:
+            raise TypeError(f"samples are named by a list or array of one axis, not of {given.ndim}")
+        if given.dtype.kind == "b" and len(given) != len(self):
+            raise IndexError(f"a mask of {len(given)} for {len(self)} samples")
+        chosen = np.flatnonzero(given) if given.dtype.kind == "b" else given.astype(np.int64)
+        outside = (chosen < -len(self)) | (chosen >= len(self))
+        if outside.any():
+            raise self._no_sample(int(chosen[outside][0]))
+        own = self._own
+        if isinstance(own, range) and len(own):
+            return own.start + own.step * (chosen % len(own))
+        return np.asarray(own, np.int64)[chosen]
+
+    def _no_sample(self, index: Any) -> IndexError:
+        return IndexError(f"there is no sample {index} of {len(self)}, which are numbered from 0")
+
     def __getitems__(self, numbers: Iterable[int]) -> list[Sample]:
         """Return several samples, as DataLoaders ask for them."""
-        pairs = np.array([self._numbers(number) for number in numbers], np.int64).reshape(-1, 2)
-        return [_raised(result) for result in self.read_all(pairs[:, 0], pairs[:, 1])]
+        return [_raised(result) for result in self.read_all(*self._places(self._picked([*numbers])))]
 
     def __iter__(self) -> Iterator[Sample]:
-        for result in self.read_numbers(np.array(self._range, np.int64)):
+        for result in self.read_numbers(np.asarray(self._own, np.int64)):
             yield _raised(result)
 
     def read_numbers(self, numbers: np.ndarray) -> Iterator[Sample | TarshardsError]:
         """Yield the samples of these numbers over all shards, sliced or not, as ``read_all`` does."""
-        numbers = numbers.astype(np.int64)
+        return self._read_ahead(*self._places(numbers.astype(np.int64)), gap_of(numbers, self._ends[-1]))
+
+    def _places(self, numbers: np.ndarray) -> Numbers:
+        """Return the shards of the samples of these numbers over all shards, and their numbers in them."""
         shards = np.searchsorted(self._ends, numbers, "right")
         starts = np.array(self._ends, np.int64) - self.counts
-        return self._read_ahead(shards, numbers - starts[shards], gap_of(numbers, self._ends[-1]))
+        return shards, numbers - starts[shards]
 
     def _numbers(self, index: int) -> tuple[int, int]:
         """Return the number of the shard that has a sample of this sequence, and the sample's number in it."""
         try:
-            number = self._range[index]
+            number = int(self._own[index])
         except IndexError:
-            raise IndexError(f"there is no sample {index} of {len(self)}, which are numbered from 0") from None
-        except TypeError:
-            given = f"{shortened(index)}; __getitems__ takes several numbers"
-            raise TypeError(f"samples are named by a number, a key or a slice, not {given}") from None
+            raise self._no_sample(index) from None
         shard = bisect_right(self._ends, number)
         return shard, number - (self._ends[shard] - int(self.counts[shard]))
 
@@ -235,12 +253,14 @@ class IndexedShards(SampleReader, Sequence[Sample]):
     @property
     def keys(self) -> list[str]:
         """The keys of the samples, in their order; every index is loaded for them."""
-        if self._range == range(len(self._range)):
-            return list(islice(self.shards.each_key(), len(self._range)))
-        keys = [""] * len(self._range)
+        if isinstance(self._own, range) and self._own == range(len(self)):
+            return list(islice(self.shards.each_key(), len(self)))
+        keys = [""] * len(self)
+        order = np.argsort(self._own, kind="stable").tolist()
+        numbers, at = np.asarray(self._own)[order].tolist(), 0
         for number, key in enumerate(self.shards.each_key()):
-            if number in self._range:
-                keys[self._range.index(number)] = key
+            while at < len(order) and numbers[at] == number:
+                keys[order[at]], at = key, at + 1
         return keys
 
     def locate(self, keys: Iterable[str]) -> np.ndarray:
@@ -257,8 +277,10 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         """Return the numbers of all samples with this key, as ``locate`` does."""
         if not isinstance(key, str):
             raise TypeError(f"a key is a str, not {shortened(key)}")
-        own = self._range
-        return [own.index(number) for number in self.shards.table.numbers(key) if number in own]
+        numbers, own = self.shards.table.numbers(key), self._own
+        if isinstance(own, range):
+            return [own.index(number) for number in numbers if number in own]
+        return np.flatnonzero(np.isin(own, numbers)).tolist()
 
     def find(self, key: str) -> int:
         """Return the number of the first sample with this key; raise KeyError where there is none."""
@@ -277,7 +299,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
 
     def column(self, field: str) -> Column:
         """Return the ``.npy`` *field* of these samples as one read-only array; see ``Column``."""
-        return Column(self.shards, field, self._range)
+        return Column(self.shards, field, self._own)
 
     def read(self, shard: int, sample: int) -> Sample:
         if self._fetcher is not None:
@@ -333,7 +355,7 @@ class IndexedShards(SampleReader, Sequence[Sample]):
         reach: int,
         processes: int = 1,
         gap: float = 0.0,
-    ) -> Iterator[IndexedShards]:
+    ) -> Iterator[SampleSequence]:
         self.shards.begin()
         reader = copy.copy(self)
         if not self.is_remote():

@@ -28,11 +28,11 @@ from tarshards.errors import (
     check_function,
 )
 from tarshards.index._sidecars_py import SidecarHead
-from tarshards.index.access import IndexedShards
+from tarshards.index.access import SampleSequence
 from tarshards.index.cells import read_csv
 from tarshards.index.inventory import for_each_shard, read_head
 from tarshards.index.sidecar import NO_DIGEST, Index, index_location
-from tarshards.parallel.calls import bounded_map
+from tarshards.parallel.calls import bounded_map, check_sent
 from tarshards.samples.codecs import audio_headers, decode_field
 from tarshards.samples.codecs.audio import decode_audio
 from tarshards.samples.codecs.image import open_image
@@ -312,6 +312,9 @@ def build_columns(
         (shard, Location.of(shard.url, sync=sync), sources, handle is not None, overwrite)
         for shard in expand_shards(urls)
     ]
+    for column, source in sources.items():
+        if isinstance(source, Computed):
+            check_sent(source.function, executor, f"build_columns: {column}")
     built = map(_build, tasks) if executor is None else bounded_map(_build, tasks, executor=executor, window=TASKS)
     written = []
     for name, errors in built:
@@ -369,7 +372,7 @@ def _values(
         if not fields:
             return values, errors
     numbers = np.arange(len(index))
-    for number, result in enumerate(IndexedShards([shard], fields=fields).read_all(np.zeros_like(numbers), numbers)):
+    for number, result in enumerate(SampleSequence([shard], fields=fields).read_all(np.zeros_like(numbers), numbers)):
         if not isinstance(result, dict):
             errors.append(result)
         else:
@@ -418,7 +421,7 @@ def attach_columns(urls: Any, table: Any, *, key: str = KEY, sync: bool = True) 
     if len(repeated):
         raise SampleError("several rows have this key", url=origin, key=str(repeated[0]["values"]))
     shards = expand_shards(urls)
-    samples = IndexedShards(shards)
+    samples = SampleSequence(shards)
     own = pa.array(samples.keys, pa.string())
     found = compute.index_in(own, value_set=keys.combine_chunks())
     if len(own) and found.null_count == len(own):
@@ -458,7 +461,7 @@ def _read_columns(shard: Location) -> tuple[bytes, SidecarHead] | None:
     return (location.read(MAX_BYTES), read_head(shard)) if location.is_taken() else None
 
 
-def load_columns(shards: IndexedShards, names: Collection[str]) -> pa.Table | None:
+def load_columns(shards: SampleSequence, names: Collection[str]) -> pa.Table | None:
     """Return the columns *names* of all samples, in the order of *shards*; None if the first shard has none of them.
 
     Raises ShardIndexError where some of them are missing, in this or another shard, or the columns are stale.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tarshards.errors import SampleError, UrlError, visible
-from tarshards.index.access import Fan, IndexedShards, SampleReader
+from tarshards.index.access import Fan, SampleReader, SampleSequence
 from tarshards.samples.keys import Sample, is_reserved
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class JoinedShards(SampleReader):
     the same name.
     """
 
-    def __init__(self, left: SampleReader, right: IndexedShards):
+    def __init__(self, left: SampleReader, right: SampleSequence):
         if len(left.urls) != len(right.urls):
             raise UrlError(f"cannot join {len(left.urls)} shards with {len(right.urls)}", url=right.names[0])
         self.left, self.right = left, right
@@ -43,6 +43,10 @@ class JoinedShards(SampleReader):
             reason = f"joined for some of its samples only; at least {count} have no partner and are left out"
             name = visible(right.names[int(surplus.argmax())])
             logging.getLogger("tarshards").warning("%s: %s", name, reason)
+
+    @property
+    def sequences(self) -> list[SampleSequence]:
+        return self.left.sequences
 
     @contextmanager
     def ahead(

@@ -13,7 +13,7 @@ import numpy as np
 
 from tarshards.errors import SampleError, ShardIndexError, TarshardsError
 from tarshards.index import memory
-from tarshards.index.access import IndexedShards, SampleReader
+from tarshards.index.access import SampleReader, SampleSequence
 from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_keys, find_undecided, locate
 from tarshards.index.memory import Payloads
 from tarshards.index.open import OpenShard
@@ -163,7 +163,7 @@ class MappedFields:
 
     _all: ClassVar[WeakSet[MappedFields]] = WeakSet()  # of this process
 
-    def __init__(self, shards: IndexedShards, terms: Sequence[Term]):
+    def __init__(self, shards: SampleSequence, terms: Sequence[Term]):
         self.names, self.terms, self._fields, self._shards = shards.names, terms, shards.fields, shards.shards
         self.broken: set[int] = set()
         self.read_fields = FieldNames.of([field for term in terms for field in term.alternatives])
@@ -174,7 +174,7 @@ class MappedFields:
     @classmethod
     def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedFields | None:
         """Return what finds fields in *shards*, None where they cannot be mapped or are too many to be all open."""
-        if not (isinstance(shards, IndexedShards) and memory.READS_MAPPINGS and IS_COMPILED and are_buffers()):
+        if not (isinstance(shards, SampleSequence) and memory.READS_MAPPINGS and IS_COMPILED and are_buffers()):
             return None
         held = sum(len(each.names) for each in cls._all)
         if shards.is_remote() or held + len(shards.urls) > most_open():

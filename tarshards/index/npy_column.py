@@ -46,11 +46,11 @@ class Column:
     for a sample at fault; OpenError for a shard that cannot be read, or was written to since it was opened.
     """
 
-    def __init__(self, shards: OpenShards, field: str, samples: range):
+    def __init__(self, shards: OpenShards, field: str, samples: range | np.ndarray):
         self._shards, self._field, self._samples = shards, check_name(field), samples
         self._ends = np.cumsum(shards.counts)
         self._arrays: dict[int, _Arrays] = {}
-        if not samples:
+        if not len(samples):
             raise SampleError(f"no samples, so dtype and shape of {field} are unknown", url=shards.names[0])
         self._header = self._first()
         self.dtype, self.shape = self._header.dtype, (len(samples), *self._header.shape)
@@ -150,25 +150,10 @@ class Column:
                 self._arrays.pop(oldest, None)
         return arrays
 
-    def _members(self, number: int) -> tuple[OpenShard, np.ndarray]:
-        """Return a shard, and the member of each of its samples that is of the field."""
-        shard = self._shards.open(number)
-        index = shard.index
-        members = index.members_of(self._field)
-        if elsewhere := index.elsewhere and index.elsewhere.keys() & set(members.tolist()):
-            raise index.not_plain(min(elsewhere), shard.name)
-        if len(members) < len(index):
-            missing = int(np.setdiff1d(np.arange(len(index)), index.sample[members])[0])
-            if missing in index.faults:
-                raise index.fault(missing, shard.name)
-            reason = no_field([self._field], index.fields_of(missing))
-            raise SampleError(reason, url=shard.name, key=index.key(missing))
-        return shard, members
-
     def _first(self) -> ArrayHeader:
-        first = self._samples[0]
+        first = int(self._samples[0])
         number = int(np.searchsorted(self._ends, first, "right"))
-        shard, members = self._members(number)
+        shard, members = members_of(self._shards, number, self._field)
         sample = first - int(self._ends[number] - self._shards.counts[number])
         try:
             return parse_header(shard.take(int(members[sample])))
@@ -177,7 +162,7 @@ class Column:
             raise DecodeError(error.reason, url=shard.name, key=key, field=self._field) from error.__cause__
 
     def _find_arrays(self, number: int) -> _Arrays:
-        shard, members = self._members(number)
+        shard, members = members_of(self._shards, number, self._field)
         offsets, sizes = (array[members].astype(np.int64) for array in (shard.index.offset, shard.index.size))
         head = len(self._header.prefix)
         others = np.flatnonzero(sizes != head + self._size)
@@ -204,6 +189,22 @@ class Column:
             key=self._shards.index(number).key(sample),
             field=self._field,
         )
+
+
+def members_of(shards: OpenShards, number: int, field: str) -> tuple[OpenShard, np.ndarray]:
+    """Return a shard, and the member of each of its samples that is of *field*; raise SampleError if one is missing."""
+    shard = shards.open(number)
+    index = shard.index
+    members = index.members_of(field)
+    if elsewhere := index.elsewhere and index.elsewhere.keys() & set(members.tolist()):
+        raise index.not_plain(min(elsewhere), shard.name)
+    if len(members) < len(index):
+        missing = int(np.setdiff1d(np.arange(len(index)), index.sample[members])[0])
+        if missing in index.faults:
+            raise index.fault(missing, shard.name)
+        reason = no_field([field], index.fields_of(missing))
+        raise SampleError(reason, url=shard.name, key=index.key(missing))
+    return shard, members
 
 
 def _together() -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tarshards.errors import OpError, TarshardsError
-from tarshards.index.access import IndexedShards
+from tarshards.index.access import SampleSequence
 from tarshards.index.columns import KEY, load_columns
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.conditions import Compiler, Condition, Evaluate, RefusedError, shard_of
@@ -52,7 +52,7 @@ def names_of(condition: Condition) -> set[str] | None:
     return names
 
 
-def by_columns(shards: IndexedShards, condition: Condition) -> NDArray[np.bool_] | None:
+def by_columns(shards: SampleSequence, condition: Condition) -> NDArray[np.bool_] | None:
     """Return which samples of *shards* meet a condition by their columns; None where it names none of these.
 
     Raises ShardIndexError where some of its names are columns and others are not, OpError where it fails, and

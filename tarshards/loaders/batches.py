@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tarshards.errors import SampleError, flag, shortened, whole_number
 from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream
@@ -31,10 +33,31 @@ class BatchMaker:
     ):
         self.stream, self.size = stream, whole_number("batch_size", size, 1)
         self.fill, self.drop_last = flag("fill", fill), flag("drop_last", drop_last)
-        self.packing = packing
-        if packing is not None:
-            _check_packing(packing, stream, fill)
+        self.packing: Packing | None = None
+        self.pack(packing)
         self._planned: tuple[Any, PlannedEpoch] | None = None
+
+    def pack(self, packing: Packing | None) -> None:
+        """Make batches of bins by *packing*; look up the lengths if it names a field or a column."""
+        if packing is None:
+            return
+        _check_packing(packing, self.stream, self.fill)
+        if isinstance(packing.lengths, str):
+            from tarshards.index.lengths import lengths_of
+
+            lengths = lengths_of(self.stream.source.shards, packing.lengths)
+            packing = packing.with_lengths(lengths // self.unit(packing.lengths))
+        self.packing = packing
+
+    def unit(self, field: str) -> int:
+        """Return the bytes of an element of raw arrays in *field*, by which packing counts; 1 where it is unknown."""
+        return 1
+
+    def planned_lengths(self, part: Part, packing: Packing) -> np.ndarray:
+        """Return the lengths of the samples of *part* that *packing* has."""
+        counts = self.stream.source.shards.counts
+        lengths: np.ndarray = packing.known[(np.cumsum(counts) - counts)[part.shards] + part.numbers]
+        return lengths
 
     @property
     def is_planned(self) -> bool:

@@ -19,7 +19,7 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
 from tarshards.samples.read import closed_at_exit
 from tarshards.storage import traffic
-from tarshards.stream.sources import check_order, check_state, version_of
+from tarshards.stream.sources import ShardSource, check_order, check_state, version_of
 
 if TYPE_CHECKING:
     from tarshards.epoch.plan import PlannedEpoch
@@ -73,7 +73,10 @@ class Passes:
 
     def begin(self) -> Pass:
         """Begin the next epoch, or the rest of a loaded state's epoch."""
-        this, self._resumed, self.has_jumped = self._next(), None, False
+        this = self._next()
+        if self.steps is None and isinstance(self.stream.source, ShardSource):
+            self.stream.source.check_steps(this.world.world_size)
+        self._resumed, self.has_jumped = None, False
         self.stream.epochs.begin(World(), this.epoch if this.state else None)
         if this.state and self._announced is not None:
             self._ahead = this.epoch - self._announced

@@ -96,6 +96,25 @@ def check_executor(executor: Any) -> Executor:
     return executor
 
 
+def check_sent(function: Any, executor: Any, caller: str) -> None:
+    """Raise TypeError, which names *caller*, if *executor* has processes, and *function* cannot be sent to them."""
+    import pickle
+    from concurrent.futures import ProcessPoolExecutor
+
+    from tarshards.parallel.process_pool import ProcessPool
+
+    if not isinstance(executor, ProcessPool | ProcessPoolExecutor):
+        return
+    try:
+        pickle.dumps(function)
+    except Exception as error:
+        code = getattr(function, "__code__", None)
+        where = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
+        name = getattr(function, "__name__", shortened(function))
+        cure = "define it with def at the top of a module, or pass executor=ThreadPoolExecutor()"
+        raise TypeError(f"{caller}: the function {name}{where} cannot be sent to another process: {cure}") from error
+
+
 def _result(outcome: tuple[Any, Any, BaseException | None]) -> Any:
     _, result, error = outcome
     if error is not None:

@@ -68,6 +68,22 @@ def collate_packed(samples: list[Any]) -> dict[str, Any]:
     return row | sequences(offsets)
 
 
+def cut_arrays(sample: Any, begin: int, size: int, length: int) -> Any:
+    """Return *sample* with *size* rows from *begin* on of its arrays; raise SampleError unless they have *length*."""
+    if not isinstance(sample, dict):
+        return sample
+    fields = [name for name, value in sample.items() if _is_array(value)]
+    for name in fields:
+        if max(len(sample[name]), 1) != length:
+            raise SampleError(not_as_long(len(sample[name]), length), **origin_of(sample), field=name)
+    return {**sample, **{name: sample[name][begin : begin + size] for name in fields}}
+
+
+def not_as_long(found: int, given: int) -> str:
+    """Return the words for a sample that cannot be split, since its length is not the one that ``pack`` was given."""
+    return f'{found} elements, where pack() was given {given}: overlong="split" requires the exact lengths'
+
+
 def sequences(offsets: Any) -> dict[str, Any]:
     """Return the inputs of attention over a packed row, ``cu_seqlens`` (int32) and ``position_ids``, by *offsets*."""
     import numpy as np

@@ -19,7 +19,7 @@ from tarshards.epoch.epoch_options import EpochOptions, Tail
 from tarshards.epoch.plan import PlannedEpoch, check_unpacked
 from tarshards.epoch.proportions import Mixture, Quotas, Until, check_counts, check_until
 from tarshards.errors import SampleError, StateError, WorldError, shortened, whole_number
-from tarshards.index.access import Fan, SampleReader
+from tarshards.index.access import Fan, SampleReader, SampleSequence
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
@@ -512,6 +512,10 @@ class MixedShards(SampleReader):
         self.sizes = np.concatenate([part.sizes for part in parts.values()])
         self.remote = next(iter(parts.values())).remote
         self.unpaired = sum(part.unpaired for part in parts.values())
+
+    @property
+    def sequences(self) -> list[SampleSequence]:
+        return [each for _, part in self.parts for each in part.sequences]
 
     @contextmanager
     def ahead(

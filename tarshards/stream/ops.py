@@ -600,10 +600,10 @@ def async_map(
         raise TypeError(f"async_map takes a function, not {shortened(function)}")
     if isasyncgenfunction(function):
         raise TypeError(f"async_map awaits one result a sample; {shortened(function)} is an async generator")
-    from tarshards.parallel.calls import check_executor
+    from tarshards.parallel.calls import check_executor, check_sent
 
     if executor is not None:
-        check_executor(executor)
+        check_sent(function, check_executor(executor), "async_map")
     if executor is not None and is_coroutine_function(function):
         raise TypeError("an async function runs on an event loop of its own; leave out executor=")
     return _async_map(samples, function, workers, executor, ordered, _handler(on_error))
@@ -690,7 +690,7 @@ def print_rate(rate: Rate) -> None:
     >>> print_rate(Rate(10, 2000, 0.5, 20.0, 4000.0, Traffic()))
     """
     sizes = f"{rate.samples_per_second:,.0f} samples/s, {rate.bytes_per_second / 1e6:,.1f} MB/s"
-    print(f"{rate.samples:,} samples in {rate.seconds:,.1f} s; {sizes}", file=sys.stderr)
+    sys.stderr.write(f"{rate.samples:,} samples in {rate.seconds:,.1f} s; {sizes}\n")
 
 
 @op(resumable=True, one_for_one=True, instead="the loader has a monitor")

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from tarshards.epoch.epoch_options import EpochOptions
 from tarshards.epoch.world import World
 from tarshards.index.opening_options import Opening
+from tarshards.stream.other_names import explained
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
@@ -62,7 +63,8 @@ def takes(
             try:
                 value = options(*args, **given)
             except TypeError as error:
-                raise TypeError(str(error).replace(f"{options.__qualname__}.__init__", method.__qualname__)) from None
+                named = TypeError(str(error).replace(f"{options.__qualname__}.__init__", method.__qualname__))
+                raise explained(named) from None
             return method(owner, value)
 
         own, taken = signature(method), signature(options)

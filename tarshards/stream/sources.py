@@ -21,7 +21,9 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.location import Location, identities_of
 from tarshards.storage.manifest import Shards, collector_paused
-from tarshards.stream.following import Count
+from tarshards.stream import ops
+from tarshards.stream.following import Count, follow
+from tarshards.stream.op import BoundOp
 from tarshards.tar import read
 
 if TYPE_CHECKING:
@@ -29,10 +31,13 @@ if TYPE_CHECKING:
     from tarshards.epoch.plan import PlannedEpoch
     from tarshards.epoch.selection import SampleChoice, Selection
     from tarshards.index.access import SampleReader
-    from tarshards.stream.op import BoundOp
 
 FIRST = 1 << 8  # positions looked up together at the beginning of an iteration
-VERSION = 2  # of states and their order: before 2, small datasets were also permuted by blocks
+# Of states and their order: before 2, small datasets were also permuted by blocks; before 3, shards without indexes
+# were shuffled whole.
+VERSION = 3
+BUFFER = 1000  # samples that a worker mixes where shards have no indexes
+LEAST_RUN = 10  # samples of a class in a row, on average, that are no accident if no class comes again
 
 log = logging.getLogger("tarshards")
 
@@ -65,7 +70,8 @@ class Progress:
 class OrderedSource(Protocol):
     """The settings compared with a state; *ordered_by* names the entries of *order*."""
 
-    ordered_by: ClassVar[Sequence[str]]
+    @property
+    def ordered_by(self) -> Sequence[str]: ...
 
     @property
     def digest(self) -> str: ...
@@ -78,10 +84,10 @@ class ShardSource:
     """The samples of a list of shards, shard after shard, in their order, divided among ranks and workers."""
 
     ops: Sequence[Any] = ()
-    ordered_by: ClassVar[Sequence[str]] = ("seed", "shuffle", "resample")
 
     def __init__(self, shards: Shards, opening: Opening, options: EpochOptions):
         self.shards, self.opening, self.options = shards, opening, options
+        self.pool = BUFFER if options.pool is None else options.pool
         _weights(options, len(shards))
         self.seed = options.seed
         self.ledger = Ledger.of(opening.on_error)
@@ -96,7 +102,13 @@ class ShardSource:
         """The settings that determine the order of the samples, besides the epoch."""
         resample = self.options.resample
         order: list[Any] = [self.options.seed, self.options.shuffle]
-        return [*order, resample if isinstance(resample, bool) else list(resample)] if resample else order
+        if resample:
+            return [*order, resample if isinstance(resample, bool) else list(resample)]
+        return [*order, self.pool] if self.options.shuffle else order
+
+    @property
+    def ordered_by(self) -> Sequence[str]:
+        return "seed", "shuffle", "resample" if self.options.resample else "pool"
 
     def with_ledger(self, ledger: Ledger) -> ShardSource:
         """Return this source with another ledger."""
@@ -105,6 +117,16 @@ class ShardSource:
         return source
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
+        """Return the samples of one worker, mixed in a buffer if they are shuffled; see ``_in_turn``."""
+        samples = self._in_turn(progress)
+        if not self.options.shuffle or self.options.resample or progress.version < 3 or self.pool == 1:
+            return samples
+        if progress.world.rank == progress.world.worker == 0:
+            samples = _watched(samples, self.pool)
+        mixing = BoundOp(ops.shuffle, (self.pool,), {"seed": self.seed})
+        return follow([mixing], samples, progress.epoch, self.seed, self.ledger)
+
+    def _in_turn(self, progress: Progress) -> Iterator[Sample]:
         """Yield the samples of one worker, shard after shard; raise SampleError if a lone worker finds none."""
         world = progress.world
         shards = self.share(progress.epoch, world)
@@ -134,6 +156,17 @@ class ShardSource:
         elif self.options.shuffle:
             random.Random(f"{self.options.seed}/{epoch}").shuffle(numbers)
         return self.shards.take(world.share(numbers))
+
+    def check_steps(self, ranks: int) -> None:
+        """Raise WorldError if some of *ranks* have more shards, and so take more steps, unless *tail* allows it."""
+        if ranks == 1 or self.options.tail == "exact":
+            return
+        if len(self.shards) % ranks:
+            raise WorldError(
+                f"{len(self.shards)} shards for {ranks} ranks: without indexes some ranks take more steps, and wait "
+                'for others forever; steps= sets their number, `tarindex` makes indexes, and tail="exact" accepts it'
+            )
+        _log_unequal_steps()
 
     def _drawn(self, epoch: int) -> list[int]:
         """Draw shard numbers with replacement, one per shard."""
@@ -216,11 +249,11 @@ class PlannedSource:
 
     def joined(self, urls: Any, fields: str | Iterable[str] | None) -> PlannedSource:
         """Return this source with the fields of parallel shards."""
-        from tarshards.index.access import IndexedShards
+        from tarshards.index.access import SampleSequence
         from tarshards.index.joined import JoinedShards
 
         source = copy.copy(self)
-        source.shards = JoinedShards(self.shards, IndexedShards(urls, fields=fields, remote=self.shards.remote))
+        source.shards = JoinedShards(self.shards, SampleSequence(urls, fields=fields, remote=self.shards.remote))
         return source
 
     def selected(self, choose: SampleChoice) -> PlannedSource:
@@ -376,16 +409,16 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     shards = opening.find_shards(urls)
     found = opening.find_indexed(shards)
     if found is not None and not _must_stream(Location.of(shards.urls[0], opening.remote), opening, options):
-        from tarshards.index.access import IndexedShards
+        from tarshards.index.access import SampleSequence
 
         import_module("tarshards.epoch.loop")  # needed for iterating; imported while the collector is paused
-        indexed = IndexedShards(found, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
+        indexed = SampleSequence(found, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
         kind = ResampledSource if options.resample else PlannedSource
         return kind(indexed, options, opening.on_error)
     if options.needs_index:
         check_there(shards.urls[0])
         name = Location.of(shards.urls[0]).name
-        raise ShardIndexError("tail=, pool= and block= require indexed shards; run `tarindex` first", url=name)
+        raise ShardIndexError("tail=, block= require indexed shards; run `tarindex` first", url=name)
     return ShardSource(shards, opening, options)
 
 
@@ -396,7 +429,7 @@ def _must_stream(first: Location, opening: Opening, options: EpochOptions) -> bo
     """
     if opening.index is True or opening.lazy is not None or has_ranges(first):
         return False
-    if options.needs_index or options.shuffle or options.resample:
+    if options.needs_index or options.pool or options.shuffle or options.resample:
         reason = "the server serves no ranges, which shuffling samples, tail=, pool= and block= require"
         raise OpenError(f"{reason}; index=False streams shards whole", url=first.name)
     log.warning("%s: the server serves no ranges, so shards are streamed whole, as with index=False", first.name)
@@ -410,6 +443,49 @@ def _weights(options: EpochOptions, shards: int) -> Sequence[float]:
     if len(options.resample) != shards:
         raise ValueError(f"resample= has {len(options.resample)} weights, and there are {shards} shards")
     return options.resample
+
+
+def _watched(samples: Iterator[Sample], pool: int) -> Iterator[Sample]:
+    """Yield *samples*; log a warning if their classes come one after the other, and *pool* of them mix only a few.
+
+    That is so if no class has come again after another one among more samples than twice *pool*.
+    """
+    seen: set[bytes] = set()
+    last, run = None, 0
+    for number, sample in enumerate(samples):
+        yield sample
+        label = sample.get("cls")
+        if label == last:
+            run += 1
+            if run == LEAST_RUN and len(seen) > 1 and number > max(2 * pool, LEAST_RUN * len(seen)):
+                _log_sorted_classes(pool)
+                break
+        elif not isinstance(label, bytes) or label in seen:
+            break
+        else:
+            seen.add(label)
+            last, run = label, 1
+    yield from samples
+
+
+@cache
+def _log_sorted_classes(pool: int) -> None:
+    """Log, once per process, that a buffer does not mix the classes."""
+    log.warning(
+        "the classes of these shards come one after the other, which a buffer of %d samples does not mix: "
+        "create indexes with `tarindex`, by which shuffle=True permutes all samples, or write the shards anew with "
+        "`tarreshard`; pool= enlarges the buffer",
+        pool,
+    )
+
+
+@cache
+def _log_unequal_steps() -> None:
+    """Log, once per process, that ranks may differ in their steps."""
+    log.warning(
+        "without indexes ranks may take different numbers of steps, and wait for each other forever at the end: "
+        "create indexes with `tarindex`, or give steps="
+    )
 
 
 @cache
@@ -467,6 +543,8 @@ def check_state(state: Any, source: OrderedSource, counts: Sequence[str]) -> Non
 def check_order(state: Mapping[str, Any], source: OrderedSource) -> None:
     """Raise StateError, which names the differences, unless *state* has the order of *source*."""
     theirs, ours = state.get("order", ()), list(source.order)
+    if isinstance(source, ShardSource) and not source.options.resample and version_of(state) < 3:
+        ours = ours[:2]
     if not isinstance(theirs, list | tuple) or len(theirs) != len(ours):
         raise StateError(f"the state has the order {shortened(theirs)}, and this dataset {shortened(ours)}")
     pairs = list(zip(source.ordered_by, theirs, ours))

@@ -5,20 +5,21 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, check_function, shortened, whole_number
 from tarshards.samples.codecs.decoding import Decoding, decoding_of
-from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
+from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import closed_at_exit
 from tarshards.storage.redaction import redacted
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
 from tarshards.stream.following import follow, follow_each, follow_part, is_followed
-from tarshards.stream.op import BoundOp, traits_of
+from tarshards.stream.op import BoundOp
+from tarshards.stream.other_names import no_attribute
+from tarshards.stream.sample_ops import SampleOps, method_of
 from tarshards.stream.shard_options import ShardOptions, takes
 from tarshards.stream.sources import (
     VERSION,
@@ -67,18 +68,7 @@ class EpochCounter:
         return EpochCounter(self.epoch)
 
 
-def _op(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
-    @wraps(function)
-    def method(self: Stream, /, *args: Any, **options: Any) -> Any:
-        function((), *args, **options)  # checks the arguments; its samples are never requested
-        if "on_error" in options and "on_error" in traits_of(function).context:
-            options["on_error"] = error_handler(options["on_error"])
-        return self._then(BoundOp(function, args, options))
-
-    return method
-
-
-class Stream:
+class Stream(SampleOps):
     """A source and the ops applied to it. Every op returns a new stream; the old one is unchanged.
 
     Each iteration starts at the source when its first sample is requested, and is the next epoch, which changes the
@@ -122,33 +112,24 @@ class Stream:
         stream._world = World.of(given.world)
         return stream
 
-    map = _op(ops.map)
-    filter = _op(ops.filter)
-    map_fields = _op(ops.map_fields)
-    keep_fields = _op(ops.keep_fields)
-    rename_fields = _op(ops.rename_fields)
-    select_fields = _op(ops.select_fields)
-    to_tuple = _op(ops.to_tuple)
-    map_tuple = _op(ops.map_tuple)
-    decode = _op(ops.decode)
-    batched = _op(ops.batched)
-    unbatched = _op(ops.unbatched)
-    sliding = _op(ops.sliding)
-    flatten = _op(ops.flatten)
-    pipe = _op(ops.pipe)
-    shuffle = _op(ops.shuffle)
-    take = _op(ops.take)
-    skip = _op(ops.skip)
-    repeat = _op(ops.repeat)
-    enumerate = _op(ops.enumerate)
-    async_map = _op(ops.async_map)
-    dask_map = _op(dask_map)
-    with_length = _op(ops.with_length)
-    progress = _op(ops.progress)
-    monitor = _op(ops.monitor)
-    fields = _op(ops.fields)
-    rekey = _op(ops.rekey)
-    add_source = _op(ops.add_source)
+    filter = method_of(ops.filter)
+    batched = method_of(ops.batched)
+    unbatched = method_of(ops.unbatched)
+    sliding = method_of(ops.sliding)
+    flatten = method_of(ops.flatten)
+    pipe = method_of(ops.pipe)
+    shuffle = method_of(ops.shuffle)
+    take = method_of(ops.take)
+    skip = method_of(ops.skip)
+    repeat = method_of(ops.repeat)
+    enumerate = method_of(ops.enumerate)
+    async_map = method_of(ops.async_map)
+    dask_map = method_of(dask_map)
+    with_length = method_of(ops.with_length)
+    progress = method_of(ops.progress)
+    monitor = method_of(ops.monitor)
+    fields = method_of(ops.fields)
+    rekey = method_of(ops.rekey)
 
     def compose(self, *functions: Callable[[Any], Any]) -> Any:
         """Apply *functions*, each from a stream to a stream, to this stream, in order, and return the result.
@@ -183,6 +164,9 @@ class Stream:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration; later iterations count from there."""
         self.epochs.set(whole_number("epoch", epoch, 0))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(no_attribute(type(self).__name__, name), name=name, obj=self)
 
     def __getitem__(self, index: Any) -> Any:
         kind = type(self).__name__

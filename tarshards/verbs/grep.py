@@ -23,7 +23,7 @@ from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 
 if TYPE_CHECKING:
-    from tarshards.index.access import IndexedShards
+    from tarshards.index.access import SampleSequence
     from tarshards.samples.conditions import Condition
 
 Reject = Callable[[Sample, TarshardsError], Any]
@@ -153,10 +153,10 @@ def by_columns(
     first = Location.of(shards[0].url)
     if first.is_stream or not first.described.sibling(COLUMNS).is_taken():
         return None
-    from tarshards.index.access import IndexedShards
+    from tarshards.index.access import SampleSequence
     from tarshards.index.where import by_columns
 
-    indexed = IndexedShards(shards)
+    indexed = SampleSequence(shards)
     found = by_columns(indexed, condition)
     if found is None:
         return None
@@ -165,7 +165,7 @@ def by_columns(
     return read_numbers(indexed, found.nonzero()[0], Ledger.of(on_error))
 
 
-def read_numbers(indexed: IndexedShards, numbers: Any, ledger: Ledger) -> Iterator[Sample]:
+def read_numbers(indexed: SampleSequence, numbers: Any, ledger: Ledger) -> Iterator[Sample]:
     """Yield the samples with these ascending numbers; the ledger counts them and receives the errors."""
     import numpy as np
 
@@ -249,21 +249,21 @@ class KeyFilter:
 
     def _by_key_index(self, shards: list[Shard], ledger: Ledger) -> Iterator[Sample] | None:
         """Return the samples with these keys if there is a key index of the shards."""
-        from tarshards.index.access import IndexedShards
+        from tarshards.index.access import SampleSequence
         from tarshards.index.key_index import key_index_location
 
         if not key_index_location(shards[0].url).is_taken():
             return None
-        indexed = IndexedShards(shards)
+        indexed = SampleSequence(shards)
         if indexed.shards.key_index is None:
             return None
         return read_numbers(indexed, sorted(number for key in self.keys for number in indexed.places(key)), ledger)
 
     def _look_up(self, shard: Shard, ledger: Ledger) -> Iterator[Sample]:
-        from tarshards.index.access import IndexedShards
+        from tarshards.index.access import SampleSequence
 
         try:
-            indexed = IndexedShards([shard])
+            indexed = SampleSequence([shard])
             indexed.shards.open(0)  # a stale index lacks keys
             numbers = [number for number, key in enumerate(indexed.shards.each_key()) if key in self.keys]
         except TarshardsError as error:

@@ -18,7 +18,7 @@ from tarshards.storage.expressions import Shard, expand_shards, spec_name
 from tarshards.verbs.sort import GIB, merge_sort
 
 if TYPE_CHECKING:
-    from tarshards.index.access import IndexedShards
+    from tarshards.index.access import SampleSequence
 
 MISSING = "fail", "skip", "ignore"
 CONFLICT = "fail", "first", "last"
@@ -55,13 +55,13 @@ def join_shards(
     read = partial(read_shard, ledger=Ledger.of(on_error))
 
     def open_indexed(taken: SeenKeys) -> list[IndexedInput] | None:
-        from tarshards.index.access import IndexedShards
+        from tarshards.index.access import SampleSequence
         from tarshards.index.inventory import has_index, has_ranges
 
         others = [shard.url for each in shards[1:] for shard in each]
         if not (all(has_index(others)) and all(has_ranges(each[0].url) for each in shards[1:])):
             return None
-        indexed = [IndexedShards(each) for each in shards[1:]]
+        indexed = [SampleSequence(each) for each in shards[1:]]
         for each in indexed:
             for number in range(len(each.urls)):
                 each.shards.open(number)  # a stale index lacks keys
@@ -247,7 +247,7 @@ class IndexedInput:
     The samples with keys in *taken* count as taken. Raises SampleError for a duplicate key.
     """
 
-    def __init__(self, shards: IndexedShards, taken: SeenKeys):
+    def __init__(self, shards: SampleSequence, taken: SeenKeys):
         import numpy as np
 
         if (key := shards.repeated_key()) is not None:

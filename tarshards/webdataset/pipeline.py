@@ -237,6 +237,10 @@ class WebDataset(DataPipeline, FluidInterface):
     With *empty_check* a worker without samples raises ValueError. *mode*, *detshuffle*, *url_to_name* and *verbose* are
     accepted and have no effect.
 
+    The other arguments are those of 2019: *extensions* names the elements of tuples, as in ``to_tuple``; *decoder* is
+    an imagespec, None for bytes, or by default "rgb" if *extensions* or *shuffle* is given; *transforms* has a
+    function, or None, for each element; *shuffle* is the size of a buffer of samples, and shuffles the shards too.
+
     ``state_dict`` returns the position of the last iteration, and ``load_state_dict`` makes the next one continue
     there: shards with an index are entered in the middle, others are read again; if stages hold samples back, the
     iteration is repeated and its earlier samples skipped, which a user's own stages must allow. A stage that draws at
@@ -262,8 +266,14 @@ class WebDataset(DataPipeline, FluidInterface):
         empty_check: bool = True,
         verbose: bool = False,
         seed: int | None = None,
+        *,
+        extensions: str | None = None,
+        decoder: Any = ...,
+        transforms: Iterable[Callable[[Any], Any] | None] = (),
+        shuffle: int = 0,
     ):
         super().__init__()
+        shardshuffle = bool(shuffle) if shardshuffle is None else shardshuffle
         if isinstance(urls, IterableDataset | PipelineStage):
             self.append(urls)
         elif resampled or mode == "resampled":
@@ -279,6 +289,19 @@ class WebDataset(DataPipeline, FluidInterface):
             remote = Remote(cache_dir=cache_dir, cache_bytes=int(cache_size) if cache_size > 0 else None)
         self.append(TarSamples(handler, select_files, rename_files, remote, empty_check))
         self.repetitions = None if repeat else 1
+        transforms = list(transforms or ())
+        if transforms and not extensions:
+            raise ValueError("transforms= are functions of the elements that extensions= names")
+        if decoder is ...:  # images were decoded by default where one of these arguments is given
+            decoder = "rgb" if extensions or shuffle else None
+        if shuffle:
+            self.append(filters.shuffle(shuffle, seed=seed))
+        if decoder is not None:
+            self.append(filters.decode(decoder))
+        if extensions:
+            self.append(filters.to_tuple(*extensions.split()))
+        if transforms:
+            self.append(filters.map_tuple(*transforms))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the last iteration in this rank and worker."""

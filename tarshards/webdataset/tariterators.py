@@ -15,7 +15,7 @@ import numpy as np
 from tarshards.epoch.loop import Part
 from tarshards.epoch.world import World
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError, UrlError
-from tarshards.index.access import IndexedShards
+from tarshards.index.access import SampleSequence
 from tarshards.index.inventory import has_index
 from tarshards.samples.keys import Sample, split_name
 from tarshards.samples.ledger import Ledger
@@ -150,7 +150,7 @@ def _name(select: Names, rename: Names, name: str) -> tuple[str, str] | None:
 
 def _read_indexed(location: Location, ledger: Ledger, reached: Reached) -> Iterator[Sample]:
     try:
-        shards = IndexedShards([Shard(location.url, split="first")])  # as webdataset splits names
+        shards = SampleSequence([Shard(location.url, split="first")])  # as webdataset splits names
         shards.shards.use(0)  # a stale index is one error, not one for each sample
     except TarshardsError as error:
         ledger(error)

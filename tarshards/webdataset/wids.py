@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import Dataset, Sampler
 
 from tarshards.epoch.world import World
-from tarshards.index.access import IndexedShards
+from tarshards.index.access import SampleSequence
 from tarshards.samples.keys import is_reserved
 from tarshards.storage.manifest import Shard
 from tarshards.webdataset.autodecode import Decoder
@@ -26,7 +26,7 @@ class ShardListDataset(Dataset):
     def __init__(self, shards: Any, *, dataset_name: str | None = None, transformations: Any = "pil", **cache: Any):
         if isinstance(shards, list) and all(isinstance(each, dict) for each in shards):
             shards = [Shard(each["url"], each.get("nsamples"), each.get("filesize")) for each in shards]
-        self.shards, self.dataset_name = IndexedShards(shards), dataset_name
+        self.shards, self.dataset_name = SampleSequence(shards), dataset_name
         given = transformations if isinstance(transformations, list | tuple) else [transformations]
         self.transformations = [Decoder([each]) if isinstance(each, str) else each for each in given if each]
 

@@ -26,7 +26,7 @@ from tarshards.errors import (
     visible,
     whole_number,
 )
-from tarshards.parallel.calls import bounded_map
+from tarshards.parallel.calls import bounded_map, check_sent
 from tarshards.samples.keys import Sample
 from tarshards.samples.read import encode_sample
 from tarshards.samples.tree import read_tree, tree_digest
@@ -81,6 +81,7 @@ def write_dataset(
     pattern = location.url
     if to_sample is not None:
         check_function(to_sample, "to_sample=")
+        check_sent(to_sample, executor, "to_sample=")
     source = _Source(dataset)
     function: Callable[[Any], Any]
     encode = _Encoder(source.sequence, to_sample)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tarshards.errors import OpError, check_function
+from tarshards.parallel.calls import check_sent
 from tarshards.parallel.process_pool import ProcessPool
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
@@ -83,12 +84,13 @@ def map_shards(
     reports: dict[int, ShardReport] = {}
     first: dict[int, BaseException] = {}
     with ExitStack() as stack:
+        executor = executor or stack.enter_context(ProcessPool())  # its processes begin with the first call
+        check_sent(function, executor, "map_shards")
         claims = stack.enter_context(Claims())
         targets = [Location.of(name, sync=sync) for name in names]
         for target in targets:
             target.make_folder()
             claims.take(target)
-        executor = executor or stack.enter_context(ProcessPool())
         todo = list(enumerate(zip(shards, targets)))
         for left in range(retries, -1, -1):
             outcomes = stack.enter_context(closing(run_all(work, todo, executor, progress=progress)))

@@ -24,6 +24,7 @@ from tarshards.storage.locks import locked
 from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import Extent, passed_on
+from tarshards.stream.other_names import explains
 from tarshards.tar.read import END, LARGE, pack_members, plain_rows
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class TarWriter(_Writer):
     ``abort`` its content has no end of archive. Raises TypeError for another target.
     """
 
+    @explains
     def __init__(
         self,
         target: str | os.PathLike[str] | Location | BinaryIO,
@@ -268,6 +270,7 @@ class ShardWriter(_Writer):
     and must claim it; *on_finish* is called with the name and the writer of each finished shard.
     """
 
+    @explains
     def __init__(
         self,
         pattern: str | os.PathLike[str],

@@ -19,10 +19,9 @@ from programs import load_kernel, need
 from range_server import serving
 from twins import use_twin
 
-from tarshards import read_samples, write_samples
+from tarshards import IndexedShards, read_samples, write_samples
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarError, TarshardsError
 from tarshards.index import build, members
-from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 from tarshards.index.refresh import verify_indexes
 from tarshards.index.sidecar import Index

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tarshards import write_samples
+from tarshards import IndexedShards, write_samples
 from tarshards.errors import ShardIndexError, UrlError
-from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 from tarshards.index.manifests import Writing, read_manifest, update_manifests, write_manifest
 from tarshards.storage.expressions import expand_shards

@@ -14,7 +14,7 @@ from programs import load_kernel
 from tarshards import ShardWriter
 from tarshards.errors import OpenError, SampleError
 from tarshards.index import mapped_fields
-from tarshards.index.access import IndexedShards
+from tarshards.index.access import SampleSequence
 from tarshards.index.build import build_index
 from tarshards.index.mapped_fields import BatchKeys, MappedFields, find_in_bytes
 from tarshards.samples.fields import parse_terms
@@ -23,7 +23,7 @@ TERMS = parse_terms("picture:png;jpg cls")
 
 
 @pytest.fixture
-def shards(tmp_path) -> IndexedShards:
+def shards(tmp_path) -> SampleSequence:
     """Thirty samples in three shards: the even ones have png, those that 3 divides jpg, all but 17 cls."""
     with ShardWriter(str(tmp_path / "set-%d.tar"), max_samples=10) as writer:
         for i in range(30):
@@ -31,7 +31,7 @@ def shards(tmp_path) -> IndexedShards:
             fields |= {"jpg": b"j" * i} if i % 3 == 0 else {}
             fields |= {"cls": i} if i != 17 else {"txt": "none"}
             writer.write({"__key__": f"{i:02d}"} | fields)
-    return IndexedShards(str(tmp_path / "set-{0..2}.tar"))
+    return SampleSequence(str(tmp_path / "set-{0..2}.tar"))
 
 
 @pytest.fixture(params=["mapped", "read"])
@@ -81,7 +81,7 @@ def test_a_shard_that_is_not_what_it_was_fails_as_a_whole(shards, tmp_path, chan
 
 def test_a_shard_that_can_be_opened_again_is_found_again(shards, tmp_path):
     load_kernel("tarshards.storage._mapped")
-    fresh = IndexedShards(str(tmp_path / "set.shards.json"))
+    fresh = SampleSequence(str(tmp_path / "set.shards.json"))
     mapped = MappedFields.of(fresh, TERMS)
     (tmp_path / "set-1.tar").rename(tmp_path / "away")
     numbers = np.array([4, 14, 24, 18])
@@ -95,7 +95,7 @@ def test_a_shard_that_can_be_opened_again_is_found_again(shards, tmp_path):
 
 def test_shards_are_opened_when_they_are_needed_and_of_their_indexes_nothing_is_copied(shards, tmp_path):
     load_kernel("tarshards.storage._mapped")
-    fresh = IndexedShards(str(tmp_path / "set.shards.json"))
+    fresh = SampleSequence(str(tmp_path / "set.shards.json"))
     mapped = MappedFields.of(fresh, TERMS)
     assert list(fresh.shards.in_use) == []
     found = mapped.find(np.array([1, 1]), np.array([4, 8]))
@@ -135,7 +135,9 @@ def test_links_are_read_and_samples_at_fault_fail(tmp_path):
             member.size = len(data)
             archive.addfile(member, BytesIO(data))
     build_index(path).save(path)
-    found = MappedFields.of(IndexedShards(path), parse_terms("cls")).find(np.zeros(4, np.int64), np.array([3, 2, 1, 0]))
+    found = MappedFields.of(SampleSequence(path), parse_terms("cls")).find(
+        np.zeros(4, np.int64), np.array([3, 2, 1, 0])
+    )
     failures = found.check()
     assert failures.keys() == {1}
     assert failures[1].key == "2"
@@ -145,7 +147,7 @@ def test_links_are_read_and_samples_at_fault_fail(tmp_path):
 
 
 def test_only_local_shards_are_mapped(shards, monkeypatch):
-    monkeypatch.setattr(IndexedShards, "is_remote", lambda self: True)
+    monkeypatch.setattr(SampleSequence, "is_remote", lambda self: True)
     assert MappedFields.of(shards, TERMS) is None
 
 
@@ -153,14 +155,14 @@ def test_what_cannot_be_mapped_is_not(shards, monkeypatch):
     from tarshards.storage import _mapped_py, ranges
 
     monkeypatch.setattr(ranges, "Mapping", _mapped_py.Mapping)
-    assert MappedFields.of(IndexedShards(shards.urls), TERMS) is None
+    assert MappedFields.of(SampleSequence(shards.urls), TERMS) is None
 
 
 def test_kernels_without_a_guard_are_given_no_mapping(shards, monkeypatch):
     from tarshards.index import memory
 
     monkeypatch.setattr(memory, "READS_MAPPINGS", False)
-    fresh = IndexedShards(shards.urls)
+    fresh = SampleSequence(shards.urls)
     assert MappedFields.of(fresh, TERMS) is None
     assert [sample["__key__"] for sample in fresh] == [sample["__key__"] for sample in shards]
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from with_torch import ShardDataset
 
-from tarshards import ArrayLoader, ShardWriter, Stream, TarWriter, build_index, readers
+from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, TarWriter, build_index, readers
 from tarshards.errors import OpenError, ShardIndexError
-from tarshards.index.access import IndexedShards
 from tarshards.index.key_index import KeyTable
 from tarshards.index.sidecar import Index
 from tarshards.storage import ranges

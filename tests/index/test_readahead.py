@@ -17,7 +17,7 @@ from programs import load_kernel
 
 from tarshards import ArrayLoader, ShardWriter, Stream, readers
 from tarshards.index import memory, readahead
-from tarshards.index.access import IndexedShards, gap_of
+from tarshards.index.access import SampleSequence, gap_of
 from tarshards.index.memory import address_of
 from tarshards.storage.ranges import LocalRanges
 from tarshards.tar.read import BLOCK
@@ -60,7 +60,7 @@ def is_covered(stretches: list[tuple[int, int]], low: int, high: int) -> bool:
     return any(begin <= low and high <= end for begin, end in stretches)
 
 
-def stretches_of(shards: IndexedShards, number: int) -> list[tuple[int, int]]:
+def stretches_of(shards: SampleSequence, number: int) -> list[tuple[int, int]]:
     """Return where a sample lies in memory with its header, and the header before it, which is compared as well."""
     shard, sample = divmod(number, 100)
     opened = shards.shards.use(shard)
@@ -198,7 +198,7 @@ def test_of_runs_little_else_is_read(many):
 
 
 def test_the_numbers_of_samples_are_read_alike(many):
-    shards = IndexedShards(many)
+    shards = SampleSequence(many)
     found = list(shards.read_numbers(np.arange(3, 1600, 100)))
     assert [sample["__key__"] for sample in found] == [f"{i:04d}" for i in range(3, 1600, 100)]
     assert bytes_here(shards.urls) < 1 << 20
@@ -238,7 +238,7 @@ def test_gaps():
 
 def test_samples_are_scattered_where_their_gap_takes_longer_than_a_read(spec, monkeypatch):
     flags: list[bool] = []
-    shards = IndexedShards(spec)
+    shards = SampleSequence(spec)
     monkeypatch.setattr(shards.shards, "scatter", flags.append)
     many = readahead.APART / (float(shards.sizes.sum()) / SAMPLES)
     for gap in (0, many - 1, many + 1):

@@ -20,9 +20,8 @@ from soak import SOAK
 from twins import use_twin
 from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, Ledger, Stream, read_samples, readers, write_samples
+from tarshards import ArrayLoader, IndexedShards, Ledger, Stream, read_samples, readers, write_samples
 from tarshards.errors import ShardIndexError, TarshardsError
-from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 from tarshards.index.joined import JoinedShards
 from tarshards.index.refresh import refresh_indexes, verify_index

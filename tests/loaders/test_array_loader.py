@@ -20,9 +20,8 @@ from leftovers import Leftovers
 from PIL import Image
 from programs import load_kernel, warnings_of
 
-from tarshards import Ledger, ShardWriter, Stream, TarWriter, World
+from tarshards import IndexedShards, Ledger, ShardWriter, Stream, TarWriter, World
 from tarshards.errors import DecodeError, OpenError, SampleError, StateError
-from tarshards.index.access import IndexedShards
 from tarshards.index.build import build_index
 from tarshards.loaders.arrays.array_loader import ArrayLoader
 from tarshards.loaders.arrays.augment import cutout

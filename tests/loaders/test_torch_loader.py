@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from tarshards import Ledger, ShardDataset, World
 from tarshards.epoch.loop import Part
 from tarshards.errors import AuditError, DecodeError, OpError, StateError
-from tarshards.index.access import IndexedShards
+from tarshards.index.access import SampleSequence
 from tarshards.loaders.torch.shard_loader import ShardLoader
 
 pytestmark = [
@@ -358,7 +358,7 @@ def lose_one(self, shards, samples):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_reader_that_loses_a_sample_is_found(make_shards, monkeypatch, workers):
-    monkeypatch.setattr(IndexedShards, "read_all", lose_one)
+    monkeypatch.setattr(SampleSequence, "read_all", lose_one)
     with pytest.raises(AuditError, match=r"set-0000\.tar"):
         exhaust(load(planned(make_shards(1, 20, index=True)), 20, workers))
 

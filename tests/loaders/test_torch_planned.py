@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from tarshards import Ledger, ShardDataset, World
 from tarshards.errors import AuditError, StateError
-from tarshards.index.access import IndexedShards
+from tarshards.index.access import SampleSequence
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -91,8 +91,8 @@ def test_spawned_workers_account_for_what_they_read(urls):
 
 
 def test_a_worker_that_loses_a_sample_is_found(urls, monkeypatch):
-    read_all = IndexedShards.read_all
-    monkeypatch.setattr(IndexedShards, "read_all", lambda *numbers: islice(read_all(*numbers), 1, None))
+    read_all = SampleSequence.read_all
+    monkeypatch.setattr(SampleSequence, "read_all", lambda *numbers: islice(read_all(*numbers), 1, None))
     with pytest.raises(AuditError, match=r"set-000\d\.tar \(1\)"):
         exhaust(DataLoader(ShardDataset(urls, shuffle=True), batch_size=None, num_workers=2))
 

@@ -16,7 +16,7 @@ from tarshards import ArrayLoader, ShardWriter, Stream, TarWriter, World, bucket
 from tarshards.epoch.plan import EpochPlan
 from tarshards.epoch.selection import SelectedPlan, Selection
 from tarshards.errors import DecodeError, OpError, SampleError, StateError
-from tarshards.index.access import IndexedShards
+from tarshards.index.access import SampleSequence
 from tarshards.index.build import build_index
 from tarshards.parallel.process_pool import ProcessPool
 from tarshards.storage import traffic
@@ -114,14 +114,14 @@ def test_they_are_judged_once_and_alike_in_any_executor(shards):
 
 def test_only_the_selected_are_read(shards, monkeypatch):
     read: list[tuple[int, int]] = []
-    original = IndexedShards.read_all
+    original = SampleSequence.read_all
 
     def noted(self, shards, samples):
         read.extend(zip(shards.tolist(), samples.tolist()))
         return original(self, shards, samples)
 
     dataset = Stream.from_shards(shards).select(keys=WIDE)
-    monkeypatch.setattr(IndexedShards, "read_all", noted)
+    monkeypatch.setattr(SampleSequence, "read_all", noted)
     assert keys_of(dataset) == WIDE
     assert read == [(int(key[0]), int(key[2:])) for key in WIDE]
 

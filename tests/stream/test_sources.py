@@ -15,11 +15,11 @@ from faulty_server import serving as misbehaving
 from range_server import serving
 from with_torch import DataLoader, ShardDataset
 
-from tarshards import Ledger, Remote, ShardWriter, Stream, TarWriter, World, read_samples
+from tarshards import IndexedShards, Ledger, Remote, ShardWriter, Stream, TarWriter, World, read_samples
 from tarshards.epoch.epoch_options import EpochOptions
 from tarshards.epoch.loop import Part
 from tarshards.errors import AuditError, OpenError, SampleError, ShardIndexError, StateError, TarError
-from tarshards.index.access import IndexedShards
+from tarshards.index.access import SampleSequence
 from tarshards.index.opening_options import Opening
 from tarshards.samples.keys import split_name
 from tarshards.storage import tuning
@@ -332,10 +332,10 @@ def test_a_shard_that_shrinks_is_an_error_of_its_samples(make_shards, tmp_path):
 
 
 def test_a_sample_that_is_lost_is_named(make_shards, monkeypatch):
-    read_all = IndexedShards.read_all
+    read_all = SampleSequence.read_all
     stream = Stream.from_shards(make_shards(3, 5, index=True))
     monkeypatch.setattr(
-        IndexedShards, "read_all", lambda *places: (s for s in read_all(*places) if s["__key__"] != "000007")
+        SampleSequence, "read_all", lambda *places: (s for s in read_all(*places) if s["__key__"] != "000007")
     )
     with pytest.raises(AuditError, match=r"set-0001\.tar \(1\)$"):
         stream.collect()

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, count, islice, pairwise
@@ -23,6 +24,7 @@ from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import SampleError, flag, shortened, whole_number
 from tarshards.index.mapped_fields import Failures, MappedFields, find_in_bytes
+from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.assembly import (
     AssembledBatch,
     Assembler,
@@ -31,6 +33,7 @@ from tarshards.loaders.arrays.assembly import (
     Transform,
     has_failed,
 )
+from tarshards.loaders.arrays.readers.arrays import Ragged
 from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.passes import Pass, Passes, ResumableLoader
@@ -38,8 +41,9 @@ from tarshards.parallel.calls import bounded_map, settled
 from tarshards.parallel.signals import defer_signals
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.ledger import Tally
-from tarshards.stream.collate import sequences
+from tarshards.stream.collate import not_as_long, sequences
 from tarshards.stream.following import Count
+from tarshards.stream.other_names import explains
 from tarshards.stream.sources import PlannedSource, Progress, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
@@ -59,7 +63,7 @@ class LocatedPart(Part):
     def __init__(self, together: Part, samples: LocatedSamples, begin: int, end: int):
         cut = slice(begin, end)
         own = together.positions[cut], together.shards[cut], together.numbers[cut], together.sample_positions[cut]
-        super().__init__(together.plan, *own)
+        super().__init__(together.plan, *own, None if together.begins is None else together.begins[cut])
         self.samples = samples.cut(begin, end)
 
 
@@ -82,7 +86,7 @@ class ArrayBatchMaker(BatchMaker):
         drop_last: bool,
         packing: Packing | None = None,
     ):
-        super().__init__(stream, size, fill=fill, drop_last=drop_last, packing=packing)
+        super().__init__(stream, size, fill=fill, drop_last=drop_last)
         if not check_mapping(fields, "fields=", '{field: reader}, such as {"cls": readers.integer()}'):
             raise ValueError("fields= names no field")
         if not isinstance(transforms, Iterable):
@@ -91,6 +95,13 @@ class ArrayBatchMaker(BatchMaker):
         self.mapped: MappedFields | None = None
         self.numbers = count()  # of the batches, over all epochs
         self._is_open = False
+        self.pack(packing)
+
+    def unit(self, field: str) -> int:
+        for term, reader in zip(self.assembler.terms, self.assembler.readers):
+            if field in term.alternatives and isinstance(reader, Ragged):
+                return reader.dtype.itemsize
+        return 1
 
     def open(self) -> None:
         """Map the shards if that is possible, and open the readers by the first sample."""
@@ -118,7 +129,25 @@ class ArrayBatchMaker(BatchMaker):
             numbers = self._starts[part.shards] + part.numbers
         else:  # a sample may come several times in a mixture's epoch, never alike
             numbers = part.plan.unpacked.state(0)["position"] + part.sample_positions
-        return self._locate(part.shards, part.numbers, numbers, part)
+        located = self._locate(part.shards, part.numbers, numbers, part)
+        return located if part.begins is None or self.packing is None else self._cut(located, part, self.packing)
+
+    def _cut(self, located: LocatedSamples, part: Part, packing: Packing) -> LocatedSamples:
+        """Return the samples with the pieces of their ragged fields that *part* has."""
+        lengths, begins = self.planned_lengths(part, packing), np.asarray(part.begins)
+        payloads = list(located.fields.payloads)
+        for number, reader in enumerate(self.assembler.readers):
+            if not isinstance(reader, Ragged):
+                continue
+            whole, size = payloads[number], reader.dtype.itemsize
+            for row in np.flatnonzero(np.maximum(whole.sizes // size, 1) != lengths).tolist():
+                if row not in located.fields.failures:
+                    url, key = located.names[located.shards[row]], located.fields.keys[row]
+                    raise SampleError(not_as_long(int(whole.sizes[row]) // size, int(lengths[row])), url=url, key=key)
+            sizes = np.clip(whole.sizes - begins * size, 0, packing.capacity * size)
+            addresses = whole.addresses + (begins * size).astype(np.uint64)
+            payloads[number] = Payloads.known(whole.buffers, whole.number, addresses, sizes)
+        return replace(located, fields=located.fields._replace(payloads=payloads))
 
     def substitution(self, part: Part) -> Substitution | None:
         """Return what gives substitutes for samples of *part*, None if they are not to be replaced."""
@@ -209,6 +238,7 @@ class ArrayLoader(ResumableLoader):
     is replaced as in a ``ShardLoader``, which requires indexed shards.
     """
 
+    @explains
     def __init__(
         self,
         dataset: Stream,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -27,7 +29,8 @@ from tarshards.loaders.torch.handover import KEPT, ArenaMemory, Arenas, Made, Pl
 from tarshards.loaders.torch.shard_dataset import ShardDataset
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
-from tarshards.stream.collate import collate_packed, collate_ragged
+from tarshards.stream.collate import collate_packed, collate_ragged, cut_arrays
+from tarshards.stream.other_names import OPTIONS
 from tarshards.stream.sources import PlannedSource, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
@@ -83,7 +86,9 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     DataLoader's. Without indexes, workers batch their own shards, and a state is replayed on the same number of
     workers.
 
-    Raises TypeError for ops that hold or count samples across batches, and for wrong arguments.
+    Raises TypeError for ops that hold or count samples across batches, and for wrong arguments; ``shuffle`` is left out
+    where the plan permutes all samples. Iterating raises WorldError where there are no indexes and the ranks do not
+    divide the shards, unless *steps* or ``tail="exact"`` is given.
     """
 
     def __init__(
@@ -107,8 +112,10 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                 dataset.made_of
             )
         check_dataset(dataset, "a ShardLoader", ShardDataset)
+        dataset = _without_buffers(dataset)
         num_workers = whole_number("num_workers", num_workers, 0)
-        _check(dataset, options, flag("fill", fill), fields is not None)
+        needs_rows = flag("fill", fill) or (packing is not None and packing.overlong == "split")
+        _check(dataset, options, fill, fields is not None, needs_rows)
         given: dict[str, Any] = {"fill": fill, "drop_last": drop_last, "packing": packing}
         maker: CollatedBatchMaker | FieldsBatchMaker
         if fields is None:
@@ -180,20 +187,31 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
             monitor.traffic += made.work.traffic
 
 
-def _check(dataset: ShardDataset, options: Mapping[str, Any], fill: bool, has_fields: bool) -> None:
+def _without_buffers(dataset: ShardDataset) -> ShardDataset:
+    """Return *dataset* without the op ``shuffle`` where its plan permutes all samples."""
+    source = dataset.source
+    if not isinstance(source, PlannedSource) or not (source.options.shuffle or source.options.resample):
+        return dataset
+    without = copy.copy(dataset)
+    without.ops = tuple(op for op in dataset.ops if op.function is not ops.shuffle)
+    return without
+
+
+def _check(dataset: ShardDataset, options: Mapping[str, Any], fill: bool, has_fields: bool, needs_rows: bool) -> None:
     """Raise TypeError, which says what to use instead, for an op or an option that a ShardLoader refuses."""
     is_planned = isinstance(dataset.source, PlannedSource)
     for name in options:
         if name not in _OPTIONS:
-            raise TypeError(f"a ShardLoader has no option {name}{did_you_mean(name, _OPTIONS)}")
+            cure = f": here it is {OPTIONS[name]}" if name in OPTIONS else did_you_mean(name, _OPTIONS)
+            raise TypeError(f"a ShardLoader has no option {name}{cure}")
     refused = {name: instead for name, instead in _INSTEAD.items() if options.get(name) is not None}
     if options.get("in_order"):
         del refused["in_order"]
     if fill and has_fields and not is_planned:
         raise TypeError("fill= requires indexed shards where fields= makes the batches; run `tarindex` first")
-    for op in (*dataset.source.ops, *dataset.ops) if (fill or has_fields) and is_planned else ():
+    for op in (*dataset.source.ops, *dataset.ops) if (needs_rows or has_fields) and is_planned else ():
         if op.traits.reads_ahead and op.argument("ordered") is False:
-            name = "fill=" if fill else "fields="
+            name = "fill=" if fill else "fields=" if has_fields else 'overlong="split"'
             raise TypeError(f"{name} needs to know which sample each result is of: {op.name} takes ordered=True for it")
     for op in dataset.ops:
         if has_fields and op.function in (ops.to_tuple, ops.map_tuple):
@@ -242,11 +260,22 @@ class CollatedBatchMaker(BatchMaker):
         self.makes_arrays = self.collate in (collate_ragged, collate_packed)
 
     def read(self, part: Part, epoch: int) -> Any:
-        batch = self._filled(part, epoch) if self.fill else list(self.stream.read(part, epoch))
+        if self.fill:
+            batch = self._filled(part, epoch)
+        elif part.begins is not None and self.packing is not None:
+            batch = self._cut(part, epoch, self.packing)
+        else:
+            batch = list(self.stream.read(part, epoch))
         if not batch:
             return []
         made = self.collate(batch)
         return made if self.packing is None or self.collate is not collate_packed else self.checked(made, self.packing)
+
+    def _cut(self, part: Part, epoch: int, packing: Packing) -> list[Any]:
+        """Return the pieces of the samples of *part*."""
+        begins, lengths = np.asarray(part.begins).tolist(), self.planned_lengths(part, packing).tolist()
+        results = self.stream.read_each(part, epoch)
+        return [cut_arrays(results[row], begins[row], packing.capacity, lengths[row]) for row in sorted(results)]
 
     def collated(self, samples: list[Any], epoch: int) -> tuple[Any, Tally | None]:
         """Return the batch of *samples* that no plan numbers, and what was left out of it."""

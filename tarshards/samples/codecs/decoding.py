@@ -170,6 +170,8 @@ def decoding_of(
             if images is not None:
                 raise ValueError(f"decode takes one imagespec for all images, not {images!r} and {shortened(decoder)}")
             images = check_imagespec(decoder)
+    if "handler" in by_field:
+        raise TypeError("decode has no handler=: on_error= takes a function of the error; {'handler': f} names a field")
     named += [((name.lower(),), value) for name, value in by_field.items()]
     functions = tuple((names, _function(";".join(names), value, exif_transpose, rotate)) for names, value in named)
     by_extension = ByExtension(images, audio, video, exif_transpose, rotate, allow_unsafe)

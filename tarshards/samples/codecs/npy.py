@@ -41,6 +41,15 @@ def parse_header(payload: bytes) -> ArrayHeader:
     return ArrayHeader(dtype, shape, payload[:head])
 
 
+def rows_in_header(beginning: bytes) -> int:
+    """Return the extent of the first axis that the header at the *beginning* of a .npy file says; 1 without axes."""
+    try:
+        (shape, _, _), _ = retry_parse(_read_header, beginning)
+    except Exception as exc:
+        raise DecodeError(f"not a .npy file: {exc}") from exc
+    return shape[0] if shape else 1
+
+
 def _read_header(payload: bytes) -> tuple[tuple[tuple[int, ...], bool, np.dtype], int]:
     """Return the shape, whether the order is Fortran's, the dtype, and the size of the header in bytes."""
     from numpy.lib import format

@@ -1,0 +1,196 @@
+"""Packing by lengths that the index has, and samples that are split over rows."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from range_server import serving
+from with_torch import ShardDataset, ShardLoader
+
+from tarshards import ArrayLoader, ShardWriter, Stream, World, bucket, build_columns, mix, pack, readers
+from tarshards.errors import SampleError
+from tarshards.index.lengths import lengths_of
+
+LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1, 300), 1, 400).astype(int)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    with ShardWriter(folder / "t-%02d.tar", max_samples=80) as writer:
+        for i, length in enumerate(LENGTHS):
+            ids = 1000 * i + np.arange(length, dtype=np.int32)
+            sample = {"__key__": f"{i:04d}", "npy": ids, "ids": ids.tobytes(), "txt": "x" * length}
+            writer.write(sample | {"json": {"tokens": int(length)}})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def urls(folder):
+    return str(folder / "t.shards.json")
+
+
+def in_threads(urls, packing, **options):
+    dataset = Stream.from_shards(urls, shuffle=True, seed=3, **options)
+    return ArrayLoader(dataset, 1, fields={"ids": readers.ragged("<i4")}, packing=packing)
+
+
+def in_processes(urls, packing, **options):
+    dataset = ShardDataset(urls, shuffle=True, seed=3, fields="npy", **options).decode().rename_fields({"ids": "npy"})
+    return ShardLoader(dataset, 1, packing=packing)
+
+
+def by_fields(urls, packing, **options):
+    dataset = ShardDataset(urls, shuffle=True, seed=3, **options)
+    return ShardLoader(dataset, 1, fields={"ids": readers.ragged("<i4")}, packing=packing)
+
+
+all_three = pytest.mark.parametrize("make", [in_threads, in_processes, by_fields])
+
+
+def rows_of(loader) -> list[list[int]]:
+    return [np.asarray(row["ids"]).tolist() for row in loader]
+
+
+@pytest.mark.parametrize(("make", "field"), [(in_threads, "ids"), (by_fields, "ids"), (in_processes, "npy")])
+def test_lengths_come_from_the_index(urls, make, field):
+    """Of ``npy`` the rows, and of raw arrays the elements that their reader makes, as if they were given."""
+    assert rows_of(make(urls, pack(field, 512))) == rows_of(make(urls, pack(LENGTHS, 512)))
+    state = make(urls, pack(field, 512)).state_dict()
+    make(urls, pack(LENGTHS, 512)).load_state_dict(state)
+
+
+def test_of_other_fields_bytes_are_the_lengths(urls):
+    packing = pack("txt", 512)
+    by_bytes = [row["__key__"] for row in in_threads(urls, packing)]
+    assert by_bytes == [row["__key__"] for row in in_threads(urls, pack(LENGTHS, 512))]
+    boxes = [row["__key__"] for row in in_threads(urls, bucket("txt", budget=800))]
+    assert boxes == [row["__key__"] for row in in_threads(urls, bucket(LENGTHS, budget=800))]
+
+
+def test_headers_of_npy_may_differ_in_length_and_dtype(tmp_path):
+    arrays = [np.zeros(3, "<i4"), np.zeros((5, 2), "<f8"), np.zeros(4, "<i2"), np.zeros(0, "u1")]
+    with ShardWriter(tmp_path / "a-%02d.tar") as writer:
+        for i, array in enumerate(arrays):
+            writer.write({"__key__": f"{i}", "npy": array})
+    dataset = ShardDataset(str(tmp_path / "a.shards.json"))
+    assert lengths_of(dataset.source.shards, "npy").tolist() == [3, 5, 4, 0]
+
+
+def test_lengths_of_remote_shards(folder):
+    with serving(folder) as site:
+        dataset = ShardDataset(f"{site.url}/t.shards.json")
+        assert lengths_of(dataset.source.shards, "npy").tolist() == LENGTHS.tolist()
+        assert lengths_of(dataset.source.shards, "txt").tolist() == LENGTHS.tolist()
+
+
+def test_a_column_has_the_lengths_too(tmp_path):
+    pytest.importorskip("pyarrow")
+    with ShardWriter(tmp_path / "c-%02d.tar", max_samples=3) as writer:
+        for i in range(7):
+            writer.write({"__key__": f"{i}", "json": {"tokens": i + 1}, "txt": "x" * 50})
+    urls = str(tmp_path / "c.shards.json")
+    build_columns(urls, "json.tokens")
+    assert lengths_of(ShardDataset(urls).source.shards, "tokens").tolist() == list(range(1, 8))
+
+
+def test_of_selections_joins_and_mixtures(urls):
+    dataset = Stream.from_shards(urls, fields="ids")
+    chosen = dataset.select(keys=[f"{i:04d}" for i in range(0, 300, 3)])
+    fields = {"ids": readers.ragged("<i4")}
+    rows = list(ArrayLoader(chosen, 1, fields=fields, packing=pack("ids", 512)))
+    assert sorted(key for row in rows for key in row["__key__"]) == [f"{i:04d}" for i in range(0, 300, 3)]
+    assert lengths_of(dataset.join(urls, fields="txt").source.shards, "npy").tolist() == LENGTHS.tolist()
+    mixture = mix({"a": dataset, "b": chosen})
+    assert lengths_of(mixture.source.shards, "ids").tolist() == [*(4 * LENGTHS), *(4 * LENGTHS)]
+
+
+def test_a_field_that_is_missing_is_named(urls):
+    with pytest.raises(SampleError, match=r"t-00\.tar: 0000: no field abc"):
+        rows_of(in_threads(urls, pack("abc", 512)))
+    with pytest.raises(ValueError, match="lengths must be a whole number"):
+        pack(["a"], 512)
+
+
+def pieces_of(rows) -> list[int]:
+    return sorted(element for row in rows for element in row)
+
+
+ALL = sorted(1000 * i + e for i, length in enumerate(LENGTHS) for e in range(length))
+
+
+@all_three
+def test_every_element_of_long_samples_comes_once(urls, make):
+    loader = make(urls, pack(LENGTHS, 64, overlong="split"))
+    rows = rows_of(loader)
+    assert pieces_of(rows) == ALL
+    assert max(map(len, rows)) == 64
+    assert len(rows) <= 1.03 * LENGTHS.sum() / 64
+    assert len(loader) == len(rows)
+    further = int((-(-LENGTHS // 64) - 1).sum())
+    assert re.search(rf"planned +300 samples\n.*\ndelivered +{300 + further} samples", str(loader.ledger))
+    assert f"{further} repeated" in str(loader.ledger)
+    loader.ledger.check()
+    assert rows_of(loader) != rows, "another epoch"
+
+
+@all_three
+def test_pieces_are_stretches_of_a_sample(urls, make):
+    for row in make(urls, pack(LENGTHS, 64, overlong="split")):
+        bounds = np.asarray(row["cu_seqlens"]).tolist()
+        for key, begin, end in zip(row["__key__"], bounds, bounds[1:]):
+            piece = np.asarray(row["ids"])[begin:end] - 1000 * int(key)
+            assert (piece[0] % 64, np.diff(piece).tolist()) == (0, [1] * (len(piece) - 1))
+
+
+@all_three
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_run_resumes_in_the_middle_of_a_sample(urls, make, ranks):
+    packing = pack(LENGTHS, 64, overlong="split")
+    before, states = [], []
+    for rank in range(2):
+        loader = make(urls, packing, world=World(rank, 2), tail="exact")
+        iterator = iter(loader)
+        before += [np.asarray(next(iterator)["ids"]).tolist() for _ in range(20)]
+        states.append(loader.state_dict())
+        iterator.close()
+    assert states[0] == states[1]
+    after = []
+    for rank in range(ranks):
+        loader = make(urls, packing, world=World(rank, ranks), tail="exact")
+        loader.load_state_dict(states[0])
+        after += rows_of(loader)
+    assert pieces_of(before + after) == ALL
+
+
+@all_three
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+def test_ranks_take_equal_steps_and_the_sums_close(urls, make, tail):
+    loaders = [make(urls, pack("npy", 64, overlong="split"), world=World(r, 3), tail=tail) for r in range(3)]
+    rows = [rows_of(loader) for loader in loaders]
+    assert len({len(each) for each in rows}) == 1
+    missing = len(set(ALL)) - len({e for each in rows for row in each for e in row})
+    assert (missing > 0) <= (tail == "drop")
+
+
+def test_workers_make_the_same_rows(urls):
+    dataset = ShardDataset(urls, shuffle=True, seed=3, fields="npy").decode().rename_fields({"ids": "npy"})
+    packing = pack("npy", 64, overlong="split")
+    alone, two = (rows_of(ShardLoader(dataset, 1, packing=packing, num_workers=n)) for n in (0, 2))
+    first = rows_of(in_threads(urls, pack(LENGTHS, 64, overlong="split")))
+    assert pieces_of(alone) == pieces_of(two) == ALL
+    assert alone == first
+
+
+@all_three
+@pytest.mark.parametrize("wrong", [LENGTHS + 1, np.maximum(LENGTHS - 1, 1), np.minimum(LENGTHS, 64)])
+def test_lengths_that_are_wrong_lose_nothing(urls, make, wrong):
+    with pytest.raises(SampleError, match=r"\d+ elements, where pack\(\) was given \d+"):
+        rows_of(make(urls, pack(wrong, 64, overlong="split")))
+
+
+def test_buckets_are_not_split(urls):
+    with pytest.raises(ValueError, match='overlong="split" is for pack'):
+        bucket(LENGTHS, budget=64, overlong="split")

@@ -1,0 +1,117 @@
+"""Names that other libraries use raise an error that says ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+from with_torch import ShardDataset, ShardLoader
+
+import tarshards
+from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, build_columns, map_shards, readers, write_dataset
+from tarshards.stream.other_names import METHODS, OPTIONS
+
+
+@pytest.fixture
+def urls(make_shards):
+    return make_shards(2, index=True)
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda d: d.with_epoch(10), r"no with_epoch: ShardLoader\(\.\.\., steps=n\)"),
+        (lambda d: d.rename(image="jpg"), r"no rename: rename_fields\("),
+        (lambda d: d.map_dict(jpg=str), r"no map_dict: map_fields\("),
+        (lambda d: d.slice(10), r"no slice: take\(n\)"),
+        (lambda d: d.listed(10), r"no listed: batched\("),
+        (lambda d: d.to_torch_iterable(), r"no to_torch_iterable: torch_iterable\("),
+        (lambda d: d.no_such_thing(), r"no no_such_thing$"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Stream.from_shards, ShardDataset])
+def test_methods(urls, kind, use, words):
+    with pytest.raises(AttributeError, match=words):
+        use(kind(urls))
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"shardshuffle": 100}, "'shardshuffle': here it is shuffle=True"),
+        ({"resampled": True}, "'resampled': here it is resample=True"),
+        ({"handler": print}, "'handler': here it is on_error="),
+        ({"nodesplitter": print}, "'nodesplitter': here it is nothing: each rank reads its own part"),
+        ({"extensions": "jpg cls"}, r"'extensions': here it is \.to_tuple\('jpg', 'cls'\)"),
+        ({"decoder": "pil"}, r"'decoder': here it is \.decode"),
+        ({"transforms": []}, r"'transforms': here it is \.map_tuple"),
+        ({"shufle": True}, "'shufle'"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Stream.from_shards, ShardDataset])
+def test_options_of_datasets(urls, kind, option, words):
+    with pytest.raises(TypeError, match=words):
+        kind(urls, **option)
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda d: d.map(str, handler=print), "'handler': here it is on_error="),
+        (lambda d: d.decode(handler=print), "handler.* on_error="),
+        (lambda d: d.shuffle(bufsize=10), r"'bufsize': here it is shuffle\(size\)"),
+        (lambda d: d.batched(4, collation_fn=list), "'collation_fn': here it is collate="),
+        (lambda d: ShardLoader(d, 4, batch_sizes=[4]), "batch_sizes.*batch_size"),
+        (lambda d: ShardLoader(d, 4, handler=print), "handler.*on_error="),
+        (lambda d: ArrayLoader(d, 4, fields={"cls": readers.integer()}, batch_sizes=[4]), "batch_sizes.*batch_size"),
+        (lambda d: ShardWriter("x-%d.tar", maxcount=10), "'maxcount': here it is max_samples="),
+        (lambda d: ShardWriter("x-%d.tar", maxsize=10), "'maxsize': here it is max_bytes="),
+        (lambda d: IndexedShards(d.source.shards.urls, cache_dir="x"), r"'cache_dir': here it is remote=Remote\("),
+    ],
+)
+def test_options_of_ops_loaders_and_writers(urls, use, words):
+    with pytest.raises(TypeError, match=words):
+        use(ShardDataset(urls))
+
+
+def test_nothing_of_ours_is_in_the_tables():
+    assert not [name for name in METHODS if hasattr(Stream(()), name)]
+    assert OPTIONS.keys() >= {"shardshuffle", "resampled", "handler", "nodesplitter", "extensions", "batch_sizes"}
+
+
+def test_import_star_leaves_the_name_webdataset_alone():
+    code = "webdataset = 'theirs'\nfrom tarshards import *\nassert webdataset == 'theirs'"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert "webdataset" in dir(tarshards)
+
+
+class TestFunctionsThatCannotBeSent:
+    def test_map_shards_names_it_before_anything_begins(self, urls, tmp_path):
+        before = threading.active_count()
+        words = (
+            r"map_shards: the function <lambda> \(.*test_other_names\.py, line \d+\) cannot be sent to another process"
+        )
+        for executor in (None, ProcessPoolExecutor(1)):
+            with pytest.raises(TypeError, match=words) as caught:
+                map_shards(lambda samples: samples, urls, str(tmp_path / "out-{shard:03d}.tar"), executor=executor)
+            assert ".tar" not in str(caught.value)
+        assert (threading.active_count(), list(tmp_path.glob("out*"))) == (before, [])
+
+    def test_threads_take_it(self, urls, tmp_path):
+        with ThreadPoolExecutor(2) as threads:
+            reports = map_shards(lambda s: s, urls, str(tmp_path / "out-{shard:03d}.tar"), executor=threads)
+        assert [report.samples_out for report in reports] == [3, 3]
+
+    def test_others_name_it_too(self, urls, tmp_path):
+        with ProcessPoolExecutor(1) as processes:
+            for name, use in {
+                "to_sample=": lambda f: write_dataset([1], tmp_path / "w-%d.tar", to_sample=f, executor=processes),
+                "select": lambda f: Stream.from_shards(urls).select(f, executor=processes),
+                "async_map": lambda f: Stream(range(3)).async_map(f, executor=processes).collect(),
+                "build_columns": lambda f: build_columns(urls, {"a": f}, executor=processes),
+            }.items():
+                with pytest.raises(TypeError, match=f"{name}.*<lambda> .* cannot be sent to another process"):
+                    use(lambda sample: sample)
