@@ -202,7 +202,7 @@ class Passes:
         if self._resumed is not None:
             return dict(self._resumed)
         this = self._current or self._next()
-        state = {"version": version_of(this.state), "digest": self.stream.source.digest}
+        state = {"version": version_of(this.state, self.stream.source), "digest": self.stream.source.digest}
         if self.steps is not None:
             state |= {"pass": self.number, "step": self.step}
         if this.plan is not None:

@@ -185,7 +185,7 @@ class MixedSource(PlannedSource):
         begun, position = state.get("epoch"), state.get("position")
         if type(begun) is not int or type(position) is not int or not 0 <= position <= self.choices.total:
             raise StateError(f"a mixture's state has epoch {begun!r} and position {position!r}")
-        source = self.as_of(version_of(state))
+        source = self.as_of(version_of(state, self))
         return MixedPlan(source, self.choices.resumed(position, state), begun, position, ranks, tail)
 
     def read(self, part: Part, epoch: int) -> Iterator[Sample]:
@@ -442,6 +442,7 @@ class MixedStreams:
 
         self.digest, self.linear_digest = digest("steps", "digest"), digest("linear", "linear_digest")
         self.ops = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
+        self.newest = max(dataset.source.newest for dataset in datasets.values())
         self.draws = any(draws(dataset.source) for dataset in datasets.values())
         self._count(datasets, Ledger.of(on_error))
 

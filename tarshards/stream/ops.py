@@ -775,6 +775,34 @@ def fields(samples: Iterable[Sample]) -> Iterator[dict[str, Any]]:
 
 
 @op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
+def shrink_images(
+    samples: Iterable[Sample],
+    field: str,
+    *,
+    max_resolution: int | None = None,
+    jpeg_quality: int = 90,
+    proportion: float = 1.0,
+    seed: int = 0,
+    on_error: ErrorPolicy = None,
+) -> Iterator[Sample]:
+    """Make the bytes of the image *field* those of a JPEG, or of raw pixels, for shards to train on.
+
+    An image whose longer side has more than *max_resolution* pixels is resized to that, antialiased. It becomes a JPEG
+    of *jpeg_quality* with probability *proportion*, by *seed* and key, and otherwise raw pixels (``ppm``), which are
+    read without decoding. A JPEG that is to stay one, and is small enough, is left as it is. The field is named ``jpg``
+    or ``ppm`` afterwards, what is before the last dot stays: read it as ``"image:jpg;ppm"``. *field* may have
+    alternatives, ``"png;jpg"``. Failures are as in ``map``.
+
+    >>> list(shrink_images([{"__key__": "a", "ppm": b"P6 2 1 255 abcdef"}], "ppm", max_resolution=1, proportion=0))
+    [{'__key__': 'a', 'ppm': b'P6\\n1 1\\n255\\nbce'}]
+    """
+    from tarshards.samples.codecs.shrinking import Shrinking
+
+    shrinking = Shrinking(check_name(field).split(";"), max_resolution, jpeg_quality, proportion, seed)
+    return map(samples, shrinking, on_error=on_error)
+
+
+@op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
 def add_source(samples: Iterable[Sample], *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
     """Add the URL of its shard to every sample, as the field ``source``.
 

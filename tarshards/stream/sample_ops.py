@@ -38,6 +38,7 @@ class SampleOps:
     map_tuple = method_of(ops.map_tuple)
     decode = method_of(ops.decode)
     add_source = method_of(ops.add_source)
+    shrink_images = method_of(ops.shrink_images)
 
     def _then(self, op: BoundOp) -> Any:
         raise NotImplementedError

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from tarshards.index.access import SampleReader
 
 FIRST = 1 << 8  # positions looked up together at the beginning of an iteration
-# Of states and their order: before 2, small datasets were also permuted by blocks; before 3, shards without indexes
-# were shuffled whole.
-VERSION = 3
+VERSION = 2  # of states and their order: before 2, small datasets were also permuted by blocks
+BUFFERED = 3  # of states of shards without indexes that are shuffled: before, these were shuffled whole
 BUFFER = 1000  # samples that a worker mixes where shards have no indexes
 LEAST_RUN = 10  # samples of a class in a row, on average, that are no accident if no class comes again
 
@@ -74,6 +73,10 @@ class OrderedSource(Protocol):
     def ordered_by(self) -> Sequence[str]: ...
 
     @property
+    def newest(self) -> int:
+        """The version of new states."""
+
+    @property
     def digest(self) -> str: ...
 
     @property
@@ -104,7 +107,16 @@ class ShardSource:
         order: list[Any] = [self.options.seed, self.options.shuffle]
         if resample:
             return [*order, resample if isinstance(resample, bool) else list(resample)]
-        return [*order, self.pool] if self.options.shuffle else order
+        return [*order, self.pool] if self._is_mixed and self.options.pool is not None else order
+
+    @property
+    def _is_mixed(self) -> bool:
+        """Whether samples are mixed in a buffer."""
+        return self.options.shuffle and not self.options.resample
+
+    @property
+    def newest(self) -> int:
+        return BUFFERED if self._is_mixed else VERSION
 
     @property
     def ordered_by(self) -> Sequence[str]:
@@ -119,7 +131,7 @@ class ShardSource:
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Return the samples of one worker, mixed in a buffer if they are shuffled; see ``_in_turn``."""
         samples = self._in_turn(progress)
-        if not self.options.shuffle or self.options.resample or progress.version < 3 or self.pool == 1:
+        if not self._is_mixed or progress.version < BUFFERED or self.pool == 1:
             return samples
         if progress.world.rank == progress.world.worker == 0:
             samples = _watched(samples, self.pool)
@@ -183,7 +195,7 @@ class PlannedSource:
     """The samples of indexed shards in the order of an ``EpochPlan``."""
 
     once = True  # each sample comes once per epoch
-    version = VERSION  # of the order
+    version = newest = VERSION  # of the order
     ops: Sequence[BoundOp] = ()  # applied to its samples before the stream's ops
     ordered_by: ClassVar[Sequence[str]] = ("seed", "shuffle", "samples a block", "pool", "tail")
 
@@ -354,6 +366,7 @@ class IterableSource:
     """Any iterable, or a function without arguments that returns one; its samples are counted if it has a ledger."""
 
     ledger: Ledger | None = None
+    newest = VERSION
     seed = 0
     ops: Sequence[Any] = ()
     order: Sequence[Any] = ()
@@ -510,17 +523,18 @@ def nothing_selected() -> SampleError:
     return SampleError("no sample is selected")
 
 
-def version_of(state: Mapping[str, Any] | None) -> int:
-    """Return the version of the order in which *state* continues; None is the beginning of an epoch."""
-    return VERSION if state is None else state.get("version", VERSION)
+def version_of(state: Mapping[str, Any] | None, source: OrderedSource) -> int:
+    """Return the version of the order in which *state* of *source* continues; None is the beginning of an epoch."""
+    version: int = (state or {}).get("version", source.newest)
+    return version
 
 
 def check_state(state: Any, source: OrderedSource, counts: Sequence[str]) -> None:
     """Raise StateError unless *state* has a known version, is of the dataset of *source*, and has these *counts*."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"not a state from state_dict(): {shortened(state)}")
-    if (version := state["version"]) not in range(1, VERSION + 1):
-        raise StateError(f"a state of version {shortened(version)}; only versions 1 to {VERSION} can be loaded")
+    if (version := state["version"]) not in range(1, source.newest + 1):
+        raise StateError(f"a state of version {shortened(version)}; only versions 1 to {source.newest} can be loaded")
     if state.get("digest") != source.digest:
         differ = "the state is of another dataset: its shards have other names or counts, or others were selected"
         if isinstance(source, ShardSource) and not isinstance(state.get("delivered"), int):
@@ -543,8 +557,6 @@ def check_state(state: Any, source: OrderedSource, counts: Sequence[str]) -> Non
 def check_order(state: Mapping[str, Any], source: OrderedSource) -> None:
     """Raise StateError, which names the differences, unless *state* has the order of *source*."""
     theirs, ours = state.get("order", ()), list(source.order)
-    if isinstance(source, ShardSource) and not source.options.resample and version_of(state) < 3:
-        ours = ours[:2]
     if not isinstance(theirs, list | tuple) or len(theirs) != len(ours):
         raise StateError(f"the state has the order {shortened(theirs)}, and this dataset {shortened(ours)}")
     pairs = list(zip(source.ordered_by, theirs, ours))

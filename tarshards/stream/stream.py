@@ -22,7 +22,6 @@ from tarshards.stream.other_names import no_attribute
 from tarshards.stream.sample_ops import SampleOps, method_of
 from tarshards.stream.shard_options import ShardOptions, takes
 from tarshards.stream.sources import (
-    VERSION,
     IterableSource,
     PlannedSource,
     Progress,
@@ -204,7 +203,8 @@ class Stream(SampleOps):
         """Return the position of the latest iteration, for ``load_state_dict`` in the same rank and worker."""
         if self._resumed is not None:
             return dict(self._resumed)
-        progress = self._progress or Progress(self.epochs.next, self.world)
+        version = version_of(None, self.source)
+        progress = self._progress or Progress(self.epochs.next, self.world, version=version)
         state = {"version": progress.version, "digest": self.source.digest, "epoch": progress.epoch}
         state["order"] = list(self.source.order)
         taken = {"taken": progress.taken} if self._is_resumable() else {"delivered": progress.delivered}
@@ -244,7 +244,7 @@ class Stream(SampleOps):
         self._resumed = None
         epoch = self.epochs.begin(world, state.get("epoch"))
         taken, delivered = state.get("taken", 0), state.get("delivered", 0)
-        self._progress = Progress(epoch, world, taken, delivered, version_of(state))
+        self._progress = Progress(epoch, world, taken, delivered, version_of(state, self.source))
         return self._progress
 
     def _is_resumable(self) -> bool:
@@ -277,8 +277,9 @@ class Stream(SampleOps):
         finally:
             self.report()
 
-    def iterate(self, epoch: int, world: World, version: int = VERSION) -> Iterator[Any]:
+    def iterate(self, epoch: int, world: World, version: int | None = None) -> Iterator[Any]:
         """Yield the samples that one worker delivers of a whole epoch, in the order of states of *version*."""
+        version = self.source.newest if version is None else version
         return self._iterate(len(self.ops), Progress(epoch, world, version=version))
 
     def read(self, part: Part, epoch: int) -> Iterable[Any]:

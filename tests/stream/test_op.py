@@ -23,6 +23,7 @@ def add_one(value):
 #: The arguments of each op, for a stream of samples with the field cls.
 ARGUMENTS = {
     "add_source": (),
+    "shrink_images": ("ppm",),
     "async_map": (add_one,),
     "batched": (3,),
     "dask_map": (add_one,),
@@ -57,11 +58,19 @@ LOCAL = [name for name in OPS if name != "dask_map" or find_spec("distributed")]
 def samples(count: int, name: str = "") -> list:
     """Samples for the op *name*."""
     dicts = [{"__key__": f"{i:03d}", "__url__": "a.tar", "cls": str(i).encode()} for i in range(count)]
+    if name == "shrink_images":
+        return list(map(with_pixel, dicts))
     return [(sample["cls"],) for sample in dicts] if name == "map_tuple" else dicts
+
+
+def with_pixel(sample: dict) -> dict:
+    return {**sample, "ppm": b"P6 1 1 255 rgb"}
 
 
 def applied(name: str, stream: Stream) -> Stream:
     """*stream* with the op *name* and the ops before it."""
+    if name == "shrink_images":
+        stream = stream.map(with_pixel)
     return getattr(stream.to_tuple("cls") if name == "map_tuple" else stream, name)(*ARGUMENTS[name])
 
 

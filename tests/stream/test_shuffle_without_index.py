@@ -79,7 +79,7 @@ def test_a_state_resumes_and_knows_the_buffer(urls):
     resumed = Stream.from_shards(urls, shuffle=True)
     resumed.load_state_dict(stream.state_dict())
     assert sorted(first + classes(resumed)) == list(range(200))
-    with pytest.raises(StateError, match="pool=1000, and this dataset has pool=10,"):
+    with pytest.raises(StateError, match=r"the order .*, and this dataset .* 10"):
         Stream.from_shards(urls, shuffle=True, pool=10).load_state_dict(stream.state_dict())
 
 

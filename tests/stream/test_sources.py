@@ -105,10 +105,10 @@ def test_index_true_false_and_nonsense(make_shards):
             open_shards(indexed, index=nonsense)
 
 
-@pytest.mark.parametrize("option", [{"tail": "pad"}, {"pool": 10}, {"block": 4}])
+@pytest.mark.parametrize("option", [{"tail": "pad"}, {"tail": "drop"}, {"block": 4}])
 @pytest.mark.parametrize("index", [False, "auto"])
-def test_tail_and_pool_need_an_index(make_shards, option, index):
-    with pytest.raises(ShardIndexError, match="tail=, pool= and block= require indexed shards; run `tarindex` first"):
+def test_tail_and_block_need_an_index(make_shards, option, index):
+    with pytest.raises(ShardIndexError, match="tail=, block= require indexed shards; run `tarindex` first"):
         open_shards(make_shards(2), index=index, **option)
 
 

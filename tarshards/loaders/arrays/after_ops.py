@@ -86,6 +86,7 @@ class FieldsBatchMaker(ArrayBatchMaker):
 
     def collated(self, samples: list[Any], epoch: int) -> tuple[dict[str, Any], Tally | None]:
         """Return the batch of *samples* that no plan numbers, and what was left out of it."""
+        self.assembler.at(epoch)
         located, key = self._find(samples, np.empty(0, np.uint64)), hash_of(self.stream.source.seed, epoch)
         located.numbers = np.array([number_of(key) for key in located.fields.keys], np.uint64)
         assembled = self.assembler.assemble(lambda: located, key, next(self.numbers))

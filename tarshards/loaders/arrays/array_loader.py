@@ -175,6 +175,7 @@ class ArrayBatchMaker(BatchMaker):
     def read(self, part: Part, epoch: int) -> dict[str, Any]:
         if not self._is_open or self.mapped is not None:
             self.open()
+        self.assembler.at(epoch)
         key = hash_of(self.stream.source.seed, epoch)
         located, substitution = partial(self.locate, part), self.substitution(part)
         assembled = self.assembler.assemble(located, key, next(self.numbers), substitution)
@@ -284,6 +285,7 @@ class ArrayLoader(ResumableLoader):
         self.threads, self.prefetch, self.device = threads, prefetch, device
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
+        self.maker.assembler.at(this.epoch)
         batches = self._streamed(this) if this.plan is None else self._planned(this, this.plan)
         if self.device is None:
             return batches
@@ -336,7 +338,8 @@ class ArrayLoader(ResumableLoader):
 
     def _streamed(self, this: Pass) -> Generator[dict[str, Any], None, None]:
         assembler = self.maker.assembler
-        samples = self.maker.stream.source.iterate(Progress(this.epoch, this.world, version=version_of(this.state)))
+        source = self.maker.stream.source
+        samples = source.iterate(Progress(this.epoch, this.world, version=version_of(this.state, source)))
         read, failed, delivered, discarded = Count(), 0, 0, 0
         counted = read.over(samples)
 

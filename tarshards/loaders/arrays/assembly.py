@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import time
@@ -119,6 +120,9 @@ class Assembler:
         self.transforms, self.is_open = tuple(transforms), False
         for transform in self.transforms:
             check_function(transform, "transforms=")
+            if hasattr(transform, "forward") and hasattr(transform, "state_dict"):
+                cure = "partial(augment.module, field='jpg', module=...) applies a module of torch to a field"
+                raise TypeError(f"transforms= takes functions (batch, rng); {cure}")
         self.memory: Any = Memory(len(fields), size, kept, ring)
         self._opening = threading.Lock()
 
@@ -164,6 +168,12 @@ class Assembler:
                     self.readers, self.is_open = opened, True
                     break
         return failures
+
+    def at(self, epoch: int) -> None:
+        """Make the batches of this *epoch* from now on: readers may make images of another size."""
+        readers = [reader.at(epoch) for reader in self.readers]
+        if any(now is not before for now, before in zip(readers, self.readers)):
+            self.readers, self.memory = readers, copy.copy(self.memory)  # a copy of a Memory has no buffers
 
     def assemble(
         self,

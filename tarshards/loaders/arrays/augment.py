@@ -7,12 +7,15 @@ seeded by the batch, so that its draws are the same for any number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 Batch = dict[str, Any]
+
+_ONE_AT_A_TIME = threading.Lock()  # modules draw from torch's generator, which all threads share
 
 
 def flip(batch: Batch, rng: np.random.Generator, *, field: str, probability: float = 0.5) -> Batch:
@@ -114,6 +117,25 @@ def replace_label(batch: Batch, rng: np.random.Generator, *, field: str, labels:
         if key in labels:
             replaced[i] = labels[key]
     return {**batch, field: replaced}
+
+
+def module(batch: Batch, rng: np.random.Generator, *, field: str, module: Callable[[Any], Any]) -> Batch:
+    """Give *field* of the batch, as a tensor, to a torch *module*, such as a transform of torchvision; no gradients.
+
+    torch's random generator is seeded by *rng* meanwhile, so that what the module draws depends on the batch alone.
+
+    >>> import torch
+    >>> doubled = torch.nn.Upsample(scale_factor=2)
+    >>> batch = {"jpg": np.zeros((4, 3, 8, 8), np.float32)}
+    >>> module(batch, np.random.default_rng(0), field="jpg", module=doubled)["jpg"].shape
+    (4, 3, 16, 16)
+    """
+    import torch
+
+    with _ONE_AT_A_TIME, torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(1 << 62)))
+        made = module(torch.from_numpy(np.ascontiguousarray(batch[field])))
+        return {**batch, field: made.numpy()}
 
 
 def _images(batch: Batch, field: str) -> np.ndarray:

@@ -195,7 +195,7 @@ class BatchSource:
 
     def _streamed(self, this: Pass) -> Iterator[EncodedBatch]:
         maker = self.maker
-        samples = maker.stream.iterate(this.epoch, this.world, version_of(this.state))
+        samples = maker.stream.iterate(this.epoch, this.world, version_of(this.state, maker.stream.source))
         for _ in islice(samples, this.passed * maker.size):
             pass
         while chunk := list(islice(samples, maker.size)):

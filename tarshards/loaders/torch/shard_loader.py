@@ -114,7 +114,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         check_dataset(dataset, "a ShardLoader", ShardDataset)
         dataset = _without_buffers(dataset)
         num_workers = whole_number("num_workers", num_workers, 0)
-        needs_rows = flag("fill", fill) or (packing is not None and packing.overlong == "split")
+        needs_rows = flag("fill", fill) or (getattr(packing, "overlong", "") == "split")
         _check(dataset, options, fill, fields is not None, needs_rows)
         given: dict[str, Any] = {"fill": fill, "drop_last": drop_last, "packing": packing}
         maker: CollatedBatchMaker | FieldsBatchMaker
@@ -359,7 +359,7 @@ class _Batches(IterableDataset[Any]):
             plan.order.tables = self._arenas.shared(PlanTables(*order.tables))
         try:
             if plan is None:
-                samples = self.stream.iterate(order.epoch, world, version_of(order.state))
+                samples = self.stream.iterate(order.epoch, world, version_of(order.state, self.stream.source))
                 for batch in ops.batched(samples, self.maker.size, collate=list):
                     counted = len(batch) if self.stream.is_followed else 0  # samples that the ledger counts
                     if len(batch) < self.maker.size and self.maker.drop_last:

@@ -3,6 +3,7 @@
 - ``registry``: the decorators ``decoder`` and ``encoder``
 - ``basic``, ``array``, ``image``, ``audio``, ``video``: the built-in codecs
 - ``decoding``: decoding by a pipeline's functions and handlers
+- ``shrinking``: images made smaller for training
 - ``npy``, ``image_headers``, ``audio_headers``, ``video_headers``: headers read without decoding
 """
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from tarshards.errors import DecodeError
+from tarshards.errors import DecodeError, shortened, whole_number
 from tarshards.index import memory
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers import crops
@@ -42,6 +42,12 @@ class View:
     mean: Any
     std: Any
     exif_transpose: bool
+    sizes: Any = ()  # pairs of an epoch and the size from there on
+
+    def at(self, epoch: int) -> View:
+        """Return the view for this *epoch*; itself if its size is the same."""
+        due = [size for begin, size in self.sizes if begin <= epoch]
+        return self if not due or due[-1] == self.size else replace(self, size=due[-1])
 
     def shape(self, size: tuple[int, int], channels: int) -> tuple[int, int, int]:
         """The shape of an image in the batch."""
@@ -82,6 +88,10 @@ class RawImages(Rows):
             raise DecodeError(f"{rows.dtype} of shape {rows.shape} is no image: uint8 of (H, W), or (H, W, 1, 3 or 4)")
         self.normal, self.is_quick = view.normal(self.pixels[2]), view.keeps(self.pixels) and not view.flip
 
+    def at(self, epoch: int) -> RawImages:
+        view = self.view.at(epoch)
+        return self if view is self.view else RawImages(Rows(self.dtype, self.shape, self.prefix), view)
+
     def make(self, count: int) -> np.ndarray:
         """An array of images."""
         height, width, channels = self.pixels
@@ -106,6 +116,10 @@ class EncodedImages(Reader):
 
     def __init__(self, view: View):
         self.view, self.normal = view, view.normal(3)
+
+    def at(self, epoch: int) -> EncodedImages:
+        view = self.view.at(epoch)
+        return self if view is self.view else EncodedImages(view)
 
     def make(self, count: int) -> Batch:
         """An array of images, or a list where each keeps its size."""
@@ -173,6 +187,10 @@ class Images(Reader):
 
     def __init__(self, view: View, shape: tuple[int, ...] | None):
         self.view, self.shape = view, shape
+
+    def at(self, epoch: int) -> Images:
+        view = self.view.at(epoch)
+        return self if view is self.view else Images(view, self.shape)
 
     def learns(self, field: str) -> bool:
         """Say whether the shape is in the header of a .npy."""
@@ -267,7 +285,7 @@ def _simplejpeg(payload: bytes) -> Any:
 
 
 def image(
-    size: int | tuple[int, int] | None = None,
+    size: int | tuple[int, int] | Mapping[int, int | tuple[int, int]] | None = None,
     *,
     crop: Crop = "none",
     scale: tuple[float, float] = (0.08, 1),
@@ -292,7 +310,9 @@ def image(
     - ``random_resized``: a box of random area (*scale*: the least and largest part of the image's) and aspect (*ratio*:
       width / height, 3 / 4 to 4 / 3 unless given), at a random position.
 
-    Without a size, images keep theirs, and make a list where it differs. *flip* is the probability to be mirrored.
+    A *size* may change with the epoch of the dataset: ``{0: 128, 16: 192}`` is 128 before epoch 16 and 192 from there
+    on, the same on all ranks, and after a resume. Without a size, images keep theirs, and make a list where it differs.
+    *flip* is the probability to be mirrored.
     Elements are uint8, or of a float *dtype* in [0, 1], from which *mean* is subtracted before *std* divides, a number
     or one a channel. JPEG is decoded by DCT scaling at the smallest factor that still covers the crop.
     """
@@ -309,11 +329,21 @@ def image(
         raise ValueError(f"ratio={ratio} must be within (0, 1]: the part of the largest box that is taken")
     if not 0 <= flip <= 1:
         raise ValueError(f"flip={flip} must be a probability")
-    sides = sides_of(size)
+    sizes = _sizes(size) if isinstance(size, Mapping) else ()
+    sides = sizes[0][1] if sizes else sides_of(size)  # type: ignore[arg-type]
     element = np.dtype(dtype)
     if element != np.uint8 and (element.kind != "f" or element.itemsize > 8):
         raise ValueError(f"dtype={element} must be uint8, float16, float32 or float64")
     if element == np.uint8 and (mean is not None or std is not None):
         raise ValueError("mean and std need a float dtype")
     mean, std = 0.0 if mean is None else mean, 1.0 if std is None else std
-    return Images(View(sides, crop, scale, ratio, flip, element, layout, mean, std, exif_transpose), shape)
+    view = View(sides, crop, scale, ratio, flip, element, layout, mean, std, exif_transpose, sizes)
+    return Images(view, shape)
+
+
+def _sizes(given: Mapping[int, Any]) -> tuple[tuple[int, tuple[int, int]], ...]:
+    """Return pairs of an epoch and the size from there on, in order; raise ValueError for what is none."""
+    sizes = [(whole_number("an epoch in size=", epoch, 0), sides_of(size)) for epoch, size in given.items()]
+    if 0 not in given or not all(size for _, size in sizes):
+        raise ValueError(f"size={shortened(given)} must give the size of epoch 0, and a size for each epoch")
+    return tuple(sorted(sizes))  # type: ignore[arg-type]

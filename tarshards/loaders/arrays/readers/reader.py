@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,10 @@ class Reader:
 
     def open(self, field: str, payload: bytes) -> Reader:
         """Return the reader for the *field* whose first payload is given; raise DecodeError if none fits."""
+        return self
+
+    def at(self, epoch: int) -> Reader:
+        """Return the reader for this *epoch*: another one where what it makes changes with the epoch."""
         return self
 
     def make(self, count: int) -> Batch:
@@ -82,7 +88,7 @@ def failure(exc: Exception) -> DecodeError:
 
 
 def stack(values: list[Any], pad: Any = None) -> Any:
-    """Make one array of numbers, or of arrays of one dtype and shape; of anything else a list.
+    """Make one array of numbers, or of arrays or tensors of one dtype and shape; of anything else a list.
 
     Arrays of several shapes are filled up with *pad* at the end of each axis, if it is given.
 
@@ -92,6 +98,9 @@ def stack(values: list[Any], pad: Any = None) -> Any:
     if values and all(isinstance(value, (bool, int, float, np.number, np.bool_)) for value in values):
         numbers = np.array(values)
         return values if numbers.dtype.hasobject else numbers  # whole numbers beyond 64 bits
+    if (torch := sys.modules.get("torch")) and values and all(isinstance(value, torch.Tensor) for value in values):
+        with suppress(TypeError, RuntimeError):  # of a dtype that numpy lacks, or not in main memory
+            values = [value.detach().numpy() for value in values]
     if not values or not all(isinstance(value, np.ndarray) for value in values):
         return values
     if len({value.dtype for value in values}) > 1 or len({value.ndim for value in values}) > 1:
