@@ -23,7 +23,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import OpenError, ShardIndexError, StateError, UrlError, shortened
@@ -45,7 +44,8 @@ MAX_BYTES = 1 << 24
 #: The ops that a catalog may name, which define a sample of the dataset. Their arguments are data, never code.
 OPS = ("decode", "keep_fields", "rename_fields", "select_fields", "to_tuple")
 #: Squirrel's drivers, and our names of their formats.
-DRIVERS = {"webdataset": "tar", "messagepack": "msgpack", "jsonl": "jsonl", "csv": "csv", "parquet": "parquet"}
+DRIVERS = {"webdataset": "tar", "messagepack": "msgpack"}
+DRIVERS |= {name: name for name in ("jsonl", "csv", "parquet", "zarr")}
 
 NAMES = "letters, digits and _.+-, a letter or digit first"
 _NAME = re.compile(r"\w[\w.+-]*")
@@ -195,23 +195,25 @@ class Catalog:
         if version.format != "tar":
             if version.format not in DRIVERS.values():
                 raise self._error(f"{version.name} needs Squirrel's driver {version.format}, which is not supported")
-            raise self._error(f"{version.name} is of {version.format}, not of tar shards; `tarimport` reads it")
+            raise self._error(
+                f"{version.name} is of {version.format}, not of tar shards; Catalog.stream and `tarimport` read it"
+            )
         return shards_in(self.location, split.shards)
 
     def stream(self, entry: str, **options: Any) -> Stream:
         """Return the stream of a split, with the ops of its version; *options* are those of ``Stream.from_shards``.
 
-        For a folder of Squirrel's msgpack shards they are those of ``read_msgpack``.
+        For a source of Squirrel with another driver they are those of ``read_rows``.
         """
         from tarshards.stream.stream import Stream
 
         version, _, split = self._split(entry)
-        if version.format == "msgpack":
-            from tarshards.formats.msgpack_shards import read_msgpack
+        if version.format != "tar" and version.format in DRIVERS.values():
+            from tarshards.formats.rows import read_rows
 
-            folders = [f"{spec.rstrip('/')}/*.gz" for spec in split.shards]
-            urls = [shard.url for shard in shards_in(self.location, folders)]
-            return self._apply(Stream(partial(read_msgpack, urls, **options)), version)
+            specs = [f"{spec.rstrip('/')}/*.gz" if version.format == "msgpack" else spec for spec in split.shards]
+            urls = [shard.url for shard in shards_in(self.location, specs)]
+            return self._apply(read_rows(urls, format=version.format, **options), version)
         shards = self.shards(entry)
         return self._apply(Stream.from_shards(shards, **{"remote": self.location.remote, **options}), version)
 

@@ -160,6 +160,11 @@ def test_lightning(follow, run, tmp_path):
     assert re.search(r"^48 steps, ", done.stdout, re.MULTILINE), done.stderr
 
 
+def test_disks_and_nodes(follow):
+    printed = follow("disks-and-nodes.md")
+    assert re.search(r"the consumer alone takes [\d,]+ samples/s, [\d.]+ MB/s; [\d.]+ threads feed it", printed)
+
+
 @pytest.mark.interop
 def test_evaluation(follow):
     assert 0 <= float(follow("evaluation.md")) <= 1

@@ -11,7 +11,7 @@ from tarshards.cli.output import check_suffix
 from tarshards.cli.parameters import FILE, size_option
 from tarshards.cli.program import tool
 
-FORMATS = ("parquet", "csv", "jsonl", "msgpack", "folder", "huggingface")
+FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "folder", "huggingface")
 
 
 @tool(
@@ -42,9 +42,9 @@ def main(
 ) -> None:
     """Write the rows of SOURCE, of another format, as samples to shards.
 
-    SOURCE is files of parquet, csv or jsonl, a folder with a folder of files for each class, or a Hugging Face dataset:
-    a folder that save_to_disk wrote, or a name with --format huggingface. Columns become fields: image.jpg, text.txt,
-    label.cls. If the command is killed, the same command line resumes it.
+    SOURCE is files of parquet, csv, jsonl or TFRecord, a folder of MDS or Zarr, a folder with a folder of files for
+    each class, or a Hugging Face dataset: a folder that save_to_disk wrote, or a name with --format huggingface.
+    Columns become fields: image.jpg, text.txt, label.cls. If the command is killed, the same command line resumes it.
     """
     from tarshards.formats.importing import MAX_BYTES, import_dataset
 

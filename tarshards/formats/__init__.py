@@ -2,7 +2,9 @@
 
 - ``naming``: columns <-> fields, and the record of the import; ``arrow``: batches of Arrow <-> samples
 - ``msgpack_shards``: Squirrel's shards
-- ``pieces``: the inputs of an import: parquet, CSV, JSON lines, Hugging Face datasets, folders
+- ``pieces``: the parts of an input: parquet, CSV, JSON lines, Hugging Face datasets, folders; ``tfrecord``; ``mds``;
+  ``zarr_``
+- ``inputs``: the table of formats; ``rows``: ``read_rows``
 - ``importing``: ``import_dataset``; ``exporting``: ``export_dataset``
 - ``croissant``: dataset cards, as JSON-LD of MLCommons' Croissant
 """

@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from tarshards.errors import SampleError, TarshardsError, UrlError, shortened, whole_number
-from tarshards.formats.msgpack_shards import stem_of
+from tarshards.errors import SampleError, TarshardsError, shortened, whole_number
+from tarshards.formats.inputs import name_of, plan_input
 from tarshards.formats.naming import Columns, Naming, record_url, sample_of
-from tarshards.formats.pieces import (
-    CsvPiece,
-    Keys,
-    Piece,
-    Plan,
-    is_saved_dataset,
-    lose,
-    open_dataset,
-    plan_csv,
-    plan_dataset,
-    plan_folder,
-    plan_lines,
-    plan_msgpack,
-    plan_parquet,
-)
-from tarshards.index.cells import TYPES
-from tarshards.samples.fields import check_mapping, origin_of
+from tarshards.formats.pieces import Piece, Plan, lose
+from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.storage.compression import named_compression, without_suffix
-from tarshards.storage.expressions import expand_urls
+from tarshards.storage.compression import named_compression
 from tarshards.storage.location import Location
 from tarshards.write.map import is_pattern, output_names
 from tarshards.write.once import check_free, discard, finish, make_all
 from tarshards.write.shards import made_shard, name_leftovers, write_shard
 
 MAX_BYTES = 10**9
-FILES: dict[str, Callable[[list[str], list[str], int], Plan]] = {
-    "parquet": plan_parquet,
-    "csv": plan_csv,
-    "jsonl": plan_lines,
-    "msgpack": plan_msgpack,
-}
-FORMATS = (*FILES, "folder", "huggingface")
-_SUFFIXES = {"parquet": "parquet", "pq": "parquet", "csv": "csv", "tsv": "csv", "jsonl": "jsonl", "ndjson": "jsonl"}
 
 
 def import_dataset(
@@ -90,16 +65,10 @@ def import_dataset(
     ledger = Ledger.of(on_error)
     target = Location.of(pattern, sync=sync)
     named_compression(target)  # raises UrlError for a name of another format
-    name = os.fspath(source) if isinstance(source, str | os.PathLike) else shortened(source)
-    plan = _plan(source, format, split, key, types or {}, max_bytes)
-    template = key or plan.key
-    Keys.of(template, "")
-    if types and not all(isinstance(piece, CsvPiece) for piece in plan.pieces):
-        raise ValueError("types= applies to csv only; other formats define the types of their values")
-    if not plan.pieces:
-        raise SampleError("no samples: there are no rows", url=name)
+    name = name_of(source)
+    plan = plan_input(source, format, split, key, types, max_bytes)
     names = output_names(target.url, len(plan.pieces))
-    units = [_ImportedShard(piece, target.at(name), template) for piece, name in zip(plan.pieces, names)]
+    units = [_ImportedShard(piece, target.at(name), plan.key) for piece, name in zip(plan.pieces, names)]
     check_free(units, overwrite=overwrite)
     made = make_all(units, ledger, executor=executor, progress=progress)
     samples = sum(each["samples"] for each in made)
@@ -143,7 +112,7 @@ class _ImportedShard:
 
     @property
     def identity(self) -> list[Any]:
-        return [type(self.piece).__name__, self.template, *self.piece.identity]
+        return [type(self.piece).__name__, self.template, *self.piece.identity, *_place_of(self.piece)]
 
     def make(self, ledger: Ledger) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
@@ -160,66 +129,10 @@ class _ImportedShard:
         return {"shard": self.output.url, "samples": count, "size": size, "fields": naming.fields}
 
 
-def _plan(
-    source: Any, format: str | None, split: str | None, key: str | None, types: Mapping[str, str], max_bytes: int
-) -> Plan:
-    if format is not None and format not in FORMATS:
-        raise ValueError(f"format is one of {', '.join(FORMATS)}, not {shortened(format)}")
-    for kind in check_mapping(types, "types=", "of columns and types").values():
-        if kind not in TYPES:
-            raise ValueError(f"the type of a column is one of {', '.join(TYPES)}, not {shortened(kind)}")
-    if hasattr(source, "features") and hasattr(source, "with_format"):
-        return plan_dataset(source, "dataset", max_bytes)
-    if format == "huggingface":
-        return plan_dataset(open_dataset(os.fspath(source), split), os.fspath(source), max_bytes)
-    if isinstance(source, str | os.PathLike) and os.path.isdir(source):
-        folder = os.fspath(source)
-        if format in (None, "folder") and not is_saved_dataset(folder):
-            return plan_folder(folder, max_bytes)
-        if format is None:
-            return plan_dataset(open_dataset(folder, split), folder, max_bytes)
-    if split is not None:
-        raise ValueError("split= applies to Hugging Face datasets only; name the files of one split")
-    urls = expand_urls(source)
-    for location in map(Location.of, urls):
-        if location.is_stream:
-            raise UrlError("an import reads its files more than once; save this as a file first", url=location.name)
-    format = format or _format_of(urls)
-    if format not in FILES:
-        raise UrlError(f"not a {format}", url=Location.of(urls[0]).name)
-    plan = partial(plan_csv, types=types, key=key) if format == "csv" else FILES[format]
-    return plan(urls, _file_names(urls), max_bytes)
-
-
-def _format_of(urls: Sequence[str]) -> str:
-    """Return the format by the names of files; raise UrlError if they do not tell."""
-    location = Location.of(urls[0])
-    suffix = without_suffix(location.base.lower()).rpartition(".")[2]
-    if suffix not in _SUFFIXES:
-        known = ", ".join(f".{suffix}" for suffix in _SUFFIXES)
-        raise UrlError(
-            f"the name does not tell the format ({known}); name one of {', '.join(FORMATS)}", url=location.name
-        )
-    return _SUFFIXES[suffix]
-
-
-def _file_names(urls: Sequence[str]) -> list[str]:
-    """Return a name for each file, for keys: its base name, with its folders where base names are not unique.
-
-    >>> _file_names(["d/a.parquet", "d/b.parquet"]), _file_names(["d/x/a.csv", "d/y/a.csv"])
-    (['a', 'b'], ['x/a', 'y/a'])
-    """
-    locations = list(map(Location.of, urls))
-    stems = [stem_of(location) for location in locations]
-    if len(set(stems)) < len(stems):
-        folders = [location.folder for location in locations]
-        shared = os.path.commonpath(folders)
-        stems = [f"{folder[len(shared) :].lstrip('/')}{stem}" for folder, stem in zip(folders, stems)]
-    if len(set(stems)) < len(stems):
-        stem = max(stems, key=stems.count)
-        reason = f"two files would have the keys {stem}/...; import them separately"
-        raise UrlError(reason, url=locations[stems.index(stem)].name)
-    return stems
+def _place_of(piece: Any) -> list[Any]:
+    """Return the location of a piece in its input."""
+    names = ("groups", "begin", "end", "first", "file", "delimiter", "types", "asked")
+    return [getattr(piece, name) for name in names if hasattr(piece, name)]
 
 
 def _columns(plan: Plan, found: Sequence[dict[str, str]], name: str) -> Columns:
@@ -231,6 +144,6 @@ def _columns(plan: Plan, found: Sequence[dict[str, str]], name: str) -> Columns:
                 other = naming.fields[field]
                 reason = f"the columns {other!r} and {column!r} both became {field}; rename one of them"
                 raise SampleError(reason, url=name)
-    order = list(dict.fromkeys(naming.fields.values())) if plan.schema is None else plan.schema.names
+    order = list(plan.order or dict.fromkeys(naming.fields.values())) if plan.schema is None else plan.schema.names
     schema = None if plan.schema is None else plan.schema.serialize().to_pybytes()
     return Columns(naming.fields, order, schema, plan.omit)

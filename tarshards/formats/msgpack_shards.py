@@ -7,6 +7,7 @@ types), ``kind``, ``shape`` and ``data``; a numpy scalar has ``nd`` false. Kind 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,9 @@ MOST_ITEMS = 1 << 20  # of a list or map, whose memory is allocated before they 
 
 
 def read_msgpack(urls: Any, *, on_error: ErrorPolicy = None, allow_pipe: bool = False) -> Iterator[Sample]:
-    """Yield the samples of all msgpack shards named by *urls*, a shard expression, with the stored values.
+    """Yield the samples of all msgpack shards named by *urls*, with the stored values.
+
+    *urls* is a shard expression, or a store as Squirrel names it: a folder, whose files ``*.gz`` are the shards.
 
     A sample without ``__key__`` gets the name of its shard and its number, such as ``shard/000000007``. numpy arrays
     are copies of their bytes. The first error is raised, or passed to *on_error* ("skip", a ``Ledger`` or a function of
@@ -39,8 +42,21 @@ def read_msgpack(urls: Any, *, on_error: ErrorPolicy = None, allow_pipe: bool = 
     than 1,048,576 items.
     """
     ledger = Ledger.of(on_error)
-    for shard in find_shards(urls, allow_pipe=allow_pipe):
+    for shard in find_shards(in_store(urls), allow_pipe=allow_pipe):
         yield from read_msgpack_shard(shard.location(), ledger=ledger)
+
+
+def in_store(urls: Any) -> Any:
+    """Return the shard expression of *urls*, which may be a store of Squirrel's: a folder.
+
+    >>> in_store("gs://bucket/store/"), in_store("store/0.gz")
+    ('gs://bucket/store/*.gz', 'store/0.gz')
+    """
+    if isinstance(urls, str | os.PathLike):
+        name = os.fspath(urls)
+        if name.endswith("/") or os.path.isdir(name):
+            return f"{name.rstrip('/')}/*.gz"
+    return urls
 
 
 def read_msgpack_shard(url: str | Location, *, ledger: Ledger) -> Iterator[Sample]:
@@ -74,14 +90,16 @@ class _Damaged(Exception):
 
 
 def stem_of(location: Location) -> str:
-    """Return the base name of a file up to its first dot, for keys.
+    """Return the base name of a file up to its first dot, for keys, with the number that TensorFlow puts at the end.
 
-    >>> stem_of(Location("d/train-00.parquet")), stem_of(Location("-"))
-    ('train-00', 'stdin')
+    >>> stem_of(Location("d/train-00.parquet")), stem_of(Location("-")), stem_of(Location("a.tfrecord-0-of-2"))
+    ('train-00', 'stdin', 'a-0-of-2')
     """
     if location.scheme == "-":
         return "stdin"
-    return location.base.lstrip(".").partition(".")[0].strip("_") or "file"
+    stem, _, rest = location.base.lstrip(".").partition(".")
+    part = re.search(r"-\d+-of-\d+$", rest)
+    return stem.strip("_") + (part[0] if part else "") or "file"
 
 
 def _records(location: Location) -> Iterator[tuple[Any, str | None]]:

@@ -12,11 +12,11 @@ import json
 import math
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from tarshards.errors import EncodeError, SampleError, UrlError
+from tarshards.errors import EncodeError, SampleError, TarshardsError, UrlError
 from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs import audio, decode_field, encode_field, image, video
 from tarshards.samples.keys import NO_FIELDS, Sample, is_reserved, split_name
@@ -115,7 +115,7 @@ def encode_value(naming: Naming, column: str, value: Any) -> tuple[str, bytes]:
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
         return naming.field(column, kind_of(data)), data
-    if type(value) is int and is_integer_field(column):
+    if type(value) is int and is_integer(column):
         return naming.field(column, "cls"), b"%d" % value
     if is_json(value):
         field = naming.field(column, "json")
@@ -132,8 +132,8 @@ def encode_value(naming: Naming, column: str, value: Any) -> tuple[str, bytes]:
         raise EncodeError(str(error), field=column) from error
 
 
-def is_integer_field(column: str) -> bool:
-    """Return whether integers in a column of this name are classes or the like, decoded as integers."""
+def is_integer(column: str) -> bool:
+    """Return whether the name of a column says that its integers are classes, counts or the like."""
     return column.rpartition(".")[2].lower() in INTEGERS
 
 
@@ -234,12 +234,61 @@ def batch_of(naming: Naming, rows: Sequence[Mapping[str, Any]], keys: list[str],
             except UnicodeEncodeError:
                 return None
         elif types == {int}:
-            found.append((column, "cls" if is_integer_field(column) else "json", [b"%d" % value for value in values]))
+            found.append((column, "cls" if is_integer(column) else "json", [b"%d" % value for value in values]))
         elif types == {bytes} and len(kinds := list(set(map(kind_of, values)))) == 1:
             found.append((column, kinds[0], values))
         else:
             return None
     return SampleBatch(keys, origin, [FieldColumn.of(naming.field(name, kind), data) for name, kind, data in found])
+
+
+def batches_of(
+    naming: Naming,
+    names: Sequence[str],
+    columns: list[FieldColumn],
+    keys: Sequence[str | TarshardsError],
+    broken: dict[int, TarshardsError],
+    numbers: Sequence[int],
+    origin: str,
+    reject: Callable[[TarshardsError], object],
+) -> Iterator[SampleBatch]:
+    """Yield the samples of rows with these *numbers* in a file of columns *names*; *reject* gets the *broken* rows.
+
+    A row that has only nulls gets a field that marks it.
+    """
+    found: Any = keys
+    for row, key in enumerate(keys):
+        if type(key) is not str:
+            broken.setdefault(row, found[row])
+    named = next((name for name in names if name not in NO_FIELDS), None)
+    if named is not None and (empty := _empty(naming, named, columns, len(keys), broken)) is not None:
+        columns.append(empty)
+    samples = SampleBatch(found, origin, columns)
+    begin = 0
+    for row in sorted(broken):
+        if begin < row:
+            yield samples.rows(begin, row)
+        error = broken[row]
+        reject(type(error)(error.reason, url=f"{origin}: row {numbers[row]}", field=error.field))
+        begin = row + 1
+    if begin < len(keys):
+        yield samples.rows(begin, len(keys))
+
+
+def _empty(
+    naming: Naming, name: str, columns: list[FieldColumn], rows: int, broken: Container[int]
+) -> FieldColumn | None:
+    """Return the field that marks rows with only nulls; None if no row except *broken* ones needs it."""
+    if not rows or any(column.valid is None for column in columns):
+        return None
+    taken = 0
+    for column in columns:
+        taken |= int.from_bytes(column.valid or b"", "little")
+    nulls = bytes(not valid and row not in broken for row, valid in enumerate(taken.to_bytes(rows, "little")))
+    if 1 not in nulls:
+        return None
+    offsets = memoryview(bytes(8 * (rows + 1))).cast("q")
+    return FieldColumn(naming.field(name, NULL), offsets, b"", nulls)
 
 
 def key_of(value: Any) -> str:

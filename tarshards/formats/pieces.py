@@ -1,8 +1,7 @@
-"""The inputs of an import, cut into *pieces*: each becomes one shard.
+"""The inputs of an import: a *piece* of an input is enough of it to fill a shard, cut where cutting is free.
 
-For each format there is a function ``plan_...``, which cuts its inputs, and a class, whose ``samples`` reads one piece,
-usually in another process. A piece is some row groups of a parquet file, some lines or rows of a text, some rows of a
-Hugging Face dataset, some files of a folder, or a msgpack shard.
+A piece is some row groups of a parquet file, some lines or rows of text, some rows of a Hugging Face dataset, some
+files of a folder, or a msgpack file.
 """
 
 from __future__ import annotations
@@ -10,22 +9,33 @@ from __future__ import annotations
 import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice, pairwise, repeat
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from math import isfinite
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, TarshardsError, UrlError
 from tarshards.formats.arrow import Batches, arrow
 from tarshards.formats.msgpack_shards import read_msgpack_shard
-from tarshards.formats.naming import Naming, batch_of, from_json, sample_of
-from tarshards.index.cells import ExactTypes, arrow_type, typed
-from tarshards.samples.batch import SampleBatch
+from tarshards.formats.naming import (
+    Naming,
+    batch_of,
+    batches_of,
+    decode_value,
+    encode_value,
+    from_json,
+    is_integer,
+    key_of,
+    sample_of,
+)
+from tarshards.index.cells import ExactTypes, arrow_type, parse_cell
+from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.conditions import Template
-from tarshards.samples.keys import Sample
+from tarshards.samples.keys import NO_FIELDS, Sample
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.lines import Utf8, open_text
 from tarshards.samples.rows import csv_rows, json_rows
@@ -35,20 +45,25 @@ from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import RangedFile
 from tarshards.storage.streams import failure
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-BATCH = 1 << 21  # bytes of rows that are converted together, about
-MOST_ROWS = 4096  # that are converted together
-FEW_ROWS = 256  # that are converted together, in formats without columns
-LONGEST_LINE = 1 << 20  # bytes of a line of text that are read at once, to find where to cut it
-KEY = "{file}/{record:09d}"  # the template of keys, by default
+BATCH = 1 << 21  # bytes of rows that are converted together
+MOST_ROWS = 4096  # converted together
+FEW_ROWS = 256  # converted together, in formats without columns
+PART = 1 << 26  # bytes of a piece of rows that are streamed, where cutting needs no reading
+BLOCK = 1 << 20  # bytes of text read at once, to cut it
+KEY = "{file}/{record:09d}"  # the keys of rows
+AS_JSON: dict[str, Callable[[Any], bytes]] = {
+    "int": lambda number: b"%d" % number,
+    "float": lambda number: repr(number).encode(),
+    "bool": lambda value: b"true" if value else b"false",
+    "date": lambda text: b'"%b"' % text.encode(),
+    "timestamp": lambda text: b'"%b"' % text.encode(),
+}
 NULLS = ["", "NA", "N/A", "NULL", "null", "NaN", "nan", "#N/A"]  # in CSV columns that are not text
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Makes the keys of the rows of a *file* from a *template* over ``file``, ``record`` (from 0) and *columns*."""
+    """The keys of the rows of a file: a template over ``file``, ``record`` (counted from 0) and *columns*."""
 
     template: str
     file: str
@@ -56,7 +71,7 @@ class Keys:
 
     @classmethod
     def of(cls, template: str, file: str) -> Keys:
-        """Return what fills *template* for the rows of *file*; raise ValueError for a malformed template."""
+        """Return the keys of *template*; raise ValueError for a malformed one."""
         from string import Formatter
 
         try:
@@ -64,11 +79,10 @@ class Keys:
         except ValueError as error:
             raise ValueError(f"{template!r}: {error}") from error
         columns = tuple(sorted(names - {"file", "record"}))
-        _parsed(template, columns)  # raises ValueError
+        _parsed(template, columns)
         return cls(template, file, columns)
 
     def __call__(self, record: int, values: Mapping[str, Any]) -> str:
-        """Return the key of the row with this number; raise SampleError if its *values* do not give one."""
         filled = {"file": self.file, "record": record}
         for column in self.columns:
             if column not in values:
@@ -80,7 +94,7 @@ class Keys:
             raise SampleError(f"the key {self.template!r}: {error}") from error
 
     def of_rows(self, records: Sequence[int], values: Mapping[str, Sequence[Any]]) -> list[str | TarshardsError]:
-        """Return the keys of the rows numbered *records*, or their errors; *values* has the cells of each column."""
+        """Return the keys of rows with these numbers, whose *values* has all columns; an error for one without."""
         given = {"file": repeat(self.file, len(records)), "record": records, **values}
         with suppress(ValueError, TypeError):
             return [*_parsed(self.template, self.columns).fill_rows(given)]
@@ -102,45 +116,92 @@ class Piece(Protocol):
     """A part of an input, which becomes one shard; it is sent to other processes."""
 
     @property
-    def name(self) -> str:
-        """The name of the input, for errors."""
+    def name(self) -> str: ...
 
     @property
-    def identity(self) -> list[Any]:
-        """A value that differs for other input, or for another part of it: then the shard is made again."""
+    def identity(self) -> list[Any]: ...
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
-        """Yield the samples, with keys by *template*; *naming* learns the columns, *ledger* gets the errors of rows."""
+        """Yield the samples of the rows, as they are stored in shards."""
+
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        """Yield the rows: the values of their columns, with ``__key__`` and ``__url__``."""
+
+
+def decoded_rows(piece: Piece, template: str, ledger: Ledger) -> Iterator[Sample]:
+    """Yield the rows of a piece whose samples are made column by column, decoded from these."""
+    naming = Naming()
+    for found in piece.samples(naming, template, ledger):
+        samples = [found] if isinstance(found, dict) else map(found.sample, range(len(found.keys)))
+        for sample in samples:
+            try:
+                yield {
+                    naming.fields.get(name, name): value if name in NO_FIELDS else decode_value(name, value)
+                    for name, value in sample.items()
+                }
+            except TarshardsError as error:
+                lose(ledger, _at(f"{piece.name}: {sample['__key__']}", error))
 
 
 @dataclass(frozen=True)
 class FilePiece:
-    """A piece of the file at *url*, which keys call *file*; *version* is its ``file_identity``."""
+    """Attributes common to the pieces of one file: its *url*, and the *file* in keys."""
 
     url: str
     file: str
-    version: list[Any]
 
     @property
     def name(self) -> str:
         return Location.of(self.url).name
 
 
-class Plan(NamedTuple):
-    """The pieces of an input, in order.
+class RecordPiece(FilePiece, ABC):
+    """A piece whose records are read one by one, each a row of Python values."""
 
-    *schema* is the Arrow schema of its columns, None if it has no columns. *omit* are fields that the import adds,
-    which an export leaves out. *key* is the template of keys if the user gives none.
-    """
+    unit: ClassVar[str] = "record"
+
+    @abstractmethod
+    def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the records with their numbers in the file; *ledger* gets the errors."""
+
+    def at(self, number: int) -> str:
+        """Return the file and the record of a number, for errors."""
+        return f"{self.name}: {self.unit} {number}"
+
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        for _, row in self._numbered(template, ledger):
+            yield row
+
+    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
+        for number, row in self._numbered(template, ledger):
+            try:
+                yield sample_of(naming, row, "", self.name)
+            except (ValueError, RecursionError) as error:
+                lose(ledger, _at(self.at(number), error))
+
+    def _numbered(self, template: str, ledger: Ledger) -> Iterator[tuple[int, Sample]]:
+        name, keys = self.name, Keys.of(template, self.file)
+        for number, record in self.records(ledger):
+            try:
+                key = key_of(record["__key__"]) if "__key__" in record else keys(number, record)
+            except ValueError as error:
+                lose(ledger, _at(self.at(number), error))
+            else:
+                yield number, {"__key__": key, **record, "__url__": name}
+
+
+class Plan(NamedTuple):
+    """The pieces of an input, in order, with the schema or the order of its columns, if known, and the added fields."""
 
     pieces: list[Any]
     schema: Any = None
     omit: tuple[str, ...] = ()
     key: str = KEY
+    order: Sequence[str] | None = None
 
 
 def file_identity(url: str) -> list[Any]:
-    """Return a value that differs for another file, and for a file that was written to since."""
+    """Return an identity that distinguishes a file from another, or an earlier, file of its name."""
     location = Location.of(url)
     if location.path is None:
         return [location.identity, location.size()]
@@ -149,21 +210,6 @@ def file_identity(url: str) -> list[Any]:
     except OSError as error:
         raise failure(error, location.name) from error
     return [os.path.abspath(location.path), status.st_size, status.st_mtime_ns]
-
-
-def lose(ledger: Ledger, error: Exception, rows: int = 1) -> None:
-    """Pass *ledger* the error of one or more *rows*, which are left out; it raises the error if it allows none."""
-    ledger.fail(error)
-    ledger.count(failed=rows)
-
-
-def _of_row(origin: str, error: Exception) -> TarshardsError:
-    """Return *error* as the error of the row at *origin*; one that is not ours becomes a SampleError."""
-    if isinstance(error, OpenError):
-        return OpenError(error.reason, url=origin, errno=error.errno)
-    kind = type(error) if isinstance(error, EncodeError | SampleError | DecodeError) else SampleError
-    reason = error.reason if isinstance(error, TarshardsError) else str(error) or type(error).__name__
-    return kind(reason, url=origin, field=getattr(error, "field", None))
 
 
 # Parquet: https://parquet.apache.org/docs/file-format/
@@ -175,25 +221,25 @@ class ParquetPiece(FilePiece):
 
     groups: tuple[int, ...]
     first: int
+    identity: list[Any]
 
-    @property
-    def identity(self) -> list[Any]:
-        return [*self.version, self.groups, self.first, self.file]
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        return decoded_rows(self, template, ledger)
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
         pa, name = arrow(), self.name
         with _parquet(self.url) as parquet:
             keys = Keys.of(template, self.file)
-            uses = _columns_in_keys(keys, parquet.schema_arrow, name)
+            uses = _among(keys, parquet.schema_arrow.names, name)
             batches = Batches(parquet.schema_arrow, naming, keys.of_rows, uses)
             row = self.first
             for group in self.groups:
-                metadata = parquet.metadata.row_group(group)
-                end = row + metadata.num_rows
-                rows_at_once = max(1, min(MOST_ROWS, metadata.num_rows * BATCH // max(1, metadata.total_byte_size)))
+                about = parquet.metadata.row_group(group)
+                end = row + about.num_rows
+                size = max(1, min(MOST_ROWS, about.num_rows * BATCH // max(1, about.total_byte_size)))
                 try:
-                    for batch in parquet.iter_batches(rows_at_once, row_groups=[group], use_threads=False):
-                        yield from batches.samples(batch, range(row, row + len(batch)), name, partial(lose, ledger))
+                    for batch in parquet.iter_batches(size, row_groups=[group], use_threads=False):
+                        yield from batches.samples(batch, range(row, row + len(batch)), name, refusing(ledger))
                         row += len(batch)
                 except (pa.ArrowException, OSError) as error:
                     reason = f"rows {row} to {end - 1} cannot be read: {error}"
@@ -201,8 +247,9 @@ class ParquetPiece(FilePiece):
                 row = end
 
 
-def plan_parquet(urls: list[str], names: list[str], max_bytes: int) -> Plan:
+def plan_parquet(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
     """Cut parquet files into pieces of whole row groups; raise SampleError if their columns differ."""
+    max_bytes = max_bytes or PART
     pieces: list[ParquetPiece] = []
     schema: Any = None
     for url, file in zip(urls, names):
@@ -212,21 +259,26 @@ def plan_parquet(urls: list[str], names: list[str], max_bytes: int) -> Plan:
             elif not schema.equals(parquet.schema_arrow):
                 reason = f"its columns are not those of {Location.of(urls[0]).name}; import it for itself"
                 raise SampleError(reason, url=Location.of(url).name)
-            row_groups = list(map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups)))
-        version = file_identity(url)
-        row = first = size = 0
+            rows, sizes = zip(*_row_groups(parquet.metadata)) if parquet.metadata.num_row_groups else ((), ())
+        identity = file_identity(url)
+        first = size = 0
         groups: list[int] = []
-        for number, group in enumerate(row_groups):
-            if groups and size + group.total_byte_size > max_bytes:
-                pieces.append(ParquetPiece(url, file, version, tuple(groups), first))
-                first, size, groups = row, 0, []
-            if group.num_rows:
-                groups.append(number)
-                size += group.total_byte_size
-            row += group.num_rows
+        for group, count in enumerate(rows):
+            if groups and size + sizes[group] > max_bytes:
+                pieces.append(ParquetPiece(url, file, tuple(groups), first, identity))
+                first, size, groups = sum(rows[:group]), 0, []
+            if count:
+                groups.append(group)
+                size += sizes[group]
         if groups:
-            pieces.append(ParquetPiece(url, file, version, tuple(groups), first))
+            pieces.append(ParquetPiece(url, file, tuple(groups), first, identity))
     return Plan(pieces, schema)
+
+
+def _row_groups(metadata: Any) -> Iterator[tuple[int, int]]:
+    for group in range(metadata.num_row_groups):
+        about = metadata.row_group(group)
+        yield about.num_rows, about.total_byte_size
 
 
 @contextmanager
@@ -246,11 +298,11 @@ def _parquet(url: str) -> Iterator[Any]:
         yield file
 
 
-def _columns_in_keys(keys: Keys, schema: pa.Schema, name: str) -> tuple[str, ...]:
-    """Return the columns used in keys; raise SampleError, with the *name* of the file, if it lacks one."""
+def _among(keys: Keys, columns: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return the columns used in keys; raise SampleError, with the *name* of the file, if one is missing."""
     for column in keys.columns:
-        if column not in schema.names:
-            reason = f"no column {column!r} for the key {keys.template!r}; there are {', '.join(schema.names)}"
+        if column not in columns:
+            reason = f"no column {column!r} for the key {keys.template!r}; there are {', '.join(columns)}"
             raise SampleError(reason, url=name)
     return keys.columns
 
@@ -259,148 +311,130 @@ def _columns_in_keys(keys: Keys, schema: pa.Schema, name: str) -> tuple[str, ...
 
 
 @dataclass(frozen=True)
-class TextPiece(FilePiece, ABC):
-    """Rows of a text from *begin* to *end* in bytes, None for its end; *first* is the number of the first row."""
+class LinesPiece(RecordPiece):
+    """Lines of JSON, each an object, from *begin* to *end* in bytes; *first* is the number of the first one."""
 
     begin: int
     end: int | None
     first: int
+    identity: list[Any]
 
-    @property
-    def identity(self) -> list[Any]:
-        return [*self.version, self.begin, self.end, self.first, self.file]
-
-    @abstractmethod
-    def parse(self, text: BinaryIO) -> Iterator[tuple[int, Any]]:
-        """Yield the number of each row of *text*, and its values or error."""
-
-    @abstractmethod
-    def origin(self, number: int) -> str:
-        """Return the file and the row with this number, for errors."""
-
-    def rows(self, ledger: Ledger) -> Iterator[tuple[int, Any]]:
-        """Yield the values of each row with its number; *ledger* gets the errors. It ends where the file is damaged."""
-        with open_text(self.url, self.begin, self.end) as text:
-            for number, row in self.parse(text):
-                if isinstance(row, OpenError):  # of the file
-                    ledger(row)
-                elif isinstance(row, TarshardsError):
-                    lose(ledger, _of_row(self.origin(number), row))
-                else:
-                    yield number, row
-
-
-@dataclass(frozen=True)
-class LinesPiece(TextPiece):
-    """Lines of JSON, each an object."""
-
-    def origin(self, number: int) -> str:
+    def at(self, number: int) -> str:
         return f"{self.name}: line {number + 1}"
 
-    def parse(self, text: BinaryIO) -> Iterator[tuple[int, Any]]:
-        for line, row in json_rows(text, allow_nan=True):
-            is_row = isinstance(row, dict | TarshardsError) and row != {}
-            yield self.first + line - 1, row if is_row else SampleError("not an object with names")
-
-    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
-        name, keys = self.name, Keys.of(template, self.file)
-        for number, row in self.rows(ledger):
-            try:
-                row = {column: from_json(value) for column, value in row.items()}
-                yield sample_of(naming, row, keys(number, row) if "__key__" not in row else "", name)
-            except (ValueError, RecursionError) as error:
-                lose(ledger, _of_row(self.origin(number), error))
+    def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        with open_text(self.url, self.begin, self.end) as text:
+            for line, found in json_rows(text, allow_nan=True):
+                number = self.first + line - 1
+                if not isinstance(found, dict | TarshardsError) or found == {}:
+                    found = SampleError("not an object with names")
+                if isinstance(found, dict):
+                    yield number, {column: from_json(value) for column, value in found.items()}
+                else:
+                    _lose_record(ledger, found, self.at(number))
 
 
 @dataclass(frozen=True)
-class CsvPiece(TextPiece):
-    """Rows of CSV; *schema* is that of the columns, serialized, in hex.
+class CsvPiece(FilePiece):
+    """Rows of CSV without their header; *types* are those of the columns.
 
-    In *typed_columns*, those whose types the user gave, NA and the like are also null.
+    In the columns in *asked*, whose type was given, NA and the like are also null.
     """
 
+    begin: int
+    end: int | None
+    first: int
+    identity: list[Any]
     delimiter: str
-    schema: str
-    typed_columns: tuple[str, ...]
+    types: tuple[tuple[str, str], ...]
+    asked: tuple[str, ...]
 
-    @property
-    def identity(self) -> list[Any]:
-        return [*super().identity, self.delimiter, self.schema, self.typed_columns]
-
-    def origin(self, number: int) -> str:
-        return f"{self.name}: row {number}"
-
-    def parse(self, text: BinaryIO) -> Iterator[tuple[int, Any]]:
-        return enumerate((cells for _, cells in csv_rows(text, self.delimiter) if cells != []), self.first)
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        return decoded_rows(self, template, ledger)
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
-        pa = arrow()
-        schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(self.schema)))
         keys = Keys.of(template, self.file)
-        batches = Batches(schema, naming, keys.of_rows, _columns_in_keys(keys, schema, self.name))
-        for numbers, columns in _column_batches(self._rows_of_width(len(schema), ledger)):
-            batch, numbers = self._converted(numbers, columns, schema, ledger)
-            yield from batches.samples(batch, numbers, self.name, partial(lose, ledger))
+        names = [name for name, _ in self.types]
+        uses = _among(keys, names, self.name)
+        for numbers, cells in _columns(self._whole(ledger)):
+            broken: dict[int, TarshardsError] = {}
+            columns: list[FieldColumn] = []
+            for (name, kind), column in zip(self.types, cells):
+                if name not in NO_FIELDS:
+                    columns += self._encoded(naming, name, kind, column, broken)
+            found: list[str | TarshardsError] = [*cells[names.index("__key__")]] if "__key__" in names else []
+            if not found:
+                values: dict[str, Sequence[Any]] = {use: cells[names.index(use)] for use in uses}
+                for use in uses:
+                    if dict(self.types)[use] == "int":
+                        values[use] = [int(cell) if cell else cell for cell in values[use]]
+                found = keys.of_rows(numbers, values)
+            yield from batches_of(naming, names, columns, found, broken, numbers, self.name, refusing(ledger))
 
-    def _rows_of_width(self, width: int, ledger: Ledger) -> Iterator[tuple[int, list[str]]]:
-        """Yield the rows that have this number of cells, with their numbers."""
-        for number, row in self.rows(ledger):
-            if len(row) == width:
-                yield number, row
-            else:
-                lose(ledger, SampleError(f"{len(row)} cells for {width} columns", url=self.origin(number)))
+    def _whole(self, ledger: Ledger) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows with the right number of cells, with their numbers, up to any damage."""
+        width = len(self.types)
+        with open_text(self.url, self.begin, self.end) as text:
+            rows = (row for _, row in csv_rows(text, self.delimiter) if row != [])
+            for number, row in enumerate(rows, self.first):
+                if isinstance(row, TarshardsError):
+                    _lose_record(ledger, row, f"{self.name}: row {number}")
+                elif len(row) == width:
+                    yield number, row
+                else:
+                    reason = f"{len(row)} cells for {width} columns"
+                    lose(ledger, SampleError(reason, url=f"{self.name}: row {number}"))
 
-    def _converted(
-        self, numbers: list[int], columns: list[list[str]], schema: pa.Schema, ledger: Ledger
-    ) -> tuple[Any, list[int]]:
-        """Return *columns* of text as a batch of *schema*, and the *numbers* of its rows.
-
-        Rows with a cell that is not of its column's type are left out, and *ledger* gets their errors.
-        """
-        pa = arrow()
-        arrays = []
-        errors: dict[int, SampleError] = {}  # by the position of the row in the batch
-        for field, column in zip(schema, columns):
-            texts, nulls = pa.array(column, pa.string()), NULLS if field.name in self.typed_columns else [""]
-            try:
-                arrays.append(typed(texts, field.type, nulls))
+    def _encoded(
+        self, naming: Naming, name: str, kind: str, cells: list[str], broken: dict[int, TarshardsError]
+    ) -> list[FieldColumn]:
+        """Return the fields of a column of cells; those that are not of the type *kind* go to *broken*."""
+        if kind == "text":
+            return [FieldColumn.of(naming.field(name, "txt"), [cell.encode() for cell in cells])]
+        nulls = NULLS if name in self.asked else [""]
+        as_json = AS_JSON[kind]
+        plain = naming.field(name, "cls" if kind == "int" and is_integer(name) else "json")
+        fields: dict[str, list[bytes | None]] = {}
+        for row, cell in enumerate(cells):
+            if cell in nulls:
                 continue
-            except pa.ArrowException:
-                cells = [texts.slice(row, 1) for row in range(len(texts))]
-            for row, cell in enumerate(cells):
-                try:
-                    cells[row] = typed(cell, field.type, nulls)
-                except pa.ArrowException:
-                    cells[row] = pa.nulls(1, field.type)
-                    errors.setdefault(row, SampleError(f"{column[row]!r} is not {field.type}", field=field.name))
-            arrays.append(pa.concat_arrays(cells))
-        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        for row, error in errors.items():
-            lose(ledger, _of_row(self.origin(numbers[row]), error))
-        if errors:
-            kept = [row for row in range(len(numbers)) if row not in errors]
-            batch, numbers = batch.take(pa.array(kept, pa.int64())), [numbers[row] for row in kept]
-        return batch, numbers
+            try:
+                value = parse_cell(kind, cell)
+            except ValueError:
+                broken[row] = SampleError(f"{cell!r} is not {kind}", field=name)
+                continue
+            if kind == "float" and not isfinite(value):
+                field, data = encode_value(naming, name, value)
+            else:
+                field, data = plain, as_json(value)
+            if field not in fields:
+                fields[field] = [None] * len(cells)
+            fields[field][row] = data
+        return [FieldColumn.of(field, data) for field, data in fields.items()]
 
 
-def plan_lines(urls: list[str], names: list[str], max_bytes: int) -> Plan:
+def plan_lines(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
     """Cut files of JSON lines into pieces of about *max_bytes*; compressed or remote files stay whole."""
     pieces = []
     for url, file in zip(urls, names):
-        version = file_identity(url)
-        pieces += [LinesPiece(url, file, version, *cut) for cut in _cuts(url, max_bytes, is_quoted=False)]
+        identity = file_identity(url)
+        pieces += [LinesPiece(url, file, *cut, identity) for cut in _cuts(url, max_bytes, is_quoted=False)]
     return Plan(pieces)
 
 
 def plan_csv(
-    urls: list[str], names: list[str], max_bytes: int, types: Mapping[str, str] | None = None, key: str | None = None
+    urls: list[str],
+    names: list[str],
+    max_bytes: int | None,
+    types: Mapping[str, str] | None = None,
+    key: str | None = None,
 ) -> Plan:
-    """Cut CSV files into pieces; columns have the given *types*, else those that reproduce the text of all cells.
+    """Cut CSV files into pieces; columns have the given *types*, else those that are exact for all rows.
 
-    All files are read once more to find these. Columns in the template *key* stay text, so that keys have the text of
-    the cells. Raises SampleError if the columns of files differ.
+    All files are read once more for that. In the template *key*, columns have their text. Raises SampleError if the
+    columns of files differ.
     """
-    pa, types = arrow(), types or {}
+    types = types or {}
     pieces: list[CsvPiece] = []
     heads = [_csv_head(url) for url in urls]
     (columns, _), name = heads[0], Location.of(urls[0]).name
@@ -412,19 +446,21 @@ def plan_csv(
             raise SampleError(f"no column {column!r} to give a type; there are {', '.join(columns)}", url=name)
     exact = ExactTypes(column for column in columns if column != "__key__" and column not in types)
     for url, (_, begin) in zip(urls, heads):
-        _show(exact, url, columns, begin)
+        _see(exact, url, columns, begin)
     kinds = exact.found
     for column in Keys.of(key or "", "").columns:
-        if kinds.get(column) != "int":  # the text of an int is that of the cell
+        if kinds.get(column) != "int":  # ints: the text is that of the number
             kinds[column] = "text"
     kinds |= types
-    schema = pa.schema([(column, arrow_type(kinds.get(column, "text"))) for column in columns])
-    serialized = schema.serialize().to_pybytes().hex()
+    found_types = tuple((column, kinds.get(column, "text")) for column in columns)
     for url, file, (_, begin) in zip(urls, names, heads):
-        version = file_identity(url)
+        identity = file_identity(url)
         for cut in _cuts(url, max_bytes, is_quoted=True, begin=begin):
-            pieces.append(CsvPiece(url, file, version, *cut, _delimiter(url), serialized, tuple(types)))
-    return Plan(pieces, schema)
+            pieces.append(CsvPiece(url, file, *cut, identity, _delimiter(url), found_types, tuple(types)))
+    schema = None
+    with suppress(ModuleNotFoundError):  # without pyarrow the record of the import has no types
+        schema = arrow().schema([(column, arrow_type(kind)) for column, kind in found_types])
+    return Plan(pieces, schema, order=columns)
 
 
 def _delimiter(url: str) -> str:
@@ -449,24 +485,21 @@ def _csv_head(url: str) -> tuple[list[str], int]:
     return columns, len(head)
 
 
-def _show(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
-    """Show the rows of a file to *exact*, until no more of them can change its result.
-
-    Rows that the import will refuse are left out, and damage ends the file; the import reports both.
-    """
+def _see(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
+    """Pass the rows of a file to *exact*, as long as they can change its result; the import reports damage."""
     with suppress(OpenError), open_text(url, begin) as text:
         rows = csv_rows(text, _delimiter(url))
-        sound = ((line, row) for line, row in rows if isinstance(row, list) and len(row) == len(columns))
-        for _, cells in _column_batches(sound):
+        whole = ((line, row) for line, row in rows if isinstance(row, list) and len(row) == len(columns))
+        for _, cells in _columns(whole):
             if not (unsettled := exact.unsettled):
                 return
             exact.see({column: cells[columns.index(column)] for column in unsettled})
 
 
-def _column_batches(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[list[int], list[list[str]]]]:
-    """Yield rows as columns, as many at once as are converted together: their numbers, and the cells of each column.
+def _columns(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[list[int], list[list[str]]]]:
+    """Yield the numbers and the columns of rows that are converted together.
 
-    *rows* are moved into the columns a few at a time: more lists at once would keep the garbage collector busy.
+    Columns are filled every few rows: more lists at once would keep the garbage collector busy.
     """
     while group := list(islice(rows, FEW_ROWS)):
         numbers: list[int] = []
@@ -482,15 +515,16 @@ def _column_batches(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[lis
         yield numbers, columns
 
 
-def _cuts(url: str, max_bytes: int, *, is_quoted: bool, begin: int = 0) -> Iterator[tuple[int, int | None, int]]:
-    """Yield the begin, the end and the number of the first row of each piece of a text, from its byte *begin* on.
+def _cuts(url: str, max_bytes: int | None, *, is_quoted: bool, begin: int = 0) -> Iterator[tuple[int, int | None, int]]:
+    """Yield the begin, end and first record of each piece of text; with *is_quoted*, quotes may hold line breaks.
 
-    The end is None for the end of the text. A text in one piece may be compressed, remote, or in another encoding than
-    UTF-8; others are cut after about *max_bytes*, between two rows. With *is_quoted* a row may be several lines, as
-    quotes may hold line breaks. A quote within quotes is doubled, so a line break ends a row if the number of quotes
-    before it is even. Blank lines between such rows are no rows.
+    A quote within quotes is doubled, so a line break ends a record if the number of quotes before it is even; a blank
+    line is then not a record.
     """
     location = Location.of(url)
+    if max_bytes is None:
+        yield begin, None, 0
+        return
     with open_shard(url) as stream:
         mark, is_file = Utf8(stream, location.name).mark, isinstance(stream, io.FileIO)
     if not is_file or mark is None or (size := os.path.getsize(str(location.path)) - mark) - begin <= max_bytes:
@@ -498,20 +532,18 @@ def _cuts(url: str, max_bytes: int, *, is_quoted: bool, begin: int = 0) -> Itera
         return
     with open(str(location.path), "rb") as file:
         file.seek(mark + begin)
-        position = begin
-        rows = first = 0  # those before *position*, and before *begin*
-        quotes, is_blank = 0, True  # of the row that is not complete
-        while line := file.readline(LONGEST_LINE):
+        position, records, first, quotes, is_blank = begin, 0, 0, 0, True
+        while line := file.readline(BLOCK):
             position += len(line)
             is_blank = is_blank and not line.strip(b"\r\n")
             quotes += line.count(b'"') if is_quoted else 0
             if not line.endswith(b"\n") or quotes % 2:
                 continue
-            rows += not (is_quoted and is_blank)
+            records += not (is_quoted and is_blank)
             is_blank = True
             if position - begin >= max_bytes and position < size:
                 yield begin, position, first
-                begin, first = position, rows
+                begin, first = position, records
     yield begin, None, first
 
 
@@ -522,58 +554,58 @@ def _cuts(url: str, max_bytes: int, *, is_quoted: bool, begin: int = 0) -> Itera
 class DatasetPiece:
     """Rows of a ``datasets.Dataset``, from the number *first*, or of a shard of an ``IterableDataset``."""
 
-    rows: Any
+    dataset: Any
     name: str
     file: str
     first: int
-    version: list[Any]
+    identity: list[Any]
 
-    @property
-    def identity(self) -> list[Any]:
-        return [*self.version, self.first, self.file]
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        return decoded_rows(self, template, ledger)
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
         pa = arrow()
-        row, keys = self.first, Keys.of(template, self.file)
-        schema = self.rows.features.arrow_schema if self.rows.features else None
+        number, keys = self.first, Keys.of(template, self.file)
+        schema = self.dataset.features.arrow_schema if self.dataset.features else None
         batches: Batches | None = None
         try:
-            for table in self.rows.with_format("arrow").iter(_rows_at_once(self.rows)):
+            for table in self.dataset.with_format("arrow").iter(_rows_at_once(self.dataset)):
                 for batch in table.combine_chunks().to_batches():
                     if batches is None:
                         schema = schema or batch.schema
-                        uses = _columns_in_keys(keys, schema, self.name)
-                        batches = Batches(schema, naming, keys.of_rows, uses, reads_files=True)
-                    yield from batches.samples(batch, range(row, row + len(batch)), self.name, partial(lose, ledger))
-                    row += len(batch)
+                        batches = Batches(
+                            schema, naming, keys.of_rows, _among(keys, schema.names, self.name), reads_files=True
+                        )
+                    numbers = range(number, number + len(batch))
+                    yield from batches.samples(batch, numbers, self.name, refusing(ledger))
+                    number += len(batch)
         except (pa.ArrowException, OSError) as error:
-            lose(ledger, _of_row(f"{self.name}: row {row}", error))
+            lose(ledger, _at(f"{self.name}: row {number}", error))
 
 
 def _rows_at_once(rows: Any) -> int:
-    """Return how many rows of a dataset are converted together."""
-    table = getattr(rows, "data", None)  # an ``IterableDataset`` has none
-    if table is None or not rows.num_rows:
-        return FEW_ROWS
-    return int(max(1, min(MOST_ROWS, BATCH * table.num_rows // max(1, table.nbytes))))
+    size, count = getattr(rows, "data", None), getattr(rows, "num_rows", 0)
+    if size is None or not count:
+        return 256
+    return int(max(1, min(MOST_ROWS, BATCH * size.num_rows // max(1, size.nbytes))))
 
 
-def plan_dataset(dataset: Any, name: str, max_bytes: int) -> Plan:
+def plan_dataset(dataset: Any, name: str, max_bytes: int | None) -> Plan:
     """Cut a ``datasets.Dataset`` into pieces of rows, or use the shards of an ``IterableDataset``."""
-    version = [getattr(dataset, "_fingerprint", None)]
-    if not hasattr(dataset, "num_rows"):  # an IterableDataset
+    max_bytes = max_bytes or PART
+    identity = [getattr(dataset, "_fingerprint", None)]
+    if not hasattr(dataset, "num_rows"):
         count = dataset.num_shards
         shards = [dataset.shard(num_shards=count, index=index) for index in range(count)]
-        version = [[*version, *map(str, dataset.features or ())], count]
-        pieces = [DatasetPiece(rows, name, f"{index:05d}", 0, [*version, index]) for index, rows in enumerate(shards)]
+        described = [[*identity, *map(str, dataset.features or ())], count]
+        pieces = [DatasetPiece(rows, name, f"{index:05d}", 0, [*described, index]) for index, rows in enumerate(shards)]
         schema = dataset.features.arrow_schema if dataset.features else None
         return Plan(pieces, schema)
-    rows, table = dataset.num_rows, dataset.data  # the table may have more rows than the dataset selects
-    size = table.nbytes * rows // max(1, table.num_rows)
-    count = max(1, -(-size // max_bytes))
-    cuts = [rows * number // count for number in range(count + 1)]
+    rows = dataset.num_rows
+    count = max(1, -(-dataset.data.nbytes * rows // (max(1, dataset.data.num_rows) * max_bytes)))
+    cuts = [rows * cut // count for cut in range(count + 1)]
     pieces = [
-        DatasetPiece(dataset.select(range(begin, end)), name, name, begin, [*version, begin, end])
+        DatasetPiece(dataset.select(range(begin, end)), name, name, begin, [*identity, begin, end])
         for begin, end in pairwise(cuts)
         if begin < end
     ]
@@ -608,7 +640,7 @@ def is_saved_dataset(folder: str) -> bool:
 
 @dataclass(frozen=True)
 class FolderPiece:
-    """Some of the samples in a folder: for each its key, the number of its class, and the paths of its fields."""
+    """Some of the samples in a folder: for each its key, its class, and the paths of its fields."""
 
     folder: str
     entries: tuple[tuple[str, int, dict[str, str]], ...]
@@ -617,6 +649,9 @@ class FolderPiece:
     @property
     def name(self) -> str:
         return self.folder
+
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        return decoded_rows(self, template, ledger)
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
         keys = Keys.of(template, "")
@@ -629,8 +664,9 @@ class FolderPiece:
                 yield {**sample, "__key__": keys(0, {"path": key})}
 
 
-def plan_folder(folder: str, max_bytes: int) -> Plan:
+def plan_folder(folder: str, max_bytes: int | None) -> Plan:
     """Cut a folder with a folder for each class into pieces; keys are paths, and ``cls`` is the number of the class."""
+    max_bytes = max_bytes or PART
     classes = list_classes(folder)
     pieces: list[FolderPiece] = []
     entries: list[Any] = []
@@ -657,17 +693,14 @@ def plan_folder(folder: str, max_bytes: int) -> Plan:
 class MsgpackPiece(FilePiece):
     """A msgpack shard of Squirrel's."""
 
-    @property
-    def identity(self) -> list[Any]:
-        return [*self.version, self.file]
+    identity: list[Any]
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
-        # By default a sample keeps the key that it has in the shard, or that the reader gives it.
         keys = None if template == KEY else Keys.of(template, self.file)
         errors: list[Exception] = []  # of the reader, before the next row
-        rows: list[Sample] = []  # that are converted together, the first with this *number*
+        rows: list[Sample] = []
         number = size = 0
-        for row in read_msgpack_shard(self.url, ledger=Ledger(max_errors=float("inf"), on_error=errors.append)):
+        for row in self._read(errors):
             if errors or len(rows) == FEW_ROWS or size >= BATCH:
                 yield from self._samples(rows, number, keys, naming, ledger)
                 _lose_all(ledger, errors)
@@ -680,24 +713,39 @@ class MsgpackPiece(FilePiece):
         yield from self._samples(rows, number, keys, naming, ledger)
         _lose_all(ledger, errors)
 
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        keys = None if template == KEY else Keys.of(template, self.file)
+        errors: list[Exception] = []
+        for number, row in enumerate(self._read(errors)):
+            _lose_all(ledger, errors)
+            try:
+                yield row if keys is None else {**row, "__key__": keys(number, row)}
+            except (TarshardsError, ValueError) as error:
+                lose(ledger, _at(f"{self.name}: {row['__key__']}", error))
+        _lose_all(ledger, errors)
+
+    def _read(self, errors: list[Exception]) -> Iterator[Sample]:
+        """Yield the rows with the stored values; the errors before the next go to *errors*."""
+        return read_msgpack_shard(self.url, ledger=Ledger(max_errors=float("inf"), on_error=errors.append))
+
     def _samples(
         self, rows: list[Sample], number: int, keys: Keys | None, naming: Naming, ledger: Ledger
     ) -> Iterator[Sample | SampleBatch]:
-        """Yield the samples of rows, the first with this *number*; as one batch if ``batch_of`` can make it."""
-        name, own_keys = self.name, [row.pop("__key__") for row in rows]
+        """Yield the samples of rows, the first with this *number*; in one batch if they are alike."""
+        name, own = self.name, [row.pop("__key__") for row in rows]
         batch: SampleBatch | None = None
         with suppress(TarshardsError, ValueError):  # raised again for its row
-            made = own_keys if keys is None else [keys(record, row) for record, row in enumerate(rows, number)]
-            batch = batch_of(naming, rows, made, name)
+            found = own if keys is None else [keys(at, row) for at, row in enumerate(rows, number)]
+            batch = batch_of(naming, rows, found, name)
         if batch is not None:
             yield batch
             return
-        for record, (key, row) in enumerate(zip(own_keys, rows), number):
+        for at, (key, row) in enumerate(zip(own, rows), number):
             try:
-                row["__key__"] = key if keys is None else keys(record, row)
+                row["__key__"] = key if keys is None else keys(at, row)
                 yield sample_of(naming, row, "", name)
             except (TarshardsError, ValueError) as error:
-                lose(ledger, _of_row(f"{name}: {key}", error))
+                lose(ledger, _at(f"{name}: {key}", error))
 
 
 def _lose_all(ledger: Ledger, errors: list[Exception]) -> None:
@@ -705,6 +753,34 @@ def _lose_all(ledger: Ledger, errors: list[Exception]) -> None:
         lose(ledger, errors.pop(0))
 
 
-def plan_msgpack(urls: list[str], names: list[str], max_bytes: int) -> Plan:
+def plan_msgpack(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
     """Make a piece of each msgpack shard."""
     return Plan([MsgpackPiece(url, file, file_identity(url)) for url, file in zip(urls, names)])
+
+
+def _lose_record(ledger: Ledger, error: TarshardsError, origin: str) -> None:
+    """Pass *ledger* the error of a record at *origin*, or of the file, which costs no more than what follows."""
+    if isinstance(error, OpenError):
+        ledger(error)
+    else:
+        lose(ledger, _at(origin, error))
+
+
+def refusing(ledger: Ledger) -> Callable[[TarshardsError], object]:
+    """Return a function that passes the errors of rows to *ledger*."""
+    return lambda error: lose(ledger, error)
+
+
+def lose(ledger: Ledger, error: Exception, rows: int = 1) -> None:
+    """Pass *ledger* the error that costs some *rows*; it raises the error if it allows none."""
+    ledger.fail(error)
+    ledger.count(samples=rows, streamed=rows, failed=rows)
+
+
+def _at(origin: str, error: Exception) -> TarshardsError:
+    """Return *error* with the *origin* of its row."""
+    if isinstance(error, OpenError):
+        return OpenError(error.reason, url=origin, errno=error.errno)
+    kind = type(error) if isinstance(error, EncodeError | SampleError | DecodeError) else SampleError
+    reason = error.reason if isinstance(error, TarshardsError) else str(error) or type(error).__name__
+    return kind(reason, url=origin, field=getattr(error, "field", None))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from math import ceil
 from time import perf_counter
 from typing import NamedTuple
 
@@ -10,6 +12,7 @@ from tarshards.storage import traffic
 from tarshards.storage.traffic import Traffic
 
 BUSY = 0.8  # the fraction of the time from which on the consumer is the limit
+UNKNOWN = 0.02  # the fraction of the time below which the consumer does no work whose needs could be told
 
 
 class BatchWork(NamedTuple):
@@ -89,6 +92,46 @@ class Monitor:
         if self.reading <= self.decoding:
             return "decoding"
         return "network" if self.traffic.waited >= self.reading / 2 else "reading"
+
+    @property
+    def needed_rate(self) -> float:
+        """The samples per second that the consumer takes if it never waits; 0 if unknown."""
+        return self.samples / self.consumed if self.consumed else 0.0
+
+    @property
+    def needed_bandwidth(self) -> float:
+        """The bytes per second of the samples at that rate: of their fields, or as received if that is not counted."""
+        return (self.bytes or self.traffic.bytes) / self.consumed if self.consumed else 0.0
+
+    @property
+    def needed_threads(self) -> float:
+        """The threads, or workers, that read and decode at that rate as fast as these did."""
+        return (self.reading + self.decoding) / self.consumed if self.consumed else 0.0
+
+    @property
+    def advice(self) -> str:
+        """What the consumer needs: how many samples and bytes per second, threads, and machines with as many cores.
+
+        It is about one process: that of one rank, with one GPU.
+
+        >>> print(Monitor(threads=1, waited=6, consumed=4, reading=1, decoding=5, samples=1000, bytes=10**8).advice)
+        the consumer alone takes 250 samples/s, 25.0 MB/s; 1.5 threads feed it, and there are 1: add 1
+        """
+        if self.consumed < UNKNOWN * self.seconds or not self.samples:
+            return "the loop does next to nothing between batches, so its needs are unknown: measure with the model"
+        size = f", {self.needed_bandwidth / 1e6:,.1f} MB/s" if self.bytes or self.traffic.bytes else ""
+        words = f"the consumer alone takes {self.needed_rate:,.0f} samples/s{size}"
+        words += f"; {self.needed_threads:.1f} threads feed it"
+        lacking = ceil(self.needed_threads) - self.threads
+        if lacking <= 0:
+            return f"{words}, and there are {self.threads}: enough"
+        cure = f"{words}, and there are {self.threads}: add {lacking}"
+        cores = os.cpu_count() or 1
+        if (machines := ceil(self.needed_threads / cores)) > 1:
+            cure += f", on {machines} machines of {cores} cores"
+        if self.reading > self.decoding:
+            cure += f"; or make reading faster, which takes {self.reading / (self.reading + self.decoding):.0%} of them"
+        return cure
 
     def __str__(self) -> str:
         seconds = self.seconds or 1.0

@@ -683,10 +683,23 @@ class Rate(NamedTuple):
         return numbers | {f"traffic/{name}": number for name, number in vars(self.traffic).items()}
 
 
+def print_rate(rate: Rate) -> None:
+    """Print a line about *rate* on stderr.
+
+    >>> from tarshards.storage.traffic import Traffic
+    >>> print_rate(Rate(10, 2000, 0.5, 20.0, 4000.0, Traffic()))
+    """
+    sizes = f"{rate.samples_per_second:,.0f} samples/s, {rate.bytes_per_second / 1e6:,.1f} MB/s"
+    sys.stderr.write(f"{rate.samples:,} samples in {rate.seconds:,.1f} s; {sizes}\n")
+
+
 @op(resumable=True, one_for_one=True, instead="the loader has a monitor")
-def monitor(samples: Iterable[Any], callback: Callable[[Rate], Any], *, interval: float = 1.0) -> Iterator[Any]:
+def monitor(
+    samples: Iterable[Any], callback: Callable[[Rate], Any] = print_rate, *, interval: float = 1.0
+) -> Iterator[Any]:
     """Call *callback* with a ``Rate`` every *interval* seconds, and at the end; bytes are those of the fields.
 
+    Without *callback* the rates are printed on stderr.
     ``monitor(lambda rate: wandb.log(rate.metrics()))`` sends it to Weights & Biases, and
     ``monitor(lambda rate: mlflow.log_metrics(rate.metrics(), step=rate.samples))`` to MLflow.
     """
@@ -749,6 +762,16 @@ def rekey(samples: Iterable[Sample], template: str) -> Iterator[Sample]:
         {**sample, "__key__": filled({"index": index, "key": sample["__key__"], "shard": shard_of(sample)})}
         for index, sample in zip(count_from(), samples)
     )
+
+
+@op(per_sample=True, resumable=True, one_for_one=True)
+def fields(samples: Iterable[Sample]) -> Iterator[dict[str, Any]]:
+    """Leave ``__key__``, ``__url__`` and the like out of every sample, for code that takes all ``values()`` as data.
+
+    >>> list(fields([{"__key__": "a", "__url__": "x.tar", "image": 1, "label": 2}]))
+    [{'image': 1, 'label': 2}]
+    """
+    return ({name: value for name, value in sample.items() if not is_reserved(name)} for sample in samples)
 
 
 @op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))

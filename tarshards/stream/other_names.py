@@ -44,6 +44,8 @@ OPTIONS = {
     "empty_check": "nothing: datasets without samples are errors",
     "extensions": ".to_tuple('jpg', 'cls')",
     "handler": "on_error=, a function of the error, 'skip', or Ledger(max_errors=...)",
+    "drop_last_if_not_full": "partial=False",
+    "max_workers": "workers=",
     "maxcount": "max_samples=",
     "maxsize": "max_bytes=",
     "nodesplitter": "nothing: each rank reads its own part; world= names another",

@@ -98,7 +98,7 @@ class ShardSource:
     @property
     def digest(self) -> str:
         """Identifies the dataset in a state."""
-        return _digest(self.shards.urls)
+        return dataset_digest(self.shards.urls)
 
     @property
     def order(self) -> list[Any]:
@@ -215,7 +215,7 @@ class PlannedSource:
         if selection is not None:
             self.counts, sizes, chosen = selection.counts, sizes * selection.fractions, selection.digest
         self.block = self.options.block or block_size(self.counts, sizes)
-        self.digest = _digest(shards.urls, shards.counts.astype("<i8").tobytes() + chosen)
+        self.digest = dataset_digest(shards.urls, shards.counts.astype("<i8").tobytes() + chosen)
         self.ledger.know(self.digest, shards.names, self.counts)
 
     @property
@@ -379,7 +379,7 @@ class IterableSource:
     @property
     def digest(self) -> str:
         """Identifies the dataset in a state; the same for all iterables."""
-        return _digest([])
+        return dataset_digest([])
 
     def with_ledger(self, ledger: Ledger) -> IterableSource:
         """Return this source with a ledger."""
@@ -539,7 +539,7 @@ def check_state(state: Any, source: OrderedSource, counts: Sequence[str]) -> Non
         differ = "the state is of another dataset: its shards have other names or counts, or others were selected"
         if isinstance(source, ShardSource) and not isinstance(state.get("delivered"), int):
             differ += ", or were read through their indexes (index=True)"
-        elif isinstance(source, PlannedSource) and state.get("digest") == _digest(source.shards.urls):
+        elif isinstance(source, PlannedSource) and state.get("digest") == dataset_digest(source.shards.urls):
             differ = "the state is of shards that were read without their indexes (index=False)"
         elif state.get("digest") == getattr(source, "linear_digest", None):
             differ = (
@@ -565,7 +565,7 @@ def check_order(state: Mapping[str, Any], source: OrderedSource) -> None:
         raise StateError(f"the state was saved with {before}, and this dataset has {now}, which gives another order")
 
 
-def _digest(urls: list[str], counts: bytes = b"") -> str:
+def dataset_digest(urls: list[str], counts: bytes = b"") -> str:
     """Hash the contents of a dataset: the names of its shards, without their folders, and their counts."""
     names = "\0".join(identities_of(urls))
     return blake2b(counts + names.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -127,6 +127,7 @@ class Stream(SampleOps):
     with_length = method_of(ops.with_length)
     progress = method_of(ops.progress)
     monitor = method_of(ops.monitor)
+    fields = method_of(ops.fields)
     rekey = method_of(ops.rekey)
 
     def compose(self, *functions: Callable[[Any], Any]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tarshards.loaders.monitor import BatchWork, Monitor
@@ -44,3 +46,24 @@ def test_rates_and_waits():
 def test_before_the_first_batch_there_are_no_rates():
     assert (Monitor().samples_per_second, Monitor().bytes_per_second, Monitor().idle) == (0, 0, 0)
     assert "0 samples/s" in str(Monitor())
+
+
+@pytest.mark.parametrize(
+    ("monitor", "words"),
+    [
+        (Monitor(threads=2, consumed=1.0, decoding=0.5, samples=100), "100 samples/s; 0.5 threads .*: enough$"),
+        (
+            Monitor(threads=1, waited=1.0, consumed=1.0, decoding=8.0, samples=100, bytes=10**7),
+            "10.0 MB/s; 8.0 .*add 7, on 4 ",
+        ),
+        (
+            Monitor(threads=1, waited=1.0, consumed=1.0, reading=1.5, decoding=0.5, samples=9),
+            "faster, which takes 75% of",
+        ),
+        (Monitor(threads=1, waited=1.0, consumed=0.01, decoding=1.0, samples=9), "its needs are unknown"),
+        (Monitor(), "its needs are unknown"),
+    ],
+)
+def test_advice_is_what_the_consumer_needs(monkeypatch, monitor, words):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert re.search(words, monitor.advice)

@@ -29,6 +29,7 @@ ARGUMENTS = {
     "dask_map": (add_one,),
     "decode": (),
     "enumerate": (),
+    "fields": (),
     "filter": (bool,),
     "flatten": (),
     "keep_fields": ("cls",),

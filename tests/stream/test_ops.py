@@ -838,3 +838,28 @@ def test_monitor_reports_to_trackers_of_experiments():
     assert (for_wandb["samples"], for_wandb["bytes"], step) == (10, 50, 10)
     assert for_wandb.keys() == for_mlflow.keys()
     assert {"samples_per_second", "traffic/requests"} <= for_wandb.keys()
+
+
+def test_fields_leaves_only_data_for_code_that_takes_all_values():
+    samples = [{"__key__": "a", "__url__": "x.tar", "image": [1.0, 2.0], "label": 3}]
+    stream = Stream(samples).fields().map(lambda item: [np.array(v, dtype=np.float32) for v in item.values()])
+    ((image, label),) = stream
+    assert (image.tolist(), label.tolist()) == ([1, 2], 3)
+
+
+def test_monitor_prints_by_default(capfd):
+    assert list(Stream([b"ab", b"c"]).monitor()) == [b"ab", b"c"]
+    assert capfd.readouterr().err.startswith("2 samples in 0.0 s; ")
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda stream: stream.async_map(str, max_workers=100), "here it is workers="),
+        (lambda stream: stream.loop(), r"repeat\(n\)"),
+        (lambda stream: stream.batched(2, drop_last_if_not_full=True), "here it is partial=False"),
+    ],
+)
+def test_names_of_squirrel_are_explained(use, words):
+    with pytest.raises((TypeError, AttributeError), match=words):
+        use(Stream([1]))

@@ -1,0 +1,154 @@
+"""Which input an import or a stream of rows reads: the table of formats, and the plan of the pieces."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from tarshards.errors import SampleError, UrlError, shortened
+from tarshards.formats.mds import INDEX, plan_mds
+from tarshards.formats.msgpack_shards import stem_of
+from tarshards.formats.pieces import (
+    CsvPiece,
+    Keys,
+    Plan,
+    is_saved_dataset,
+    open_dataset,
+    plan_csv,
+    plan_dataset,
+    plan_folder,
+    plan_lines,
+    plan_msgpack,
+    plan_parquet,
+)
+from tarshards.formats.tfrecord import plan_tfrecord
+from tarshards.formats.zarr_ import is_zarr, plan_zarr
+from tarshards.index.cells import TYPES
+from tarshards.samples.fields import check_mapping
+from tarshards.storage.compression import without_suffix
+from tarshards.storage.expressions import expand_urls
+from tarshards.storage.location import Location
+
+FILES: dict[str, Callable[[list[str], list[str], int | None], Plan]] = {
+    "parquet": plan_parquet,
+    "csv": plan_csv,
+    "jsonl": plan_lines,
+    "msgpack": plan_msgpack,
+    "tfrecord": plan_tfrecord,
+    "mds": plan_mds,
+    "zarr": plan_zarr,
+}
+FORMATS = (*FILES, "folder", "huggingface")
+_SUFFIXES = {"parquet": "parquet", "pq": "parquet", "csv": "csv", "tsv": "csv", "jsonl": "jsonl", "ndjson": "jsonl"}
+_SUFFIXES |= {"tfrecord": "tfrecord", "tfrecords": "tfrecord", "tfrec": "tfrecord", "zarr": "zarr"}
+_PART = re.compile(r"-\d+-of-\d+$")  # at the end of the names that TensorFlow gives
+
+
+def plan_input(
+    source: Any,
+    format: str | None,
+    split: str | None,
+    key: str | None,
+    types: Mapping[str, str] | None,
+    max_bytes: int | None,
+) -> Plan:
+    """Return the plan of an input, with the template of its keys; *max_bytes* None cuts where that needs no reading."""
+    plan = _plan(source, format, split, key, types or {}, max_bytes)
+    plan = plan._replace(key=key or plan.key)
+    Keys.of(plan.key, "")
+    if types and not all(isinstance(piece, CsvPiece) for piece in plan.pieces):
+        raise ValueError("types= applies to csv only; other formats define the types of their values")
+    if not plan.pieces:
+        raise SampleError("no samples: there are no rows", url=name_of(source))
+    return plan
+
+
+def name_of(source: Any) -> str:
+    """Return the name of an input, for errors."""
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else shortened(source)
+
+
+def _plan(
+    source: Any, format: str | None, split: str | None, key: str | None, types: Mapping[str, str], max_bytes: int | None
+) -> Plan:
+    if format is not None and format not in FORMATS:
+        raise ValueError(f"format is one of {', '.join(FORMATS)}, not {shortened(format)}")
+    for kind in check_mapping(types, "types=", "of columns and types").values():
+        if kind not in TYPES:
+            raise ValueError(f"the type of a column is one of {', '.join(TYPES)}, not {shortened(kind)}")
+    if hasattr(source, "features") and hasattr(source, "with_format"):
+        return plan_dataset(source, "dataset", max_bytes)
+    if format == "huggingface":
+        return plan_dataset(open_dataset(os.fspath(source), split), os.fspath(source), max_bytes)
+    if isinstance(source, str | os.PathLike) and os.path.basename(source) == INDEX:
+        source, format = os.path.dirname(source) or ".", format or "mds"
+    if isinstance(source, str | os.PathLike) and os.path.isdir(source):
+        folder = os.fspath(source)
+        found = format or _format_of_folder(folder)
+        if found == "folder":
+            return plan_folder(folder, max_bytes)
+        if found == "huggingface":
+            return plan_dataset(open_dataset(folder, split), folder, max_bytes)
+        source, format = _files_in(folder, found), found
+    if split is not None:
+        raise ValueError("split= applies to Hugging Face datasets only; name the files of one split")
+    urls = expand_urls(source)
+    for location in map(Location.of, urls):
+        if location.is_stream:
+            raise UrlError("an import reads its files more than once; save this as a file first", url=location.name)
+    format = format or _format_of(urls)
+    if format not in FILES:
+        raise UrlError(f"not a {format}", url=Location.of(urls[0]).name)
+    plan = partial(plan_csv, types=types, key=key) if format == "csv" else FILES[format]
+    return plan(urls, _file_names(urls), max_bytes)
+
+
+def _format_of_folder(folder: str) -> str:
+    if is_saved_dataset(folder):
+        return "huggingface"
+    if is_zarr(folder):
+        return "zarr"
+    return "mds" if os.path.isfile(os.path.join(folder, INDEX)) else "folder"
+
+
+def _files_in(folder: str, format: str) -> str:
+    """Return the expression of the files in a folder of a format."""
+    if format in ("zarr", "mds"):
+        return folder
+    if format != "msgpack":
+        raise UrlError(f"a folder; name the files of {format} in it", url=folder)
+    return os.path.join(folder, "*.gz")
+
+
+def _format_of(urls: Sequence[str]) -> str:
+    """Return the format by the names of files; raise UrlError if they do not tell."""
+    location = Location.of(urls[0])
+    suffix = _PART.sub("", without_suffix(location.base.lower())).rpartition(".")[2]
+    if suffix not in _SUFFIXES:
+        known = ", ".join(f".{suffix}" for suffix in _SUFFIXES)
+        raise UrlError(
+            f"the name does not tell the format ({known}); name one of {', '.join(FORMATS)}", url=location.name
+        )
+    return _SUFFIXES[suffix]
+
+
+def _file_names(urls: Sequence[str]) -> list[str]:
+    """Return a name for each file, for keys: its base name, with its folders where base names are not unique.
+
+    >>> _file_names(["d/a.parquet", "d/b.parquet"]), _file_names(["d/x/a.csv", "d/y/a.csv"])
+    (['a', 'b'], ['x/a', 'y/a'])
+    """
+    locations = list(map(Location.of, urls))
+    stems = [stem_of(location) for location in locations]
+    if len(set(stems)) < len(stems):
+        folders = [location.folder for location in locations]
+        shared = os.path.commonpath(folders)
+        stems = [f"{folder[len(shared) :].lstrip('/')}{stem}" for folder, stem in zip(folders, stems)]
+    if len(set(stems)) < len(stems):
+        stem = max(stems, key=stems.count)
+        reason = f"two files would have the keys {stem}/...; import them separately"
+        raise UrlError(reason, url=locations[stems.index(stem)].name)
+    return stems

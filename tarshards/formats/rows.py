@@ -1,0 +1,104 @@
+"""Rows of other formats as a stream: the same inputs as for an import, without making shards first."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from tarshards.epoch.world import World
+from tarshards.errors import WorldError, shortened
+from tarshards.formats.inputs import plan_input
+from tarshards.formats.pieces import Piece, Plan
+from tarshards.samples.keys import Sample
+from tarshards.samples.ledger import ErrorPolicy, Ledger
+from tarshards.stream.sources import Progress, dataset_digest
+from tarshards.stream.stream import Stream
+
+
+def read_rows(
+    source: Any,
+    *,
+    format: str | None = None,
+    split: str | None = None,
+    key: str | None = None,
+    types: Mapping[str, str] | None = None,
+    on_error: ErrorPolicy = None,
+    world: World | None = None,
+) -> RowStream:
+    """Stream the rows of *source*, in any format that ``import_dataset`` reads, with the same arguments.
+
+    A row is a dict with the values of its columns by their names, ``__key__`` and ``__url__``. Images, audio and other
+    bytes stay encoded. Ranks, and the workers of a loader, each read their own files (parquet and Hugging Face
+    datasets: groups of rows), so there must be at least one for every rank. The ledger counts rows and errors.
+
+    Columns of CSV that *types* does not name are looked at once before the first row. ``map(row_to_sample)`` makes
+    samples, as an import writes them.
+    """
+    stream = RowStream(())
+    plan = plan_input(source, format, split, key, types, None)
+    stream.source = RowSource(plan, Ledger.of(on_error))
+    stream._world = World.of(world)
+    return stream
+
+
+class RowStream(Stream):
+    """A stream of rows, whose source can also be read by the name of a file."""
+
+    source: RowSource
+
+    def keys(self) -> list[str]:
+        """Return the names of the files, or other parts, that the workers divide."""
+        return [piece.name for piece in self.source.plan.pieces]
+
+    def get(self, key: str) -> Iterator[Sample]:
+        """Yield the rows of one of ``keys()``, before the ops; raise KeyError for another name."""
+        pieces = [piece for piece in self.source.plan.pieces if piece.name == key]
+        if not pieces:
+            raise KeyError(f"no file {shortened(key)}; keys() returns the names")
+        return self.source.read(pieces)
+
+
+class RowSource:
+    """The rows of the pieces of an input, piece after piece, divided among ranks and workers."""
+
+    seed = 0
+    ops: Sequence[Any] = ()
+    order: Sequence[Any] = ()
+    ordered_by: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, plan: Plan, ledger: Ledger):
+        self.plan, self.ledger = plan, ledger
+
+    @property
+    def digest(self) -> str:
+        """Identifies the dataset in a state."""
+        return dataset_digest([piece.name for piece in self.plan.pieces])
+
+    def with_ledger(self, ledger: Ledger) -> RowSource:
+        """Return this source with another ledger."""
+        source = copy.copy(self)
+        source.ledger = ledger
+        return source
+
+    def iterate(self, progress: Progress) -> Iterator[Sample]:
+        """Yield the rows of one worker; raise WorldError, on every rank, if some rank would have none."""
+        pieces, world = self.plan.pieces, progress.world
+        if len(pieces) < world.world_size:
+            raise WorldError(
+                f"{len(pieces)} files for {world.world_size} ranks: every rank needs at least one; write more and "
+                "smaller files, or import them into shards with `tarimport`"
+            )
+        return self.read(world.share(pieces))
+
+    def read(self, pieces: Sequence[Piece]) -> Iterator[Sample]:
+        """Yield the rows of *pieces*."""
+        for piece in pieces:
+            count = 0
+            try:
+                for row in piece.rows(self.plan.key, self.ledger):
+                    count += 1
+                    yield row
+            finally:
+                self.ledger.count(samples=count, streamed=count)
+            self.ledger.count(shards=1)

@@ -1,0 +1,225 @@
+"""TFRecord files, and the ``tf.train.Example`` messages in them, without TensorFlow.
+
+A record is its length (8 bytes, little-endian), a checksum of these, the data, and a checksum of the data: a CRC-32C
+that is rotated and shifted, ``masked``. Source: https://www.tensorflow.org/tutorials/load_data/tfrecord. The data is a
+message of protobuf (https://protobuf.dev/programming-guides/encoding/): Example { features: 1 }, Features { map of
+names to Feature: 1 }, Feature { one of bytes_list: 1, float_list: 2, int64_list: 3 }, each list { value: 1 }.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from tarshards.errors import OpenError, SampleError
+from tarshards.formats.pieces import Plan, RecordPiece, file_identity, lose
+from tarshards.samples.ledger import Ledger
+from tarshards.storage.opening import open_shard
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MOST_BYTES = 1 << 30  # of a record
+PIECE = 1 << 20  # bytes read at once
+STRIP = 64  # bytes of which the checksums are computed side by side
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # the wire types of protobuf
+Field = tuple[int, int, Any]  # of a message: its number, its wire type and its value
+
+
+@dataclass(frozen=True)
+class TfrecordPiece(RecordPiece):
+    """A TFRecord file of ``tf.train.Example`` messages."""
+
+    identity: list[Any]
+
+    def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        number = 0  # of the record that is read
+        try:
+            with open_shard(self.url) as stream:
+                for data in read_records(stream):
+                    try:
+                        if data is None:
+                            raise ValueError("its bytes do not have their checksum")
+                        yield number, parse_example(data)
+                    except (ValueError, IndexError) as error:
+                        lose(ledger, SampleError(f"not a tf.train.Example: {error}", url=self.at(number)))
+                    number += 1
+        except OpenError as error:
+            ledger(error)
+        except EOFError as error:
+            ledger(SampleError(f"{error}; the rest of the file is not read", url=self.at(number)))
+
+
+def plan_tfrecord(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
+    """Make a piece of each file, which has no index to cut it by."""
+    return Plan([TfrecordPiece(url, name, file_identity(url)) for url, name in zip(urls, names)])
+
+
+def read_records(stream: BinaryIO) -> Iterator[bytes | None]:
+    """Yield the data of each record, None for data that differs from its checksum.
+
+    Raises EOFError for a file that ends within a record, or a length that differs from its checksum.
+    """
+    while head := _read(stream, 12):
+        if len(head) < 12:
+            raise EOFError("the file ends within a record")
+        length, checksum = struct.unpack("<QI", head)
+        if masked(head[:8]) != checksum:
+            raise EOFError("not a TFRecord: the length of a record does not have its checksum")
+        if length > MOST_BYTES:
+            raise EOFError(f"a record of {length:,} bytes, more than {MOST_BYTES:,}")
+        data = _read(stream, length + 4)
+        if len(data) < length + 4:
+            raise EOFError("the file ends within a record")
+        yield data[:-4] if masked(data[:-4]) == int.from_bytes(data[-4:], "little") else None
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    """Read *size* bytes, fewer at the end."""
+    parts = []
+    while size and (data := stream.read(min(size, PIECE))):
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)
+
+
+def masked(data: bytes) -> int:
+    """Return the masked CRC-32C of *data*, as in TFRecord files."""
+    checksum = crc32c(data)
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def crc32c(data: bytes) -> int:
+    """Return the CRC-32C of *data*: that of strips side by side by numpy, which are then put together.
+
+    >>> hex(crc32c(b"123456789"))
+    '0xe3069283'
+    """
+    import numpy as np
+
+    table, shift = _tables()
+    crc = 0xFFFFFFFF
+    strips = len(data) // STRIP
+    if strips > 1:
+        rows = np.frombuffer(data, np.uint8, strips * STRIP).reshape(strips, STRIP).T
+        crcs = np.zeros(strips, np.uint32)
+        crcs[0] = crc
+        columns = np.array(table, np.uint32)
+        for column in np.ascontiguousarray(rows):
+            crcs = columns[(crcs ^ column) & 0xFF] ^ (crcs >> 8)
+        crc = 0
+        one, two, three, four = shift
+        for each in crcs.tolist():
+            crc = one[crc & 0xFF] ^ two[crc >> 8 & 0xFF] ^ three[crc >> 16 & 0xFF] ^ four[crc >> 24] ^ each
+        data = data[strips * STRIP :]
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+@cache
+def _tables() -> tuple[list[int], list[list[int]]]:
+    """Return the CRC of each byte, and for each byte of a CRC what it becomes over a strip of zeros."""
+    table = list(range(256))
+    for byte in range(256):
+        for _ in range(8):
+            table[byte] = table[byte] >> 1 ^ (0x82F63B78 if table[byte] & 1 else 0)
+
+    def over_strip(crc: int) -> int:
+        for _ in range(STRIP):
+            crc = table[crc & 0xFF] ^ crc >> 8
+        return crc
+
+    return table, [[over_strip(byte << 8 * place) for byte in range(256)] for place in range(4)]
+
+
+def parse_example(data: bytes) -> dict[str, Any]:
+    """Return the features of a ``tf.train.Example``: bytes, a float or an int, or if there are more than one a list of
+    bytes or an array; a feature without values is left out. Raises ValueError for another message.
+
+    >>> parse_example(bytes.fromhex("0a0e0a0c0a03636c7312051a030a0107"))
+    {'cls': 7}
+    """
+    found: dict[str, Any] = {}
+    for number, wire, features in _fields(data):
+        if (number, wire) != (1, _BYTES):
+            kind = "a SequenceExample" if number == 2 else f"a message with field {number}"
+            raise ValueError(f"{kind}, which is not supported")
+        for _, _, entry in _fields(features):
+            parts = {number: value for number, _, value in _fields(entry)}
+            name = bytes(parts.get(1, b"")).decode()
+            for of, _, values in _fields(parts.get(2, b"")):
+                value = _value(of, bytes(values))
+                if value is not None:
+                    found[name] = value
+    return found
+
+
+def _value(kind: int, data: bytes) -> Any:
+    """Return the one value of a list, or all of them; None if it has none."""
+    import numpy as np
+
+    values: list[Any] = []
+    packed: list[np.ndarray[Any, Any]] = []
+    for _, wire, value in _fields(data):
+        if kind == 1:
+            values.append(bytes(value))
+        elif kind == 2:
+            packed.append(np.frombuffer(value, "<f4"))
+        elif kind == 3 and wire == _BYTES:
+            packed.append(np.array(_varints(bytes(value)), np.uint64).view(np.int64))
+        elif kind == 3:
+            packed.append(np.array([value], np.uint64).view(np.int64))
+        else:
+            raise ValueError(f"a feature of kind {kind}")
+    if kind == 1:
+        return values[0] if len(values) == 1 else values or None
+    array = np.concatenate(packed) if packed else np.empty(0)
+    return None if not array.size else array[0].item() if array.size == 1 else array.copy()
+
+
+def _fields(data: bytes) -> Iterator[Field]:
+    """Yield the number, the wire type and the value of each field of a message."""
+    place, size = 0, len(data)
+    while place < size:
+        tag, place = _varint(data, place)
+        number, wire = tag >> 3, tag & 7
+        if wire == _VARINT:
+            value, place = _varint(data, place)
+            yield number, wire, value
+            continue
+        if wire == _BYTES:
+            length, place = _varint(data, place)
+        elif wire in (_FIXED32, _FIXED64):
+            length = 4 if wire == _FIXED32 else 8
+        else:
+            raise ValueError(f"the wire type {wire}")
+        if place + length > size:
+            raise ValueError("it ends within a field")
+        yield number, wire, data[place : place + length]
+        place += length
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    """Return the number at *place*, of 7 bits a byte, and the place behind it."""
+    number = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number & 0xFFFFFFFFFFFFFFFF, place
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+
+
+def _varints(data: bytes) -> list[int]:
+    place, numbers = 0, []
+    while place < len(data):
+        number, place = _varint(data, place)
+        numbers.append(number)
+    return numbers

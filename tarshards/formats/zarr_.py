@@ -1,0 +1,98 @@
+"""Zarr groups: arrays of one length, whose rows are along the first axis, or as Squirrel writes them a group a sample.
+
+https://zarr-specs.readthedocs.io; the package zarr reads them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from tarshards.errors import OpenError, SampleError
+from tarshards.formats.pieces import PART, Plan, RecordPiece, file_identity, lose
+from tarshards.samples.codecs.registry import require
+from tarshards.samples.ledger import Ledger
+from tarshards.storage.location import Location
+
+HEADS = ("zarr.json", ".zgroup")  # the files by which a folder is known as a group
+
+
+@dataclass(frozen=True)
+class ZarrPiece(RecordPiece):
+    """Rows *begin* to *end* of a group, read *step* at a time; or the samples in the groups *names*."""
+
+    begin: int
+    end: int
+    step: int
+    names: tuple[str, ...]
+    identity: list[Any]
+    unit = "row"
+
+    def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        root = _open(self.url)
+        for begin in range(self.begin, self.end, self.step):
+            rows = range(begin, min(begin + self.step, self.end))
+            try:
+                found = [_sample(root[self.names[row]]) for row in rows] if self.names else _rows(root, rows)
+            except Exception as error:  # of any codec
+                reason = f"rows {begin} to {rows[-1]} cannot be read: {type(error).__name__}: {error}"
+                lose(ledger, SampleError(reason, url=self.at(begin)), len(rows))
+                continue
+            yield from zip(rows, found)
+
+
+def plan_zarr(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
+    """Cut groups into pieces of about *max_bytes*, at chunks; raise SampleError for arrays of unequal length."""
+    pieces: list[ZarrPiece] = []
+    for url, file in zip(urls, names):
+        root, location = _open(url), Location.of(url)
+        identity = [location.identity] if location.path is None else file_identity(url)
+        arrays = dict(root.arrays())
+        if not arrays:
+            groups = tuple(sorted(root.group_keys()))
+            sizes = sum(array.nbytes for array in dict(root[groups[0]].arrays()).values()) if groups else 0
+            total, step = len(groups), 1
+        else:
+            lengths = {array.shape[:1] for array in arrays.values()}
+            if len(lengths) > 1 or () in lengths:
+                raise SampleError("its arrays have different lengths", url=location.name)
+            ((total,),) = lengths
+            groups, step = (), max(array.chunks[0] for array in arrays.values())
+            sizes = sum(array.nbytes for array in arrays.values()) // max(1, total)
+        rows = max(1, (max_bytes or PART) // max(1, sizes) // step) * step
+        cuts = [*range(0, total, rows), total]
+        pieces += [ZarrPiece(url, file, *cut, step, groups, identity) for cut in pairwise(cuts)]
+    return Plan(pieces)
+
+
+def is_zarr(folder: str) -> bool:
+    """Return whether a local folder is a group of Zarr."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in HEADS)
+
+
+def _open(url: str) -> Any:
+    location = Location.of(url)
+    zarr = require("zarr", extra="zarr")
+    try:
+        return zarr.open_group(location.url if location.path is None else str(location.path), mode="r")
+    except (OSError, ValueError, KeyError) as error:
+        raise OpenError(f"not a group of Zarr: {error}", url=location.name) from error
+
+
+def _sample(group: Any) -> dict[str, Any]:
+    """Return the sample in a group: its arrays and its attributes."""
+    arrays = {name: _value(array[...]) for name, array in group.arrays()}
+    return {"__key__": group.basename, **dict(group.attrs), **arrays}
+
+
+def _rows(root: Any, rows: range) -> list[dict[str, Any]]:
+    blocks = {name: array[rows.start : rows.stop] for name, array in root.arrays()}
+    return [{name: _value(block[row]) for name, block in blocks.items()} for row in range(len(rows))]
+
+
+def _value(value: Any) -> Any:
+    """Return an array, or the number or text of one without dimensions."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
