@@ -63,8 +63,9 @@ class OutputStream(io.RawIOBase):
         commit: Callable[[], object],
         discard: Callable[[], object],
         file: Any = None,
+        lasts: bool = False,
     ):
-        self.name = name
+        self.name, self.lasts = name, lasts
         self._file = file
         self._run: Run | None = None
         self._write, self._finish, self._commit, self._discard = write, finish, commit, discard

@@ -53,7 +53,7 @@ LETTERS = {
 }
 #: The letters that mean something else in one tool.
 PRINTED_IN_THE_SLIDES = {("tarproc", "-c"): "--command", ("tarjob", "-s"): "--items"}
-AS_IN_GREP = {("targrep", "-i"): "--ignore-case"}
+AS_IN_GREP = {("targrep", "-i"): "--ignore-case", ("targrep", "-c"): "--count-found"}
 #: The options that are not the same in all tools that have them, and why.
 VARIES = {
     "--parallel": "says what is done at once, each tool its own; defaults are what suits it",
@@ -69,6 +69,7 @@ VARIES = {
     "--state": "tarproc keeps samples in a file, tarjob markers in a folder",
     "--name": "tarjob names a job, tarcard a dataset",
     "--output": "one file, a pattern for many, or a folder",
+    "--quiet": "targrep writes nothing, as grep does, and tarcheck only errors",
     "--dry-run": "tarjob runs commands and writes no files",
 }
 #: The words for the values of options; choices are written as [first|last].
