@@ -231,6 +231,11 @@ def failure(exc: BaseException, url: str, offset: int | None = None) -> OpenErro
     return OpenError(words(exc), url=url, offset=offset, errno=errno_of(exc))
 
 
+def taken(url: str) -> OpenError:
+    """Return the OpenError for an output at *url* that exists and may not be replaced."""
+    return OpenError("the file exists; --overwrite replaces it", url=url, errno=errno.EEXIST)
+
+
 def encoded(encoding: str, url: str, cure: str = "") -> OpenError:
     """Return the OpenError for a Content-Encoding that is not undone; *cure* is added to the advice."""
     reason = f"the server sent Content-Encoding {encoding}, which was not asked for"
