@@ -425,11 +425,12 @@ def reads_samples(
     count: tuple[str, ...] = ("-c", "--count"),
     ignore_zeros: tuple[str, ...] = ("-i", "--ignore-zeros"),
     may_be_empty: bool = True,
+    quiet: Callable[[Any], Any] = quiet_option,
 ) -> Callable[..., Any]:
     """Give a command the arguments and options of every tool that reads samples; it gets them as *source*, an Input.
 
-    *count* and *ignore_zeros* name these options, for a tool that uses -c or -i for something else. Without
-    *may_be_empty* there is no --allow-empty, for a tool that needs a sample.
+    *count* and *ignore_zeros* name these options, for a tool that uses -c or -i for something else; *quiet* is the
+    option -q. Without *may_be_empty* there is no --allow-empty, for a tool that needs a sample.
     """
 
     @wraps(command)
@@ -474,7 +475,7 @@ def reads_samples(
         click.option("--cache-dir", type=FOLDER, metavar="FOLDER", help="Keep what was fetched in FOLDER."),
         cache_bytes_option,
         *([allow_empty_option] if may_be_empty else []),
-        quiet_option,
+        quiet,
         click.option("--verbose", is_flag=True, expose_value=False, callback=_log, help="Say more on stderr."),
     )(takes_shards(with_source, ignore_zeros=ignore_zeros))
 

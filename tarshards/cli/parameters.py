@@ -114,7 +114,9 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 shards_argument = click.argument("shards", nargs=-1, metavar="[SHARDS]...", type=FILE)
-list_option = click.option("-T", "--list", "lists", multiple=True, type=FILE, help="Read shards from FILE too.")
+list_option = click.option(
+    "-T", "--list", "lists", multiple=True, type=FILE, help="Read shards from FILE too, - for stdin."
+)
 index_dir_option = click.option(
     "--index-dir",
     type=FOLDER,

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import EEXIST
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,9 +41,9 @@ class Program(click.Command):
     a command line for the end of --help.
 
     Exit codes: 0 done, with no more errors, listed on stderr, than --on-error and --max-errors allow; 1 the data
-    failed, or had more errors; 2 the command line is wrong; 130 interrupted, 143 terminated, after cleaning up. If the
-    reader of stdout has gone away, the program ends quietly, killed by SIGPIPE. A full disk is an error of one line,
-    also if stdout leads to it, and also for --help.
+    failed, or had more errors; 2 the command line is wrong, or an output exists; 129 the terminal
+    hung up, 130 interrupted, 143 terminated, after cleaning up. If the reader of stdout has gone away, the program ends
+    quietly, killed by SIGPIPE. A full disk is an error of one line, also if stdout leads to it, and also for --help.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class Program(click.Command):
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **options)
         signal.signal(signal.SIGTERM, _terminate)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(signal.SIGHUP, _terminate)
         _occupy_standard_streams()
         try:
             try:
@@ -112,7 +115,7 @@ class Program(click.Command):
             os.kill(os.getpid(), signal.SIGPIPE)
         except TarshardsError as error:
             say(str(error))
-            sys.exit(1)
+            sys.exit(2 if getattr(error, "errno", None) == EEXIST else 1)
         except MemoryError as error:
             say(str(error) or "there is not enough memory")
             sys.exit(1)
@@ -165,8 +168,8 @@ def tool(**options: Any) -> Callable[[Callable[..., Any]], Program]:
     return click.command(cls=Program, **options)
 
 
-def _terminate(*_: object) -> None:
-    sys.exit(143)
+def _terminate(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def _code_of_signal(error: BaseException | None) -> Any:

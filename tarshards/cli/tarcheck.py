@@ -13,7 +13,6 @@ from tarshards.cli.parameters import (
     allow_empty_option,
     index_dir_option,
     parallel_option,
-    quiet_option,
     shards_argument,
 )
 from tarshards.cli.program import refuse, say, tool
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 @overwrite_option
 @sync_option
 @allow_empty_option
-@quiet_option
+@click.option("-q", "--quiet", is_flag=True, help="Write only errors; no progress bar.")
 @takes_shards
 def main(
     shards: ShardArguments,
@@ -76,6 +75,9 @@ def main(
         import json
 
         click.echo(json.dumps(report.as_json(), indent=2))
+    elif quiet:
+        for line in report.listed("error"):
+            click.echo(line)
     else:
         click.echo(str(report))
     if report.total("error"):

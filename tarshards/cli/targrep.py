@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
+from itertools import islice
 from typing import Any
 
 import click
@@ -41,9 +42,17 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_pattern
 
 
+quiet_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    help="Without -o, write nothing, and stop at the first that is found; no progress bar.",
+)
+
+
 @tool(options_metavar="[OPTIONS] [PATTERN]", epilog="Streams. Without SHARDS, or for -, a tar is read from stdin.")
 @takes_pattern
-@partial(reads_samples, count=("--count",), ignore_zeros=("--ignore-zeros",))
+@partial(reads_samples, count=("--count",), ignore_zeros=("--ignore-zeros",), quiet=quiet_option)
 @click.option("-e", "--regexp", "patterns", multiple=True, metavar="PATTERN", help="Look for this; may be repeated.")
 @click.option(
     "-E/-F", "regular", default=True, show_default=False, help="Patterns are regular expressions (default), or texts."
@@ -56,6 +65,7 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-v", "--invert-match", "invert", is_flag=True, help="The other samples.")
 @click.option("-m", "--max-count", "most", type=COUNT, metavar="N", help="Stop after N are found.")
 @click.option("-l", "--list-keys", is_flag=True, help="Write the keys, one per line, instead of a tar.")
+@click.option("-c", "--count-found", "counts", is_flag=True, help="Write how many are found, instead of a tar.")
 @output_options
 def main(
     source: Input,
@@ -68,6 +78,7 @@ def main(
     invert: bool,
     most: int | None,
     list_keys: bool,
+    counts: bool,
     output: Location,
     overwrite: bool,
 ) -> None:
@@ -77,13 +88,16 @@ def main(
     sample must meet all of them; of several -e, one.
 
     Exits with 1 if nothing is found, as grep does; the output is then an empty tar. With --allow-empty it exits with 0.
+    With -q and no -o, nothing is written, and reading ends with the first that is found.
     """
+    is_silent = source.quiet and output.url == "-"
+    refuse(counts and list_keys, "-c cannot be combined with -l")
     chosen = most is not None or source.count is not None or source.slice is not None
     refuse(keys is not None and chosen, "--keys cannot be combined with -m, --count or --slice")
     refuse(keys == "-" and "-" in source.specs, "both the keys and a tar would be read from stdin")
     useless = source.fields and not patterns and not duplicates
     refuse(useless, "-f says in which fields to look for a PATTERN or --duplicates, and there is neither")
-    if output.url != "-" or not list_keys:
+    if output.url != "-" or not (list_keys or counts or is_silent):
         check_output(output, overwrite)
     conditions: list[Callable[[Sample], bool]] = []
     pattern = wanted = duplicate = None
@@ -110,13 +124,26 @@ def main(
         if wanted is not None:
             wanted.check(source.ledger if source.losses.goes_on else None)
 
-    count = _write_keys(found(), output) if list_keys else write_samples(found(), output, reject=source.reject)
+    if is_silent:
+        count = sum(1 for _ in islice(found(), 1))
+    elif counts:
+        count = _write_count(found(), output)
+    else:
+        count = _write_keys(found(), output) if list_keys else write_samples(found(), output, reject=source.reject)
     for name, missing in (pattern.missing if pattern else duplicate.missing if duplicate else {}).items():
         say(f"{missing} samples have no field {name}")
     if not count:
-        say("no sample was found")
+        if not is_silent and not counts:
+            say("no sample was found")
         if not source.may_be_empty:
             raise click.exceptions.Exit(1)
+
+
+def _write_count(samples: Iterator[Sample], output: Location) -> int:
+    with open_shard(output, "wb") as stream:
+        count = sum(1 for _ in samples)
+        stream.write(b"%d\n" % count)
+    return count
 
 
 def _write_keys(samples: Iterator[Sample], output: Location) -> int:

@@ -21,7 +21,6 @@ from tarshards.cli.parameters import (
     tmpdir_option,
 )
 from tarshards.cli.program import say, tool, usage_errors
-from tarshards.errors import OpenError
 
 
 @tool(epilog="Streams in two passes: holds 16 MB for each process, and needs as much disk space as the input.")
@@ -65,6 +64,7 @@ def main(
     from tarshards.parallel.process_pool import ProcessPool
     from tarshards.samples.ledger import Ledger
     from tarshards.storage.location import Location
+    from tarshards.storage.streams import taken
     from tarshards.write.reshard import reshard, work_folder
     from tarshards.write.shards import shard_name
 
@@ -73,7 +73,7 @@ def main(
     with usage_errors():
         resumes = os.path.exists(work_folder(output, tmpdir))
         if not overwrite and not resumes and (first := Location.of(shard_name(output, 0))).is_taken():
-            raise OpenError("the file exists; --overwrite replaces it", url=first.name)
+            raise taken(first.name)
         with ProcessPool(parallel) as pool:
             made = reshard(
                 shards.named(),

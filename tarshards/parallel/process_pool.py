@@ -106,7 +106,7 @@ class ProcessPool(Executor):
         process.close()
 
 
-_FROM_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
+_FROM_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Process:

@@ -58,8 +58,8 @@ def expand_urls(spec: Spec) -> list[str]:
       or give a list of specs. A chain of fsspec is one spec: `simplecache::http://host/a.tar`, `zip://a.tar::all.zip`;
       the links after its caches and archives belong to it. A local file of exactly that name takes precedence, even if
       the name contains `::` or braces; URLs write `::` as `%3A%3A`.
-    - `@file`: the specs in a text file, one on each line; blank lines and lines that start with `#` are ignored. They
-      may not name commands (`pipe:`).
+    - `@file`: the specs in a text file, `@-` in stdin, one on each line; blank lines and lines that start with `#` are
+      ignored. They may not name commands (`pipe:`).
     - `*`, `?`, `[..]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
       name takes precedence. `*` and `[..]` also list an object store (`s3://bucket/x-*.tar`), and `*` the folders of
       a web server that answers WebDAV's PROPFIND (`http://host/dir/x-*.tar`).
@@ -381,8 +381,8 @@ def _count_range(text: str) -> int | None:
 def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shards]:
     try:
         path = os.path.expanduser(path)
-        real = os.path.realpath(path)
-        with open(path, encoding="utf-8-sig") as file:
+        real = path if path == "-" else os.path.realpath(path)
+        with open(path if path != "-" else 0, encoding="utf-8-sig", closefd=path != "-") as file:
             text = file.read(MAX_BYTES + 1)
             lines = [line.strip() for line in text.split("\n")]
     except UnicodeDecodeError as exc:

@@ -90,7 +90,7 @@ def _open_writer(path: str, location: Location) -> OutputStream:
     """Return an OutputStream that replaces the file at *path* in one step, when all bytes are written."""
     if path.startswith(_DESCRIPTORS) or _is_special(path):
         file = io.BufferedWriter(io.FileIO(path, "wb"))
-        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file)
+        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file, lasts=True)
 
     with defer_signals():
         return _open_temporary(os.path.realpath(path), location)

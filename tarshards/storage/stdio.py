@@ -18,7 +18,7 @@ class Stdio(Transport):
             file = io.BufferedWriter(io.FileIO(1, "wb", closefd=False), BUFFER)
         except OSError as exc:
             raise failure(exc, location.name) from exc
-        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file)
+        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file, lasts=True)
 
     def exists(self, location: Location) -> bool:
         return True

@@ -63,8 +63,9 @@ class OutputStream(io.RawIOBase):
         commit: Callable[[], object],
         discard: Callable[[], object],
         file: Any = None,
+        lasts: bool = False,
     ):
-        self.name = name
+        self.name, self.lasts = name, lasts
         self._file = file
         self._growing: GrowingRange | None = None
         self._write, self._finish, self._commit, self._discard = write, finish, commit, discard
@@ -228,6 +229,11 @@ def failure(exc: BaseException, url: str, offset: int | None = None) -> OpenErro
     OpenError('memory://x: No such file or directory')
     """
     return OpenError(words(exc), url=url, offset=offset, errno=errno_of(exc))
+
+
+def taken(url: str) -> OpenError:
+    """Return the OpenError for an output at *url* that exists and may not be replaced."""
+    return OpenError("the file exists; --overwrite replaces it", url=url, errno=errno.EEXIST)
 
 
 def encoded(encoding: str, url: str, cure: str = "") -> OpenError:

@@ -405,6 +405,10 @@ def pack_header(name: str, size: int) -> bytes:
     return plain_header(name, size) or _pax_header(name, size)
 
 
+#: The end of an archive whose writer failed: a header without its data. Most readers accept an archive that just stops.
+CUT = pack_header("truncated.here", BLOCK)
+
+
 def pack_members(key: str, fields: tuple[str, ...], values: list[bytes]) -> list[bytes]:
     """Return the members of a sample in pieces to write: one bytes object, or else header, data and padding of each.
 

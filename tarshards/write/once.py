@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tarshards.errors import OpenError, OpError, TarshardsError
+from tarshards.errors import OpError, TarshardsError
 from tarshards.parallel.calls import settled_map
 from tarshards.parallel.process_pool import ProcessPool
 from tarshards.samples.ledger import Ledger
@@ -16,6 +16,7 @@ from tarshards.storage.claims import Claims
 from tarshards.storage.derived import forget
 from tarshards.storage.location import Location
 from tarshards.storage.markers import digest_of, make_once, read_marker, remove_marker, write_marker
+from tarshards.storage.streams import taken
 from tarshards.stream.ops import progress as show_progress
 
 AHEAD = 1000  # items given to the executor at a time
@@ -98,7 +99,7 @@ def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:
         return
     for unit in units:
         if unit.output.is_taken():
-            raise OpenError("the file exists; --overwrite replaces it", url=unit.output.name)
+            raise taken(unit.output.name)
 
 
 def make_all(

@@ -25,7 +25,7 @@ from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import FileRange, passed_on
 from tarshards.stream.other_names import explains
-from tarshards.tar.read import END, LARGE, pack_members, plain_rows
+from tarshards.tar.read import CUT, END, LARGE, pack_members, plain_rows
 
 if TYPE_CHECKING:
     from tarshards.index.members import Members
@@ -65,8 +65,9 @@ class TarWriter(_Writer):
     looks whole; scratch data need not wait for that. With *sha256* an uncompressed shard is hashed as it is written:
     after ``close`` its ``sha256`` is the checksum in hexadecimal digits, else None.
 
-    A file object is anything with a ``write`` that takes bytes. It is written sequentially and left open; after
-    ``abort`` its content has no end of archive. Raises TypeError for another target.
+    After ``abort``, samples on stdout end with a header without data, which all readers report as truncated. A file
+    object is anything with a ``write`` that takes bytes. It is written sequentially and left open; after ``abort``
+    its content has no end of archive. Raises TypeError for another target.
     """
 
     @explains
@@ -222,11 +223,15 @@ class TarWriter(_Writer):
                     if self._digest is not None:
                         self._digest.update(data)
         except BaseException:
-            self.abort()  # part of a sample may have been written
+            self._stream.abort()  # part of a sample may have been written
             raise
 
     def abort(self) -> None:
-        """Discard the archive."""
+        """Discard the archive; where its bytes cannot be discarded, end it so that every reader finds it truncated."""
+        if self._stream.lasts and self.samples and not self._stream.closed:
+            with suppress(OSError):
+                self._stream.write(CUT)
+                self._stream.close()
         self._stream.abort()
 
 

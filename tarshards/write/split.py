@@ -16,6 +16,7 @@ from tarshards.samples.fields import find_field, origin_of
 from tarshards.samples.keys import Sample
 from tarshards.storage.claims import Claims
 from tarshards.storage.location import Location
+from tarshards.storage.streams import taken
 from tarshards.write.shards import ShardWriter, TarWriter
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def split_samples(
         if not dry_run:
             claims.take(name)
         if not overwrite and (location := Location.of(name)).is_taken():
-            raise OpenError("the file exists; --overwrite replaces it", url=location.name)
+            raise taken(location.name)
         begun.add(name)
         return TarWriter(os.devnull if dry_run else name, allow_pipe=target.allow_pipe, sync=target.sync)
 

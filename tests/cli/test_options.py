@@ -53,7 +53,7 @@ LETTERS = {
 }
 #: The letters that mean something else in one tool.
 PRINTED_IN_THE_SLIDES = {("tarproc", "-c"): "--command", ("tarjob", "-s"): "--items"}
-AS_IN_GREP = {("targrep", "-i"): "--ignore-case"}
+AS_IN_GREP = {("targrep", "-i"): "--ignore-case", ("targrep", "-c"): "--count-found"}
 #: The options that are not the same in all tools that have them, and why.
 VARIES = {
     "--parallel": "says what is done at once, each tool its own; defaults are what suits it",
@@ -70,6 +70,7 @@ VARIES = {
     "--name": "tarjob names a job, tarcard a dataset, tarfeed the objects of a cluster",
     "--image": "tarfeed has no image of its own, so that one is required",
     "--output": "one file, a pattern for many, or a folder",
+    "--quiet": "targrep writes nothing, as grep does, and tarcheck only errors",
     "--dry-run": "tarjob runs commands and writes no files",
 }
 #: The words for the values of options; choices are written as [first|last].

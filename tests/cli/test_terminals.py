@@ -54,7 +54,7 @@ TEXTS = [
     'tar2tsv "$NAME" --nokey -f txt -q',
     'tar2tsv "$NAME" -q',
     'tar2json "$NAME" -f txt -q',
-    'targrep -l "" "$NAME" -q',
+    'targrep -l "" "$NAME"',
     'tarcard "$NAME" --name x',
     'tarindex "$NAME" --dry-run -q',
     'tarsplit --dry-run -o "out-$NASTY-%d.tar" "$NAME" -q',

@@ -231,7 +231,7 @@ def test_a_closed_pipe_ends_quietly(shell, tmp_path, line):
     assert done.stdout == "141\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("tool", ["tarcat", "tarsort", "tarpcat", "tarproc -c cat"])
 def test_interrupted_tools_leave_nothing(tmp_path, interrupt, tool, number):
     write_samples(SAMPLES, str(tmp_path / "a.tar"))

@@ -82,11 +82,16 @@ class Report(Contents):
             "findings": [finding._asdict() for finding in self.findings],
         }
 
-    def __str__(self) -> str:
-        lines = [visible(str(finding)) for finding in self.findings]
+    def listed(self, *severities: str) -> list[str]:
+        """Return a line for each finding of *severities* that was kept, and for each kind that has more."""
+        lines = [visible(str(finding)) for finding in self.findings if finding.severity in severities]
         for (severity, kind), count in sorted(self.counts.items()):
-            if count > SHOWN:
+            if count > SHOWN and severity in severities:
                 lines.append(f"{severity}: {count - SHOWN} more: {kind}")
+        return lines
+
+    def __str__(self) -> str:
+        lines = self.listed("error", "warning")
         for name, counts in self.damaged.items():
             sizes = ", ".join(f"{count} {what}" for what, count in counts.items() if what not in ("samples", "lost"))
             lines.append(

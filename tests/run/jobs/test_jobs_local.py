@@ -168,7 +168,7 @@ def wait_for(condition) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("way", ["cancel", signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("way", ["cancel", signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_end_from_outside_ends_the_commands(tarjob, folder, way):
     seconds = f"3{os.getpid()}.5"
     process = start("-s", "{0..9}", "-j", 2, "--name", "sleeper", "--", f"{COUNT} sleep {seconds}")
@@ -180,7 +180,7 @@ def test_an_end_from_outside_ends_the_commands(tarjob, folder, way):
     else:
         process.send_signal(way)
     _, errors = process.communicate(timeout=100)
-    assert process.returncode == (130 if way == signal.SIGINT else 143), errors
+    assert process.returncode == (143 if way == "cancel" else 128 + way), errors
     assert processes_with(seconds) == []
     assert sum(ran().values()) == 2
     assert tarjob("cancel", "sleeper")[2].endswith("nothing was running\n")

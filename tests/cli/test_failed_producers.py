@@ -1,0 +1,64 @@
+"""What a tool that fails leaves on stdout: every reader of tars reports it, and reads the samples that were done."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+
+import pytest
+
+from tarshards import Stream, TarError, write_samples
+
+READERS = ["tar tf out.tar", "tar tf - <out.tar", "cat out.tar | tar tf -"]
+READERS += ["bsdtar tf out.tar", "cat out.tar | bsdtar tf -"] if shutil.which("bsdtar") else []
+MEMBERS = [f"{i:03d}.{field}" for i in range(25) for field in ("cls", "txt")]
+#: Lines that fail, and how many samples they have written by then.
+FAILING = {
+    "tarproc -c 'test $TAR_INDEX -lt 8' s.tar": 8,
+    "cat s.tar s.tar | tarcat": 24,  # members after the end: the last sample before it is not known to be whole
+    "tarpcat s.tar junk.tar -p 1": 25,
+    "tarcat s.tar junk.tar": 25,
+    "tarcat --rekey '{index}' s.tar junk.tar": 25,
+    "tarcat s.tar junk.tar --overwrite -o /dev/stdout": 25,
+    "tarscat -c 30 s.tar junk.tar": 25,
+    "targrep . s.tar junk.tar": 25,
+    "tarmix s.tar junk.tar --until 99": 1,
+}
+
+
+@pytest.fixture
+def shell(tmp_path, path_with_tools):
+    samples = [{"__key__": f"{i:03d}", "cls": i, "txt": "x" * 1000} for i in range(25)]
+    write_samples(samples, tmp_path / "s.tar")
+    (tmp_path / "junk.tar").write_bytes(b"junk" * 1000)
+    environment = {**os.environ, "PATH": path_with_tools}
+
+    def shell(line: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", "-o", "pipefail", "-c", line]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return shell
+
+
+def test_without_a_sample_nothing_is_written(shell):
+    done = shell("tarsort s.tar junk.tar")
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("line", FAILING)
+def test_every_reader_reports_it_and_gets_what_was_done(shell, tmp_path, line):
+    assert shell(f"{line} >out.tar").returncode == 1
+    for reader in READERS:
+        done = shell(reader)
+        assert done.returncode != 0, reader
+        names = [name for name in done.stdout.split() if name != "truncated.here"]  # GNU tar lists it from a pipe
+        if "--rekey" not in line:
+            assert names[: 2 * FAILING[line]] == MEMBERS[: 2 * FAILING[line]]
+        assert len(names) == 2 * FAILING[line]
+    for mode in ("r:", "r|"):
+        with tarfile.open(tmp_path / "out.tar", mode) as archive, pytest.raises(tarfile.ReadError):
+            list(archive)
+    with pytest.raises(TarError, match="truncated"):
+        list(Stream.from_shards(str(tmp_path / "out.tar")))
