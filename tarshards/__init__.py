@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.formats.importing import import_dataset as import_dataset
     from tarshards.formats.msgpack_shards import read_msgpack as read_msgpack
     from tarshards.formats.msgpack_shards import write_msgpack as write_msgpack
-    from tarshards.formats.rows import read_rows as read_rows
+    from tarshards.formats.row_stream import read_rows as read_rows
     from tarshards.index.build import build_index as build_index
     from tarshards.index.columns import attach_columns as attach_columns
     from tarshards.index.columns import build_columns as build_columns
@@ -99,7 +99,7 @@ _MODULES = {
     "formats.exporting": "export_dataset",
     "formats.importing": "import_dataset",
     "formats.msgpack_shards": "read_msgpack write_msgpack",
-    "formats.rows": "read_rows",
+    "formats.row_stream": "read_rows",
     "index.build": "build_index",
     "index.columns": "attach_columns build_columns",
     "index.sidecar": "Index",

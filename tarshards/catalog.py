@@ -209,7 +209,7 @@ class Catalog:
 
         version, _, split = self._split(entry)
         if version.format != "tar" and version.format in DRIVERS.values():
-            from tarshards.formats.rows import read_rows
+            from tarshards.formats.row_stream import read_rows
 
             specs = [f"{spec.rstrip('/')}/*.gz" if version.format == "msgpack" else spec for spec in split.shards]
             urls = [shard.url for shard in shards_in(self.location, specs)]

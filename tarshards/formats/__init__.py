@@ -4,7 +4,7 @@
 - ``msgpack_shards``: Squirrel's shards
 - ``pieces``: the parts of an input: parquet, CSV, JSON lines, Hugging Face datasets, folders; ``tfrecord``; ``mds``;
   ``zarr_``
-- ``inputs``: the table of formats; ``rows``: ``read_rows``
+- ``inputs``: the table of formats; ``row_stream``: ``read_rows``
 - ``importing``: ``import_dataset``; ``exporting``: ``export_dataset``
 - ``croissant``: dataset cards, as JSON-LD of MLCommons' Croissant
 """

@@ -12,7 +12,7 @@ from tarshards.formats.inputs import plan_input
 from tarshards.formats.pieces import Piece, Plan
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.stream.sources import Progress, dataset_digest
+from tarshards.stream.sources import VERSION, Progress, dataset_digest
 from tarshards.stream.stream import Stream
 
 
@@ -64,6 +64,7 @@ class RowSource:
 
     seed = 0
     ops: Sequence[Any] = ()
+    newest = VERSION
     order: Sequence[Any] = ()
     ordered_by: ClassVar[Sequence[str]] = ()
 
