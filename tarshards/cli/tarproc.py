@@ -39,9 +39,7 @@ WAYS = ("command", "script", "python", "server")
 @click.option("--unordered", is_flag=True, help="Write results as they finish, not in input order.")
 @click.option("-S", "--subdirs", is_flag=True, help="Make a sample of each subdirectory.")
 @click.option("--add-log", metavar="EXT", help="Store what the command prints as this field.")
-@click.option(
-    "--strip", metavar="FIELDS", default="", help="Remove a newline at the end of these fields."
-)
+@click.option("--strip", metavar="FIELDS", default="", help="Remove a newline at the end of these fields.")
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Kill a command that runs longer."
 )

@@ -222,6 +222,7 @@ class _Run:
         line = self.line
         ahead = 0  # samples read but not yet yielded
         more = True
+        failed: TarshardsError | None = None  # of the source: the samples before it are finished first
         while True:
             while line and (result := line[0].result) is not None:
                 queued = line.popleft()
@@ -232,12 +233,17 @@ class _Run:
             if not few and self.read + self.made - self.taken < SMALL:
                 few = ahead < 2 * self.dispatcher.depth
             if more and few and not self.dispatcher.halted:
-                entry = source.next()
+                try:
+                    entry = source.next()
+                except TarshardsError as error:
+                    entry, failed = None, error
                 more = entry is not None
                 if more:
                     ahead += 1
                     self._begin(*entry)
             elif not ahead or not self.dispatcher.wait(lambda: line and line[0].result is not None):
+                if failed is not None and not ahead:
+                    raise failed
                 return
 
     def _begin(self, index: int, sample: Sample) -> None:
