@@ -39,6 +39,7 @@ WAYS = ("command", "script", "python", "server")
 @click.option("--unordered", is_flag=True, help="Write results as they finish, not in input order.")
 @click.option("-S", "--subdirs", is_flag=True, help="Make a sample of each subdirectory.")
 @click.option("--add-log", metavar="EXT", help="Store what the command prints as this field.")
+@click.option("--strip", metavar="FIELDS", default="", help="Remove a newline at the end of these fields.")
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Kill a command that runs longer."
 )
@@ -69,6 +70,7 @@ def main(
     resume: bool,
     resume_failed: bool,
     state: str | None,
+    strip: str,
     **options: Any,
 ) -> None:
     """Map a command over the samples of SHARDS.
@@ -92,7 +94,7 @@ def main(
 
     split = [] if source.split == "first" else [source.split]
     choice = source.specs, source.count, str(source.slice), source.fields, template, *source.selection, *split
-    run = repr((choice, [options[name] for name in (*WAYS, "subdirs", "add_log")]))
+    run = repr((choice, [options[name] for name in (*WAYS, "subdirs", "add_log")] + strip.split()))
     check_output(output, overwrite or (state is not None and has_ended(state, run)))
     if joblog is not None:
         check_output(written(joblog), overwrite or resume)
@@ -112,6 +114,7 @@ def main(
         outputs = map_command(
             samples,
             **options,
+            strip=strip.split(),
             slots=parallel,
             ordered=not unordered,
             halt=rule,

@@ -11,7 +11,7 @@ import numpy as np
 
 from tarshards.errors import SampleError, UrlError, visible
 from tarshards.index.access import Fan, SampleReader, SampleSequence
-from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.keys import Sample, is_reserved, no_partner
 
 if TYPE_CHECKING:
     from tarshards.index.readahead import Numbers
@@ -89,7 +89,7 @@ class JoinedShards(SampleReader):
         if sample < len(index) and index.key(sample) == key and sample not in index.faults:
             return sample
         if key not in index.numbers:
-            raise SampleError(f"no sample of this key in {self.right.names[shard]}", url=self.names[shard], key=key)
+            raise SampleError(no_partner(key, self.right.names[shard]), url=self.names[shard], key=key)
         return index.numbers[key]
 
     def is_remote(self) -> bool:

@@ -108,6 +108,16 @@ def why_skipped(name: str, kind: str | None = None) -> str:
     return kind or ("reserved name" if is_reserved(name) else "no extension")
 
 
+def no_partner(key: str, where: str) -> str:
+    """Return the message that *where* has no sample of *key*.
+
+    >>> no_partner("a", "y.tar"), no_partner("./a", "y.tar")[:50]
+    ('no sample of this key in y.tar', 'no sample of this key in y.tar; this key begins wi')
+    """
+    hint = "; this key begins with ./, as `tar -c .` writes names: keys with and without it differ"
+    return f"no sample of this key in {where}{hint if key.startswith('./') else ''}"
+
+
 def why_refused(field: str | None, missing: object = None) -> str:
     """Return why a sample is at fault: its first faulty member has this *field*, or None if its key occurred before.
 

@@ -375,9 +375,13 @@ class _Grouping:
         self._missing[offset] = reason
         return self.add(name, None, offset)
 
+    def complete(self) -> Iterable[Sample]:
+        """Return the last sample, if there is one that is not passed over or left out."""
+        return self.deliver(self.grouper.end())
+
     def end(self) -> Iterator[Sample]:
         """Yield the last sample; raise SampleError if the number of samples is not as expected."""
-        yield from self.deliver(self.grouper.end())
+        yield from self.complete()
         found = self._delivered + self.grouper.passed()[0] + self._refused
         if self._expected is not None and found != self._expected:
             raise wrong_number(found, self._expected, self._url)

@@ -39,6 +39,7 @@ LARGE = CHUNK // 8  # bytes of a member that is read separately
 MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste
 MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # the end of the archives that we write
+RECORD = 20 * BLOCK  # most tars fill the last one with zeros
 MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: the most that `tar -b128` writes
 LINKS, SPARSE = ("hard link", "symbolic link"), "sparse member"  # kinds of members with content
 AFTER_END = "members after the end of the archive"  # scan()'s problem for a header after zeros
@@ -120,6 +121,9 @@ class Taker(Protocol[Item]):
     def refuse(self, name: str, reason: str, offset: int) -> Iterable[Item]:
         """Return the items from a member without content, or raise an error."""
 
+    def complete(self) -> Iterable[Item]:
+        """Return the item that is still open at the end of an archive, if there is one."""
+
 
 class _Members:
     """Passes members through."""
@@ -143,6 +147,9 @@ class _Members:
 
     def refuse(self, name: str, reason: str, offset: int) -> NoReturn:
         raise TarError(f"{name!r}: {reason}", url=self._url, offset=offset)
+
+    def complete(self) -> tuple[()]:
+        return ()
 
 
 def has_content(kind: str) -> bool:
@@ -264,6 +271,8 @@ def read_archive(
             raise problem
         if problem == AFTER_END:
             if not concatenated:
+                if zeros * BLOCK == len(END) or (base + position) % RECORD == 0:  # an end, not only zeros over members
+                    yield from taker.complete()
                 raise _after_end(url, base + position, zeros)
             zeros = 0
             if ledger is not None:
@@ -349,7 +358,7 @@ def _after_end(url: str | None, offset: int, zeros: int) -> TarError:
     """Return the error for the member at *offset*, after this number of *zeros* blocks."""
     reason = (
         f"{AFTER_END} at offset {offset - BLOCK * zeros}: the archive was damaged, or archives were concatenated; "
-        "pass concatenated=True (-i)"
+        "`--ignore-zeros` (concatenated=True) reads them as one"
     )
     return TarError(reason, url=url, offset=offset)
 
@@ -378,7 +387,7 @@ def _check_padding(rest: bytes, base: int, zeros: int, url: str | None) -> None:
     padding = zeros * BLOCK + len(rest)
     if padding > MAX_END:
         reason = f"{padding} bytes of zeros at the end, more than the {MAX_END} that writers leave"
-        reason += ": members were overwritten, or the file is padded; pass concatenated=True (-i) if it is"
+        reason += ": members were overwritten, or the file is padded; `--ignore-zeros` (concatenated=True) reads it"
         raise TarError(reason, url=url, offset=base - zeros * BLOCK)
 
 

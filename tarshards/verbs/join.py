@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.samples.fields import origin_of
-from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.keys import Sample, is_reserved, no_partner
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.read import read_shard
 from tarshards.samples.seen_keys import SeenKeys
@@ -146,7 +146,7 @@ class Join:
         try:
             if len(present) < len(parts) and self.missing == "fail":
                 lacking = " and ".join(name for name, part in zip(self.names, parts) if part is None)
-                raise SampleError(f"no sample of this key in {lacking}", **origin_of(present[0]))
+                raise SampleError(no_partner(present[0]["__key__"], lacking), **origin_of(present[0]))
             sample = self.united(present)
         except SampleError as error:
             self.refuse(present[0], error)

@@ -44,7 +44,7 @@ def test_members_after_zeros_are_an_error_unless_archives_were_concatenated(arch
     behind = archive.index(b"a" if place == 0 else b"b.txt")
     assert str(reading.error) == (
         f"a.tar: offset {behind}: members after the end of the archive at offset {place}: the archive was damaged, "
-        "or archives were concatenated; pass concatenated=True (-i)"
+        "or archives were concatenated; `--ignore-zeros` (concatenated=True) reads them as one"
     )
     assert_has_both(archive, end=end, concatenated=True)
     assert read(archive, end=end, concatenated=True).joined == joined

@@ -229,7 +229,7 @@ def test_an_archive_behind_another_is_an_error_unless_archives_were_concatenated
     Path(a).write_bytes(Path(a).read_bytes() + Path(b).read_bytes())
     report = check_shards([a], **options)
     assert told(report) == [("error", "zeros", None, None)]
-    assert "concatenated=True (-i)" in report.findings[0].reason
+    assert "`--ignore-zeros` (concatenated=True)" in report.findings[0].reason
     assert (report.samples, report.joined) == (2, 0)
     for shards in find_shards(a, concatenated=True), [Shard(a, concatenated=True)]:
         report = check_shards(shards, **options)

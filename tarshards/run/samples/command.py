@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -46,6 +46,7 @@ def map_command(
     state: str | None = None,
     retry_failed: bool = False,
     tmpdir: str | None = None,
+    strip: Sequence[str] = (),
 ) -> Iterator[Sample]:
     """Yield the results of running a command on each sample, *slots* at a time, in the order of the samples.
 
@@ -53,7 +54,7 @@ def map_command(
     program that runs there; *server*, a line of bash that starts one server per slot, which answers a line of JSON per
     sample; *python*, ``module:function``, called with a dict of bytes in the process of each slot. The files
     ``sample.*`` that remain are the result; ``sample-SUFFIX.EXT`` is another sample; with *subdirs* each subdirectory
-    is one.
+    is one. The fields *strip* of the results lose one newline at the end.
 
     A sample fails if its command fails, or runs for more than *timeout* seconds, and so do *retries* more tries.
     Without *on_error* the first failure ends the run and is raised as OpError. Otherwise ``on_error(sample, error)`` is
@@ -64,7 +65,7 @@ def map_command(
     (failures too, unless *retry_failed*); the caller removes it. Scratch directories are made in *tmpdir*, by default
     in memory if there is enough. Closing the iterator kills running commands.
     """
-    work = Work(command, script, server, python, subdirs, add_log, timeout, retries)
+    work = Work(command, script, server, python, subdirs, add_log, timeout, retries, tuple(strip))
     if sum(way is not None for way in (command, script, server, python)) != 1:
         raise ValueError("give one of command, script, server and python")
     if python is not None and not all(python.partition(":")):
@@ -75,8 +76,8 @@ def map_command(
         if command is None and script is None:
             raise ValueError("add_log requires a command or a script; servers and functions have no log per sample")
         join_name("sample", add_log)
-    if subdirs and python is not None:
-        raise ValueError("subdirs does not apply to a function")
+    if (subdirs or strip) and python is not None:
+        raise ValueError("subdirs and strip do not apply to a function")
     run = _Run(work, Halt("now", fail=1) if on_error is None else halt, ordered)
     return run.results(samples, slots, on_error, keep_failed, joblog, state, retry_failed, tmpdir)
 
@@ -221,6 +222,7 @@ class _Run:
         line = self.line
         ahead = 0  # samples read but not yet yielded
         more = True
+        failed: TarshardsError | None = None  # of the source: the samples before it are finished first
         while True:
             while line and (result := line[0].result) is not None:
                 queued = line.popleft()
@@ -231,12 +233,17 @@ class _Run:
             if not few and self.read + self.made - self.taken < SMALL:
                 few = ahead < 2 * self.dispatcher.depth
             if more and few and not self.dispatcher.halted:
-                entry = source.next()
+                try:
+                    entry = source.next()
+                except TarshardsError as error:
+                    entry, failed = None, error
                 more = entry is not None
                 if more:
                     ahead += 1
                     self._begin(*entry)
             elif not ahead or not self.dispatcher.wait(lambda: line and line[0].result is not None):
+                if failed is not None and not ahead:
+                    raise failed
                 return
 
     def _begin(self, index: int, sample: Sample) -> None:

@@ -51,6 +51,7 @@ class Work(NamedTuple):
     add_log: str | None = None
     timeout: float | None = None
     retries: int = 0
+    strip: tuple[str, ...] = ()  # fields without the newline that shells end a value with
 
     def __str__(self) -> str:
         return str(self.command or self.script or self.server or self.python)
@@ -68,7 +69,7 @@ class Work(NamedTuple):
         if self.script is not None:
             with open(self.script, "rb") as file:
                 script = file.read().hex()
-        return json.dumps([self.command, script, self.server, self.python, self.subdirs, self.add_log])
+        return json.dumps([self.command, script, self.server, self.python, self.subdirs, self.add_log, *self.strip])
 
 
 def bash() -> str:
@@ -97,6 +98,13 @@ class Runner:
 
     def close(self) -> None:
         """End programs that still run after the last sample."""
+
+    def stripped(self, packed: list[Sample]) -> list[Sample]:
+        """Return the samples *packed*; their fields ``work.strip`` have lost one newline at the end."""
+        for sample in packed:
+            for field in sample.keys() & self.work.strip:
+                sample[field] = sample[field].removesuffix(b"\n")
+        return packed
 
     def start(self, environment: dict[str, str], **ends: Any) -> ChildGroup:
         """Start the program with these ends for stdin, stdout and stderr."""
@@ -137,7 +145,7 @@ class CommandRunner(Runner):
             }
             if self.work.add_log is None:
                 self._execute(environment, STDERR)
-                return pack(folder, sample, subdirs=self.work.subdirs)
+                return self.stripped(pack(folder, sample, subdirs=self.work.subdirs))
             with open(f"{self.scratch}/log-{self.slot}", "w+b") as file:
                 try:
                     self._execute(environment, file.fileno())
@@ -147,7 +155,7 @@ class CommandRunner(Runner):
                     write_all(STDERR, file.read())
                     raise
                 file.seek(0)
-                return _with_log(packed, sample, self.work.add_log, file.read())
+                return self.stripped(_with_log(packed, sample, self.work.add_log, file.read()))
 
     def _execute(self, environment: dict[str, str], output: int) -> None:
         group = self.start(environment, stdin=os.devnull, stdout=output, stderr=output)
@@ -180,7 +188,7 @@ class ServerRunner(Runner):
             answer = self._ask(json.dumps(question).encode() + b"\n")
             if answer.get("error") is not None:
                 raise Failure(f"the server says: {answer['error']}", 1)
-            return pack(folder, sample, subdirs=self.work.subdirs)
+            return self.stripped(pack(folder, sample, subdirs=self.work.subdirs))
 
     def close(self) -> None:
         if (group := self.group) is not None:

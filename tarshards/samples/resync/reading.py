@@ -152,9 +152,8 @@ def explain(url: str, item: Gap | Zeros | FoundSample) -> TarError | SampleError
     """Return the error for a gap, the end of an archive before another one, or a sample not known to be whole."""
     if isinstance(item, Zeros):
         reason = "an archive ends here and another one begins, or members were overwritten with zeros; "
-        return TarError(
-            f"{reason}pass concatenated=True (-i) if archives were concatenated", url=url, offset=item.start
-        )
+        remedy = "`--ignore-zeros` (concatenated=True) reads them as one"
+        return TarError(f"{reason}{remedy}", url=url, offset=item.start)
     if isinstance(item, Gap):
         skipped = f"; {item.end - item.start} bytes skipped" if item.end > item.start else ""
         return TarError(f"{item.reason}{skipped}", url=url, offset=item.start)

@@ -104,7 +104,7 @@ def test_no_child_outlives_it(tmp_path, scratch, make_tar, start, number, way):
     wait_until(lambda: (tmp_path / "begun").exists())
     process.send_signal(number)
     _, errors = process.communicate(timeout=100)
-    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -number)
+    assert process.returncode == {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -number)
     assert errors == b""
     if number in (signal.SIGINT, signal.SIGTERM):
         assert os.listdir(scratch) == []
