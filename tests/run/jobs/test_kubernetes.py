@@ -56,6 +56,16 @@ def plan(folder) -> JobPlan:
     return make_plan(["echo {} >>ran; echo hello {}; test {} != 3"], ["{0..5}"], state="state", name="words")
 
 
+@pytest.fixture
+def shared(folder) -> Path:
+    """A patch by which the pods work in the working directory, as on a shared file system."""
+    place = str(folder)
+    ours = {"name": "tarjob", "workingDir": place, "volumeMounts": [{"name": "shared", "mountPath": place}]}
+    pod = {"volumes": [{"name": "shared", "hostPath": {"path": place}}], "containers": [ours]}
+    (folder / "shared.yaml").write_text(yaml.safe_dump({"spec": {"template": {"spec": pod}}}))
+    return folder / "shared.yaml"
+
+
 def run(plan: JobPlan, **options) -> tuple[JobPlan, object, list[str]]:
     submit(plan, JobFolder(plan.name), "kubernetes", OPTIONS, **options)
     return wait(JobFolder(plan.name), lambda status: None)
@@ -199,7 +209,7 @@ def test_pods_that_are_killed_say_why(server, folder):
     assert notes == ["words-1-0: FailedIndexes: Job has failed indexes", "items 1: OOMKilled"]
 
 
-def test_kujob_waits_and_shows_what_failed(server, tarjob):
+def test_kujob_waits_and_shows_what_failed(server, tarjob, shared):
     command = "echo hello {}; test {} != 1"
     code, out, errors = tarjob(
         *(
@@ -211,6 +221,8 @@ def test_kujob_waits_and_shows_what_failed(server, tarjob):
             "{0..2}",
             "--state",
             "state",
+            "--patch",
+            shared,
             "--retries",
             0,
             "--wait",
@@ -282,7 +294,7 @@ def config(folder) -> Path:
 
 def test_the_image_is_that_of_the_option_else_the_environment_else_the_file(tarjob, config):
     def image(*options: str, **environment: str) -> str:
-        line = "-b", "kubernetes", *options, "--print", "-s", "{0..2}", "--state", "/shared", "--", "echo {}"
+        line = "-b", "kubernetes", *options, "--print", "-s", "{0..2}", "--state", "s3://b/s", "--", "echo {}"
         code, out, errors = tarjob(*line, **environment)
         assert (code, errors) == (0, "")
         _, job = yaml.safe_load_all(out)
@@ -334,9 +346,9 @@ def test_the_configuration_file_matters_to_kubernetes_only(tarjob, config):
     assert tarjob("-s", "{0..2}", "--", "true {}")[0] == 0
 
 
-def test_no_cluster(tarjob, folder):
+def test_no_cluster(tarjob, shared):
     code, _, errors = tarjob(
-        *("-b", "kubernetes", "--image", "x", "-s", "a", "--state", "s", "--", "echo {}"),
+        *("-b", "kubernetes", "--image", "x", "-s", "a", "--state", "s", "--patch", shared, "--", "echo {}"),
         KUBECONFIG="/nowhere",
         HOME="/nowhere",
     )
@@ -370,8 +382,10 @@ def test_the_server_checks_all_objects_before_the_first_is_created(server, folde
     assert not [request for request in server.requests if request.startswith("POST")]
 
 
-def test_a_patch_is_kept_for_the_next_run(server, plan, tarjob):
-    Path("patch").write_text("spec: {template: {spec: {priorityClassName: low}}}")
+def test_a_patch_is_kept_for_the_next_run(server, plan, tarjob, shared):
+    patch = yaml.safe_load(shared.read_text())
+    patch["spec"]["template"]["spec"]["priorityClassName"] = "low"
+    Path("patch").write_text(yaml.safe_dump(patch))
     Path("1").touch()
     options = "-b", "kubernetes", "--image", "x", "--retries", 0, "--patch", "patch", "--wait", "--name", "words"
     assert tarjob(*options, "-s", "{0..2}", "--state", "state", "--", "test -e {}")[0] == 1
