@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from api_server import ApiServer
+from programs import need
 
 from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, StateError
@@ -411,3 +412,41 @@ def test_options_of_an_earlier_version(server, plan):
     path.write_text(json.dumps(record))
     with pytest.raises(StateError, match="a JSON Patch of 1 operations; submit it again with"):
         status_of(JobFolder("words"))
+
+
+@pytest.fixture
+def kubectl(server, folder):
+    """Return a function that runs kubectl, a client that is not ours, and returns its stdout."""
+    need("kubectl")
+
+    def run(*arguments: str, stdin: str = "") -> str:
+        environment = {**os.environ, "HOME": str(folder)}
+        done = subprocess.run(["kubectl", *arguments], env=environment, input=stdin, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_kubectl_creates_what_is_printed(server, tarjob, kubectl, shared):
+    place = "--state", "state", "--patch", shared
+    options = "-b", "kubernetes", "--image", "x", "--name", "words", "-s", "{0..2}", *place
+    code, printed, errors = tarjob(*options, "--print", "--", "echo hello {}")
+    assert (code, errors) == (0, "")
+    made = kubectl("create", "--validate=false", "-f", "-", stdin=printed)
+    assert made == "configmap/words-1-0 created\njob.batch/words-1-0 created\n"
+    ended = kubectl("wait", "--for=condition=complete", "--timeout=60s", "job/words-1-0")
+    assert ended == "job.batch/words-1-0 condition met\n"
+    assert kubectl("logs", "words-1-0-2-00000") == "hello 2\n"
+    code, _, errors = tarjob(*options, "--wait", "--", "echo hello {}")
+    assert (code, errors) == (0, "tarjob: 3 items done\n")
+
+
+def test_kubectl_sees_what_is_submitted(server, tarjob, kubectl, plan):
+    run(plan)
+    job = json.loads(kubectl("get", "job", "words-1-0", "-o", "json"))
+    assert (job["spec"]["completions"], job["status"]["failedIndexes"]) == (6, "3")
+    found = kubectl("get", "pods", "-l", "batch.kubernetes.io/job-completion-index=3", "-o", "name")
+    assert found.split() == [f"pod/words-1-0-3-0000{attempt}" for attempt in range(3)]
+    assert kubectl("delete", "job", "words-1-0", "--wait=false").startswith('job.batch "words-1-0" deleted')
+    assert (server.objects["jobs"], server.objects["configmaps"]) == ({}, {})
