@@ -76,7 +76,7 @@ class JobPlan(NamedTuple):
         places = [] if self.output is None else [self.output]
         if not self._is_line and any(map(_is_tool, self.command)):
             places += _outputs_in(self.command)
-        return [fill(word, item) for word in places]
+        return [fill(word, item) for word in dict.fromkeys(places)]
 
     def files_of(self, item: Item) -> dict[str, bool]:
         """Return the files that the command is known to write for *item*, each with whether a tool of ours writes it.
