@@ -28,6 +28,7 @@ PACKAGES = {
     "gm": ["graphicsmagick"],
     "GNU tar": ["tar"],
     "gzip": ["gzip"],
+    "kubectl": ["kubernetes-client"],
     "lz4": ["lz4"],
     "lzma": ["xz-utils"],
     "mariadbd": ["mariadb-server"],

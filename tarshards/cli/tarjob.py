@@ -196,6 +196,10 @@ def _run(**options: Any) -> None:
         options["patch"] = _read_patch(options["patch"])
         if backend == "kubernetes" and options["image"] is None:
             options["image"] = configured_image()
+        if backend == "kubernetes":
+            from tarshards.run.jobs.kubernetes_objects import check_places
+
+            check_places(plan, options["patch"])
         wanted, folder = Options(**options), JobFolder(plan.name)
         if dry_run:
             local = backend == "local"
@@ -246,7 +250,7 @@ def _grouped(plan: Any, group: str | None) -> Any:
 
 def _read_patch(path: str | None) -> Any:
     if path is None:
-        return ()
+        return {}
     from tarshards.run.jobs.kubernetes import read_patch
 
     return read_patch(path)

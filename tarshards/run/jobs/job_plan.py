@@ -8,7 +8,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise, product
+from itertools import dropwhile, pairwise, product
 from typing import Any, NamedTuple
 
 from tarshards.errors import StateError, UrlError
@@ -25,6 +25,7 @@ TOOLS = {
     *("tarshow", "tarsort", "tarsplit"),
 }
 EXPANDED = re.compile(r"[$`*?~]")  # what bash replaces
+SLOTS = re.compile(r"\0(?:-[pj]\0?|--parallel[=\0])(\d+)(?=\0)")  # among words that each have a \0 around them
 NUMBERED = re.compile(r"%\d*d|\{shard")  # a pattern for several outputs, not one name
 
 
@@ -67,15 +68,25 @@ class JobPlan(NamedTuple):
         output = self.output_of(item)
         return Location.of(output) if output is not None and Location.of(output).is_local else None
 
+    def places_of(self, item: Item) -> list[str]:
+        """Return the URLs that must last: the output of *item*, and those of a tool of ours that is the whole command.
+
+        What a line of bash writes may be a step on the way to its output.
+        """
+        places = [] if self.output is None else [self.output]
+        if not self._is_line and any(map(_is_tool, self.command)):
+            places += _outputs_in(self.command)
+        return [fill(word, item) for word in dict.fromkeys(places)]
+
     def files_of(self, item: Item) -> dict[str, bool]:
         """Return the files that the command is known to write for *item*, each with whether a tool of ours writes it.
 
         They are its output, and the argument of each -o or --output; remote files only of our tools.
         """
-        commands = _commands(self.command[0]) if self._is_line else [list(self.command)]
+        commands = self._commands
         found: dict[str, bool] = {}
         for words in commands:
-            is_ours = any(os.path.basename(word) in TOOLS for word in words)
+            is_ours = any(map(_is_tool, words))
             for word in filter(_is_one_file, _outputs_in(words)):
                 if not (self._is_line and EXPANDED.search(word)):
                     found[fill(word, item)] = is_ours
@@ -85,6 +96,21 @@ class JobPlan(NamedTuple):
             found.setdefault(fill(self.output, item), False)
         kept = {url: Location(url).scheme in ("", "file") for url in found if not Location(url).is_stream}
         return {url: found[url] for url, is_local in kept.items() if is_local or found[url]}
+
+    @property
+    def cores(self) -> int | None:
+        """The cores that our tools in the command use by -p, -j or --parallel; None if none of them says a number.
+
+        >>> make_plan(["tarcat {} | tarproc -p 16 -c run - -o s3://b/{}"], ["a"], state="s").cores
+        16
+        """
+        numbers = [number for words in self._commands for number in _slots_of(words)]
+        return max(numbers, default=0) or None
+
+    @property
+    def _commands(self) -> list[list[str]]:
+        """The words of each program that the command runs."""
+        return _commands(self.command[0]) if self._is_line else [list(self.command)]
 
     @property
     def _is_line(self) -> bool:
@@ -233,6 +259,16 @@ def _outputs_in(words: Sequence[str]) -> list[str]:
     """Return the argument of each -o or --output."""
     found = [after for word, after in pairwise(words) if word in ("-o", "--output")]
     return found + [word.removeprefix("--output=") for word in words if word.startswith("--output=")]
+
+
+def _is_tool(word: str) -> bool:
+    return os.path.basename(word) in TOOLS
+
+
+def _slots_of(words: list[str]) -> list[int]:
+    """Return the last number of -p, -j or --parallel after the name of a tool of ours, or nothing."""
+    options = dropwhile(lambda word: not _is_tool(word), words)
+    return [int(number) for number in SLOTS.findall("\0".join([*options, ""]))][-1:]
 
 
 def _is_one_file(word: str) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from typing import Any
 
 from tarshards.errors import OpenError, StateError
@@ -18,6 +20,7 @@ WATCH = 5  # seconds that one watch request lasts
 PATIENCE = (0.5, 1, 2, 4, 8, 15, 30)  # seconds before a request is made again
 PASSING = {429, 500, 502, 503, 504}
 GONE = 410
+MODEL = re.compile(r"(?P<list>list\[)?(?P<model>V1\w+)\]?")
 JOB_NAME = "batch.kubernetes.io/job-name"
 JOB_INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -197,7 +200,7 @@ class Kubernetes:
 
 
 def read_patch(path: str) -> dict[str, Any]:
-    """Return the merge patch in a file of JSON or YAML; raise ValueError for anything else."""
+    """Return the merge patch in a file of JSON or YAML; raise ValueError for anything else, and for unknown fields."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     try:
@@ -210,7 +213,39 @@ def read_patch(path: str) -> dict[str, Any]:
             raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(patch, dict):
         raise ValueError(f"{path}: a merge patch is a map of fields of the Job, like {{spec: {{suspend: true}}}}")
+    try:
+        check_fields(patch, "V1Job")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     return patch
+
+
+def check_fields(value: Any, type_name: str, place: str = "") -> None:
+    """Raise ValueError for a field in *value* that the client's model of this type does not have.
+
+    The types are like ``V1PodSpec``, ``list[V1Container]``, ``dict[str, str]`` and ``int``.
+    """
+    match = MODEL.fullmatch(type_name)
+    if match is None or value is None:
+        return
+    if match["list"]:
+        if not isinstance(value, list):
+            raise ValueError(f"{place} is a list")
+        for number, each in enumerate(value):
+            check_fields(each, match["model"], f"{place}[{number}]")
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} is a map of fields")
+    kubernetes = _import("kubernetes")
+    model = getattr(kubernetes.client, match["model"])
+    types = {name: model.openapi_types[attribute] for attribute, name in model.attribute_map.items()}
+    for name, each in value.items():
+        inner = f"{place}.{name}".lstrip(".")
+        if name not in types:
+            close = get_close_matches(str(name), types, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {' '.join(sorted(types))}"
+            raise ValueError(f"{inner} is no field of a Job in version {kubernetes.__version__} of the client; {hint}")
+        check_fields(each, types[name], inner)
 
 
 def _import(name: str) -> Any:

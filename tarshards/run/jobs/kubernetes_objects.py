@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from tarshards.run.jobs.job_options import IMAGE, Options, parse_quantity
 from tarshards.run.jobs.job_plan import JobPlan
 from tarshards.run.jobs.worker import PERMANENT
+from tarshards.storage.location import Location
 
 Object = dict[str, Any]
 
@@ -21,7 +23,9 @@ MAX_BYTES = 1_000_000  # of a plan; a ConfigMap holds 1 MiB
 MAX_COMPLETIONS = 100_000  # with more, a Job may have only 10,000 failures
 PARALLELISM = 100
 TTL = 7 * 24 * 3600
-DEFAULT_REQUESTS = {"cpu": "1", "memory": "1Gi"}
+MEMORY = "1Gi"
+#: The volumes that end with the pod, or that it cannot write.
+PASSING_VOLUMES = {"configMap", "downwardAPI", "emptyDir", "ephemeral", "gitRepo", "image", "projected", "secret"}
 VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
 
@@ -46,6 +50,41 @@ def make_objects(plan: JobPlan, options: Options, *, run: int = 1) -> list[tuple
         raise ValueError(f"--image {options.image!r} is not an image")
     chunks = list(split_plan(plan))
     return [_pair(chunk, options, run, f"{plan.name}-{run}-{i}") for i, chunk in enumerate(chunks)]
+
+
+def check_places(plan: JobPlan, patch: Object) -> None:
+    """Raise ValueError if an output or a marker would be on the own disk of a pod, not on a volume of *patch*."""
+    folder, mounts = _mounts(patch)
+
+    def check(url: str) -> None:
+        location = Location(url)
+        if location.scheme not in ("", "file"):
+            return
+        path = posixpath.normpath(posixpath.join(folder, location.path or url))
+        around = [mount for mount in mounts if f"{path}/".startswith(f"{mount.rstrip('/')}/")]
+        if not around or not mounts[max(around, key=len)]:
+            raise ValueError(
+                f"{url}: the disk of a pod ends with the pod; write to an object store, like s3://bucket/"
+                f"{posixpath.basename(path)}, or to an absolute path on a volume that --patch mounts"
+            )
+
+    if plan.state is not None:
+        check(plan.state)
+    for item in plan.items:
+        for url in plan.places_of(item):
+            check(url)
+
+
+def _mounts(patch: Object) -> tuple[str, dict[str, bool]]:
+    """Return the working directory that *patch* sets, and for each mount of it whether its files outlive the pod."""
+    pod = patch
+    for name in ("spec", "template", "spec"):
+        pod = pod.get(name) or {}
+    volumes = {volume.get("name") for volume in pod.get("volumes") or [] if not PASSING_VOLUMES & volume.keys()}
+    ours: Object = next((each for each in pod.get("containers") or [] if each.get("name") == "tarjob"), {})
+    mounts = [mount for mount in ours.get("volumeMounts") or [] if mount.get("mountPath")]
+    lasting = {mount["mountPath"]: mount.get("name") in volumes and not mount.get("readOnly") for mount in mounts}
+    return ours.get("workingDir") or "", lasting
 
 
 def _pair(plan: JobPlan, options: Options, run: int, name: str) -> tuple[Object, Object]:
@@ -80,7 +119,7 @@ def _pair(plan: JobPlan, options: Options, run: int, name: str) -> tuple[Object,
             ]
         },
         "ttlSecondsAfterFinished": TTL,
-        "template": {"metadata": {"labels": {**labels}}, "spec": _pod(options, name)},
+        "template": {"metadata": {"labels": {**labels}}, "spec": _pod(plan, options, name)},
     }
     if options.deadline is not None:
         spec["activeDeadlineSeconds"] = options.deadline
@@ -133,7 +172,7 @@ def _name_in_list(item: Any) -> Any:
     return item.get("mountPath", item.get("name")) if isinstance(item, dict) else None
 
 
-def _pod(options: Options, name: str) -> Object:
+def _pod(plan: JobPlan, options: Options, name: str) -> Object:
     volumes: list[Object] = [{"name": "plan", "configMap": {"name": name}}]
     mounts: list[Object] = [{"name": "plan", "mountPath": MOUNT, "readOnly": True}]
     for number, text in enumerate(options.secret_volume):
@@ -147,7 +186,7 @@ def _pod(options: Options, name: str) -> Object:
         "image": options.image,
         "command": WORKER,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": _resources(options),
+        "resources": _resources(plan, options),
         "volumeMounts": mounts,
     }
     env, env_from = [], []
@@ -170,8 +209,9 @@ def _pod(options: Options, name: str) -> Object:
     return pod
 
 
-def _resources(options: Options) -> Object:
+def _resources(plan: JobPlan, options: Options) -> Object:
     """Return the given amounts as requests and limits, and default requests for the others."""
+    defaults = {"cpu": str(plan.cores or 1), "memory": MEMORY}
     named = {"cpu": options.cpu, "memory": options.memory, "ephemeral-storage": options.storage}
     limits = {kind: amount for kind, amount in named.items() if amount is not None}
     for kind, amount in limits.items():
@@ -181,5 +221,5 @@ def _resources(options: Options) -> Object:
             raise ValueError(f"{kind}: {error}") from error
     if options.gpu:
         limits["nvidia.com/gpu"] = str(options.gpu)
-    resources = {"requests": {**DEFAULT_REQUESTS, **limits}}
+    resources = {"requests": {**defaults, **limits}}
     return {**resources, "limits": limits} if limits else resources

@@ -19,7 +19,9 @@ import kubernetes_validate
 from aiohttp import web
 from object_checks import check_object
 
+GROUPS = {"/api/v1": ("configmaps", "pods"), "/apis/batch/v1": ("jobs",)}
 NAMES = {"configmaps": "ConfigMap", "jobs": "Job", "pods": "Pod"}
+API = {"configmaps": "v1", "jobs": "batch/v1", "pods": "v1"}
 VERSION = "1.33"
 
 
@@ -46,7 +48,9 @@ class ApiServer:
     def _serve(self, started: threading.Event) -> None:
         asyncio.set_event_loop(self.loop)
         application = web.Application()
-        for prefix in ("/api/v1", "/apis/batch/v1"):
+        for path in ("/version", "/api", "/apis", *GROUPS):
+            application.router.add_route("GET", path, self._discover)
+        for prefix in GROUPS:
             place = f"{prefix}/namespaces/{{namespace}}/{{kind}}"
             application.router.add_route("*", place, self._answer)
             application.router.add_route("*", f"{place}/{{name}}", self._answer)
@@ -97,6 +101,22 @@ class ApiServer:
             request.transport.close()
         return response
 
+    async def _discover(self, request: web.Request) -> web.Response:
+        """Tell a client such as kubectl which kinds of objects there are."""
+        if request.path in GROUPS:
+            verbs = ["create", "delete", "get", "list", "patch", "watch"]
+            kinds = [{"name": name, "kind": NAMES[name], "verbs": verbs} for name in GROUPS[request.path]]
+            kinds = [{**each, "namespaced": True, "singularName": each["kind"].lower()} for each in kinds]
+            group = request.path.removeprefix("/apis/").removeprefix("/api/")
+            return web.json_response({"kind": "APIResourceList", "groupVersion": group, "resources": kinds})
+        batch = {"groupVersion": "batch/v1", "version": "v1"}
+        answers = {
+            "/version": {"major": "1", "minor": VERSION.partition(".")[2], "gitVersion": f"v{VERSION}.0"},
+            "/api": {"kind": "APIVersions", "versions": ["v1"]},
+            "/apis": {"kind": "APIGroupList", "groups": [{"name": "batch", "versions": [batch]}]},
+        }
+        return web.json_response(answers[request.path])
+
     async def _log(self, request: web.Request) -> web.Response:
         return web.Response(text=self.logs[request.match_info["name"]])
 
@@ -111,6 +131,7 @@ class ApiServer:
             return web.json_response(body, status=201)
         if kind == "jobs" and name not in self.objects["configmaps"]:
             return _status(422, "the ConfigMap is not there yet")
+        body["metadata"].setdefault("namespace", request.match_info["namespace"])
         made = self._store(kind, {**body, "status": {}} if kind == "jobs" else body)
         if kind == "jobs":
             self.pods.submit(self._run, name)
@@ -123,8 +144,8 @@ class ApiServer:
         items = [each for each in self.objects[kind].values() if selected(each, request.query.get("labelSelector", ""))]
         if request.query.get("fieldSelector") == "status.phase=Failed":
             items = [each for each in items if each["status"]["phase"] == "Failed"]
-        head = {"kind": f"{NAMES[kind]}List", "metadata": {"resourceVersion": str(self.version)}}
-        return web.json_response({**head, "items": items})
+        head = {"apiVersion": API[kind], "kind": f"{NAMES[kind]}List"}
+        return web.json_response({**head, "metadata": {"resourceVersion": str(self.version)}, "items": items})
 
     def _patch(self, request: web.Request, kind: str, name: str, body: dict) -> web.Response:
         self.objects[kind][name]["metadata"].update(body["metadata"])
@@ -143,7 +164,7 @@ class ApiServer:
 
     async def _watch(self, request: web.Request, kind: str, fault: object) -> web.StreamResponse:
         since = int(request.query.get("resourceVersion") or 0)
-        response = web.StreamResponse()
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         if since < self.oldest:
             gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
@@ -170,7 +191,8 @@ class ApiServer:
         self.version += 1
         fresh = name not in self.objects[kind]
         metadata = {"uid": f"uid-{self.version}", "creationTimestamp": "2026-01-01T00:00:00Z", **body["metadata"]}
-        made = {**body, "metadata": {**metadata, "resourceVersion": str(self.version)}}
+        metadata["resourceVersion"] = str(self.version)
+        made = {"apiVersion": API[kind], "kind": NAMES[kind], **body, "metadata": metadata}
         self.objects[kind][name] = made
         if kind == "jobs":
             self._event("ADDED" if fresh else "MODIFIED", made)
@@ -236,7 +258,8 @@ class ApiServer:
         }
         with self.lock:
             self.logs[name] = done.stdout
-            self._store("pods", {"metadata": {"name": name, "labels": labels}, "status": status})
+            metadata = {"name": name, "namespace": job["metadata"]["namespace"], "labels": labels}
+            self._store("pods", {"metadata": metadata, "spec": template["spec"], "status": status})
         return code
 
 
@@ -273,4 +296,5 @@ def ranges(indexes: list[int]) -> str:
 
 
 def _status(code: int, message: str, headers: dict | None = None) -> web.Response:
-    return web.json_response({"kind": "Status", "code": code, "message": message}, status=code, headers=headers)
+    head = {"apiVersion": "v1", "kind": "Status", "status": "Failure"}
+    return web.json_response({**head, "code": code, "message": message}, status=code, headers=headers)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from api_server import ApiServer
+from programs import need
 
 from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, StateError
@@ -54,6 +55,16 @@ def server(folder, path_with_tools, monkeypatch):
 @pytest.fixture
 def plan(folder) -> JobPlan:
     return make_plan(["echo {} >>ran; echo hello {}; test {} != 3"], ["{0..5}"], state="state", name="words")
+
+
+@pytest.fixture
+def shared(folder) -> Path:
+    """A patch by which the pods work in the working directory, as on a shared file system."""
+    place = str(folder)
+    ours = {"name": "tarjob", "workingDir": place, "volumeMounts": [{"name": "shared", "mountPath": place}]}
+    pod = {"volumes": [{"name": "shared", "hostPath": {"path": place}}], "containers": [ours]}
+    (folder / "shared.yaml").write_text(yaml.safe_dump({"spec": {"template": {"spec": pod}}}))
+    return folder / "shared.yaml"
 
 
 def run(plan: JobPlan, **options) -> tuple[JobPlan, object, list[str]]:
@@ -199,7 +210,7 @@ def test_pods_that_are_killed_say_why(server, folder):
     assert notes == ["words-1-0: FailedIndexes: Job has failed indexes", "items 1: OOMKilled"]
 
 
-def test_kujob_waits_and_shows_what_failed(server, tarjob):
+def test_kujob_waits_and_shows_what_failed(server, tarjob, shared):
     command = "echo hello {}; test {} != 1"
     code, out, errors = tarjob(
         *(
@@ -211,6 +222,8 @@ def test_kujob_waits_and_shows_what_failed(server, tarjob):
             "{0..2}",
             "--state",
             "state",
+            "--patch",
+            shared,
             "--retries",
             0,
             "--wait",
@@ -282,7 +295,7 @@ def config(folder) -> Path:
 
 def test_the_image_is_that_of_the_option_else_the_environment_else_the_file(tarjob, config):
     def image(*options: str, **environment: str) -> str:
-        line = "-b", "kubernetes", *options, "--print", "-s", "{0..2}", "--state", "/shared", "--", "echo {}"
+        line = "-b", "kubernetes", *options, "--print", "-s", "{0..2}", "--state", "s3://b/s", "--", "echo {}"
         code, out, errors = tarjob(*line, **environment)
         assert (code, errors) == (0, "")
         _, job = yaml.safe_load_all(out)
@@ -334,9 +347,9 @@ def test_the_configuration_file_matters_to_kubernetes_only(tarjob, config):
     assert tarjob("-s", "{0..2}", "--", "true {}")[0] == 0
 
 
-def test_no_cluster(tarjob, folder):
+def test_no_cluster(tarjob, shared):
     code, _, errors = tarjob(
-        *("-b", "kubernetes", "--image", "x", "-s", "a", "--state", "s", "--", "echo {}"),
+        *("-b", "kubernetes", "--image", "x", "-s", "a", "--state", "s", "--patch", shared, "--", "echo {}"),
         KUBECONFIG="/nowhere",
         HOME="/nowhere",
     )
@@ -370,8 +383,10 @@ def test_the_server_checks_all_objects_before_the_first_is_created(server, folde
     assert not [request for request in server.requests if request.startswith("POST")]
 
 
-def test_a_patch_is_kept_for_the_next_run(server, plan, tarjob):
-    Path("patch").write_text("spec: {template: {spec: {priorityClassName: low}}}")
+def test_a_patch_is_kept_for_the_next_run(server, plan, tarjob, shared):
+    patch = yaml.safe_load(shared.read_text())
+    patch["spec"]["template"]["spec"]["priorityClassName"] = "low"
+    Path("patch").write_text(yaml.safe_dump(patch))
     Path("1").touch()
     options = "-b", "kubernetes", "--image", "x", "--retries", 0, "--patch", "patch", "--wait", "--name", "words"
     assert tarjob(*options, "-s", "{0..2}", "--state", "state", "--", "test -e {}")[0] == 1
@@ -397,3 +412,41 @@ def test_options_of_an_earlier_version(server, plan):
     path.write_text(json.dumps(record))
     with pytest.raises(StateError, match="a JSON Patch of 1 operations; submit it again with"):
         status_of(JobFolder("words"))
+
+
+@pytest.fixture
+def kubectl(server, folder):
+    """Return a function that runs kubectl, a client that is not ours, and returns its stdout."""
+    need("kubectl")
+
+    def run(*arguments: str, stdin: str = "") -> str:
+        environment = {**os.environ, "HOME": str(folder)}
+        done = subprocess.run(["kubectl", *arguments], env=environment, input=stdin, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_kubectl_creates_what_is_printed(server, tarjob, kubectl, shared):
+    place = "--state", "state", "--patch", shared
+    options = "-b", "kubernetes", "--image", "x", "--name", "words", "-s", "{0..2}", *place
+    code, printed, errors = tarjob(*options, "--print", "--", "echo hello {}")
+    assert (code, errors) == (0, "")
+    made = kubectl("create", "--validate=false", "-f", "-", stdin=printed)
+    assert made == "configmap/words-1-0 created\njob.batch/words-1-0 created\n"
+    ended = kubectl("wait", "--for=condition=complete", "--timeout=60s", "job/words-1-0")
+    assert ended == "job.batch/words-1-0 condition met\n"
+    assert kubectl("logs", "words-1-0-2-00000") == "hello 2\n"
+    code, _, errors = tarjob(*options, "--wait", "--", "echo hello {}")
+    assert (code, errors) == (0, "tarjob: 3 items done\n")
+
+
+def test_kubectl_sees_what_is_submitted(server, tarjob, kubectl, plan):
+    run(plan)
+    job = json.loads(kubectl("get", "job", "words-1-0", "-o", "json"))
+    assert (job["spec"]["completions"], job["status"]["failedIndexes"]) == (6, "3")
+    found = kubectl("get", "pods", "-l", "batch.kubernetes.io/job-completion-index=3", "-o", "name")
+    assert found.split() == [f"pod/words-1-0-3-0000{attempt}" for attempt in range(3)]
+    assert kubectl("delete", "job", "words-1-0", "--wait=false").startswith('job.batch "words-1-0" deleted')
+    assert (server.objects["jobs"], server.objects["configmaps"]) == ({}, {})

@@ -17,11 +17,12 @@ from tarshards.run.jobs import kubernetes_objects
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_options import Options, parse_quantity
 from tarshards.run.jobs.job_plan import JobPlan, group_tasks, make_plan
-from tarshards.run.jobs.kubernetes import Kubernetes
-from tarshards.run.jobs.kubernetes_objects import make_objects, split_plan
+from tarshards.run.jobs.kubernetes import Kubernetes, check_fields
+from tarshards.run.jobs.kubernetes_objects import check_places, make_objects, split_plan
 
 pytestmark = pytest.mark.interop
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 GOLDEN = Path(__file__).with_name("seed.yaml")
 SEED = ["tarproc", "-p", "16", "-c", "run-ocr *.png", "gs://g1000/scanned-{}.tar", "-o", "gs://g1000/ocr-{}.tar"]
 PATCH = """
@@ -292,6 +293,121 @@ def test_the_preview_is_yaml_that_reads_back():
     ]
 
 
+def test_the_fields_of_every_kind_are_known():
+    check_fields(yaml.safe_load(PATCH), "V1Job")
+    check_fields(yaml.safe_load((EXAMPLES / "volumes.yaml").read_text()), "V1Job")
+    for config, job in make_objects(make_plan(SEED, ["{0000..0009}"]), FULL):
+        check_fields(config, "V1ConfigMap")
+        check_fields(job, "V1Job")
+
+
+PARALLEL = [
+    ("tarproc -p 16 -c x in-{}.tar", "16"),
+    ("tarproc -p16 -c x in-{}.tar", "16"),
+    ("nice -n 19 tarproc -p 2 -j 16 -c x in-{}.tar", "16"),
+    ("tarsplit --parallel=16 in-{}.tar", "16"),
+    ("/opt/bin/tarpcat --parallel 16 in-{}.tar", "16"),
+    ("tarproc -p 0 -c x in-{}.tar", "1"),
+    ("tarproc -c x in-{}.tar", "1"),
+    ("tarproc -p {} -c x", "1"),
+    ("make -j 16 {}", "1"),
+    ("xargs -p 16 tarcat {}", "1"),
+]
+
+
+@pytest.mark.parametrize(("line", "cores"), PARALLEL)
+@pytest.mark.parametrize("is_line", [False, True])
+def test_a_pod_has_the_cores_that_the_command_uses(line, cores, is_line):
+    def asked(options: Options) -> dict:
+        plan = make_plan([line] if is_line else line.split(), ["{0..1}"], state="s3://b/s")
+        ((_, job),) = make_objects(plan, options)
+        return job["spec"]["template"]["spec"]["containers"][0]["resources"]
+
+    assert asked(Options(image="x")) == {"requests": {"cpu": cores, "memory": "1Gi"}}
+    assert asked(Options(image="x", cpu="3"))["requests"]["cpu"] == "3"
+
+
+def test_the_largest_number_of_a_pipeline_counts():
+    plan = make_plan(["tarcat {} | tarproc -p 8 -c 'y -p 99' | tarsplit -j 2 -; make -j 9"], ["a"], state="s3://b/s")
+    assert plan.cores == 8
+
+
+VOLUMES = """
+spec:
+  template:
+    spec:
+      volumes:
+      - {name: data, persistentVolumeClaim: {claimName: data}}
+      - {name: scratch, emptyDir: {}}
+      - {name: code, configMap: {name: code}}
+      containers:
+      - name: tarjob
+        volumeMounts:
+        - {name: data, mountPath: /data}
+        - {name: data, mountPath: /read, readOnly: true}
+        - {name: scratch, mountPath: /scratch}
+        - {name: code, mountPath: /code}
+        - {name: scratch, mountPath: /data/scratch}
+      - {name: other, volumeMounts: [{name: data, mountPath: /other}]}
+"""
+OURS = ["tarcat", "in-{}.tar", "-o"]
+LINE = "tarcat in-{}.tar -o /tmp/{}.tar; gsutil cp /tmp/{}.tar gs://b"
+
+
+@pytest.mark.parametrize(
+    ("command", "state", "lost"),
+    [
+        ([*OURS, "s3://b/{}.tar"], None, None),
+        ([*OURS, "/data/{}.tar"], None, None),
+        ([*OURS, "file:///data/{}.tar"], None, None),
+        ([*OURS, "/data/../tmp/{}.tar"], None, "/data/../tmp/a.tar"),
+        ([*OURS, "{}.tar"], None, "a.tar"),
+        ([*OURS, "/database/{}.tar"], None, "/database/a.tar"),
+        ([*OURS, "/read/{}.tar"], None, "/read/a.tar"),
+        ([*OURS, "/scratch/{}.tar"], None, "/scratch/a.tar"),
+        ([*OURS, "/code/{}.tar"], None, "/code/a.tar"),
+        ([*OURS, "/data/scratch/{}.tar"], None, "/data/scratch/a.tar"),
+        (["tarsplit", "in-{}.tar", "-o", "{}-%06d.tar"], "s3://b/s", "a-%06d.tar"),
+        (["tarcat", "in-{}.tar", "--output=-"], "s3://b/s", None),
+        ([*OURS, "/other/{}.tar"], None, "/other/a.tar"),
+        ([*OURS, "{}.tar"], "s3://b/s", "a.tar"),
+        (["sh", "x.sh", "{}"], "s3://b/s", None),
+        (["sh", "x.sh", "{}"], "/data", None),
+        (["sh", "x.sh", "{}"], "/data/s", None),
+        (["sh", "x.sh", "{}"], "s", "s"),
+        (["train", "{}", "-o", "{}.pt"], None, "a.pt"),
+        (["train", "{}", "-o", "{}.pt"], "s3://b/s", None),
+        ([LINE], "s3://b/s", None),
+    ],
+)
+def test_what_is_written_lasts_longer_than_the_pod(command, state, lost):
+    plan = make_plan(command, ["{a,b}"], state=state)
+    if lost is None:
+        check_places(plan, yaml.safe_load(VOLUMES))
+    else:
+        with pytest.raises(ValueError, match=f"^{lost}: the disk of a pod ends with the pod; write to an object store"):
+            check_places(plan, yaml.safe_load(VOLUMES))
+
+
+def test_a_relative_path_is_in_the_working_directory_of_the_patch():
+    patch = yaml.safe_load(VOLUMES)
+    patch["spec"]["template"]["spec"]["containers"][0]["workingDir"] = "/data/books"
+    check_places(make_plan([*OURS, "{}.tar"], ["{a,b}"]), patch)
+    with pytest.raises(ValueError, match="the disk of a pod"):
+        check_places(make_plan([*OURS, "../../{}.tar"], ["{a,b}"]), patch)
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], []])
+def test_kujob_refuses_outputs_on_the_disk_of_the_pod(tarjob, options):
+    line = "-b", "kubernetes", "--image", "x", *options, "-s", "{0..1}", "--"
+    code, out, errors = tarjob(*line, "tarproc", "-c", "x", "in-{}.tar", "-o", "out-{}.tar")
+    assert (code, out) == (2, "")
+    assert errors.splitlines()[-1] == (
+        "Error: out-0.tar: the disk of a pod ends with the pod; write to an object store, like s3://bucket/out-0.tar, "
+        "or to an absolute path on a volume that --patch mounts"
+    )
+
+
 @pytest.mark.parametrize(
     "patch",
     [
@@ -310,11 +426,31 @@ def test_a_patch_leaves_what_tarjob_finds_the_job_by(patch):
 
 
 def test_a_patch_that_is_none_is_an_error_of_one_line(tarjob):
-    line = "-b", "kubernetes", "--image", "x", "--print", "-s", "{0..1}", "--state", "s", "--patch", "patch", "--"
+    line = (
+        "-b",
+        "kubernetes",
+        "--image",
+        "x",
+        "--print",
+        "-s",
+        "{0..1}",
+        "--state",
+        "s3://b/s",
+        "--patch",
+        "patch",
+        "--",
+    )
     for text, message in [
         ("[{op: remove, path: /spec/nothing}]", "patch: a merge patch is a map of fields of the Job"),
         ('"spec"', "patch: a merge patch is a map of fields of the Job, like {spec: {suspend: true}}"),
         ("[", "patch: while parsing"),
+        ("{spec: []}", "patch: spec is a map of fields"),
+        ("{spec: {template: {spec: {containers: {}}}}}", "patch: spec.template.spec.containers is a list"),
+        ("{spec: {ttlSecondsAfterFinishd: 1}}", "patch: spec.ttlSecondsAfterFinishd is no field of a Job in"),
+        ("{spec: {ttlSecondsAfterFinishd: null}}", "did you mean ttlSecondsAfterFinished?"),
+        ("{spec: {template: {spec: {tolerations: [{kee: x}]}}}}", "spec.template.spec.tolerations[0].kee is no field"),
+        ("{speck: {}, 1: 2}", "did you mean spec?"),
+        ("{1: 2}", "known: apiVersion kind metadata spec status"),
     ]:
         Path("patch").write_text(text)
         code, out, errors = tarjob(*line, "echo {}")
