@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,9 @@ def execute(notebook, folder, home, python, tools):
     from nbclient import NotebookClient
 
     for cell in notebook.cells:
-        cell.source = cell.source.replace('sysconfig.get_path("scripts")', repr(tools))
+        cell.source = cell.source.replace(
+            'sysconfig.get_path("scripts")', repr(f"{tools}{os.pathsep}{Path(sys.executable).parent}")
+        )
     manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
     manager.kernel_spec.argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     client = NotebookClient(

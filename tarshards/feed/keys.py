@@ -59,7 +59,7 @@ def client_keys(folder: str) -> tuple[bytes, bytes, bytes]:
 def check_address(address: str, keys: str | None, encrypted: bool) -> None:
     """Raise UrlError for an address that is none, or that leaves this machine without encryption or a word for it."""
     found = re.fullmatch(r"tcp://(\[[\w:.%]+\]|[^\s:/\[\]]+):(\d+|\*)", address)
-    if found is None or (found[2] != "*" and not 0 < int(found[2]) < 1 << 16):
+    if found is None or (found[2] != "*" and int(found[2]) >= 1 << 16):
         raise UrlError("an address of a feeder is tcp://host:port", url=address)
     if keys is None and encrypted and not _is_loopback(found[1].strip("[]")):
         raise UrlError(

@@ -37,6 +37,7 @@ def follow(ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, seed: int
             upstream.close()  # so that the source has finished counting when the counts are reported
         if passage.entered != passage.delivered:
             ledger.add(passage.tally())
+            ledger.report()  # of a worker whose loader was left, nothing else may follow
 
 
 def follow_part(

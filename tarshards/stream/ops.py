@@ -683,11 +683,11 @@ class Rate(NamedTuple):
         return numbers | {f"traffic/{name}": number for name, number in vars(self.traffic).items()}
 
 
-def print_rate(rate: Rate) -> None:
+def _print_rate(rate: Rate) -> None:
     """Print a line about *rate* on stderr.
 
     >>> from tarshards.storage.traffic import Traffic
-    >>> print_rate(Rate(10, 2000, 0.5, 20.0, 4000.0, Traffic()))
+    >>> _print_rate(Rate(10, 2000, 0.5, 20.0, 4000.0, Traffic()))
     """
     sizes = f"{rate.samples_per_second:,.0f} samples/s, {rate.bytes_per_second / 1e6:,.1f} MB/s"
     sys.stderr.write(f"{rate.samples:,} samples in {rate.seconds:,.1f} s; {sizes}\n")
@@ -695,7 +695,7 @@ def print_rate(rate: Rate) -> None:
 
 @op(resumable=True, one_for_one=True, instead="the loader has a monitor")
 def monitor(
-    samples: Iterable[Any], callback: Callable[[Rate], Any] = print_rate, *, interval: float = 1.0
+    samples: Iterable[Any], callback: Callable[[Rate], Any] = _print_rate, *, interval: float = 1.0
 ) -> Iterator[Any]:
     """Call *callback* with a ``Rate`` every *interval* seconds, and at the end; bytes are those of the fields.
 
@@ -793,7 +793,7 @@ def shrink_images(
     or ``ppm`` afterwards, what is before the last dot stays: read it as ``"image:jpg;ppm"``. *field* may have
     alternatives, ``"png;jpg"``. Failures are as in ``map``.
 
-    >>> list(shrink_images([{"__key__": "a", "ppm": b"P6 2 1 255 abcdef"}], "ppm", max_resolution=1, proportion=0))
+    >>> list(shrink_images([{"__key__": "a", "ppm": b"P6 2 1 255 abcabc"}], "ppm", max_resolution=1, proportion=0))
     [{'__key__': 'a', 'ppm': b'P6\\n1 1\\n255\\nbce'}]
     """
     from tarshards.samples.codecs.shrinking import Shrinking

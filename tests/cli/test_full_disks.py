@@ -23,7 +23,7 @@ PRINTING = {
     "tar2tsv": "{0}in-0.tar",
     "tarcard": "{0}in-0.tar --name x",
     "tarcat": "{0}in-0.tar",
-    "tarcheck": "-q {0}in-0.tar",
+    "tarcheck": "{0}in-0.tar",
     "tarcreate": "--dir {0}tree",
     "tarfirst": "-f txt {0}in-0.tar",
     "targrep": "-l text {0}in-0.tar",

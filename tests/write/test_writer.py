@@ -402,7 +402,7 @@ def test_a_shard_has_at_most_3_gb_unless_told(tmp_path, monkeypatch):
 
 
 def test_the_limits_of_a_dataset_are_its_own(tmp_path, monkeypatch):
-    monkeypatch.setitem(ShardWriter.__init__.__kwdefaults__, "max_samples", 2)
+    monkeypatch.setitem(ShardWriter.__init__.__wrapped__.__kwdefaults__, "max_samples", 2)
     with ThreadPoolExecutor(1) as executor:
         assert len(write_dataset(SAMPLES, tmp_path / "a-%d.tar", executor=executor)) == 1
     assert len(split_samples(SAMPLES, str(tmp_path / "b-%d.tar"))) == 1
