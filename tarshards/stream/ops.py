@@ -794,7 +794,7 @@ def shrink_images(
     alternatives, ``"png;jpg"``. Failures are as in ``map``.
 
     >>> list(shrink_images([{"__key__": "a", "ppm": b"P6 2 1 255 abcabc"}], "ppm", max_resolution=1, proportion=0))
-    [{'__key__': 'a', 'ppm': b'P6\\n1 1\\n255\\nbce'}]
+    [{'__key__': 'a', 'ppm': b'P6\\n1 1\\n255\\nabc'}]
     """
     from tarshards.samples.codecs.shrinking import Shrinking
 
