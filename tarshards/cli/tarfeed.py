@@ -84,7 +84,7 @@ def serve(spec: str, address: str, keys: str | None, plain: bool, parallel: int,
 
 def _serve_by(processes: int, address: str, options: dict[str, Any]) -> None:
     """Run *processes* feeders at successive ports, and replace those that end."""
-    from tarshards.feed.keys import check_address
+    from tarshards.feed.encryption import check_address
     from tarshards.parallel.children import PIPE, ChildGroup, ending
 
     check_address(address, options["keys"], options["encrypted"])
@@ -151,7 +151,7 @@ def keys(folder: str) -> None:
     A feeder reads server.key_secret and every client's *.key, a consumer client.key_secret and server.key. Other files
     need not be there.
     """
-    from tarshards.feed.keys import make_keys
+    from tarshards.feed.encryption import make_keys
 
     for path in make_keys(folder):
         click.echo(path)

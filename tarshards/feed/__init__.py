@@ -2,7 +2,7 @@
 
 - ``identity``: the specification of a loader, and what must be equal on both sides
 - ``messages``: batches and errors as frames of ZeroMQ
-- ``keys``: encryption, and which addresses require it
+- ``encryption``: keys, and which addresses require it
 - ``feeder``: the server, which makes batches that it is asked for
 - ``feeders``: the consumer's side of several feeders: which one makes which batch
 - ``remote_loader``: ``RemoteLoader``; ``cluster``: feeders on Kubernetes

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from tarshards.errors import OpenError, visible
+from tarshards.feed.encryption import check_address, serve_with
 from tarshards.feed.identity import identity, loader_of
-from tarshards.feed.keys import check_address, serve_with
 from tarshards.feed.messages import decode, encode, encoded_error
 from tarshards.loaders.arrays.array_loader import ArrayBatchMaker
 from tarshards.loaders.arrays.assembly import Memory

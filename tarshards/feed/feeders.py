@@ -9,8 +9,8 @@ from time import monotonic
 from typing import Any
 
 from tarshards.errors import OpenError, TarshardsError, UrlError
+from tarshards.feed.encryption import check_address, client_keys
 from tarshards.feed.identity import differences
-from tarshards.feed.keys import check_address, client_keys
 from tarshards.feed.messages import decode, decoded_error, encode
 from tarshards.samples.codecs.registry import require
 from tarshards.storage.expressions import expand_braces

@@ -328,7 +328,7 @@ class _Frame:
 
 
 def test_keys(tmp_path, monkeypatch):
-    from tarshards.feed.keys import make_keys
+    from tarshards.feed.encryption import make_keys
 
     for name in ("right", "wrong"):
         made = make_keys(str(tmp_path / name))
