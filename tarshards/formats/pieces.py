@@ -27,7 +27,7 @@ from tarshards.formats.naming import (
     decode_value,
     encode_value,
     from_json,
-    is_integer,
+    is_integer_field,
     key_of,
     sample_of,
 )
@@ -393,7 +393,7 @@ class CsvPiece(FilePiece):
             return [FieldColumn.of(naming.field(name, "txt"), [cell.encode() for cell in cells])]
         nulls = NULLS if name in self.asked else [""]
         as_json = AS_JSON[kind]
-        plain = naming.field(name, "cls" if kind == "int" and is_integer(name) else "json")
+        plain = naming.field(name, "cls" if kind == "int" and is_integer_field(name) else "json")
         fields: dict[str, list[bytes | None]] = {}
         for row, cell in enumerate(cells):
             if cell in nulls:
