@@ -121,10 +121,7 @@ def _format_of_folder(folder: str) -> str:
 
 
 def _files_in(folder: str, format: str) -> str:
-    """Return the shard expression of the files of *format* in a folder, or the folder itself if it is the unit.
-
-    Raises UrlError for formats whose files do not fill a folder.
-    """
+    """Return the shard expression of an input that is a folder; raise UrlError if *format* has no folders."""
     if format in ("zarr", "mds"):
         return folder
     if format != "msgpack":

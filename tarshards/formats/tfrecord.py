@@ -127,7 +127,7 @@ def crc32c(data: bytes) -> int:
 
 @cache
 def _tables() -> tuple[list[int], list[list[int]]]:
-    """Return the table of CRC-32C; and for each of the four bytes of a CRC a table of its CRC after a strip of zeros."""
+    """Return the table of CRC-32C, and four more: what each byte of a CRC becomes over a strip of zeros."""
     table = list(range(256))
     for byte in range(256):
         for _ in range(8):
