@@ -24,7 +24,7 @@ from tarshards.formats.naming import (
     batches_of,
     decode_value,
     encode_value,
-    is_integer,
+    is_integer_field,
     key_of,
     kind_of,
 )
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-Keys = Callable[
-    [Sequence[int], Mapping[str, Sequence[Any]]], list[str | TarshardsError]
-]  # of rows, by numbers and columns
+#: Returns the keys of rows, or their errors, from their numbers and their cells by column.
+RowKeys = Callable[[Sequence[int], Mapping[str, Sequence[Any]]], list[str | TarshardsError]]
 MOST_FILE = 1 << 34  # bytes of a file that a row names
 
 
@@ -58,7 +57,7 @@ class Batches:
     """
 
     def __init__(
-        self, schema: pa.Schema, naming: Naming, keys: Keys, uses: Iterable[str] = (), *, reads_files: bool = False
+        self, schema: pa.Schema, naming: Naming, keys: RowKeys, uses: Iterable[str] = (), *, reads_files: bool = False
     ):
         self.naming, self.keys, self.uses, self.reads_files = naming, keys, list(uses), reads_files
         self.features = features_of(schema)
@@ -103,23 +102,19 @@ class Batches:
             array = array.storage
         if types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        of = array.type
-        if is_text(of):
+        data_type = array.type
+        if is_text(data_type):
             return [_column(naming.field(column, "txt"), array)]
-        if is_bytes(of):
+        if is_bytes(data_type):
             return self._by_kind(column, _kinds(array), array)
-        if (
-            types.is_struct(of)
-            and {field.name for field in of} == {"bytes", "path"}
-            and is_bytes(of.field("bytes").type)
-        ):
+        if _is_file(data_type):
             return self._files(column, array, broken)
-        if types.is_integer(of):
-            is_class = kind == "ClassLabel" or is_integer(column)
+        if types.is_integer(data_type):
+            is_class = kind == "ClassLabel" or is_integer_field(column)
             return [_column(naming.field(column, "cls" if is_class else "json"), array.cast(pa.string()))]
-        if types.is_boolean(of):
+        if types.is_boolean(data_type):
             return [_column(naming.field(column, "json"), array.cast(pa.string()))]
-        if types.is_null(of):
+        if types.is_null(data_type):
             return []
         values: list[Any]
         if (kind or "").startswith("Array") and kind in ("Array2D", "Array3D", "Array4D", "Array5D"):
@@ -127,18 +122,18 @@ class Batches:
 
             dtype = self.features[column]["dtype"]
             values = [None if value is None else np.array(value, dtype) for value in array.to_pylist()]
-        elif _is_numbers(of):
+        elif _is_numbers(data_type):
             lists = _lists(array)
             if lists is not None:
                 return [FieldColumn.of(naming.field(column, "npy"), lists)]
             values = array.to_pylist()
         else:
-            stored = storage_of(of)
-            values = (array if stored == of else array.cast(stored)).to_pylist()
-        if types.is_floating(of) and all(value is None or math.isfinite(value) for value in values):
+            stored = storage_of(data_type)
+            values = (array if stored == data_type else array.cast(stored)).to_pylist()
+        if types.is_floating(data_type) and all(value is None or math.isfinite(value) for value in values):
             texts = [None if value is None else repr(value).encode() for value in values]
             return [FieldColumn.of(naming.field(column, "json"), texts)]
-        return self._values(column, values, broken, text=not is_text(of) and is_text(storage_of(of)))
+        return self._values(column, values, broken, text=not is_text(data_type) and is_text(storage_of(data_type)))
 
     def _by_kind(self, column: str, kinds: str | list[str], array: Any) -> list[FieldColumn]:
         """Return the fields of a column of bytes, of one kind or one kind per row."""
@@ -153,8 +148,8 @@ class Batches:
             return [whole._replace(field=next(iter(by_field)))]
         valid = whole.valid or b"\1" * len(kinds)
         return [
-            whole._replace(field=field, valid=bytes(row_is and kind in of for row_is, kind in zip(valid, kinds)))
-            for field, of in by_field.items()
+            whole._replace(field=field, valid=bytes(has_value and kind in own for has_value, kind in zip(valid, kinds)))
+            for field, own in by_field.items()
         ]
 
     def _files(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> list[FieldColumn]:
@@ -251,17 +246,29 @@ def features_of(schema: pa.Schema) -> dict[str, dict[str, Any]]:
     return {name: each for name, each in features.items() if isinstance(each, dict)}
 
 
-def is_text(of: pa.DataType) -> bool:
+def is_text(data_type: pa.DataType) -> bool:
     """Return whether a type is text."""
     types = arrow().types
-    return bool(types.is_string(of) or types.is_large_string(of) or types.is_string_view(of))
+    return bool(types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type))
 
 
-def is_bytes(of: pa.DataType) -> bool:
+def is_bytes(data_type: pa.DataType) -> bool:
     """Return whether a type is bytes."""
     types = arrow().types
     return bool(
-        types.is_binary(of) or types.is_large_binary(of) or types.is_binary_view(of) or types.is_fixed_size_binary(of)
+        types.is_binary(data_type)
+        or types.is_large_binary(data_type)
+        or types.is_binary_view(data_type)
+        or types.is_fixed_size_binary(data_type)
+    )
+
+
+def _is_file(data_type: pa.DataType) -> bool:
+    """Return whether a type is Hugging Face's for images and audio: the bytes of a file, or its path."""
+    return (
+        arrow().types.is_struct(data_type)
+        and {field.name for field in data_type} == {"bytes", "path"}
+        and is_bytes(data_type.field("bytes").type)
     )
 
 
@@ -270,15 +277,17 @@ def _is_in_order(tensor: Any) -> bool:
     return tensor.permutation is None or list(tensor.permutation) == sorted(tensor.permutation)
 
 
-def _is_list(of: pa.DataType) -> bool:
+def _is_list(data_type: pa.DataType) -> bool:
     types = arrow().types
-    return bool(types.is_list(of) or types.is_large_list(of) or types.is_fixed_size_list(of))
+    return bool(types.is_list(data_type) or types.is_large_list(data_type) or types.is_fixed_size_list(data_type))
 
 
-def _is_numbers(of: pa.DataType) -> bool:
+def _is_numbers(data_type: pa.DataType) -> bool:
     types = arrow().types
-    return _is_list(of) and bool(
-        types.is_integer(of.value_type) or types.is_floating(of.value_type) or types.is_boolean(of.value_type)
+    return _is_list(data_type) and bool(
+        types.is_integer(data_type.value_type)
+        or types.is_floating(data_type.value_type)
+        or types.is_boolean(data_type.value_type)
     )
 
 
@@ -322,32 +331,32 @@ def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 @lru_cache(1000)
-def storage_of(of: pa.DataType) -> Any:
+def storage_of(data_type: pa.DataType) -> Any:
     """Return the type that holds the values of a type in JSON.
 
     That is text for dates, times of a date and decimals, and integers for durations and times of a day.
     """
     pa = arrow()
     types = pa.types
-    if isinstance(of, pa.BaseExtensionType):
-        return storage_of(of.storage_type)
-    if types.is_decimal(of) or types.is_timestamp(of) or types.is_date(of):
+    if isinstance(data_type, pa.BaseExtensionType):
+        return storage_of(data_type.storage_type)
+    if types.is_decimal(data_type) or types.is_timestamp(data_type) or types.is_date(data_type):
         return pa.string()
-    if types.is_duration(of) or types.is_time64(of):
+    if types.is_duration(data_type) or types.is_time64(data_type):
         return pa.int64()
-    if types.is_time32(of):
+    if types.is_time32(data_type):
         return pa.int32()
-    if types.is_float16(of):
+    if types.is_float16(data_type):
         return pa.float32()
-    if types.is_dictionary(of):
-        return storage_of(of.value_type)
-    if types.is_struct(of):
-        return pa.struct([pa.field(field.name, storage_of(field.type)) for field in of])
-    if types.is_map(of):
-        return pa.map_(storage_of(of.key_type), storage_of(of.item_type))
-    if _is_list(of):
-        return pa.list_(storage_of(of.value_type))
-    return of
+    if types.is_dictionary(data_type):
+        return storage_of(data_type.value_type)
+    if types.is_struct(data_type):
+        return pa.struct([pa.field(field.name, storage_of(field.type)) for field in data_type])
+    if types.is_map(data_type):
+        return pa.map_(storage_of(data_type.key_type), storage_of(data_type.item_type))
+    if _is_list(data_type):
+        return pa.list_(storage_of(data_type.value_type))
+    return data_type
 
 
 class Tables:
@@ -421,69 +430,71 @@ def _place_in(order: list[str]) -> Callable[[str], int]:
     return lambda name: ranks.get(name, len(ranks))
 
 
-def _array(values: list[Any], of: Any) -> Any:
+def _array(values: list[Any], data_type: Any) -> Any:
     """Return values as an array of a type, through the type that holds them in samples."""
     pa = arrow()
     types = pa.types
-    if isinstance(of, pa.FixedShapeTensorType):
-        shape = tuple(of.shape)
+    if isinstance(data_type, pa.FixedShapeTensorType):
+        shape = tuple(data_type.shape)
         for value in values:
             if value is not None and value.shape not in (shape, (math.prod(shape),)):
                 raise ValueError(f"an array of the shape {value.shape}, and the first of this column has {shape}")
         flat = [None if value is None else value.reshape(-1) for value in values]
-        return pa.ExtensionArray.from_storage(of, _array(flat, of.storage_type))
-    if isinstance(of, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(of, _array(values, of.storage_type))
-    if types.is_null(of):
+        return pa.ExtensionArray.from_storage(data_type, _array(flat, data_type.storage_type))
+    if isinstance(data_type, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(data_type, _array(values, data_type.storage_type))
+    if types.is_null(data_type):
         return pa.nulls(len(values))
-    if is_text(of) or is_bytes(of):
-        return pa.array(values, of)
-    if types.is_struct(of) and {field.name for field in of} == {"bytes", "path"} and is_bytes(of.field("bytes").type):
-        return pa.array([None if value is None else {"bytes": value, "path": None} for value in values], of)
+    if is_text(data_type) or is_bytes(data_type):
+        return pa.array(values, data_type)
+    if _is_file(data_type):
+        return pa.array([None if value is None else {"bytes": value, "path": None} for value in values], data_type)
     for value in values:
-        if hasattr(value, "dtype") and not _holds(of, value.dtype):
+        if hasattr(value, "dtype") and not _holds(data_type, value.dtype):
             raise ValueError(f"an array of {value.dtype}")
     values = [value.tolist() if hasattr(value, "tolist") else value for value in values]
-    stored = storage_of(of)
-    if "map<" in str(of):
-        values = [_pairs(value, of) for value in values]
+    stored = storage_of(data_type)
+    if "map<" in str(data_type):
+        values = [_pairs(value, data_type) for value in values]
     array = pa.array(values, stored)
-    return array if stored == of else _cast(array, of)
+    return array if stored == data_type else _cast(array, data_type)
 
 
-def _holds(of: Any, dtype: np.dtype[Any]) -> bool:
+def _holds(data_type: Any, dtype: np.dtype[Any]) -> bool:
     """Return whether a type of numbers, or of lists of them, holds every number of a *dtype*."""
     import numpy as np
 
     types = arrow().types
-    while _is_list(of):
-        of = of.value_type
-    is_number = types.is_integer(of) or types.is_floating(of)
-    return not is_number or np.can_cast(dtype, of.to_pandas_dtype(), "safe")
+    while _is_list(data_type):
+        data_type = data_type.value_type
+    is_number = types.is_integer(data_type) or types.is_floating(data_type)
+    return not is_number or np.can_cast(dtype, data_type.to_pandas_dtype(), "safe")
 
 
-def _pairs(value: Any, of: Any) -> Any:
+def _pairs(value: Any, data_type: Any) -> Any:
     """Return a value with the items of maps as pairs."""
     types = arrow().types
     if value is None:
         return None
-    if types.is_map(of):
-        return [(name, _pairs(item, of.item_type)) for name, item in value]
-    if types.is_struct(of):
-        return {field.name: _pairs(value.get(field.name), field.type) for field in of}
-    return [_pairs(each, of.value_type) for each in value] if _is_list(of) else value
+    if types.is_map(data_type):
+        return [(name, _pairs(item, data_type.item_type)) for name, item in value]
+    if types.is_struct(data_type):
+        return {field.name: _pairs(value.get(field.name), field.type) for field in data_type}
+    return [_pairs(each, data_type.value_type) for each in value] if _is_list(data_type) else value
 
 
-def _cast(array: Any, of: Any) -> Any:
+def _cast(array: Any, data_type: Any) -> Any:
     """Return an array cast to another type, without looking inside null structures, unlike Arrow's cast."""
     pa = arrow()
-    if pa.types.is_struct(of):
+    if pa.types.is_struct(data_type):
         compute = require("pyarrow.compute", extra="arrow")
-        inner = [_cast(compute.struct_field(array, number), field.type) for number, field in enumerate(of)]
-        return pa.StructArray.from_arrays(inner, fields=list(of), mask=array.is_null())
-    if pa.types.is_list(of):
-        return pa.ListArray.from_arrays(array.offsets, _cast(array.values, of.value_type), of, mask=array.is_null())
-    return array.cast(of)
+        inner = [_cast(compute.struct_field(array, number), field.type) for number, field in enumerate(data_type)]
+        return pa.StructArray.from_arrays(inner, fields=list(data_type), mask=array.is_null())
+    if pa.types.is_list(data_type):
+        return pa.ListArray.from_arrays(
+            array.offsets, _cast(array.values, data_type.value_type), data_type, mask=array.is_null()
+        )
+    return array.cast(data_type)
 
 
 def _type_of(field: str, data: bytes) -> Any:
@@ -492,19 +503,19 @@ def _type_of(field: str, data: bytes) -> Any:
     extension = field.rpartition(".")[2]
     if extension in ("txt", "text", "transcript"):
         return pa.string()
-    if is_integer(field):
+    if is_integer_field(field):
         return pa.int64()
     if extension in ("json", "jsn"):
         return pa.json_()
     if extension == "npy":
         array = decode_value(field, data)
         try:
-            of = pa.from_numpy_dtype(array.dtype)
+            data_type = pa.from_numpy_dtype(array.dtype)
         except pa.ArrowException:
             return pa.binary()
         if array.ndim == 0:
-            return of
-        return pa.list_(of) if array.ndim == 1 else pa.fixed_shape_tensor(of, array.shape)
+            return data_type
+        return pa.list_(data_type) if array.ndim == 1 else pa.fixed_shape_tensor(data_type, array.shape)
     return pa.binary()
 
 

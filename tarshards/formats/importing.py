@@ -112,7 +112,7 @@ class _ImportedShard:
 
     @property
     def identity(self) -> list[Any]:
-        return [type(self.piece).__name__, self.template, *self.piece.identity, *_place_of(self.piece)]
+        return [type(self.piece).__name__, self.template, *self.piece.identity]
 
     def make(self, ledger: Ledger) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
@@ -127,12 +127,6 @@ class _ImportedShard:
                 raise
             raise type(error)(error.reason, url=self.piece.name, key=error.key, field=error.field) from error
         return {"shard": self.output.url, "samples": count, "size": size, "fields": naming.fields}
-
-
-def _place_of(piece: Any) -> list[Any]:
-    """Return the location of a piece in its input."""
-    names = ("groups", "begin", "end", "first", "file", "delimiter", "types", "asked")
-    return [getattr(piece, name) for name in names if hasattr(piece, name)]
 
 
 def _columns(plan: Plan, found: Sequence[dict[str, str]], name: str) -> Columns:

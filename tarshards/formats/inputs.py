@@ -1,4 +1,4 @@
-"""Which input an import or a stream of rows reads: the table of formats, and the plan of the pieces."""
+"""The input of an import or of a stream of rows: its format, its files, and the plan that cuts it into pieces."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from tarshards.storage.compression import without_suffix
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 
+#: For each format of files, what plans them: from their URLs, their names in keys, and the bytes of a piece.
 FILES: dict[str, Callable[[list[str], list[str], int | None], Plan]] = {
     "parquet": plan_parquet,
     "csv": plan_csv,
@@ -44,7 +45,7 @@ FILES: dict[str, Callable[[list[str], list[str], int | None], Plan]] = {
 FORMATS = (*FILES, "folder", "huggingface")
 _SUFFIXES = {"parquet": "parquet", "pq": "parquet", "csv": "csv", "tsv": "csv", "jsonl": "jsonl", "ndjson": "jsonl"}
 _SUFFIXES |= {"tfrecord": "tfrecord", "tfrecords": "tfrecord", "tfrec": "tfrecord", "zarr": "zarr"}
-_PART = re.compile(r"-\d+-of-\d+$")  # at the end of the names that TensorFlow gives
+_PART = re.compile(r"-\d+-of-\d+$")  # the number of a file, which TensorFlow puts at the end of its name
 
 
 def plan_input(
@@ -55,10 +56,14 @@ def plan_input(
     types: Mapping[str, str] | None,
     max_bytes: int | None,
 ) -> Plan:
-    """Return the plan of an input, with the template of its keys; *max_bytes* None cuts where that needs no reading."""
+    """Return the plan of an input, with the template *key* if it is given; *types* are those of csv columns.
+
+    Pieces have about *max_bytes*; if it is None, about ``PART``, and files that must be read to cut them stay whole.
+    Raises UrlError for an input of no known format, SampleError for one without rows, ValueError for wrong arguments.
+    """
     plan = _plan(source, format, split, key, types or {}, max_bytes)
     plan = plan._replace(key=key or plan.key)
-    Keys.of(plan.key, "")
+    Keys.of(plan.key, "")  # raises ValueError
     if types and not all(isinstance(piece, CsvPiece) for piece in plan.pieces):
         raise ValueError("types= applies to csv only; other formats define the types of their values")
     if not plan.pieces:
@@ -107,6 +112,7 @@ def _plan(
 
 
 def _format_of_folder(folder: str) -> str:
+    """Return the format by the files in a folder: ``folder``, a folder for each class, unless they tell another."""
     if is_saved_dataset(folder):
         return "huggingface"
     if is_zarr(folder):
@@ -115,7 +121,7 @@ def _format_of_folder(folder: str) -> str:
 
 
 def _files_in(folder: str, format: str) -> str:
-    """Return the expression of the files in a folder of a format."""
+    """Return the shard expression of an input that is a folder; raise UrlError if *format* has no folders."""
     if format in ("zarr", "mds"):
         return folder
     if format != "msgpack":

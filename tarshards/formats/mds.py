@@ -1,8 +1,8 @@
-"""MDS, the shards of MosaicML's streaming: an ``index.json``, and files of samples whose columns it describes.
+"""MDS, the shards of MosaicML's streaming: a folder of files of samples, and an ``index.json`` that describes them.
 
-A file begins with the number of its samples and their offsets, and one more, each a uint32. A sample begins with the
-sizes, each a uint32, of the columns whose size is not fixed; then come the values. Source of the format: the package
-mosaicml-streaming, ``streaming/base/format/mds``.
+A file begins with the number of its samples, the offset of each sample, and the offset of the end, each a uint32. A
+sample begins with the sizes, each a uint32, of the columns whose size the index does not give; then come the values.
+Source of the format: the package mosaicml-streaming, ``streaming/base/format/mds``.
 """
 
 from __future__ import annotations
@@ -36,20 +36,22 @@ _DTYPES |= {64: "uint64", 65: "int64", 66: "float64"}
 
 @dataclass(frozen=True)
 class MdsPiece(RecordPiece):
-    """A file of MDS; *columns* are the names, encodings and fixed sizes, None for others."""
+    """A file of MDS with *count* samples.
+
+    *columns* have a name, an encoding and the size of a value in bytes, None if it differs.
+    """
 
     columns: tuple[tuple[str, str, int | None], ...]
-    samples_in: int
-    identity: list[Any]
+    count: int
     unit = "sample"
 
     def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
             with open_shard(self.url) as stream:
-                data = _whole(stream)
+                data = _read(stream)
             (count,) = struct.unpack_from("<I", data)
             offsets = struct.unpack_from(f"<{count + 1}I", data, 4)
-            if count != self.samples_in or offsets[-1] != len(data):
+            if count != self.count or offsets[-1] != len(data):
                 raise ValueError(f"{count} samples in {len(data):,} bytes, which differs from {INDEX} or its offsets")
         except OpenError as error:
             ledger(error)
@@ -62,10 +64,11 @@ class MdsPiece(RecordPiece):
             try:
                 yield number, _sample(data[offsets[number] : offsets[number + 1]], decoders)
             except (ValueError, struct.error, LookupError) as error:
-                lose(ledger, SampleError(str(error), url=self.at(number)))
+                lose(ledger, SampleError(str(error), url=self.origin(number)))
 
 
-def _whole(stream: BinaryIO) -> bytes:
+def _read(stream: BinaryIO) -> bytes:
+    """Read a whole file; raise ValueError if it is too large for its offsets."""
     parts, size = [], 0
     while data := stream.read(1 << 20):
         parts.append(data)
@@ -76,6 +79,7 @@ def _whole(stream: BinaryIO) -> bytes:
 
 
 def _sample(data: bytes, columns: list[tuple[str, int | None, Callable[[bytes], Any]]]) -> dict[str, Any]:
+    """Return the values of a sample, from the name, the fixed size and the decoder of each column."""
     place, sizes = 0, []
     for _, size, _ in columns:
         if not size:
@@ -95,9 +99,9 @@ def _sample(data: bytes, columns: list[tuple[str, int | None, Callable[[bytes], 
 
 
 def plan_mds(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
-    """Make a piece of each file in folders, which ``index.json`` lists.
+    """Make a piece of each file that the index in a folder lists; *urls* are folders.
 
-    Raises UrlError for an index that is malformed, or that lists columns of pickles.
+    Raises UrlError for a malformed index, or one with columns of pickles or another encoding that is not supported.
     """
     pieces: list[MdsPiece] = []
     for url in urls:
@@ -106,8 +110,7 @@ def plan_mds(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
             found = json.loads(index.read(MOST_INDEX))
             if found["version"] != 2:
                 raise ValueError(f"version {found['version']!r}; only version 2 is supported")
-            for about in found["shards"]:
-                pieces.append(_piece(index, about))
+            pieces += [_piece(index, entry) for entry in found["shards"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UrlError(f"not an index of MDS: {error}", url=index.name) from error
     columns = {piece.columns for piece in pieces}
@@ -116,24 +119,25 @@ def plan_mds(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
     return Plan(pieces, order=[name for name, _, _ in pieces[0].columns] if pieces else None)
 
 
-def _piece(index: Location, about: Mapping[str, Any]) -> MdsPiece:
-    if about["format"] != "mds":
-        raise ValueError(f"files of {about['format']!r}, not mds")
-    columns = tuple(zip(about["column_names"], about["column_encodings"], about["column_sizes"], strict=True))
+def _piece(index: Location, entry: Mapping[str, Any]) -> MdsPiece:
+    """Return the piece of the file that an *entry* of the index describes."""
+    if entry["format"] != "mds":
+        raise ValueError(f"files of {entry['format']!r}, not mds")
+    columns = tuple(zip(entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True))
     for _, encoding, _ in columns:
-        decoder_of(encoding)
-    basename = (about["zip_data"] or about["raw_data"])["basename"]
-    raw = about["raw_data"]["basename"]
+        decoder_of(encoding)  # raises ValueError
+    basename = (entry["zip_data"] or entry["raw_data"])["basename"]
+    raw = entry["raw_data"]["basename"]
     if os.path.basename(basename) != basename or os.path.basename(raw) != raw:
         raise ValueError(f"{basename!r} is not the name of a file beside it")
     file = index.beside(basename)
-    if about["zip_data"] and not file.exists():  # streaming's reader leaves only the decompressed file
+    if entry["zip_data"] and not file.exists():  # streaming's reader leaves only the decompressed file
         file = index.beside(raw)
-    return MdsPiece(file.url, basename.partition(".mds")[0], columns, about["samples"], file_identity(file.url))
+    return MdsPiece(file.url, basename.partition(".mds")[0], file_identity(file.url), columns, entry["samples"])
 
 
 def decoder_of(encoding: str) -> Callable[[bytes], Any]:
-    """Return the decoder of an encoding; images stay encoded. Raises ValueError for pickles and unknown ones."""
+    """Return the decoder of an encoding, which leaves images encoded; raise ValueError for pickles and unknown ones."""
     kind, _, options = encoding.partition(":")
     if kind in _SCALARS:
         return partial(_scalar, _SCALARS[kind])
@@ -146,6 +150,7 @@ def decoder_of(encoding: str) -> Callable[[bytes], Any]:
 
 
 def _scalar(dtype: str, data: bytes) -> int | float:
+    """Return the number in *data*."""
     import numpy as np
 
     (value,) = np.frombuffer(data, dtype).tolist()
@@ -154,6 +159,11 @@ def _scalar(dtype: str, data: bytes) -> int | float:
 
 
 def _array(options: str, data: bytes) -> np.ndarray[Any, Any]:
+    """Return an array whose encoding is ``ndarray:DTYPE:SHAPE``; *data* begins with what these *options* leave out.
+
+    That is a byte for the dtype, as in ``_DTYPES``; and for the shape, a byte with the number of dimensions and the
+    width of their sizes, and the sizes.
+    """
     import numpy as np
 
     dtype, _, shape = options.partition(":")
@@ -163,14 +173,14 @@ def _array(options: str, data: bytes) -> np.ndarray[Any, Any]:
     if shape:
         sizes = [int(size) for size in shape.split(",")]
     else:
-        dimensions, width = data[place] >> 2, 1 << data[place] % 4
+        dimensions, width = data[place] >> 2, 1 << data[place] % 4  # the width in bytes
         sizes = np.frombuffer(data, f"<u{width}", dimensions, place + 1).tolist()
         place += 1 + dimensions * width
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), offset=place).reshape(sizes).copy()
 
 
 def _pixels(data: bytes) -> Any:
-    """Return the image that is stored as its width, its height, and its mode with its size, before the pixels."""
+    """Return the image in *data*: its width, its height, the length of its mode, the mode, and the pixels."""
     from PIL import Image
 
     width, height, size = struct.unpack_from("<III", data)
@@ -178,7 +188,7 @@ def _pixels(data: bytes) -> Any:
 
 
 def _parts(decode: Callable[[bytes], Any], begin: int, data: bytes) -> list[Any]:
-    """Return the parts of a list: their number at *begin*, then their sizes, then the parts."""
+    """Return the decoded parts of a list, which has from *begin* on their number, their sizes, and the parts."""
     (count,) = struct.unpack_from("<I", data, begin)
     sizes = struct.unpack_from(f"<{count}I", data, begin + 4)
     place, parts = begin + 4 + 4 * count, []

@@ -115,7 +115,7 @@ def encode_value(naming: Naming, column: str, value: Any) -> tuple[str, bytes]:
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
         return naming.field(column, kind_of(data)), data
-    if type(value) is int and is_integer(column):
+    if type(value) is int and is_integer_field(column):
         return naming.field(column, "cls"), b"%d" % value
     if is_json(value):
         field = naming.field(column, "json")
@@ -132,8 +132,8 @@ def encode_value(naming: Naming, column: str, value: Any) -> tuple[str, bytes]:
         raise EncodeError(str(error), field=column) from error
 
 
-def is_integer(column: str) -> bool:
-    """Return whether the name of a column says that its integers are classes, counts or the like."""
+def is_integer_field(column: str) -> bool:
+    """Return whether integers in a column of this name are classes or the like, decoded as integers."""
     return column.rpartition(".")[2].lower() in INTEGERS
 
 
@@ -234,7 +234,7 @@ def batch_of(naming: Naming, rows: Sequence[Mapping[str, Any]], keys: list[str],
             except UnicodeEncodeError:
                 return None
         elif types == {int}:
-            found.append((column, "cls" if is_integer(column) else "json", [b"%d" % value for value in values]))
+            found.append((column, "cls" if is_integer_field(column) else "json", [b"%d" % value for value in values]))
         elif types == {bytes} and len(kinds := list(set(map(kind_of, values)))) == 1:
             found.append((column, kinds[0], values))
         else:

@@ -1,7 +1,9 @@
-"""The inputs of an import: a *piece* of an input is enough of it to fill a shard, cut where cutting is free.
+"""Inputs in other formats, cut into *pieces*: each becomes one shard of an import, or is read by one worker.
 
-A piece is some row groups of a parquet file, some lines or rows of text, some rows of a Hugging Face dataset, some
-files of a folder, or a msgpack file.
+For each format there is a function ``plan_...``, which cuts its inputs, and a class, whose ``samples`` or ``rows``
+reads one piece, usually in another process. A piece is some row groups of a parquet file, some lines or rows of a text,
+some rows of a Hugging Face dataset, some files of a folder, or a msgpack shard. ``tfrecord``, ``mds`` and ``zarr_``
+have those of their formats.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice, pairwise, repeat
 from math import isfinite
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -27,7 +29,7 @@ from tarshards.formats.naming import (
     decode_value,
     encode_value,
     from_json,
-    is_integer,
+    is_integer_field,
     key_of,
     sample_of,
 )
@@ -45,12 +47,13 @@ from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import RangedFile
 from tarshards.storage.streams import failure
 
-BATCH = 1 << 21  # bytes of rows that are converted together
-MOST_ROWS = 4096  # converted together
-FEW_ROWS = 256  # converted together, in formats without columns
-PART = 1 << 26  # bytes of a piece of rows that are streamed, where cutting needs no reading
-BLOCK = 1 << 20  # bytes of text read at once, to cut it
-KEY = "{file}/{record:09d}"  # the keys of rows
+BATCH = 1 << 21  # bytes of rows that are converted together, about
+MOST_ROWS = 4096  # that are converted together
+FEW_ROWS = 256  # that are converted together, in formats without columns
+PART = 1 << 26  # bytes of a piece, about, if the caller sets no size; texts are then not cut
+LONGEST_LINE = 1 << 20  # bytes of a line of text that are read at once, to find where to cut it
+KEY = "{file}/{record:09d}"  # the template of keys, by default
+#: Write the value that ``parse_cell`` returns for a type, as JSON.
 AS_JSON: dict[str, Callable[[Any], bytes]] = {
     "int": lambda number: b"%d" % number,
     "float": lambda number: repr(number).encode(),
@@ -63,7 +66,7 @@ NULLS = ["", "NA", "N/A", "NULL", "null", "NaN", "nan", "#N/A"]  # in CSV column
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of the rows of a file: a template over ``file``, ``record`` (counted from 0) and *columns*."""
+    """Makes the keys of the rows of a *file* from a *template* over ``file``, ``record`` (from 0) and *columns*."""
 
     template: str
     file: str
@@ -71,7 +74,7 @@ class Keys:
 
     @classmethod
     def of(cls, template: str, file: str) -> Keys:
-        """Return the keys of *template*; raise ValueError for a malformed one."""
+        """Return what fills *template* for the rows of *file*; raise ValueError for a malformed template."""
         from string import Formatter
 
         try:
@@ -79,10 +82,11 @@ class Keys:
         except ValueError as error:
             raise ValueError(f"{template!r}: {error}") from error
         columns = tuple(sorted(names - {"file", "record"}))
-        _parsed(template, columns)
+        _parsed(template, columns)  # raises ValueError
         return cls(template, file, columns)
 
     def __call__(self, record: int, values: Mapping[str, Any]) -> str:
+        """Return the key of the row with this number; raise SampleError if its *values* do not give one."""
         filled = {"file": self.file, "record": record}
         for column in self.columns:
             if column not in values:
@@ -94,7 +98,7 @@ class Keys:
             raise SampleError(f"the key {self.template!r}: {error}") from error
 
     def of_rows(self, records: Sequence[int], values: Mapping[str, Sequence[Any]]) -> list[str | TarshardsError]:
-        """Return the keys of rows with these numbers, whose *values* has all columns; an error for one without."""
+        """Return the keys of the rows numbered *records*, or their errors; *values* has the cells of each column."""
         given = {"file": repeat(self.file, len(records)), "record": records, **values}
         with suppress(ValueError, TypeError):
             return [*_parsed(self.template, self.columns).fill_rows(given)]
@@ -113,23 +117,129 @@ def _parsed(template: str, columns: tuple[str, ...]) -> Template:
 
 
 class Piece(Protocol):
-    """A part of an input, which becomes one shard; it is sent to other processes."""
+    """A part of an input, which becomes one shard or is streamed; it is sent to other processes."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the input, for errors."""
 
     @property
-    def identity(self) -> list[Any]: ...
+    def identity(self) -> list[Any]:
+        """A value that differs for other input, or for another part of it: then the shard is made again."""
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
-        """Yield the samples of the rows, as they are stored in shards."""
+        """Yield the samples, with keys by *template*; *naming* learns the columns, *ledger* gets the errors of rows."""
 
     def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
-        """Yield the rows: the values of their columns, with ``__key__`` and ``__url__``."""
+        """Yield the rows: the values of their columns, with ``__key__`` by *template* and ``__url__``."""
+
+
+class Plan(NamedTuple):
+    """The pieces of an input, in order.
+
+    *schema* is the Arrow schema of its columns, None if the format has none or pyarrow is not installed; *order* are
+    then the names of the columns, if known before the rows are read. *omit* are fields that the import adds, which an
+    export leaves out. *key* is the template of keys if the user gives none.
+    """
+
+    pieces: list[Any]
+    schema: Any = None
+    omit: tuple[str, ...] = ()
+    key: str = KEY
+    order: Sequence[str] | None = None
+
+
+def file_identity(url: str) -> list[Any]:
+    """Return a value that differs for another file, and for a file that was written to since."""
+    location = Location.of(url)
+    if location.path is None:
+        return [location.identity, location.size()]
+    try:
+        status = os.stat(location.path)
+    except OSError as error:
+        raise failure(error, location.name) from error
+    return [os.path.abspath(location.path), status.st_size, status.st_mtime_ns]
+
+
+def lose(ledger: Ledger, error: Exception, rows: int = 1) -> None:
+    """Pass *ledger* the error of one or more *rows*, which are left out; it raises the error if it allows none."""
+    ledger.fail(error)
+    ledger.count(samples=rows, streamed=rows, failed=rows)
+
+
+def _of_row(origin: str, error: Exception) -> TarshardsError:
+    """Return *error* as the error of the row at *origin*; one that is not ours becomes a SampleError."""
+    if isinstance(error, OpenError):
+        return OpenError(error.reason, url=origin, errno=error.errno)
+    kind = type(error) if isinstance(error, EncodeError | SampleError | DecodeError) else SampleError
+    reason = error.reason if isinstance(error, TarshardsError) else str(error) or type(error).__name__
+    return kind(reason, url=origin, field=getattr(error, "field", None))
+
+
+def _lose_row(ledger: Ledger, error: TarshardsError, origin: str) -> None:
+    """Pass *ledger* the error of the row at *origin*, or of the file, whose remaining rows are not known."""
+    if isinstance(error, OpenError):  # of the file
+        ledger(error)
+    else:
+        lose(ledger, _of_row(origin, error))
+
+
+@dataclass(frozen=True)
+class FilePiece:
+    """A piece of the file at *url*, which keys call *file*; *version* is its ``file_identity``."""
+
+    url: str
+    file: str
+    version: list[Any]
+
+    @property
+    def name(self) -> str:
+        return Location.of(self.url).name
+
+    @property
+    def identity(self) -> list[Any]:
+        """That of the whole file; a class whose pieces are parts of a file adds which."""
+        return [*self.version, self.file]
+
+
+class RecordPiece(FilePiece, ABC):
+    """A piece of a format that is read record by record: each is a row of Python values."""
+
+    unit: ClassVar[str] = "record"  # what errors call one
+
+    @abstractmethod
+    def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield each record with its number in the file; *ledger* gets the errors."""
+
+    def origin(self, number: int) -> str:
+        """Return the file and the record with this number, for errors."""
+        return f"{self.name}: {self.unit} {number}"
+
+    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
+        for _, row in self._numbered_rows(template, ledger):
+            yield row
+
+    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
+        for number, row in self._numbered_rows(template, ledger):
+            try:
+                yield sample_of(naming, row, "", self.name)
+            except (ValueError, RecursionError) as error:
+                lose(ledger, _of_row(self.origin(number), error))
+
+    def _numbered_rows(self, template: str, ledger: Ledger) -> Iterator[tuple[int, Sample]]:
+        """Yield the rows with their numbers in the file; ``__key__`` is that of the record, or made by *template*."""
+        name, keys = self.name, Keys.of(template, self.file)
+        for number, record in self.records(ledger):
+            try:
+                key = key_of(record["__key__"]) if "__key__" in record else keys(number, record)
+            except ValueError as error:
+                lose(ledger, _of_row(self.origin(number), error))
+            else:
+                yield number, {"__key__": key, **record, "__url__": name}
 
 
 def decoded_rows(piece: Piece, template: str, ledger: Ledger) -> Iterator[Sample]:
-    """Yield the rows of a piece whose samples are made column by column, decoded from these."""
+    """Yield the rows of a piece whose format is read column by column: its samples, with their fields decoded."""
     naming = Naming()
     for found in piece.samples(naming, template, ledger):
         samples = [found] if isinstance(found, dict) else map(found.sample, range(len(found.keys)))
@@ -140,76 +250,7 @@ def decoded_rows(piece: Piece, template: str, ledger: Ledger) -> Iterator[Sample
                     for name, value in sample.items()
                 }
             except TarshardsError as error:
-                lose(ledger, _at(f"{piece.name}: {sample['__key__']}", error))
-
-
-@dataclass(frozen=True)
-class FilePiece:
-    """Attributes common to the pieces of one file: its *url*, and the *file* in keys."""
-
-    url: str
-    file: str
-
-    @property
-    def name(self) -> str:
-        return Location.of(self.url).name
-
-
-class RecordPiece(FilePiece, ABC):
-    """A piece whose records are read one by one, each a row of Python values."""
-
-    unit: ClassVar[str] = "record"
-
-    @abstractmethod
-    def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the records with their numbers in the file; *ledger* gets the errors."""
-
-    def at(self, number: int) -> str:
-        """Return the file and the record of a number, for errors."""
-        return f"{self.name}: {self.unit} {number}"
-
-    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
-        for _, row in self._numbered(template, ledger):
-            yield row
-
-    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
-        for number, row in self._numbered(template, ledger):
-            try:
-                yield sample_of(naming, row, "", self.name)
-            except (ValueError, RecursionError) as error:
-                lose(ledger, _at(self.at(number), error))
-
-    def _numbered(self, template: str, ledger: Ledger) -> Iterator[tuple[int, Sample]]:
-        name, keys = self.name, Keys.of(template, self.file)
-        for number, record in self.records(ledger):
-            try:
-                key = key_of(record["__key__"]) if "__key__" in record else keys(number, record)
-            except ValueError as error:
-                lose(ledger, _at(self.at(number), error))
-            else:
-                yield number, {"__key__": key, **record, "__url__": name}
-
-
-class Plan(NamedTuple):
-    """The pieces of an input, in order, with the schema or the order of its columns, if known, and the added fields."""
-
-    pieces: list[Any]
-    schema: Any = None
-    omit: tuple[str, ...] = ()
-    key: str = KEY
-    order: Sequence[str] | None = None
-
-
-def file_identity(url: str) -> list[Any]:
-    """Return an identity that distinguishes a file from another, or an earlier, file of its name."""
-    location = Location.of(url)
-    if location.path is None:
-        return [location.identity, location.size()]
-    try:
-        status = os.stat(location.path)
-    except OSError as error:
-        raise failure(error, location.name) from error
-    return [os.path.abspath(location.path), status.st_size, status.st_mtime_ns]
+                lose(ledger, _of_row(f"{piece.name}: {sample['__key__']}", error))
 
 
 # Parquet: https://parquet.apache.org/docs/file-format/
@@ -221,7 +262,10 @@ class ParquetPiece(FilePiece):
 
     groups: tuple[int, ...]
     first: int
-    identity: list[Any]
+
+    @property
+    def identity(self) -> list[Any]:
+        return [*self.version, self.groups, self.first, self.file]
 
     def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
         return decoded_rows(self, template, ledger)
@@ -230,16 +274,16 @@ class ParquetPiece(FilePiece):
         pa, name = arrow(), self.name
         with _parquet(self.url) as parquet:
             keys = Keys.of(template, self.file)
-            uses = _among(keys, parquet.schema_arrow.names, name)
+            uses = _columns_in_keys(keys, parquet.schema_arrow.names, name)
             batches = Batches(parquet.schema_arrow, naming, keys.of_rows, uses)
             row = self.first
             for group in self.groups:
-                about = parquet.metadata.row_group(group)
-                end = row + about.num_rows
-                size = max(1, min(MOST_ROWS, about.num_rows * BATCH // max(1, about.total_byte_size)))
+                metadata = parquet.metadata.row_group(group)
+                end = row + metadata.num_rows
+                rows_at_once = max(1, min(MOST_ROWS, metadata.num_rows * BATCH // max(1, metadata.total_byte_size)))
                 try:
-                    for batch in parquet.iter_batches(size, row_groups=[group], use_threads=False):
-                        yield from batches.samples(batch, range(row, row + len(batch)), name, refusing(ledger))
+                    for batch in parquet.iter_batches(rows_at_once, row_groups=[group], use_threads=False):
+                        yield from batches.samples(batch, range(row, row + len(batch)), name, partial(lose, ledger))
                         row += len(batch)
                 except (pa.ArrowException, OSError) as error:
                     reason = f"rows {row} to {end - 1} cannot be read: {error}"
@@ -259,26 +303,21 @@ def plan_parquet(urls: list[str], names: list[str], max_bytes: int | None) -> Pl
             elif not schema.equals(parquet.schema_arrow):
                 reason = f"its columns are not those of {Location.of(urls[0]).name}; import it for itself"
                 raise SampleError(reason, url=Location.of(url).name)
-            rows, sizes = zip(*_row_groups(parquet.metadata)) if parquet.metadata.num_row_groups else ((), ())
-        identity = file_identity(url)
-        first = size = 0
+            row_groups = list(map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups)))
+        version = file_identity(url)
+        row = first = size = 0
         groups: list[int] = []
-        for group, count in enumerate(rows):
-            if groups and size + sizes[group] > max_bytes:
-                pieces.append(ParquetPiece(url, file, tuple(groups), first, identity))
-                first, size, groups = sum(rows[:group]), 0, []
-            if count:
-                groups.append(group)
-                size += sizes[group]
+        for number, group in enumerate(row_groups):
+            if groups and size + group.total_byte_size > max_bytes:
+                pieces.append(ParquetPiece(url, file, version, tuple(groups), first))
+                first, size, groups = row, 0, []
+            if group.num_rows:
+                groups.append(number)
+                size += group.total_byte_size
+            row += group.num_rows
         if groups:
-            pieces.append(ParquetPiece(url, file, tuple(groups), first, identity))
+            pieces.append(ParquetPiece(url, file, version, tuple(groups), first))
     return Plan(pieces, schema)
-
-
-def _row_groups(metadata: Any) -> Iterator[tuple[int, int]]:
-    for group in range(metadata.num_row_groups):
-        about = metadata.row_group(group)
-        yield about.num_rows, about.total_byte_size
 
 
 @contextmanager
@@ -298,8 +337,8 @@ def _parquet(url: str) -> Iterator[Any]:
         yield file
 
 
-def _among(keys: Keys, columns: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return the columns used in keys; raise SampleError, with the *name* of the file, if one is missing."""
+def _columns_in_keys(keys: Keys, columns: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return those of *columns* that keys use; raise SampleError, with the *name* of the file, if one is missing."""
     for column in keys.columns:
         if column not in columns:
             reason = f"no column {column!r} for the key {keys.template!r}; there are {', '.join(columns)}"
@@ -312,88 +351,105 @@ def _among(keys: Keys, columns: Sequence[str], name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LinesPiece(RecordPiece):
-    """Lines of JSON, each an object, from *begin* to *end* in bytes; *first* is the number of the first one."""
+    """Lines of JSON, each an object, from *begin* to *end* in bytes, None for the end of the file.
 
-    begin: int
-    end: int | None
-    first: int
-    identity: list[Any]
-
-    def at(self, number: int) -> str:
-        return f"{self.name}: line {number + 1}"
-
-    def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        with open_text(self.url, self.begin, self.end) as text:
-            for line, found in json_rows(text, allow_nan=True):
-                number = self.first + line - 1
-                if not isinstance(found, dict | TarshardsError) or found == {}:
-                    found = SampleError("not an object with names")
-                if isinstance(found, dict):
-                    yield number, {column: from_json(value) for column, value in found.items()}
-                else:
-                    _lose_record(ledger, found, self.at(number))
-
-
-@dataclass(frozen=True)
-class CsvPiece(FilePiece):
-    """Rows of CSV without their header; *types* are those of the columns.
-
-    In the columns in *asked*, whose type was given, NA and the like are also null.
+    *first* is the number of the first line.
     """
 
     begin: int
     end: int | None
     first: int
-    identity: list[Any]
+
+    @property
+    def identity(self) -> list[Any]:
+        return [*self.version, self.begin, self.end, self.first, self.file]
+
+    def origin(self, number: int) -> str:
+        return f"{self.name}: line {number + 1}"
+
+    def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        with open_text(self.url, self.begin, self.end) as text:
+            for line, row in json_rows(text, allow_nan=True):
+                number = self.first + line - 1
+                if isinstance(row, dict) and row:
+                    yield number, {column: from_json(value) for column, value in row.items()}
+                else:
+                    error = row if isinstance(row, TarshardsError) else SampleError("not an object with names")
+                    _lose_row(ledger, error, self.origin(number))
+
+
+@dataclass(frozen=True)
+class CsvPiece(FilePiece):
+    """Rows of CSV from *begin* to *end* in bytes, None for the end; *first* is the number of the first row.
+
+    *types* are the columns, each with its type. In *typed_columns*, those whose types the user gave, NA and the like
+    are also null.
+    """
+
+    begin: int
+    end: int | None
+    first: int
     delimiter: str
     types: tuple[tuple[str, str], ...]
-    asked: tuple[str, ...]
+    typed_columns: tuple[str, ...]
+
+    @property
+    def identity(self) -> list[Any]:
+        place = [self.begin, self.end, self.first, self.file]
+        return [*self.version, *place, self.delimiter, self.types, self.typed_columns]
+
+    def origin(self, number: int) -> str:
+        """Return the file and the row with this number, for errors."""
+        return f"{self.name}: row {number}"
 
     def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
         return decoded_rows(self, template, ledger)
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
-        keys = Keys.of(template, self.file)
-        names = [name for name, _ in self.types]
-        uses = _among(keys, names, self.name)
-        for numbers, cells in _columns(self._whole(ledger)):
-            broken: dict[int, TarshardsError] = {}
+        keys, types = Keys.of(template, self.file), dict(self.types)
+        names = list(types)
+        uses = _columns_in_keys(keys, names, self.name)
+        for numbers, cells in _column_batches(self._rows_of_width(len(names), ledger)):
+            broken: dict[int, TarshardsError] = {}  # by the position of the row in the batch
             columns: list[FieldColumn] = []
             for (name, kind), column in zip(self.types, cells):
                 if name not in NO_FIELDS:
                     columns += self._encoded(naming, name, kind, column, broken)
-            found: list[str | TarshardsError] = [*cells[names.index("__key__")]] if "__key__" in names else []
-            if not found:
+            made: list[str | TarshardsError] = []
+            if "__key__" in names:
+                made += cells[names.index("__key__")]
+            else:
                 values: dict[str, Sequence[Any]] = {use: cells[names.index(use)] for use in uses}
                 for use in uses:
-                    if dict(self.types)[use] == "int":
+                    if types[use] == "int":
                         values[use] = [int(cell) if cell else cell for cell in values[use]]
-                found = keys.of_rows(numbers, values)
-            yield from batches_of(naming, names, columns, found, broken, numbers, self.name, refusing(ledger))
+                made += keys.of_rows(numbers, values)
+            yield from batches_of(naming, names, columns, made, broken, numbers, self.name, partial(lose, ledger))
 
-    def _whole(self, ledger: Ledger) -> Iterator[tuple[int, list[str]]]:
-        """Yield the rows with the right number of cells, with their numbers, up to any damage."""
-        width = len(self.types)
+    def _rows_of_width(self, width: int, ledger: Ledger) -> Iterator[tuple[int, list[str]]]:
+        """Yield the rows that have this number of cells, with their numbers; it ends where the file is damaged."""
         with open_text(self.url, self.begin, self.end) as text:
             rows = (row for _, row in csv_rows(text, self.delimiter) if row != [])
             for number, row in enumerate(rows, self.first):
                 if isinstance(row, TarshardsError):
-                    _lose_record(ledger, row, f"{self.name}: row {number}")
+                    _lose_row(ledger, row, self.origin(number))
                 elif len(row) == width:
                     yield number, row
                 else:
-                    reason = f"{len(row)} cells for {width} columns"
-                    lose(ledger, SampleError(reason, url=f"{self.name}: row {number}"))
+                    lose(ledger, SampleError(f"{len(row)} cells for {width} columns", url=self.origin(number)))
 
     def _encoded(
         self, naming: Naming, name: str, kind: str, cells: list[str], broken: dict[int, TarshardsError]
     ) -> list[FieldColumn]:
-        """Return the fields of a column of cells; those that are not of the type *kind* go to *broken*."""
+        """Return the fields of a column of *cells* of the type *kind*; rows whose cell is not go to *broken*.
+
+        That is one field, but infinity and NaN, which JSON cannot hold, get another.
+        """
         if kind == "text":
             return [FieldColumn.of(naming.field(name, "txt"), [cell.encode() for cell in cells])]
-        nulls = NULLS if name in self.asked else [""]
+        nulls = NULLS if name in self.typed_columns else [""]
         as_json = AS_JSON[kind]
-        plain = naming.field(name, "cls" if kind == "int" and is_integer(name) else "json")
+        usual = naming.field(name, "cls" if kind == "int" and is_integer_field(name) else "json")
         fields: dict[str, list[bytes | None]] = {}
         for row, cell in enumerate(cells):
             if cell in nulls:
@@ -406,7 +462,7 @@ class CsvPiece(FilePiece):
             if kind == "float" and not isfinite(value):
                 field, data = encode_value(naming, name, value)
             else:
-                field, data = plain, as_json(value)
+                field, data = usual, as_json(value)
             if field not in fields:
                 fields[field] = [None] * len(cells)
             fields[field][row] = data
@@ -417,8 +473,8 @@ def plan_lines(urls: list[str], names: list[str], max_bytes: int | None) -> Plan
     """Cut files of JSON lines into pieces of about *max_bytes*; compressed or remote files stay whole."""
     pieces = []
     for url, file in zip(urls, names):
-        identity = file_identity(url)
-        pieces += [LinesPiece(url, file, *cut, identity) for cut in _cuts(url, max_bytes, is_quoted=False)]
+        version = file_identity(url)
+        pieces += [LinesPiece(url, file, version, *cut) for cut in _cuts(url, max_bytes, is_quoted=False)]
     return Plan(pieces)
 
 
@@ -429,10 +485,10 @@ def plan_csv(
     types: Mapping[str, str] | None = None,
     key: str | None = None,
 ) -> Plan:
-    """Cut CSV files into pieces; columns have the given *types*, else those that are exact for all rows.
+    """Cut CSV files into pieces; columns have the given *types*, else those that reproduce the text of all cells.
 
-    All files are read once more for that. In the template *key*, columns have their text. Raises SampleError if the
-    columns of files differ.
+    All files are read once more to find these. Columns in the template *key* stay text, so that keys have the text of
+    the cells. Raises SampleError if the columns of files differ.
     """
     types = types or {}
     pieces: list[CsvPiece] = []
@@ -446,17 +502,17 @@ def plan_csv(
             raise SampleError(f"no column {column!r} to give a type; there are {', '.join(columns)}", url=name)
     exact = ExactTypes(column for column in columns if column != "__key__" and column not in types)
     for url, (_, begin) in zip(urls, heads):
-        _see(exact, url, columns, begin)
+        _show(exact, url, columns, begin)
     kinds = exact.found
     for column in Keys.of(key or "", "").columns:
-        if kinds.get(column) != "int":  # ints: the text is that of the number
+        if kinds.get(column) != "int":  # the text of an int is that of the cell
             kinds[column] = "text"
     kinds |= types
     found_types = tuple((column, kinds.get(column, "text")) for column in columns)
     for url, file, (_, begin) in zip(urls, names, heads):
-        identity = file_identity(url)
+        version = file_identity(url)
         for cut in _cuts(url, max_bytes, is_quoted=True, begin=begin):
-            pieces.append(CsvPiece(url, file, *cut, identity, _delimiter(url), found_types, tuple(types)))
+            pieces.append(CsvPiece(url, file, version, *cut, _delimiter(url), found_types, tuple(types)))
     schema = None
     with suppress(ModuleNotFoundError):  # without pyarrow the record of the import has no types
         schema = arrow().schema([(column, arrow_type(kind)) for column, kind in found_types])
@@ -485,21 +541,24 @@ def _csv_head(url: str) -> tuple[list[str], int]:
     return columns, len(head)
 
 
-def _see(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
-    """Pass the rows of a file to *exact*, as long as they can change its result; the import reports damage."""
+def _show(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
+    """Show the rows of a file to *exact*, until no more of them can change its result.
+
+    Rows that will be refused when they are read are left out, and damage ends the file; reading reports both.
+    """
     with suppress(OpenError), open_text(url, begin) as text:
         rows = csv_rows(text, _delimiter(url))
-        whole = ((line, row) for line, row in rows if isinstance(row, list) and len(row) == len(columns))
-        for _, cells in _columns(whole):
+        sound = ((line, row) for line, row in rows if isinstance(row, list) and len(row) == len(columns))
+        for _, cells in _column_batches(sound):
             if not (unsettled := exact.unsettled):
                 return
             exact.see({column: cells[columns.index(column)] for column in unsettled})
 
 
-def _columns(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[list[int], list[list[str]]]]:
-    """Yield the numbers and the columns of rows that are converted together.
+def _column_batches(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[list[int], list[list[str]]]]:
+    """Yield rows as columns, as many at once as are converted together: their numbers, and the cells of each column.
 
-    Columns are filled every few rows: more lists at once would keep the garbage collector busy.
+    *rows* are moved into the columns a few at a time: more lists at once would keep the garbage collector busy.
     """
     while group := list(islice(rows, FEW_ROWS)):
         numbers: list[int] = []
@@ -516,10 +575,12 @@ def _columns(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[list[int],
 
 
 def _cuts(url: str, max_bytes: int | None, *, is_quoted: bool, begin: int = 0) -> Iterator[tuple[int, int | None, int]]:
-    """Yield the begin, end and first record of each piece of text; with *is_quoted*, quotes may hold line breaks.
+    """Yield the begin, the end and the number of the first row of each piece of a text, from its byte *begin* on.
 
-    A quote within quotes is doubled, so a line break ends a record if the number of quotes before it is even; a blank
-    line is then not a record.
+    The end is None for the end of the text. A text in one piece may be compressed, remote, or in another encoding than
+    UTF-8; others are cut after about *max_bytes*, if it is not None, between two rows. With *is_quoted* a row may be
+    several lines, as quotes may hold line breaks. A quote within quotes is doubled, so a line break ends a row if the
+    number of quotes before it is even. Blank lines between such rows are no rows.
     """
     location = Location.of(url)
     if max_bytes is None:
@@ -532,18 +593,20 @@ def _cuts(url: str, max_bytes: int | None, *, is_quoted: bool, begin: int = 0) -
         return
     with open(str(location.path), "rb") as file:
         file.seek(mark + begin)
-        position, records, first, quotes, is_blank = begin, 0, 0, 0, True
-        while line := file.readline(BLOCK):
+        position = begin
+        rows = first = 0  # those before *position*, and before *begin*
+        quotes, is_blank = 0, True  # of the row that is not complete
+        while line := file.readline(LONGEST_LINE):
             position += len(line)
             is_blank = is_blank and not line.strip(b"\r\n")
             quotes += line.count(b'"') if is_quoted else 0
             if not line.endswith(b"\n") or quotes % 2:
                 continue
-            records += not (is_quoted and is_blank)
+            rows += not (is_quoted and is_blank)
             is_blank = True
             if position - begin >= max_bytes and position < size:
                 yield begin, position, first
-                begin, first = position, records
+                begin, first = position, rows
     yield begin, None, first
 
 
@@ -558,14 +621,18 @@ class DatasetPiece:
     name: str
     file: str
     first: int
-    identity: list[Any]
+    version: list[Any]
+
+    @property
+    def identity(self) -> list[Any]:
+        return [*self.version, self.first, self.file]
 
     def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
         return decoded_rows(self, template, ledger)
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
         pa = arrow()
-        number, keys = self.first, Keys.of(template, self.file)
+        row, keys = self.first, Keys.of(template, self.file)
         schema = self.dataset.features.arrow_schema if self.dataset.features else None
         batches: Batches | None = None
         try:
@@ -573,39 +640,38 @@ class DatasetPiece:
                 for batch in table.combine_chunks().to_batches():
                     if batches is None:
                         schema = schema or batch.schema
-                        batches = Batches(
-                            schema, naming, keys.of_rows, _among(keys, schema.names, self.name), reads_files=True
-                        )
-                    numbers = range(number, number + len(batch))
-                    yield from batches.samples(batch, numbers, self.name, refusing(ledger))
-                    number += len(batch)
+                        uses = _columns_in_keys(keys, schema.names, self.name)
+                        batches = Batches(schema, naming, keys.of_rows, uses, reads_files=True)
+                    yield from batches.samples(batch, range(row, row + len(batch)), self.name, partial(lose, ledger))
+                    row += len(batch)
         except (pa.ArrowException, OSError) as error:
-            lose(ledger, _at(f"{self.name}: row {number}", error))
+            lose(ledger, _of_row(f"{self.name}: row {row}", error))
 
 
-def _rows_at_once(rows: Any) -> int:
-    size, count = getattr(rows, "data", None), getattr(rows, "num_rows", 0)
-    if size is None or not count:
-        return 256
-    return int(max(1, min(MOST_ROWS, BATCH * size.num_rows // max(1, size.nbytes))))
+def _rows_at_once(dataset: Any) -> int:
+    """Return how many rows of a dataset are converted together."""
+    table = getattr(dataset, "data", None)  # an ``IterableDataset`` has none
+    if table is None or not dataset.num_rows:
+        return FEW_ROWS
+    return int(max(1, min(MOST_ROWS, BATCH * table.num_rows // max(1, table.nbytes))))
 
 
 def plan_dataset(dataset: Any, name: str, max_bytes: int | None) -> Plan:
     """Cut a ``datasets.Dataset`` into pieces of rows, or use the shards of an ``IterableDataset``."""
     max_bytes = max_bytes or PART
-    identity = [getattr(dataset, "_fingerprint", None)]
-    if not hasattr(dataset, "num_rows"):
+    version = [getattr(dataset, "_fingerprint", None)]
+    if not hasattr(dataset, "num_rows"):  # an IterableDataset
         count = dataset.num_shards
         shards = [dataset.shard(num_shards=count, index=index) for index in range(count)]
-        described = [[*identity, *map(str, dataset.features or ())], count]
-        pieces = [DatasetPiece(rows, name, f"{index:05d}", 0, [*described, index]) for index, rows in enumerate(shards)]
+        version = [[*version, *map(str, dataset.features or ())], count]
+        pieces = [DatasetPiece(shard, name, f"{index:05d}", 0, [*version, index]) for index, shard in enumerate(shards)]
         schema = dataset.features.arrow_schema if dataset.features else None
         return Plan(pieces, schema)
-    rows = dataset.num_rows
-    count = max(1, -(-dataset.data.nbytes * rows // (max(1, dataset.data.num_rows) * max_bytes)))
-    cuts = [rows * cut // count for cut in range(count + 1)]
+    rows, table = dataset.num_rows, dataset.data  # the table may have more rows than the dataset selects
+    count = max(1, -(-table.nbytes * rows // (max(1, table.num_rows) * max_bytes)))
+    cuts = [rows * number // count for number in range(count + 1)]
     pieces = [
-        DatasetPiece(dataset.select(range(begin, end)), name, name, begin, [*identity, begin, end])
+        DatasetPiece(dataset.select(range(begin, end)), name, name, begin, [*version, begin, end])
         for begin, end in pairwise(cuts)
         if begin < end
     ]
@@ -640,7 +706,7 @@ def is_saved_dataset(folder: str) -> bool:
 
 @dataclass(frozen=True)
 class FolderPiece:
-    """Some of the samples in a folder: for each its key, its class, and the paths of its fields."""
+    """Some of the samples in a folder: for each its key, the number of its class, and the paths of its fields."""
 
     folder: str
     entries: tuple[tuple[str, int, dict[str, str]], ...]
@@ -691,14 +757,15 @@ def plan_folder(folder: str, max_bytes: int | None) -> Plan:
 
 @dataclass(frozen=True)
 class MsgpackPiece(FilePiece):
-    """A msgpack shard of Squirrel's."""
+    """A msgpack shard of Squirrel's.
 
-    identity: list[Any]
+    By default a sample keeps the key that it has in the shard, or that the reader gives it.
+    """
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
         keys = None if template == KEY else Keys.of(template, self.file)
         errors: list[Exception] = []  # of the reader, before the next row
-        rows: list[Sample] = []
+        rows: list[Sample] = []  # that are converted together, the first with this *number*
         number = size = 0
         for row in self._read(errors):
             if errors or len(rows) == FEW_ROWS or size >= BATCH:
@@ -721,31 +788,31 @@ class MsgpackPiece(FilePiece):
             try:
                 yield row if keys is None else {**row, "__key__": keys(number, row)}
             except (TarshardsError, ValueError) as error:
-                lose(ledger, _at(f"{self.name}: {row['__key__']}", error))
+                lose(ledger, _of_row(f"{self.name}: {row['__key__']}", error))
         _lose_all(ledger, errors)
 
     def _read(self, errors: list[Exception]) -> Iterator[Sample]:
-        """Yield the rows with the stored values; the errors before the next go to *errors*."""
+        """Yield the rows with the stored values; *errors* gets those that come before the next row."""
         return read_msgpack_shard(self.url, ledger=Ledger(max_errors=float("inf"), on_error=errors.append))
 
     def _samples(
         self, rows: list[Sample], number: int, keys: Keys | None, naming: Naming, ledger: Ledger
     ) -> Iterator[Sample | SampleBatch]:
-        """Yield the samples of rows, the first with this *number*; in one batch if they are alike."""
-        name, own = self.name, [row.pop("__key__") for row in rows]
+        """Yield the samples of rows, the first with this *number*; as one batch if ``batch_of`` can make it."""
+        name, own_keys = self.name, [row.pop("__key__") for row in rows]
         batch: SampleBatch | None = None
         with suppress(TarshardsError, ValueError):  # raised again for its row
-            found = own if keys is None else [keys(at, row) for at, row in enumerate(rows, number)]
-            batch = batch_of(naming, rows, found, name)
+            made = own_keys if keys is None else [keys(record, row) for record, row in enumerate(rows, number)]
+            batch = batch_of(naming, rows, made, name)
         if batch is not None:
             yield batch
             return
-        for at, (key, row) in enumerate(zip(own, rows), number):
+        for record, (key, row) in enumerate(zip(own_keys, rows), number):
             try:
-                row["__key__"] = key if keys is None else keys(at, row)
+                row["__key__"] = key if keys is None else keys(record, row)
                 yield sample_of(naming, row, "", name)
             except (TarshardsError, ValueError) as error:
-                lose(ledger, _at(f"{name}: {key}", error))
+                lose(ledger, _of_row(f"{name}: {key}", error))
 
 
 def _lose_all(ledger: Ledger, errors: list[Exception]) -> None:
@@ -756,31 +823,3 @@ def _lose_all(ledger: Ledger, errors: list[Exception]) -> None:
 def plan_msgpack(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
     """Make a piece of each msgpack shard."""
     return Plan([MsgpackPiece(url, file, file_identity(url)) for url, file in zip(urls, names)])
-
-
-def _lose_record(ledger: Ledger, error: TarshardsError, origin: str) -> None:
-    """Pass *ledger* the error of a record at *origin*, or of the file, which costs no more than what follows."""
-    if isinstance(error, OpenError):
-        ledger(error)
-    else:
-        lose(ledger, _at(origin, error))
-
-
-def refusing(ledger: Ledger) -> Callable[[TarshardsError], object]:
-    """Return a function that passes the errors of rows to *ledger*."""
-    return lambda error: lose(ledger, error)
-
-
-def lose(ledger: Ledger, error: Exception, rows: int = 1) -> None:
-    """Pass *ledger* the error that costs some *rows*; it raises the error if it allows none."""
-    ledger.fail(error)
-    ledger.count(samples=rows, streamed=rows, failed=rows)
-
-
-def _at(origin: str, error: Exception) -> TarshardsError:
-    """Return *error* with the *origin* of its row."""
-    if isinstance(error, OpenError):
-        return OpenError(error.reason, url=origin, errno=error.errno)
-    kind = type(error) if isinstance(error, EncodeError | SampleError | DecodeError) else SampleError
-    reason = error.reason if isinstance(error, TarshardsError) else str(error) or type(error).__name__
-    return kind(reason, url=origin, field=getattr(error, "field", None))

@@ -1,4 +1,4 @@
-"""Rows of other formats as a stream: the same inputs as for an import, without making shards first."""
+"""``read_rows``: the rows of other formats as a stream. The inputs are those of an import, but no shards are made."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def read_rows(
     """Stream the rows of *source*, in any format that ``import_dataset`` reads, with the same arguments.
 
     A row is a dict with the values of its columns by their names, ``__key__`` and ``__url__``. Images, audio and other
-    bytes stay encoded. Ranks, and the workers of a loader, each read their own files (parquet and Hugging Face
-    datasets: groups of rows), so there must be at least one for every rank. The ledger counts rows and errors.
+    bytes stay encoded. Each rank, and each worker of a loader, reads files of its own (parts of them for parquet, Zarr
+    and Hugging Face datasets), so there must be at least one for every rank. The ledger counts rows and errors.
 
-    Columns of CSV that *types* does not name are looked at once before the first row. ``map(row_to_sample)`` makes
-    samples, as an import writes them.
+    CSV is read once before the first row, to find the types of the columns that *types* does not name.
+    ``map(row_to_sample)`` makes samples, as an import writes them.
     """
     stream = RowStream(())
     plan = plan_input(source, format, split, key, types, None)
@@ -43,7 +43,7 @@ def read_rows(
 
 
 class RowStream(Stream):
-    """A stream of rows, whose source can also be read by the name of a file."""
+    """A stream of rows, which can also be read file by file."""
 
     source: RowSource
 
@@ -60,7 +60,7 @@ class RowStream(Stream):
 
 
 class RowSource:
-    """The rows of the pieces of an input, piece after piece, divided among ranks and workers."""
+    """The source of a stream of rows: the pieces of an input, which are divided among ranks and workers."""
 
     seed = 0
     ops: Sequence[Any] = ()
@@ -73,7 +73,7 @@ class RowSource:
 
     @property
     def digest(self) -> str:
-        """Identifies the dataset in a state."""
+        """A value that identifies the dataset in a state."""
         return dataset_digest([piece.name for piece in self.plan.pieces])
 
     def with_ledger(self, ledger: Ledger) -> RowSource:
@@ -93,7 +93,7 @@ class RowSource:
         return self.read(world.share(pieces))
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[Sample]:
-        """Yield the rows of *pieces*."""
+        """Yield the rows of *pieces*, one piece after another."""
         for piece in pieces:
             count = 0
             try:

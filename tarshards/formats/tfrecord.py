@@ -1,9 +1,12 @@
 """TFRecord files, and the ``tf.train.Example`` messages in them, without TensorFlow.
 
-A record is its length (8 bytes, little-endian), a checksum of these, the data, and a checksum of the data: a CRC-32C
-that is rotated and shifted, ``masked``. Source: https://www.tensorflow.org/tutorials/load_data/tfrecord. The data is a
-message of protobuf (https://protobuf.dev/programming-guides/encoding/): Example { features: 1 }, Features { map of
-names to Feature: 1 }, Feature { one of bytes_list: 1, float_list: 2, int64_list: 3 }, each list { value: 1 }.
+A record is its length (8 bytes, little-endian), the checksum of these bytes, its data, and the checksum of the data.
+The checksums are ``masked``: CRC-32C, rotated, plus a constant. Source:
+https://www.tensorflow.org/tutorials/load_data/tfrecord.
+
+The data is a message of protobuf (https://protobuf.dev/programming-guides/encoding/); with the number of each field,
+Example { features: 1 }, Features { map of names to Feature: 1 }, Feature { one of bytes_list: 1, float_list: 2,
+int64_list: 3 }, and each list { value: 1 }.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 30  # of a record
 PIECE = 1 << 20  # bytes read at once
-STRIP = 64  # bytes of which the checksums are computed side by side
+STRIP = 64  # bytes; numpy computes the checksums of all strips of a record at once
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # the wire types of protobuf
 Field = tuple[int, int, Any]  # of a message: its number, its wire type and its value
 
@@ -33,10 +36,8 @@ Field = tuple[int, int, Any]  # of a message: its number, its wire type and its 
 class TfrecordPiece(RecordPiece):
     """A TFRecord file of ``tf.train.Example`` messages."""
 
-    identity: list[Any]
-
     def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        number = 0  # of the record that is read
+        number = 0  # of the next record
         try:
             with open_shard(self.url) as stream:
                 for data in read_records(stream):
@@ -45,23 +46,24 @@ class TfrecordPiece(RecordPiece):
                             raise ValueError("its bytes do not have their checksum")
                         yield number, parse_example(data)
                     except (ValueError, IndexError) as error:
-                        lose(ledger, SampleError(f"not a tf.train.Example: {error}", url=self.at(number)))
+                        lose(ledger, SampleError(f"not a tf.train.Example: {error}", url=self.origin(number)))
                     number += 1
         except OpenError as error:
             ledger(error)
         except EOFError as error:
-            ledger(SampleError(f"{error}; the rest of the file is not read", url=self.at(number)))
+            ledger(SampleError(f"{error}; the rest of the file is not read", url=self.origin(number)))
 
 
 def plan_tfrecord(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
-    """Make a piece of each file, which has no index to cut it by."""
-    return Plan([TfrecordPiece(url, name, file_identity(url)) for url, name in zip(urls, names)])
+    """Make a piece of each file: only reading tells where a record begins, so files are not cut."""
+    return Plan([TfrecordPiece(url, file, file_identity(url)) for url, file in zip(urls, names)])
 
 
 def read_records(stream: BinaryIO) -> Iterator[bytes | None]:
-    """Yield the data of each record, None for data that differs from its checksum.
+    """Yield the data of each record, None for one whose data is damaged: it does not match its checksum.
 
-    Raises EOFError for a file that ends within a record, or a length that differs from its checksum.
+    Raises EOFError where no more records can be found: the file ends within one, or a length does not match its
+    checksum.
     """
     while head := _read(stream, 12):
         if len(head) < 12:
@@ -93,28 +95,31 @@ def masked(data: bytes) -> int:
 
 
 def crc32c(data: bytes) -> int:
-    """Return the CRC-32C of *data*: that of strips side by side by numpy, which are then put together.
+    """Return the CRC-32C of *data*.
+
+    numpy computes the CRCs of all strips at once, byte by byte; they are then joined, one after another. A loop over
+    the bytes of *data* would be much slower.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
     """
     import numpy as np
 
-    table, shift = _tables()
+    table, (first, second, third, fourth) = _tables()
     crc = 0xFFFFFFFF
-    strips = len(data) // STRIP
-    if strips > 1:
-        rows = np.frombuffer(data, np.uint8, strips * STRIP).reshape(strips, STRIP).T
-        crcs = np.zeros(strips, np.uint32)
+    count = len(data) // STRIP
+    if count > 1:
+        strips = np.frombuffer(data, np.uint8, count * STRIP).reshape(count, STRIP)
+        crcs = np.zeros(count, np.uint32)
         crcs[0] = crc
-        columns = np.array(table, np.uint32)
-        for column in np.ascontiguousarray(rows):
-            crcs = columns[(crcs ^ column) & 0xFF] ^ (crcs >> 8)
+        array = np.array(table, np.uint32)
+        for column in np.ascontiguousarray(strips.T):  # the bytes at one place of all strips
+            crcs = array[(crcs ^ column) & 0xFF] ^ (crcs >> 8)
         crc = 0
-        one, two, three, four = shift
-        for each in crcs.tolist():
-            crc = one[crc & 0xFF] ^ two[crc >> 8 & 0xFF] ^ three[crc >> 16 & 0xFF] ^ four[crc >> 24] ^ each
-        data = data[strips * STRIP :]
+        for strip in crcs.tolist():
+            over = first[crc & 0xFF] ^ second[crc >> 8 & 0xFF] ^ third[crc >> 16 & 0xFF] ^ fourth[crc >> 24]
+            crc = over ^ strip
+        data = data[count * STRIP :]
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFFFFFF
@@ -122,7 +127,7 @@ def crc32c(data: bytes) -> int:
 
 @cache
 def _tables() -> tuple[list[int], list[list[int]]]:
-    """Return the CRC of each byte, and for each byte of a CRC what it becomes over a strip of zeros."""
+    """Return the table of CRC-32C, and four more: what each byte of a CRC becomes over a strip of zeros."""
     table = list(range(256))
     for byte in range(256):
         for _ in range(8):
@@ -137,8 +142,10 @@ def _tables() -> tuple[list[int], list[list[int]]]:
 
 
 def parse_example(data: bytes) -> dict[str, Any]:
-    """Return the features of a ``tf.train.Example``: bytes, a float or an int, or if there are more than one a list of
-    bytes or an array; a feature without values is left out. Raises ValueError for another message.
+    """Return the features of a ``tf.train.Example`` by their names; raise ValueError for another message.
+
+    A feature of one value is bytes, a float or an int; one of several is a list of bytes or an array; one of none is
+    left out.
 
     >>> parse_example(bytes.fromhex("0a0e0a0c0a03636c7312051a030a0107"))
     {'cls': 7}
@@ -146,38 +153,42 @@ def parse_example(data: bytes) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, wire, features in _fields(data):
         if (number, wire) != (1, _BYTES):
-            kind = "a SequenceExample" if number == 2 else f"a message with field {number}"
-            raise ValueError(f"{kind}, which is not supported")
+            message = "a SequenceExample" if number == 2 else f"a message with field {number}"
+            raise ValueError(f"{message}, which is not supported")
         for _, _, entry in _fields(features):
-            parts = {number: value for number, _, value in _fields(entry)}
+            parts = {number: value for number, _, value in _fields(entry)}  # 1 is the name, and 2 the feature
             name = bytes(parts.get(1, b"")).decode()
-            for of, _, values in _fields(parts.get(2, b"")):
-                value = _value(of, bytes(values))
+            for kind, _, values in _fields(parts.get(2, b"")):
+                value = _value(kind, bytes(values))
                 if value is not None:
                     found[name] = value
     return found
 
 
 def _value(kind: int, data: bytes) -> Any:
-    """Return the one value of a list, or all of them; None if it has none."""
+    """Return the one value in the list *data*, or all of them; None if it has none.
+
+    *kind* is the number of the list's field: 1 for bytes, 2 for floats, 3 for integers. Numbers come packed, many in
+    one field, or each in a field of its own.
+    """
     import numpy as np
 
     values: list[Any] = []
-    packed: list[np.ndarray[Any, Any]] = []
+    arrays: list[np.ndarray[Any, Any]] = []
     for _, wire, value in _fields(data):
         if kind == 1:
             values.append(bytes(value))
         elif kind == 2:
-            packed.append(np.frombuffer(value, "<f4"))
+            arrays.append(np.frombuffer(value, "<f4"))
         elif kind == 3 and wire == _BYTES:
-            packed.append(np.array(_varints(bytes(value)), np.uint64).view(np.int64))
+            arrays.append(np.array(_varints(bytes(value)), np.uint64).view(np.int64))
         elif kind == 3:
-            packed.append(np.array([value], np.uint64).view(np.int64))
+            arrays.append(np.array([value], np.uint64).view(np.int64))
         else:
             raise ValueError(f"a feature of kind {kind}")
     if kind == 1:
         return values[0] if len(values) == 1 else values or None
-    array = np.concatenate(packed) if packed else np.empty(0)
+    array = np.concatenate(arrays) if arrays else np.empty(0)
     return None if not array.size else array[0].item() if array.size == 1 else array.copy()
 
 
@@ -204,7 +215,7 @@ def _fields(data: bytes) -> Iterator[Field]:
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return the number at *place*, of 7 bits a byte, and the place behind it."""
+    """Return the number at *place*, which has 7 bits in each byte, and the place after it."""
     number = shift = 0
     while True:
         byte = data[place]
@@ -218,6 +229,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _varints(data: bytes) -> list[int]:
+    """Return the packed numbers in *data*."""
     place, numbers = 0, []
     while place < len(data):
         number, place = _varint(data, place)

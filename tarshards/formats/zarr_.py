@@ -1,6 +1,7 @@
-"""Zarr groups: arrays of one length, whose rows are along the first axis, or as Squirrel writes them a group a sample.
+"""Groups of Zarr, which are read with the package zarr; https://zarr-specs.readthedocs.io describes the format.
 
-https://zarr-specs.readthedocs.io; the package zarr reads them.
+A group holds arrays of one length, the columns, each with the rows along its first axis; or, as Squirrel writes it,
+groups, each with the arrays of one sample.
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ HEADS = ("zarr.json", ".zgroup")  # the files by which a folder is known as a gr
 
 @dataclass(frozen=True)
 class ZarrPiece(RecordPiece):
-    """Rows *begin* to *end* of a group, read *step* at a time; or the samples in the groups *names*."""
+    """Rows *begin* to *end* of a group, read *step* at a time.
+
+    *names* are the groups in it, each a row; if there are none, the rows are in its arrays.
+    """
 
     begin: int
     end: int
     step: int
     names: tuple[str, ...]
-    identity: list[Any]
     unit = "row"
+
+    @property
+    def identity(self) -> list[Any]:
+        return [*self.version, self.begin, self.end, self.file]
 
     def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
         root = _open(self.url)
@@ -39,21 +46,21 @@ class ZarrPiece(RecordPiece):
                 found = [_sample(root[self.names[row]]) for row in rows] if self.names else _rows(root, rows)
             except Exception as error:  # of any codec
                 reason = f"rows {begin} to {rows[-1]} cannot be read: {type(error).__name__}: {error}"
-                lose(ledger, SampleError(reason, url=self.at(begin)), len(rows))
+                lose(ledger, SampleError(reason, url=self.origin(begin)), len(rows))
                 continue
             yield from zip(rows, found)
 
 
 def plan_zarr(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
-    """Cut groups into pieces of about *max_bytes*, at chunks; raise SampleError for arrays of unequal length."""
+    """Cut groups into pieces of about *max_bytes*, between chunks; raise SampleError for arrays of unequal length."""
     pieces: list[ZarrPiece] = []
     for url, file in zip(urls, names):
         root, location = _open(url), Location.of(url)
-        identity = [location.identity] if location.path is None else file_identity(url)
+        version = [location.identity] if location.path is None else file_identity(url)
         arrays = dict(root.arrays())
         if not arrays:
             groups = tuple(sorted(root.group_keys()))
-            sizes = sum(array.nbytes for array in dict(root[groups[0]].arrays()).values()) if groups else 0
+            row_size = sum(array.nbytes for array in dict(root[groups[0]].arrays()).values()) if groups else 0
             total, step = len(groups), 1
         else:
             lengths = {array.shape[:1] for array in arrays.values()}
@@ -61,10 +68,10 @@ def plan_zarr(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
                 raise SampleError("its arrays have different lengths", url=location.name)
             ((total,),) = lengths
             groups, step = (), max(array.chunks[0] for array in arrays.values())
-            sizes = sum(array.nbytes for array in arrays.values()) // max(1, total)
-        rows = max(1, (max_bytes or PART) // max(1, sizes) // step) * step
+            row_size = sum(array.nbytes for array in arrays.values()) // max(1, total)
+        rows = max(1, (max_bytes or PART) // max(1, row_size) // step) * step
         cuts = [*range(0, total, rows), total]
-        pieces += [ZarrPiece(url, file, *cut, step, groups, identity) for cut in pairwise(cuts)]
+        pieces += [ZarrPiece(url, file, version, *cut, step, groups) for cut in pairwise(cuts)]
     return Plan(pieces)
 
 
@@ -74,6 +81,7 @@ def is_zarr(folder: str) -> bool:
 
 
 def _open(url: str) -> Any:
+    """Open a group; raise OpenError for anything else."""
     location = Location.of(url)
     zarr = require("zarr", extra="zarr")
     try:
@@ -83,16 +91,17 @@ def _open(url: str) -> Any:
 
 
 def _sample(group: Any) -> dict[str, Any]:
-    """Return the sample in a group: its arrays and its attributes."""
+    """Return the sample in a group: its arrays and its attributes, with the name of the group as its key."""
     arrays = {name: _value(array[...]) for name, array in group.arrays()}
     return {"__key__": group.basename, **dict(group.attrs), **arrays}
 
 
 def _rows(root: Any, rows: range) -> list[dict[str, Any]]:
+    """Return the rows in the arrays of a group, which are read at once."""
     blocks = {name: array[rows.start : rows.stop] for name, array in root.arrays()}
     return [{name: _value(block[row]) for name, block in blocks.items()} for row in range(len(rows))]
 
 
 def _value(value: Any) -> Any:
-    """Return an array, or the number or text of one without dimensions."""
+    """Return an array as it is; of one without dimensions, return the number or text."""
     return value.item() if getattr(value, "ndim", None) == 0 else value

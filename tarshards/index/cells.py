@@ -117,12 +117,12 @@ def parse_cell(kind: str, cell: str) -> Any:
     return time.strftime(_CLOCK)
 
 
-def typed(cells: Any, of: Any, nulls: Sequence[str] = ("",)) -> Any:
-    """Return a column of text as one of the type *of*, *nulls* as null; raise ArrowException for another cell."""
+def typed(cells: Any, data_type: Any, nulls: Sequence[str] = ("",)) -> Any:
+    """Return a column of text as one of *data_type*, *nulls* as null; raise ArrowException for another cell."""
     pa, compute = require("pyarrow", extra="arrow"), require("pyarrow.compute", extra="arrow")
-    if of == pa.string():
+    if data_type == pa.string():
         return cells
-    return compute.if_else(compute.is_in(cells, pa.array(nulls)), None, cells).cast(of)
+    return compute.if_else(compute.is_in(cells, pa.array(nulls)), None, cells).cast(data_type)
 
 
 def _ways_of(cell: str) -> list[tuple[str, Callable[[str], str]]]:
