@@ -16,7 +16,7 @@ CASES = Path(__file__).with_name("cases")
 BIN = Path(__file__).parents[2] / "bin"
 
 
-FOREIGN = ("tarimport/types",)  # cases that need pyarrow
+FOREIGN = ("kujob/places", "tarimport/types")  # cases that need kubernetes or pyarrow
 
 
 def _param(case: Path):

@@ -257,7 +257,7 @@ def test_only_the_word_lets_a_hole_pass(tmp_path):
     for name, reader in readers.items():
         assert summary(reader(str(url), concatenated=True)) == found, name
         assert summary(reader(manifest)) == found, name
-        with pytest.raises(TarshardsError, match=r"concatenated=True \(-i\)"):
+        with pytest.raises(TarshardsError, match=r"--ignore-zeros` \(concatenated=True\)"):
             list(reader(str(url)))
 
 
