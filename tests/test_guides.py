@@ -170,6 +170,7 @@ def test_evaluation(follow):
     assert 0 <= float(follow("evaluation.md")) <= 1
 
 
+@pytest.mark.interop
 def test_accelerate(follow):
     pytest.importorskip("accelerate", reason="needs accelerate")
     printed = follow("accelerate.md", PYTHONWARNINGS="ignore", ACCELERATE_USE_CPU="true")

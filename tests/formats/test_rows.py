@@ -137,7 +137,15 @@ def zarr():
     return "a.zarr"
 
 
-INPUTS = [csv, jsonl, msgpack, tfrecord, mds, pytest.param(parquet, marks=pytest.mark.interop), zarr]
+INPUTS = [
+    csv,
+    jsonl,
+    msgpack,
+    tfrecord,
+    mds,
+    pytest.param(parquet, marks=pytest.mark.interop),
+    pytest.param(zarr, marks=pytest.mark.interop),
+]
 FORMAT = {msgpack: "msgpack"}
 
 
@@ -255,6 +263,10 @@ def test_crc32c_is_that_of_rfc_3720(here):
         0x62A8AB43,
         0x46DD794E,
     ]
+
+
+@pytest.mark.interop
+def test_crc32c_is_that_of_another_program():
     google = pytest.importorskip("google_crc32c")
     rng = np.random.default_rng(0)
     for size in (1, 63, 64, 127, 128, 129, 1000, 100_003):
@@ -308,6 +320,7 @@ def test_files_as_tensorflow_names_them_have_keys_of_their_own(here):
     )
 
 
+@pytest.mark.interop
 def test_files_of_another_writer_of_tfrecord(here):
     tfrecord = pytest.importorskip("tfrecord")
     writer = tfrecord.TFRecordWriter("a.tfrecord")
@@ -348,36 +361,6 @@ def test_damage_of_mds_is_an_error(here):
     assert [row["cls"] for row in read_rows("mds", on_error="skip")] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("compression", [None, "zstd", "gz"])
-def test_shards_that_streaming_wrote(here, compression):
-    writer = pytest.importorskip("streaming").MDSWriter
-    from PIL import Image
-
-    image = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
-    columns = {
-        "a": "ndarray",
-        "b": "ndarray:float32:2,3",
-        "c": "ndarray:int16",
-        "j": "jpeg",
-        "p": "pil",
-        "f": "float32",
-    }
-    columns |= {"l": "list[png]", "s": "str_decimal", "o": "json", "i": "uint16"}
-    row = {"a": np.arange(300), "b": np.ones((2, 3), "f4"), "c": np.ones((1, 2), "i2"), "j": image, "p": image}
-    from decimal import Decimal
-
-    row |= {"f": 0.5, "l": [image, image], "s": Decimal("1.50"), "o": {"x": [1]}, "i": 7}
-    with writer(out="out", columns=columns, compression=compression) as out:
-        out.write(row)
-    (found,) = read_rows("out")
-    assert [found[name].tolist() for name in "abc"] == [row[name].tolist() for name in "abc"]
-    assert (found["p"].tobytes(), found["j"][:3]) == (image.tobytes(), b"\xff\xd8\xff")
-    assert (found["f"], found["s"], found["o"], found["i"], len(found["l"])) == (0.5, "1.50", {"x": [1]}, 7, 2)
-
-
-# WebDataset in parquet, Zarr, and catalogs.
-
-
 @pytest.mark.interop
 @pytest.mark.parametrize("of", ["bytes", "struct"])
 def test_webdataset_in_parquet(here, of):
@@ -400,6 +383,7 @@ def test_webdataset_in_parquet(here, of):
     assert sorted(sample) == ["__key__", "__url__", "cls", "jpg", "json", "txt"]
 
 
+@pytest.mark.interop
 def test_groups_of_zarr_are_samples_as_squirrel_writes_them(here):
     zarr = pytest.importorskip("zarr")
     root = zarr.open_group("s", mode="w")

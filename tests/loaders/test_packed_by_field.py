@@ -86,6 +86,7 @@ def test_lengths_of_remote_shards(folder):
         assert lengths_of(dataset.source.shards, "txt").tolist() == LENGTHS.tolist()
 
 
+@pytest.mark.interop
 def test_a_column_has_the_lengths_too(tmp_path):
     pytest.importorskip("pyarrow")
     with ShardWriter(tmp_path / "c-%02d.tar", max_samples=3) as writer:
