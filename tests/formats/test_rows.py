@@ -137,16 +137,8 @@ def zarr():
     return "a.zarr"
 
 
-INPUTS = [
-    csv,
-    jsonl,
-    msgpack,
-    tfrecord,
-    mds,
-    pytest.param(parquet, marks=pytest.mark.interop),
-    pytest.param(zarr, marks=pytest.mark.interop),
-]
-FORMAT = {msgpack: "msgpack"}
+FOREIGN = [pytest.param(make, marks=pytest.mark.interop) for make in (parquet, zarr)]
+INPUTS = [csv, jsonl, msgpack, tfrecord, mds, *FOREIGN]
 
 
 @pytest.mark.parametrize("make", INPUTS)
