@@ -139,6 +139,7 @@ def zarr():
 
 FOREIGN = [pytest.param(make, marks=pytest.mark.interop) for make in (parquet, zarr)]
 INPUTS = [csv, jsonl, msgpack, tfrecord, mds, *FOREIGN]
+FORMAT = {msgpack: "msgpack"}
 
 
 @pytest.mark.parametrize("make", INPUTS)
