@@ -109,4 +109,4 @@ if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a peer prints is no answer
     print(json.dumps(measure(**json.load(sys.stdin))), file=answers, flush=True)
-    os.killpg(0, signal.SIGKILL)  # with all that the loader has started, some of which would keep the pipe open
+    os.killpg(0, signal.SIGKILL)  # and all processes that the loader has started, which would keep the pipe open

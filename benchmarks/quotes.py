@@ -1,4 +1,4 @@
-"""The figures that sentences of the README and the docs quote from RESULTS.md. Run as a program, it writes them anew.
+"""The figures that sentences of the README and the docs quote from RESULTS.md. Run as a program, it updates them.
 
 A paragraph or item of a list that ends with `<!--figures:NAME-->` is written here: NAME is that of a function below,
 which makes the text from the results and says when they were measured.
@@ -152,7 +152,7 @@ def pages() -> Iterator[Path]:
 
 
 def quoted(text: str, results: Results) -> str:
-    """Return a page's text with its quotes written anew."""
+    """Return a page's text with its quotes updated."""
 
     def written(found: re.Match[str]) -> str:
         lead, name = found["lead"], found["name"]
@@ -165,7 +165,7 @@ def quoted(text: str, results: Results) -> str:
 
 
 def main(page: Path = RESULTS) -> None:
-    """Write all quotes of the README and the docs anew."""
+    """Update all quotes of the README and the docs."""
     results = Results(page)
     for path in pages():
         text = path.read_text()

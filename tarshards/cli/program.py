@@ -155,6 +155,20 @@ class Verbs(Program):
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
     @classmethod
+    def argument(cls, metavar: str) -> Callable[[Any], Any]:
+        """Return the argument *words* of a program that does nothing without a verb; the first completes to one."""
+        return click.argument(
+            "words", nargs=-1, metavar=metavar, shell_complete=lambda *given: cls.complete(incomplete=given[-1])
+        )
+
+    @classmethod
+    def unknown(cls, words: tuple[str, ...]) -> click.UsageError:
+        """Return the error for *words* that do not begin with a verb."""
+        *others, last = cls.verbs
+        known = f"{', '.join(others)} or {last}"
+        return click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
+
+    @classmethod
     def complete(cls, incomplete: str) -> list[CompletionItem]:
         """Return the verbs that begin with *incomplete*."""
         from click.shell_completion import CompletionItem

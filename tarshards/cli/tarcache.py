@@ -13,8 +13,6 @@ from tarshards.cli.program import Verbs, refuse, say, tool, usage_errors
 from tarshards.errors import visible
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from tarshards.storage.cache import CacheFolder
 
 PIECE = 1 << 20  # bytes read at once
@@ -26,25 +24,19 @@ class CacheVerbs(Verbs):
     """The commands of tarcache."""
 
 
-def _complete_verb(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return CacheVerbs.complete(incomplete)
-
-
 @click.command(
     cls=CacheVerbs,
     epilog="FOLDER is that of Remote(cache_dir=FOLDER). Programs may use it meanwhile. Each VERB has its own --help.",
     example="tarcache warm /scratch/cache 'https://host/train-{000..146}.tar'",
 )
-@click.argument("words", nargs=-1, metavar="list|verify|warm|purge FOLDER...", shell_complete=_complete_verb)
+@CacheVerbs.argument("list|verify|warm|purge FOLDER...")
 def main(words: tuple[str, ...]) -> None:
     """Manage a cache of blocks of remote shards.
 
     list FOLDER prints its contents; verify FOLDER checks all checksums; warm FOLDER SHARDS fetches missing blocks;
     purge FOLDER removes blocks.
     """
-    *others, last = CacheVerbs.verbs
-    known = f"{', '.join(others)} or {last}"
-    raise click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
+    raise CacheVerbs.unknown(words)
 
 
 def _opened(folder: str) -> CacheFolder:

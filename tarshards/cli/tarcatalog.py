@@ -15,8 +15,6 @@ from tarshards.cli.program import Verbs, refuse, say, tool
 from tarshards.errors import visible
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from tarshards.catalog import Catalog
 
 catalog_argument = click.argument("name", metavar="CATALOG[#ENTRY]", type=FILE)
@@ -26,26 +24,20 @@ class CatalogVerbs(Verbs):
     """The commands of tarcatalog."""
 
 
-def _complete_verb(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return CatalogVerbs.complete(incomplete)
-
-
 @click.command(
     cls=CatalogVerbs,
     epilog="ENTRY is DATASET, DATASET@VERSION or DATASET@VERSION/SPLIT; all tools take CATALOG#ENTRY as SHARDS. "
     "Each VERB has its own --help.",
     example="tarcatalog add catalog.yaml imagenet@2 train=imagenet/train.shards.json val=imagenet/val.shards.json",
 )
-@click.argument("words", nargs=-1, metavar="add|ls|show|pin|verify CATALOG...", shell_complete=_complete_verb)
+@CatalogVerbs.argument("add|ls|show|pin|verify CATALOG...")
 def main(words: tuple[str, ...]) -> None:
     """Manage a catalog: a YAML file that names the versions of datasets, and the shards of their splits.
 
     add CATALOG DATASET@VERSION SHARDS adds a version; ls CATALOG lists its entries; show CATALOG#ENTRY describes an
     entry; pin CATALOG pins entries written by hand; verify CATALOG compares datasets with their digests.
     """
-    *others, last = CatalogVerbs.verbs
-    known = f"{', '.join(others)} or {last}"
-    raise click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
+    raise CatalogVerbs.unknown(words)
 
 
 def _opened(name: str) -> tuple[Catalog, str | None]:

@@ -6,15 +6,12 @@ import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from tarshards.cli.parameters import FOLDER, parallel_option
 from tarshards.cli.program import Verbs, refuse, say, tool
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 POSITIVE = click.IntRange(1)
 RESTART = 1.0  # seconds before a process that has ended is replaced
@@ -24,25 +21,19 @@ class FeedVerbs(Verbs):
     """The commands of tarfeed."""
 
 
-def _complete_verb(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return FeedVerbs.complete(incomplete)
-
-
 @click.command(
     cls=FeedVerbs,
     epilog="Each VERB has its own --help.",
     example="tarfeed serve train:loader --bind 'tcp://*:7700' --key-folder keys",
 )
-@click.argument("words", nargs=-1, metavar="serve|status|keys|kubernetes ...", shell_complete=_complete_verb)
+@FeedVerbs.argument("serve|status|keys|kubernetes ...")
 def main(words: tuple[str, ...]) -> None:
     """Make batches for loaders on other hosts.
 
     serve MODULE:FUNCTION makes the batches of a loader for RemoteLoader; status ADDRESS prints what feeders do; keys
     FOLDER makes the keys that encrypt what they send; kubernetes MODULE:FUNCTION prints the objects of a cluster.
     """
-    *others, last = FeedVerbs.verbs
-    known = f"{', '.join(others)} or {last}"
-    raise click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
+    raise FeedVerbs.unknown(words)
 
 
 keys_option = click.option("--key-folder", "keys", type=FOLDER, metavar="FOLDER", help="The folder of `tarfeed keys`.")

@@ -23,12 +23,11 @@ from tarshards.loaders.arrays.array_loader import ArrayBatchMaker
 from tarshards.loaders.arrays.assembly import Memory
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Stopwatch
+from tarshards.parallel.signals import TICK
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.ledger import Ledger, Tally
 
 log = logging.getLogger("tarshards")
-
-TICK = 200  # milliseconds; a signal that arrives just before a wait takes effect only after it
 
 
 class _Request(NamedTuple):
@@ -109,7 +108,7 @@ class Feeder:
         if until_closed is not None:
             poller.register(until_closed, select.POLLIN)
         while self._runs:
-            events = dict(poller.poll(TICK))
+            events = dict(poller.poll(1000 * TICK))
             if until_closed in events:
                 return
             self._drain()

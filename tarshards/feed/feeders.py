@@ -12,12 +12,12 @@ from tarshards.errors import OpenError, TarshardsError, UrlError
 from tarshards.feed.encryption import check_address, client_keys
 from tarshards.feed.identity import differences
 from tarshards.feed.messages import decode, decoded_error, encode
+from tarshards.parallel.signals import TICK
 from tarshards.samples.codecs.registry import require
 from tarshards.storage.expressions import expand_braces
 
 log = logging.getLogger("tarshards")
 
-TICK = 0.2  # seconds; a signal that arrives just before a wait takes effect only after it
 LOOK_UP = 10.0  # seconds between two requests to a name server
 
 
@@ -190,7 +190,7 @@ class Feeders:
         return iter(list(self._feeders.values()))
 
     def silence(self) -> OpenError:
-        """Return the error for feeders of which none answers."""
+        """Return the error for the case that no feeder answers."""
         words = "; ".join(
             f"{feeder.address}: {feeder.refusal or f'silent for {monotonic() - feeder.heard:.0f} s'}" for feeder in self
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 from tarshards.errors import UrlError, shortened
 from tarshards.loaders.passes import ResumableLoader
+from tarshards.run.samples.runners import load
 
 PACKAGES = ("tarshards", "numpy", "pillow", "simplejpeg", "torch")  # whose versions may change a batch
 
@@ -29,7 +29,7 @@ def loader_of(spec: str) -> ResumableLoader:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        function = getattr(importlib.import_module(module), name)
+        function = load(spec)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise

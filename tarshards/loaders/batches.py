@@ -72,7 +72,7 @@ class BatchMaker:
         return self.read(self.part(epoch, state, rank, ranks, g), epoch)
 
     def part(self, epoch: int, state: Mapping[str, Any] | None, rank: int, ranks: int, g: int) -> Part:
-        """Return the part of which ``make`` makes the batch; ``read`` counts in it what became of its samples."""
+        """Return the part that ``make`` reads; ``read`` counts in it what became of its samples."""
         from tarshards.epoch.loop import Part
 
         key, planned = (epoch, ranks, repr(state)), self._planned

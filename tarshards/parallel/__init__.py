@@ -4,5 +4,5 @@
 - ``calls``: ``settled_map`` and ``bounded_map`` over any executor; ``DaemonThreads`` wait for a network, and
   ``EventLoop`` runs coroutines
 - ``children``: a program with its descendants
-- ``process_pool``: calls in processes, of which one that dies fails only its own call
+- ``process_pool``: calls in processes; one that dies fails only its own call
 """

@@ -1,4 +1,4 @@
-"""An executor of processes, of which one that dies fails only its own call."""
+"""An executor of processes; one that dies fails only its own call."""
 
 from __future__ import annotations
 

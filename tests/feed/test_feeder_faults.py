@@ -13,7 +13,6 @@ from contextlib import suppress
 
 import feed_specs
 import pytest
-from feed_specs import DATA
 from soak import SOAK
 from test_remote_loader import batches
 
@@ -24,18 +23,6 @@ from tarshards.feed.feeder import Feeder
 pytest.importorskip("zmq")
 
 PATIENCE = 0.5  # seconds
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("data")
-    feed_specs.make(str(folder))
-    return str(folder)
-
-
-@pytest.fixture(autouse=True)
-def data(dataset, monkeypatch):
-    monkeypatch.setenv(DATA, dataset)
 
 
 @pytest.fixture

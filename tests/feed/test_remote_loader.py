@@ -26,19 +26,6 @@ ARRAYS = ["arrays", "in_turn", "mixture"]
 TORCH = [pytest.param(name, marks=needs_torch) for name in ("tensors", "filled", "fields", "failing")]
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("data")
-    feed_specs.make(str(folder))
-    return str(folder)
-
-
-@pytest.fixture(autouse=True)
-def data(dataset, monkeypatch):
-    monkeypatch.setenv(DATA, dataset)
-    return dataset
-
-
 @contextmanager
 def fed(spec: str, count: int = 1, *, threads: int = 2, **options):
     """Run *count* feeders in threads, and give a RemoteLoader of them."""

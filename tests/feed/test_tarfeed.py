@@ -11,7 +11,6 @@ from pathlib import Path
 
 import feed_specs
 import pytest
-from feed_specs import DATA
 from test_feeder_faults import free_port
 from test_remote_loader import batches
 
@@ -20,12 +19,6 @@ from tarshards import RemoteLoader
 pytest.importorskip("zmq")
 
 TOOL = str(Path(__file__).parents[2] / "bin/tarfeed")
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    feed_specs.make(str(tmp_path))
-    monkeypatch.setenv(DATA, str(tmp_path))
 
 
 def children(pid: int) -> list[int]:
@@ -44,7 +37,7 @@ def until(condition) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_processes_are_replaced_and_end_together(data, number, monkeypatch):
+def test_processes_are_replaced_and_end_together(number, monkeypatch):
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     )

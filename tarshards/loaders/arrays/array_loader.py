@@ -355,9 +355,8 @@ class ArrayLoader(ResumableLoader):
             while True:
                 with defer_signals():
                     raw = thread.submit(lambda: list(islice(counted, self.maker.size)))
-                if (
-                    not assembler.is_open and settled(raw).exception() is None
-                ):  # by the first, whichever thread is quicker
+                # By the first, whichever thread is quicker.
+                if not assembler.is_open and settled(raw).exception() is None:
                     assembler.open(locate(raw))
                 yield partial(locate, raw), None
 

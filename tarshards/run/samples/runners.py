@@ -279,7 +279,7 @@ class FunctionRunner(Runner):
         return self._function
 
 
-def load(name: str) -> Callable[[Any], Any]:
+def load(name: str) -> Callable[..., Any]:
     """Import the function that *name*, ``module:function``, names."""
     module, _, attribute = name.partition(":")
     function: Any = importlib.import_module(module)

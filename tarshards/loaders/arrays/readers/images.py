@@ -82,7 +82,7 @@ class View:
 
 
 class RawImages(Rows):
-    """Pixels of one shape, as raw bytes or .npy, of which one call of a kernel resizes many."""
+    """Pixels of one shape, as raw bytes or .npy; one call of a kernel resizes many."""
 
     def __init__(self, rows: Rows, view: View):
         super().__init__(rows.dtype, rows.shape, rows.prefix)
@@ -166,7 +166,7 @@ class EncodedImages(Reader):
         return failed
 
     def join(self, batch: Batch) -> Any:
-        """Return one array of images that kept their sizes, if these are the same: that of which they are all rows."""
+        """Return one array of images that kept their sizes, if these are the same: if possible the one they lie in."""
         if self.view.size is not None:
             return batch
         rows = batch[0].base if batch else None
@@ -365,7 +365,7 @@ def image(
 
 
 def _sizes(given: Mapping[int, Any]) -> tuple[tuple[int, tuple[int, int]], ...]:
-    """Return pairs of an epoch and the size from there on, in order; raise ValueError for what is none."""
+    """Return pairs of an epoch and the size from there on, in order; raise ValueError for anything else."""
     sizes = [(whole_number("an epoch in size=", epoch, 0), sides_of(size)) for epoch, size in given.items()]
     if 0 not in given or not all(size for _, size in sizes):
         raise ValueError(f"size={shortened(given)} must give the size of epoch 0, and a size for each epoch")
