@@ -49,3 +49,14 @@ def test_pages_describe_each_package(page):
     packages = {path.parent.name for path in folder.glob("*/__init__.py")}
     modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
     assert sorted(rows) == sorted(packages | modules)
+
+
+def test_each_law_names_tests_that_exist():
+    page = (ROOT / "docs/invariants.md").read_text()
+    laws = re.split(r"^\d+\. ", page[: page.index("## Where")], flags=re.MULTILINE)[1:]
+    assert len(laws) == 10
+    for law in laws:
+        tests = re.findall(r"`(tests/\S+\.py)::(\w+)`", law)
+        assert tests, law
+        for path, name in tests:
+            assert f"\ndef {name}(" in (ROOT / path).read_text(), (path, name)
