@@ -47,12 +47,16 @@ SHARDS = tuple(10**power for power in range(1, 6))
 SHARD, LARGE_SHARD = 10_000, 100_000  # samples of a shard; of those behind the link
 RATE = 80.0  # MB/s of the link
 TRIP = 0.05  # seconds
-LIMIT = 40.0  # seconds of a case after its start, at most
+LIMIT = 60.0  # seconds of a case after its start, at most
 WINDOW = 2.0  # seconds in which a rate is measured
 FEWEST = (
     1000  # samples in them, of a peer on this disk; fewer are no rate, such as of one that unpacks a chunk meanwhile
 )
-WARM = {"samples": 20.0, "shards": 15.0, "link": 2.0}  # seconds before that, at most: of many shards a whole epoch
+WARM = {  # seconds before that, at most: of many shards a whole epoch, over the link until a set that fits has come
+    "samples": 20.0,
+    "shards": 15.0,
+    "link": 15.0,
+}
 PEERS = ("webdataset_", "litdata_", "streaming_", "lance_", "grain_")
 TOOLS = {  # their arguments before the shards
     "tarindex": "--index-dir {out}",
@@ -417,7 +421,7 @@ def tool_table(rows: list[Row]) -> list[str]:
 
 
 def draw(kept: dict[str, list[Row]]) -> None:
-    """Draw rates over samples, and what comes before the first batch over shards, if they were measured.
+    """Draw rates over samples, and what comes before the first batch over shards, if both were measured.
 
     Both axes are logarithmic.
     """
@@ -431,14 +435,11 @@ def draw(kept: dict[str, list[Row]]) -> None:
         ("samples", "rate", 1, "samples", "samples a second"),
         ("shards", "first", 1000, "shards of 2 samples", "open and first batch, ms"),
     )
-    panels = tuple(panel for panel in panels if any(panel[1] in row for row in kept.get(panel[0], [])))
-    if not panels:
+    if not all(any(row_key in row for row in kept.get(part, [])) for part, row_key, *_ in panels):
         return
     styles = dict(zip(LOADERS, ((BLUE, "-"), (BLUE, ":"), (LIGHT, "-"), (LIGHT, "--"), (INK, "-"))))
     with pyplot.rc_context({"font.size": 8.5, "font.family": "DejaVu Sans"}):
-        size = (5.2 * len(panels), 4)
-        figure, rows_of_axes = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
-        grid = rows_of_axes[0]
+        figure, grid = pyplot.subplots(1, len(panels), figsize=(10.4, 4), layout="constrained")
         for axes, (part, what, factor, across, up) in zip(grid, panels):
             rows = [row for row in kept.get(part, []) if what in row]
             for loader in dict.fromkeys(row["loader"] for row in rows):
