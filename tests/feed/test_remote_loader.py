@@ -6,12 +6,12 @@ import json
 import re
 import shutil
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import feed_specs
 import numpy as np
 import pytest
+from fed import fed
 from feed_specs import DATA
 from with_torch import needs_torch
 
@@ -24,24 +24,6 @@ pytest.importorskip("zmq")
 
 ARRAYS = ["arrays", "in_turn", "mixture"]
 TORCH = [pytest.param(name, marks=needs_torch) for name in ("tensors", "filled", "fields", "failing")]
-
-
-@contextmanager
-def fed(spec: str, count: int = 1, *, threads: int = 2, **options):
-    """Run *count* feeders in threads, and give a RemoteLoader of them."""
-    feeders = [Feeder(f"feed_specs:{spec}", "tcp://127.0.0.1:*", threads=threads) for _ in range(count)]
-    running = [threading.Thread(target=feeder.run, daemon=True) for feeder in feeders]
-    for thread in running:
-        thread.start()
-    loader = RemoteLoader(f"feed_specs:{spec}", [feeder.address for feeder in feeders], timeout=20, **options)
-    try:
-        yield loader
-    finally:
-        loader.close()
-        for feeder, thread in zip(feeders, running):
-            feeder.stop()
-            thread.join()
-            feeder.close()
 
 
 def plain(value):
