@@ -15,7 +15,7 @@ from pathlib import Path
 import feed_specs
 import pytest
 from soak import SOAK
-from test_remote_loader import batches
+from test_remote_loader import batches, free_port
 
 from tarshards import RemoteLoader
 from tarshards.feed import feeder as feeder_module
@@ -29,12 +29,6 @@ PATIENCE = 0.5  # seconds
 @pytest.fixture
 def expected(data) -> list:
     return batches(feed_specs.slow())
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def _serve(port: int, spec: str, version: str | None, pipe) -> None:

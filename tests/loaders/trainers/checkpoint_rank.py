@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from our_loaders import OURS
+from our_loaders import array_loader, shard_loader
 from torch import distributed
 
 from tarshards import ShardDataset, ShardLoader, mix, stepwise
@@ -34,7 +34,8 @@ def in_steps(urls: str, size: int) -> ShardLoader:
     return ShardLoader(ShardDataset(urls, shuffle=True).decode(), size, steps=25)
 
 
-LOADERS: dict[str, Callable[[str, int], Any]] = {make.__name__: make for make in [*OURS, mixture, in_steps]}
+MAKERS: list[Callable[[str, int], Any]] = [shard_loader, array_loader, mixture, in_steps]
+LOADERS = {make.__name__: make for make in MAKERS}
 
 
 def gathered(value: Any) -> list[Any]:
