@@ -31,9 +31,9 @@ test-pythons:
 	    done; \
 	done
 
-# Tests against other packages and servers: DALI, Dask, Kubernetes' schema and client, S3, Slurm; and webdataset's own
-# tests, which only its source distribution contains.
-test-interop: $(VENV)/.interop $(VENV)/squirrel
+# Tests against other packages and servers: DALI, Dask, trainers, Kubernetes' schema and client, S3, Slurm; and
+# webdataset's own tests, which only its source distribution contains.
+test-interop: $(VENV)/.interop $(VENV)/squirrel $(VENV)/torchtitan
 	-$(BIN)/python tests/compat/run_upstream.py --fetch
 	$(BIN)/python -m pytest $(PARALLEL) -m interop $(PYTEST)
 
@@ -41,6 +41,10 @@ test-interop: $(VENV)/.interop $(VENV)/squirrel
 $(VENV)/squirrel: $(VENV)/.interop
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
 	    squirrel-core==0.20.2 mako more-itertools msgpack-numpy ruamel.yaml
+
+# torchtitan, too: it requires an old version of datasets, and much that its loaders do not use.
+$(VENV)/torchtitan: $(VENV)/.interop
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ torchtitan==0.3.0
 
 # Long schedules, fuzzing and kills: the property and kill tests of `make test`, each SOAK times as often.
 SOAK ?= 20

@@ -1,4 +1,8 @@
-"""Benchmark feeding: batches made by feeders on loopback, beside the local loader and a bare stream of ZeroMQ."""
+"""Benchmark feeding: batches of feeders beside the local loader, a bare stream of ZeroMQ, and the rate of a slow link.
+
+The link (`tests/rigs`) has a round trip of 50 ms and 80 MB/s; without root, /dev/net/tun and a C compiler its line says
+so.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,16 @@ from sets import data_of
 
 from tarshards import ArrayLoader, RemoteLoader, Stream, readers
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from programs import COMPILER, TUN, is_installed
+from rigs.slow_link import Link
+
 ROOT, BATCH, ROUNDS = DATA / "suite", 64, 5
 SETS = {"photos": "photos256-1k", "raw": "raw-110k"}
 SLEEP = 3e-3  # seconds a sample of a slow transform; a sleep stands for the cores of other machines
+TRIP_MS, RATE = 50, 80  # of the link: its round trip, and MB/s
+REST = 0.1  # seconds that a slow consumer takes for a batch
 
 
 def urls(name: str) -> list[str]:
@@ -76,21 +87,19 @@ def cpu_of(pids: Iterable[int]) -> float:
     return sum(int(stat[11]) + int(stat[12]) for stat in stats) / TICKS
 
 
+def command(spec: str, address: str, *options: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("tarfeed")), "serve", f"feeding:{spec}", "--bind", address, *options]
+
+
 @contextmanager
-def feeders(spec: str, count: int = 1, threads: int | None = None) -> Iterator[tuple[list[str], list[int]]]:
+def feeders(spec: str, count: int = 1) -> Iterator[tuple[list[str], list[int]]]:
     """Run *count* feeders; yield their addresses and processes."""
     ports = []
     for _ in range(count):
         with socket.create_server(("127.0.0.1", 0)) as server:
             ports.append(server.getsockname()[1])
     addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
-    options = [] if threads is None else ["--threads", str(threads)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    tool = str(Path(sys.executable).with_name("tarfeed"))
-    running = [
-        subprocess.Popen([tool, "serve", f"feeding:{spec}", "--bind", address, *options], env=environment)
-        for address in addresses
-    ]
+    running = [subprocess.Popen(command(spec, address)) for address in addresses]
     try:
         yield addresses, [process.pid for process in running]
     finally:
@@ -137,6 +146,47 @@ def bare(size: int, count: int) -> tuple[float, float]:
     return size * count / seconds, (own + usage.ru_utime + usage.ru_stime) / (size * count) * 1e9
 
 
+def resident(pid: int) -> int:
+    """Return the bytes of a process that are in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def held() -> str:
+    """Return a line on the memory of both sides while the consumer is slow."""
+    with feeders("raw") as (addresses, pids):
+        remote = RemoteLoader("feeding:raw", addresses)
+        next(iter(remote))
+        sides = [os.getpid(), *pids]
+        before, most, size = [resident(pid) for pid in sides], [0, 0], 0
+        for batch in remote:
+            size = max(size, size_of(batch))
+            time.sleep(REST)
+            most = [max(high, resident(pid)) for high, pid in zip(most, sides)]
+        remote.close()
+    here, there = ((high - low) / size for high, low in zip(most, before))
+    return (
+        f"While a consumer takes one batch of {size / 1e6:.1f} MB every {REST * 1e3:.0f} ms, its process grows by the "
+        f"memory of {here:.1f} batches and the feeder, of {os.cpu_count()} threads, by that of {there:.1f}."
+    )
+
+
+def over_a_link() -> str:
+    """Return a line on rows of 110 KB over a link with a round trip."""
+    if not (is_installed(TUN) and is_installed(COMPILER)):
+        return f"A link of {RATE} MB/s: not measured, which needs {TUN} and {COMPILER}."
+    with Link(TRIP_MS / 2, RATE) as link:
+        address = f"tcp://{link.address}:7700"
+        link.start(*command("raw", address, "--no-encryption"))
+        remote = RemoteLoader("feeding:raw", address, encrypted=False)
+        epoch(remote)
+        rates = [epoch(remote)[1] / 1e6 for _ in range(ROUNDS)]
+        remote.close()
+    return (
+        f"Over a link of {RATE} MB/s with a round trip of {TRIP_MS} ms they come at {median(rates):.1f} MB/s "
+        f"({min(rates):.1f} to {max(rates):.1f}), {median(rates) / RATE:.2f} x its rate."
+    )
+
+
 def compare(spec: str, make_local: Callable[[], Any], counts: Iterable[int] = (1,)) -> list[str]:
     """Return lines that compare the local loader with feeders, round by round."""
     local, lines = make_local(), []
@@ -158,6 +208,7 @@ def compare(spec: str, make_local: Callable[[], Any], counts: Iterable[int] = (1
 
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])  # of the feeders
     for name in SETS.values():
         make(name, ROOT)
     lines = ["| | local, samples/s | fed, samples/s | fed / local | CPU s/GB more |", "|---|---|---|---|---|"]
@@ -175,6 +226,8 @@ def main() -> None:
         "",
         f"Raw rows of 110 KB come at {fed / 1e9:.2f} GB/s, {median(a / b[0] for a, b in rates):.2f} x a bare stream of "
         f"ZeroMQ ({plain / 1e9:.2f} GB/s, {cpu:.2f} CPU s/GB) that answers requests with as many bytes.",
+        over_a_link(),
+        held(),
     ]
     about = (
         "Batches of 64 by a feeder on the same machine, over loopback, beside the local ArrayLoader: decoded crops of "

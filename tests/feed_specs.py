@@ -60,6 +60,18 @@ def slow() -> ArrayLoader:
     return ArrayLoader(stream(), SIZE, fields=FIELDS, transforms=[slowly, add_noise])
 
 
+LARGE = 4 << 20  # bytes
+
+
+def grow(batch: Any, rng: np.random.Generator) -> Any:
+    return {**batch, "large": np.full(LARGE, rng.integers(256), np.uint8)}
+
+
+def large() -> ArrayLoader:
+    """A loader of large batches, of which an epoch would fill 400 MiB."""
+    return ArrayLoader(stream(), SIZE, fields=FIELDS, transforms=[grow], steps=100)
+
+
 def steps() -> ArrayLoader:
     return ArrayLoader(stream(), SIZE, fields=FIELDS, steps=7)
 
@@ -124,6 +136,20 @@ def objects() -> Any:
     from tarshards import ShardLoader
 
     return ShardLoader(torch_dataset(), SIZE, collate_fn=lambda samples: {"these": object()})
+
+
+def encoded() -> ArrayLoader:
+    """A loader of photos as they are stored, for a pipeline that decodes them; bad ones are for its ledger."""
+    data = Stream.from_shards(f"{os.environ[DATA]}/set-*.tar", seed=3, shuffle=True, on_error=Ledger(max_errors=100))
+    return ArrayLoader(data, 8, fields={"jpg": readers.ragged("u1"), "cls": readers.integer()})
+
+
+def encoded_objects() -> Any:
+    """The same as lists of bytes, from a ShardLoader."""
+    from tarshards import ShardDataset, ShardLoader
+
+    data = ShardDataset(f"{os.environ[DATA]}/set-*.tar", seed=3, shuffle=True, on_error=Ledger(max_errors=100))
+    return ShardLoader(data.decode(only="cls"), 8)
 
 
 def without_indexes() -> ArrayLoader:

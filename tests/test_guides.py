@@ -195,6 +195,19 @@ def test_the_trainer_of_transformers(run, tmp_path):
     assert float(done.stdout.split()[-1]) < 0.4
 
 
+@pytest.mark.interop
+def test_trainers(follow, tmp_path):
+    pytest.importorskip("grain", reason="needs grain")
+    titan = Path(sys.prefix, "torchtitan", "torchtitan")  # where `make test-interop` installs it
+    if titan.exists():
+        (tmp_path / "torchtitan").symlink_to(titan)
+    printed = follow("trainers.md", PYTHONWARNINGS="ignore")
+    (expected,) = [text for language, text in blocks("trainers.md") if text.startswith("2 ranks")]
+    assert expected in printed
+    assert "Grain goes on with (16, 40, 48, 3)" in printed
+    assert "torchtitan goes on at position 80 on 3 ranks" in printed
+
+
 def follow_remotes(follow, **environment: str) -> None:
     printed = follow("remotes.md", **environment)
     assert re.findall(r"^epoch \d: (\d+) samples", printed, re.MULTILINE) == ["2000", "2000"]

@@ -43,6 +43,10 @@ class _Feeder:
     def is_ready(self) -> bool:
         return self.instance is not None and not self.refusal
 
+    def may_answer(self, patience: float) -> bool:
+        """Whether it is not ready, and has been silent for less than *patience* seconds."""
+        return self.instance is None and not self.refusal and monotonic() - self.heard < patience
+
     def send(self, kind: str, **words: Any) -> None:
         self.socket.send_multipart(encode({"kind": kind, **words}))
 
@@ -105,7 +109,9 @@ class Feeders:
         self._identity, self._keys, self._encrypted = identity, keys, encrypted
         self.patience, self.timeout = patience, timeout
         self._feeders: dict[str, _Feeder] = {}
+        self._by_socket: dict[Any, _Feeder] = {}
         self._context: Any = None
+        self._poller: Any = None
         self._looked_up = 0.0
         if keys is not None:
             client_keys(keys)
@@ -125,16 +131,30 @@ class Feeders:
         has_names = any(name.startswith("dns:") for name in self._names)
         if self._feeders and not (has_names and monotonic() > self._looked_up + LOOK_UP):
             return
-        zmq = require("zmq", extra="feed")
-        self._context = self._context or zmq.Context()
+        if self._context is None:
+            zmq = require("zmq", extra="feed")
+            self._context, self._poller = zmq.Context(), zmq.Poller()
         self._looked_up = monotonic()
         addresses = [address for name in self._names for address in self._addresses(name)]
         for address in addresses:
             if address not in self._feeders:
-                self._feeders[address] = _Feeder(address, self._context, self._keys)
+                self._add(_Feeder(address, self._context, self._keys))
         for address in [address for address in self._feeders if address not in addresses]:
             if not self._feeders[address].asked:
-                self._feeders.pop(address).close()
+                self._remove(self._feeders[address])
+
+    def _add(self, feeder: _Feeder) -> None:
+        self._feeders[feeder.address] = feeder
+        for socket in (feeder.socket, feeder.events):
+            self._by_socket[socket] = feeder
+            self._poller.register(socket, require("zmq", extra="feed").POLLIN)
+
+    def _remove(self, feeder: _Feeder) -> None:
+        del self._feeders[feeder.address]
+        for socket in (feeder.socket, feeder.events):
+            del self._by_socket[socket]
+            self._poller.unregister(socket)
+        feeder.close()
 
     def _addresses(self, name: str) -> list[str]:
         if not name.startswith("dns:"):
@@ -151,21 +171,15 @@ class Feeders:
 
     def close(self) -> None:
         """Close all connections."""
-        for feeder in self._feeders.values():
-            feeder.close()
-        self._feeders = {}
+        for feeder in self:
+            self._remove(feeder)
         if self._context is not None:
             self._context.term()
-            self._context = None
+            self._context = self._poller = None
 
-    def poll(self, seconds: float) -> None:
-        """Wait for a message."""
-        zmq = require("zmq", extra="feed")
-        poller = zmq.Poller()
-        for feeder in self._feeders.values():
-            poller.register(feeder.socket, zmq.POLLIN)
-            poller.register(feeder.events, zmq.POLLIN)
-        poller.poll(1000 * min(seconds, TICK))
+    def active(self, seconds: float) -> set[_Feeder]:
+        """Wait for *seconds* at most; return the feeders that sent something, or whose connection has changed."""
+        return {self._by_socket[socket] for socket, _ in self._poller.poll(1000 * min(seconds, TICK))}
 
     def refuse(self, feeder: _Feeder, reason: str) -> None:
         """Leave a feeder out; raise OpenError if no other one can be used."""
@@ -229,17 +243,24 @@ class Delivery:
         while number not in self._arrived:
             self._feeders.connect()
             self._ask()
-            self._feeders.poll(self._feeders.patience / 4)
-            self._handle(entered)
+            self._handle(entered, self._feeders.patience / 4)
+            self._check_failed()
             heard = max([entered, *(feeder.heard for feeder in self._feeders.ready)])
             if monotonic() - heard > self._feeders.timeout:
                 raise self._feeders.silence()
         feeder, words = self._arrived.pop(number)
         self._ask()
-        self._failed.pop(number, None)
         if words["kind"] == "failed":
             raise decoded_error(words["error"], feeder.address, words["traceback"])
         return feeder.address, sum(each.threads for each in self._feeders.ready), words
+
+    def _check_failed(self) -> None:
+        """Raise the error of a batch that all feeders have failed to read, of those that are ready or may soon be."""
+        if self._failed:
+            hopeful = [each for each in self._feeders if each.is_ready or each.may_answer(self._feeders.patience)]
+            for errors in self._failed.values():
+                if all(each.address in errors for each in hopeful):
+                    raise [*errors.values()][-1]
 
     def leave(self) -> None:
         """Tell feeders that no more batches are needed."""
@@ -255,7 +276,7 @@ class Delivery:
         end = min(self._total, self._position + window)
         self._waiting.update(range(self._end, end))
         self._end = max(self._end, end)
-        while idle := [feeder for feeder in ready if len(feeder.asked) < feeder.capacity]:
+        while self._waiting and (idle := [each for each in ready if len(each.asked) < each.capacity]):
             asked = [self._ask_one(feeder) for feeder in sorted(idle, key=lambda each: len(each.asked) / each.capacity)]
             if not any(asked):
                 return
@@ -279,9 +300,9 @@ class Delivery:
         feeder.send("make", **{**self._request, "pass": self._name, "g": number})
         return True
 
-    def _handle(self, entered: float) -> None:
-        """Handle all messages, and take batches back from feeders that are silent."""
-        for feeder in self._feeders:
+    def _handle(self, entered: float, seconds: float = 0) -> None:
+        """Handle all messages, for which to wait *seconds*, and take batches back from feeders that are silent."""
+        for feeder in self._feeders.active(seconds):
             for change in feeder.changes():
                 if change == "open":
                     feeder.heard = monotonic()
@@ -294,7 +315,8 @@ class Delivery:
             while (words := feeder.receive()) is not None:
                 feeder.heard = monotonic()
                 self._arrive(feeder, words)
-            now = monotonic()
+        now = monotonic()
+        for feeder in self._feeders:
             silent = now - max(feeder.heard, entered)
             if feeder.instance is not None and silent > self._feeders.patience / 4:
                 if now - feeder.pinged > self._feeders.patience / 4:
@@ -319,13 +341,12 @@ class Delivery:
             errors = self._failed.setdefault(number, {})
             errors[feeder.address] = decoded_error(words["error"], feeder.address, words["traceback"])
             log.warning("feeder %s cannot make a batch, others try: %s", feeder.address, errors[feeder.address])
-            if all(each.address in errors for each in self._feeders.ready):
-                raise errors[feeder.address]
             if not any(number in each.asked for each in self._feeders):
                 self._waiting.add(number)
                 self.again += 1
             return
         self._waiting.discard(number)
+        self._failed.pop(number, None)
         self._arrived[number] = feeder, words
 
     def _give_back(self, feeder: _Feeder) -> None:
@@ -348,8 +369,7 @@ def ask_status(
             feeder.send("status")
         end = monotonic() + seconds
         while None in answers.values() and monotonic() < end:
-            feeders.poll(end - monotonic())
-            for feeder in feeders:
+            for feeder in feeders.active(end - monotonic()):
                 while (words := feeder.receive()) is not None:
                     answers[feeder.address] = words
         return answers

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarshards.epoch.world import World
 from tarshards.errors import SampleError, StateError, whole_number
@@ -24,6 +24,8 @@ from tarshards.stream.sources import ShardSource, check_order, check_state, vers
 if TYPE_CHECKING:
     from tarshards.epoch.plan import PlannedEpoch
     from tarshards.samples.ledger import Ledger
+
+T = TypeVar("T")
 
 log = logging.getLogger("tarshards")
 
@@ -291,17 +293,10 @@ class ResumableLoader:
     def _iterate(self) -> Generator[Any, None, None]:
         batches = self._epoch() if self.passes.steps is None else self._steps()
         self.end_of_dataloader = False
-        self.monitor = monitor = type(type(self).monitor)()
-        asked, before = perf_counter(), traffic.so_far()
         with _known_to_accelerate(self), closing(batches):
-            for batch, is_last in batches:
-                taken, now = perf_counter(), traffic.so_far()
-                monitor.waited += taken - asked
-                monitor.traffic += now - before
+            for batch, is_last in measured(self, batches):
                 self.end_of_dataloader = is_last
                 yield batch
-                asked, before = perf_counter(), now
-                monitor.consumed += asked - taken
 
     def _epoch(self) -> Generator[tuple[Any, bool], None, None]:
         """Yield the batches of the pass that begins now, each with whether it is the last."""
@@ -374,6 +369,19 @@ class ResumableLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration deliver the rest after *state*; raise StateError if the state does not match."""
         self.passes.load_state_dict(state)
+
+
+def measured(loader: ResumableLoader, batches: Iterable[T]) -> Iterator[T]:
+    """Yield *batches*; a new monitor of *loader* counts how long they are waited for, and how long they are used."""
+    loader.monitor = monitor = type(type(loader).monitor)()
+    asked, before = perf_counter(), traffic.so_far()
+    for batch in batches:
+        taken, now = perf_counter(), traffic.so_far()
+        monitor.waited += taken - asked
+        monitor.traffic += now - before
+        yield batch
+        asked, before = perf_counter(), now
+        monitor.consumed += asked - taken
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from tarshards.index.access import SampleSequence
 from tarshards.stream.op import BoundOp
 from tarshards.stream.other_names import explains, no_attribute
 from tarshards.stream.sample_ops import SampleOps
+from tarshards.stream.sources import dataset_digest
 from tarshards.stream.stream import Stream
 
 #: Alternatives to the ops of a stream that change the number of samples or their order.
@@ -49,6 +50,13 @@ class IndexedShards(SampleOps, SampleSequence):
     ops: tuple[BoundOp, ...] = ()
 
     __init__ = explains(SampleSequence.__init__)
+
+    def __repr__(self) -> str:
+        """Tell datasets apart, in all processes alike: Grain compares it with that in a state."""
+        own = repr(self._own).encode() if isinstance(self._own, range) else self._own.astype("<i8").tobytes()
+        digest = dataset_digest(self.urls, self.counts.astype("<i8").tobytes() + own)
+        ops = "".join(f".{op.label}" for op in self.ops)
+        return f"IndexedShards({len(self)} samples of {len(self.urls)} shards, digest {digest}){ops}"
 
     def _then(self, op: BoundOp) -> Self:
         for name in ("drop_none", "on_error"):

@@ -10,11 +10,12 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import feed_specs
 import pytest
 from soak import SOAK
-from test_remote_loader import batches
+from test_remote_loader import batches, free_port
 
 from tarshards import RemoteLoader
 from tarshards.feed import feeder as feeder_module
@@ -30,18 +31,12 @@ def expected(data) -> list:
     return batches(feed_specs.slow())
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def _serve(port: int, version: str | None, pipe) -> None:
+def _serve(port: int, spec: str, version: str | None, pipe) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if version is not None:
         real = feeder_module.identity
         feeder_module.identity = lambda *given: real(*given) | {"numpy": version}
-    feeder = Feeder("feed_specs:slow", f"tcp://127.0.0.1:{port}", threads=2)
+    feeder = Feeder(f"feed_specs:{spec}", f"tcp://127.0.0.1:{port}", threads=2)
     pipe.send(feeder.address)
     feeder.run()
 
@@ -49,15 +44,15 @@ def _serve(port: int, version: str | None, pipe) -> None:
 class Process:
     """A feeder in a process of its own, at one port over all its lives."""
 
-    def __init__(self, version: str | None = None):
-        self.port, self.version = free_port(), version
+    def __init__(self, spec: str = "slow", version: str | None = None):
+        self.port, self.spec, self.version = free_port(), spec, version
         self.address = f"tcp://127.0.0.1:{self.port}"
         self.process = None
 
     def start(self) -> Process:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(self.port, self.version, theirs), daemon=True)
+        self.process = context.Process(target=_serve, args=(self.port, self.spec, self.version, theirs), daemon=True)
         self.process.start()
         assert ours.poll(30)
         ours.recv()
@@ -207,6 +202,27 @@ def test_a_consumer_that_rests_loses_no_feeder(make_feeder, expected, caplog):
     assert found == expected
     assert "silent" not in caplog.text
     assert loader.monitor.again == 0
+    loader.close()
+
+
+def resident(pid: int) -> int:
+    """Return the bytes of a process that are in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_slow_consumer_holds_the_memory_of_few_batches_on_both_sides(make_feeder):
+    """*prefetch* and one here, and there one more than the feeder makes at once; the rest is what malloc keeps."""
+    prefetch, feeder = 4, make_feeder(spec="large").start()
+    loader = RemoteLoader("feed_specs:large", feeder.address, prefetch=prefetch, timeout=60)
+    pids = [os.getpid(), feeder.process.pid]
+    before, most = [resident(pid) for pid in pids], [0, 0]
+    for number, batch in enumerate(loader):
+        assert len(batch["large"]) == feed_specs.LARGE
+        time.sleep(0.5 if number in (1, 20) else 0.01)
+        most = [max(high, resident(pid)) for high, pid in zip(most, pids)]
+    assert number == 99
+    used = [(high - low) / feed_specs.LARGE for high, low in zip(most, before)]  # in batches
+    assert all(1 < batches < 3 * prefetch for batches in used), used
     loader.close()
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import feed_specs
 import numpy as np
 import pytest
+from fed import fed
 from feed_specs import DATA
 from with_torch import needs_torch
 
@@ -26,22 +27,10 @@ ARRAYS = ["arrays", "in_turn", "mixture"]
 TORCH = [pytest.param(name, marks=needs_torch) for name in ("tensors", "filled", "fields", "failing")]
 
 
-@contextmanager
-def fed(spec: str, count: int = 1, *, threads: int = 2, **options):
-    """Run *count* feeders in threads, and give a RemoteLoader of them."""
-    feeders = [Feeder(f"feed_specs:{spec}", "tcp://127.0.0.1:*", threads=threads) for _ in range(count)]
-    running = [threading.Thread(target=feeder.run, daemon=True) for feeder in feeders]
-    for thread in running:
-        thread.start()
-    loader = RemoteLoader(f"feed_specs:{spec}", [feeder.address for feeder in feeders], timeout=20, **options)
-    try:
-        yield loader
-    finally:
-        loader.close()
-        for feeder, thread in zip(feeders, running):
-            feeder.stop()
-            thread.join()
-            feeder.close()
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def plain(value):
@@ -235,6 +224,34 @@ def test_a_feeder_that_cannot_read_is_no_outcome_while_another_can(monkeypatch):
         assert failed
 
 
+def test_a_batch_that_one_feeder_cannot_read_waits_for_another_that_comes_late(monkeypatch):
+    read, port = feeder_module.ArrayBatchMaker.read, free_port()
+    late: list[Feeder] = []
+
+    def unreadable(maker, part, epoch):
+        if not late:
+            raise OpenError("no such file", url="a.tar")
+        return read(maker, part, epoch)
+
+    expected = batches(feed_specs.arrays())
+    monkeypatch.setattr(feeder_module.ArrayBatchMaker, "read", unreadable)
+
+    def begin() -> None:
+        late.append(Feeder("feed_specs:arrays", f"tcp://127.0.0.1:{port}", threads=1))
+        late[0].run()
+
+    thread = threading.Timer(0.5, begin)
+    with fed("arrays", threads=1) as early:
+        addresses = [*early._feeders._names, f"tcp://127.0.0.1:{port}"]
+        loader = RemoteLoader("feed_specs:arrays", addresses, timeout=20)
+        thread.start()
+        assert batches(loader) == expected
+        loader.close()
+    late[0].stop()
+    thread.join()
+    late[0].close()
+
+
 def test_what_no_feeder_can_read_is_an_error(monkeypatch):
     def unreadable(maker, part, epoch):
         raise OpenError("no such file", url="a.tar")
@@ -255,11 +272,11 @@ def test_messages_of_others_do_not_end_a_feeder():
     import zmq
 
     expected = batches(feed_specs.arrays())
-    with fed("arrays") as loader, zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+    with fed("arrays") as loader, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         address = next(iter(loader._feeders._names))
-        socket.connect(address)
+        dealer.connect(address)
         for frames in ([b""], [b"\xc1"], [b"x", b"y"], [b"\x81\xa4kind\xa4make"], [b"\x80"]):
-            socket.send_multipart(frames)
+            dealer.send_multipart(frames)
         assert batches(loader) == expected
 
 

@@ -146,6 +146,15 @@ def test_a_key_in_two_shards_is_found_in_the_first(make_uneven):
     assert twice[2:]["000001"]["__key__"] == "000001"
 
 
+def test_its_repr_tells_data_apart_and_is_the_same_everywhere(make_uneven):
+    samples = IndexedShards(make_uneven([5, 3]))
+    assert repr(samples).startswith("IndexedShards(8 samples of 2 shards, digest ")
+    assert repr(samples) == repr(pickle.loads(pickle.dumps(samples))) == repr(IndexedShards(make_uneven([5, 3])))
+    others = [samples[:7], samples[1:], samples[[3, 1]], samples[[1, 3]], samples.decode(), samples.map(len)]
+    others += [IndexedShards(make_uneven([3, 5])), IndexedShards(make_uneven([5, 3], "other"))]
+    assert len({repr(each) for each in [samples, *others]}) == 1 + len(others)
+
+
 @pytest.mark.parametrize(
     ("index", "kind", "words"),
     [

@@ -13,7 +13,14 @@ from nvidia.dali import Pipeline, backend, fn
 
 from tarshards.epoch.permutations import hash_of
 from tarshards.errors import DecodeError
-from tarshards.loaders.dali.external_source import BatchSource, EncodedBatch, LastBatch, open_dataset
+from tarshards.loaders.dali.external_source import (
+    BatchSource,
+    EncodedBatch,
+    EncodedSource,
+    LastBatch,
+    LoaderSource,
+    open_dataset,
+)
 from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
 from tarshards.loaders.dali.outputs import ArrayLibrary, numpy_to_array, output_to_arrays
 from tarshards.loaders.monitor import Stopwatch
@@ -27,7 +34,7 @@ def dali_loader(
     urls_or_dataset: Any,
     pipeline: Callable[..., Any],
     *,
-    batch_size: int,
+    batch_size: int | None = None,
     fields: str | Iterable[str] = ("jpg", "cls"),
     outputs: Sequence[str] | None = None,
     device: Device = "gpu",
@@ -49,9 +56,12 @@ def dali_loader(
     num_outputs=...)``. The seed of the pipeline is derived from that of the dataset.
 
     *urls_or_dataset* is a shard expression or a ``ShardDataset`` (``Stream``). The loader follows its order, tail, rank
-    and ledger; its ops run before the pipeline. *device* "gpu" uses the GPU *device_id* (default: torch's current one),
-    "cpu" uses none; RuntimeError is raised if there is no GPU. *last_batch* applies to the last batch of this rank:
-    "partial" keeps it short, "pad" repeats its last sample, "drop" leaves it out.
+    and ledger; its ops run before the pipeline. It may also be a loader whose batches have *fields*, such as a
+    ``RemoteLoader``: batches, order, ledger and state are then those of this loader.
+
+    *device* "gpu" uses the GPU *device_id* (default: torch's current one), "cpu" uses none; RuntimeError is raised if
+    there is no GPU. *last_batch* applies to the last batch of this rank: "partial" keeps it short, "pad" repeats its
+    last sample, "drop" leaves it out.
 
     A bad image raises DecodeError. If the ledger accepts the error, *on_bad* "drop" leaves the sample out and "mask"
     replaces the image by a black one. With "mask" or "pad" each batch has an array ``valid``, False for masked and
@@ -66,21 +76,29 @@ def dali_loader(
     if arrays not in ("torch", "numpy", "cupy"):
         raise ValueError(f'arrays is "torch", "numpy" or "cupy", not {arrays!r}')
     guard = ImageGuard(fields, on_bad=on_bad, check=check)
-    dataset = open_dataset(urls_or_dataset, guard)
-    source = BatchSource(dataset, batch_size, guard, last_batch)
-    options = {"batch_size": batch_size, "num_threads": num_threads, "device_id": find_device(device, device_id)}
+    source: EncodedSource
+    if isinstance(urls_or_dataset, ResumableLoader):
+        if batch_size is not None or last_batch != "partial":
+            raise TypeError("a loader makes its batches itself: batch_size= and last_batch= are for datasets")
+        source = LoaderSource(urls_or_dataset, guard)
+    elif batch_size is None:
+        raise TypeError("a dataset requires batch_size=")
+    else:
+        source = BatchSource(open_dataset(urls_or_dataset, guard), batch_size, guard, last_batch)
+    size, ledger = source.passes.maker.size, source.passes.stream.ledger
+    options = {"batch_size": size, "num_threads": num_threads, "device_id": find_device(device, device_id)}
     names = list(guard.names if outputs is None else outputs)
 
     def build(feed: PipelineInput, seed: int) -> Pipeline:
         return build_pipeline(pipeline, feed, len(guard.fields), names, seed=seed, **options)
 
-    return DaliLoader(source, PipelineRunner(build, guard, dataset.ledger), names, arrays)
+    return DaliLoader(source, PipelineRunner(build, guard, ledger), names, arrays)
 
 
 class DaliLoader(ResumableLoader):
     """An iterable of dicts of arrays, one epoch per iteration; see ``dali_loader``."""
 
-    def __init__(self, source: BatchSource, runner: PipelineRunner, outputs: Sequence[str], library: ArrayLibrary):
+    def __init__(self, source: EncodedSource, runner: PipelineRunner, outputs: Sequence[str], library: ArrayLibrary):
         self.source, self.passes = source, source.passes
         self._runner, self._outputs, self._library = runner, outputs, library
 

@@ -6,15 +6,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import islice, repeat
+from itertools import islice, pairwise, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
-from tarshards.loaders.passes import Pass, Passes
+from tarshards.loaders.passes import Pass, Passes, ResumableLoader, measured
 from tarshards.parallel.calls import bounded_map
+from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.sources import version_of
@@ -132,14 +133,47 @@ class RestartingIterator:
             raise
 
 
-class BatchSource:
+class EncodedSource:
+    """Encoded batches of *passes*, read ahead by a thread; a subclass defines in ``_batches`` where they come from."""
+
+    def __init__(self, passes: Passes, guard: ImageGuard, *, has_valid: bool):
+        self.passes, self.guard, self.has_valid = passes, guard, has_valid
+        self._made = self._arrived = 0  # samples: counted by a thread, and by the consumer
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count at the end of a pass the samples of batches that did not ``arrive`` as in flight."""
+        self._made = self._arrived = 0
+        try:
+            yield
+        finally:
+            if self.passes.stream.is_followed:  # otherwise batches do not count samples
+                self.passes.stream.ledger.count(in_flight=self._made - self._arrived)
+
+    def arrive(self, batch: EncodedBatch) -> None:
+        """Record that the consumer gets *batch*."""
+        self._arrived += batch.real
+
+    def batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
+        """Yield the batches of one pass, also those without samples."""
+        return read_ahead(self._counted(self._batches(this)))
+
+    def _counted(self, batches: Generator[EncodedBatch, None, None]) -> Generator[EncodedBatch, None, None]:
+        with closing(batches):
+            for batch in batches:
+                self._made += batch.real
+                yield batch
+
+    def _batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
+        raise NotImplementedError
+
+
+class BatchSource(EncodedSource):
     """Batches of a dataset as tuples of one entry per field, and ``valid`` if there is one; see ``batch_source``."""
 
     def __init__(self, dataset: Stream, batch_size: int, guard: ImageGuard, last_batch: LastBatch):
         self.maker = EncodedBatchMaker(dataset, batch_size, guard, last_batch)
-        self.passes, self.guard = Passes(self.maker), guard
-        self.has_valid = guard.on_bad == "mask" or last_batch == "pad"
-        self._made = self._arrived = 0  # samples: counted by a thread, and by the consumer
+        super().__init__(Passes(self.maker), guard, has_valid=guard.on_bad == "mask" or last_batch == "pad")
 
     @property
     def num_outputs(self) -> int:
@@ -160,29 +194,9 @@ class BatchSource:
                 if batch.samples:
                     yield (*batch.columns(), batch.valid) if self.has_valid else tuple(batch.columns())
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count at the end of a pass the samples of batches that did not ``arrive`` as in flight."""
-        self._made = self._arrived = 0
-        try:
-            yield
-        finally:
-            if self.maker.stream.is_followed:  # otherwise batches do not count samples
-                self.maker.stream.ledger.count(in_flight=self._made - self._arrived)
-
-    def arrive(self, batch: EncodedBatch) -> None:
-        """Record that the consumer gets *batch*."""
-        self._arrived += batch.real
-
-    def batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
-        """Yield the batches of one pass, also those without samples."""
-        return read_ahead(self._batches(this))
-
     def _batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
         try:
-            for batch in self._streamed(this) if this.plan is None else self._planned(this, this.plan):
-                self._made += batch.real
-                yield batch
+            yield from self._streamed(this) if this.plan is None else self._planned(this, this.plan)
         finally:
             self.maker.stream.report()
 
@@ -205,3 +219,38 @@ class BatchSource:
                 yield batch
             else:
                 maker.stream.ledger.count(discarded=len(chunk))
+
+
+class LoaderSource(EncodedSource):
+    """Batches of another loader, whose samples the *guard* takes from the rows of its arrays and lists."""
+
+    def __init__(self, loader: ResumableLoader, guard: ImageGuard):
+        super().__init__(loader.passes, guard, has_valid=guard.on_bad == "mask")
+        self._loader = loader
+
+    def _batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
+        ledger = self._loader.ledger
+        with closing(self._loader.make_batches(this)) as batches:
+            for batch in measured(self._loader, batches):
+                samples = samples_of(batch)
+                encoded = list(self.guard.encode(samples, ledger.fail))
+                ledger.count(failed=len(samples) - len(encoded))
+                yield EncodedBatch(encoded, len(encoded))
+
+
+def samples_of(batch: Any) -> list[Sample]:
+    """Return the samples of a batch that has a row for each, bytes where the column is a ragged one of bytes."""
+    if isinstance(batch, list) and not batch:  # a ShardLoader's without samples
+        return []
+    if not isinstance(batch, dict):
+        raise TypeError(f"DALI takes loaders whose batches are dicts of fields, not {type(batch).__name__}")
+    columns = {name: _rows(value) for name, value in batch.items()}
+    return [dict(zip(columns, row)) for row in zip(*columns.values(), strict=True)]
+
+
+def _rows(column: Any) -> Iterable[Any]:
+    if not isinstance(column, tuple):
+        return column
+    values, offsets = (np.asarray(part) for part in column)
+    rows = [values[begin:end] for begin, end in pairwise(offsets.tolist())]
+    return [row.tobytes() for row in rows] if values.dtype == np.uint8 else rows

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-collect_ignore_glob = [
-    pattern
-    for package, pattern in {"pytorch_lightning": "*lightning*.py", "accelerate": "*accelerate*.py"}.items()
-    if not find_spec(package)
-]
+GUIDE = Path(__file__).parents[3] / "docs/guides/trainers.md"
+PACKAGES = ("accelerate", "grain", "pytorch_lightning", "megatron")
+
+collect_ignore_glob = [f"*{package.removeprefix('pytorch_')}*.py" for package in PACKAGES if not find_spec(package)]
 
 
 @pytest.fixture
@@ -33,3 +35,26 @@ def run_program() -> Callable[..., None]:
         assert done.returncode == 0, done.stderr[-4000:]
 
     return run
+
+
+@pytest.fixture
+def from_guide(tmp_path, monkeypatch) -> Callable[[str], ModuleType]:
+    """Return a function that imports a file of the guide to trainers, in a folder with its pairs."""
+    files = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def load(name: str) -> ModuleType:
+        Path(f"{name}.py").write_text(files[name])
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return import_module(name)
+
+    load("pairs")
+    return load
+
+
+@pytest.fixture
+def torchtitan(monkeypatch) -> None:
+    """torchtitan's package, which `make test-interop` installs in a folder of its own."""
+    monkeypatch.syspath_prepend(Path(sys.prefix, "torchtitan"))
+    pytest.importorskip("torchtitan", reason="torchtitan is not installed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import feed_specs
 import pytest
 import pytorch_lightning as pl
 from lightning_runs import EPOCHS, QUIET, Model, Saving, fit, torchdatas_loader, torchs_loader
@@ -82,6 +83,25 @@ def test_a_run_is_resumed_with_smaller_batches_and_not_with_larger_ones(urls, tm
 def test_without_indexes_every_epoch_is_the_dataset(make_shards, make):
     model, _ = fit(make(make_shards(6, 20), SIZE))
     assert by_epoch(model.trained) == [keys(120)] * EPOCHS
+
+
+def test_batches_of_feeders_are_trained_on_and_a_run_resumes(tmp_path, monkeypatch):
+    pytest.importorskip("zmq")
+    from fed import fed
+
+    (tmp_path / "data").mkdir()
+    feed_specs.make(str(tmp_path / "data"))
+    monkeypatch.setenv(feed_specs.DATA, str(tmp_path / "data"))
+    local = feed_specs.arrays()
+    expected = [(epoch, list(batch["__key__"])) for epoch in range(EPOCHS) for batch in local]
+    with fed("arrays", 2) as loader:
+        whole, trainer = fit(loader, None, Saving(tmp_path, [(1, 7)]))
+        assert whole.trained == expected
+        assert trainer.global_step == EPOCHS * len(local)
+        loader.ledger.check()
+    with fed("arrays") as loader:
+        resumed, _ = fit(loader, start=tmp_path / "1-7")
+        assert resumed.trained == expected[len(local) + 7 :]
 
 
 def test_a_model_predicts_every_sample(urls):

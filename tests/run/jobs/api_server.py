@@ -1,4 +1,4 @@
-"""A Kubernetes API server on the loopback for ConfigMaps, Jobs and Pods: it validates strictly and runs the pods here.
+"""A Kubernetes API server on the loopback: it validates objects strictly, and runs the pods of Jobs here.
 
 Faults are planned by ``plan_fault("POST jobs", 429)``: statuses, "lost" (done, but the answer never comes), "dropped".
 """
@@ -19,9 +19,13 @@ import kubernetes_validate
 from aiohttp import web
 from object_checks import check_object
 
-GROUPS = {"/api/v1": ("configmaps", "pods"), "/apis/batch/v1": ("jobs",)}
-NAMES = {"configmaps": "ConfigMap", "jobs": "Job", "pods": "Pod"}
-API = {"configmaps": "v1", "jobs": "batch/v1", "pods": "v1"}
+GROUPS = {
+    "/api/v1": ("configmaps", "pods", "services"),
+    "/apis/apps/v1": ("deployments",),
+    "/apis/batch/v1": ("jobs",),
+}
+NAMES = {"configmaps": "ConfigMap", "deployments": "Deployment", "jobs": "Job", "pods": "Pod", "services": "Service"}
+API = {kind: path.split("/", 2)[2] for path, kinds in GROUPS.items() for kind in kinds}
 VERSION = "1.33"
 
 
@@ -109,11 +113,16 @@ class ApiServer:
             kinds = [{**each, "namespaced": True, "singularName": each["kind"].lower()} for each in kinds]
             group = request.path.removeprefix("/apis/").removeprefix("/api/")
             return web.json_response({"kind": "APIResourceList", "groupVersion": group, "resources": kinds})
-        batch = {"groupVersion": "batch/v1", "version": "v1"}
+        groups = [path.split("/")[2] for path in GROUPS if path.startswith("/apis/")]
         answers = {
             "/version": {"major": "1", "minor": VERSION.partition(".")[2], "gitVersion": f"v{VERSION}.0"},
             "/api": {"kind": "APIVersions", "versions": ["v1"]},
-            "/apis": {"kind": "APIGroupList", "groups": [{"name": "batch", "versions": [batch]}]},
+            "/apis": {
+                "kind": "APIGroupList",
+                "groups": [
+                    {"name": name, "versions": [{"groupVersion": f"{name}/v1", "version": "v1"}]} for name in groups
+                ],
+            },
         }
         return web.json_response(answers[request.path])
 
@@ -148,8 +157,7 @@ class ApiServer:
         return web.json_response({**head, "metadata": {"resourceVersion": str(self.version)}, "items": items})
 
     def _patch(self, request: web.Request, kind: str, name: str, body: dict) -> web.Response:
-        self.objects[kind][name]["metadata"].update(body["metadata"])
-        return web.json_response(self._store(kind, self.objects[kind][name]))
+        return web.json_response(self._store(kind, merged(self.objects[kind][name], body)))
 
     def _delete(self, request: web.Request, kind: str, name: str, body: dict | None) -> web.Response:
         if name not in self.objects[kind]:
@@ -261,6 +269,11 @@ class ApiServer:
             metadata = {"name": name, "namespace": job["metadata"]["namespace"], "labels": labels}
             self._store("pods", {"metadata": metadata, "spec": template["spec"], "status": status})
         return code
+
+
+def merged(made: dict, patch: dict) -> dict:
+    """Return an object with the changes of a patch that has no lists."""
+    return {**made, **{k: merged(made.get(k, {}), v) if isinstance(v, dict) else v for k, v in patch.items()}}
 
 
 def refused(body: dict, kind: str) -> str | None:

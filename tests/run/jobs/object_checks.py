@@ -24,11 +24,11 @@ EFFECTS = (None, "NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 def check_object(made: dict[str, Any]) -> None:
-    """Raise ValueError with all faults of a Job, ConfigMap or Service in one line."""
+    """Raise ValueError with all faults of a Job, Deployment, ConfigMap or Service in one line."""
     kind = made.get("kind")
-    checks = {"Job": _job, "ConfigMap": _config, "Service": _service}
+    checks = {"Job": _job, "Deployment": _deployment, "ConfigMap": _config, "Service": _service}
     if kind not in checks:
-        raise ValueError(f"a Job, a ConfigMap or a Service, not {kind}")
+        raise ValueError(f"a Job, a Deployment, a ConfigMap or a Service, not {kind}")
     problems = [*_metadata(made["metadata"]), *checks[kind](made)]
     if problems:
         raise ValueError(f"{kind} {made['metadata'].get('name')}: {'; '.join(problems)}")
@@ -69,6 +69,23 @@ def _service(made: dict[str, Any]) -> Iterator[str]:
     for port in ports:
         if not 0 < port["port"] < 1 << 16 or not DNS_LABEL.fullmatch(port.get("name", "x")):
             yield f"{port} is no port"
+
+
+def _deployment(made: dict[str, Any]) -> Iterator[str]:
+    spec, template = made["spec"], made["spec"]["template"]
+    if spec.get("replicas", 1) < 0:
+        yield "replicas is negative"
+    wanted, labels = spec["selector"].get("matchLabels", {}), template.get("metadata", {}).get("labels", {})
+    if not wanted or any(labels.get(key) != value for key, value in wanted.items()):
+        yield "the selector does not match the labels of the pod"
+    if template["spec"].get("restartPolicy", "Always") != "Always":
+        yield "the pods of a Deployment have restartPolicy Always"
+    for container in template["spec"]["containers"]:
+        for port in container.get("ports", []):
+            if not 0 < port["containerPort"] < 1 << 16:
+                yield f"{port} is no port"
+    yield from _labels(labels, "label of the pod")
+    yield from _pod(template["spec"])
 
 
 def _job(made: dict[str, Any]) -> Iterator[str]:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
-from api_server import ApiServer
+from api_server import VERSION, ApiServer
 from programs import need
 
 from tarshards import read_samples, write_samples
 from tarshards.errors import OpenError, StateError
+from tarshards.feed.encryption import make_keys
 from tarshards.run.jobs import kubernetes as backend
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_options import Options
@@ -450,3 +453,37 @@ def test_kubectl_sees_what_is_submitted(server, tarjob, kubectl, plan):
     assert found.split() == [f"pod/words-1-0-3-0000{attempt}" for attempt in range(3)]
     assert kubectl("delete", "job", "words-1-0", "--wait=false").startswith('job.batch "words-1-0" deleted')
     assert (server.objects["jobs"], server.objects["configmaps"]) == ({}, {})
+
+
+def test_kubectl_applies_feeders(server, kubectl, path_with_tools):
+    """The Service and the Deployment that tarfeed prints, as kubectl makes, keeps and changes them."""
+    tool = [shutil.which("tarfeed", path=path_with_tools), "kubernetes", "batches:train", "--image", "registry/train:1"]
+    options = ["--feeders", "8", "--key-secret", "feed-keys"]
+
+    def apply(replicas: int) -> list[str]:
+        command = [*tool, *options, "--replicas", str(replicas)]
+        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return kubectl("apply", "--validate=false", "-f", "-", stdin=printed).splitlines()
+
+    names = ["service/feeders", "deployment.apps/feeders"]
+    assert apply(20) == [f"{name} created" for name in names]
+    assert apply(20) == [f"{name} unchanged" for name in names]
+    assert apply(30) == [f"{names[0]} unchanged", f"{names[1]} configured"]
+    made = json.loads(kubectl("get", "deployment", "feeders", "-o", "json"))
+    assert made["spec"]["replicas"] == 30
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    assert container["command"][:5] == ["tarfeed", "serve", "batches:train", "--bind", "tcp://*:7700"]
+    assert [port["containerPort"] for port in container["ports"]] == [*range(7700, 7708)]
+    found = json.loads(kubectl("get", "service", "feeders", "-o", "json"))
+    assert found["spec"]["clusterIP"] == "None"
+    assert found["spec"]["selector"] == made["spec"]["template"]["metadata"]["labels"]
+    gone = kubectl("delete", "service,deployment", "feeders", "--wait=false")
+    assert gone == 'service "feeders" deleted\ndeployment.apps "feeders" deleted\n'
+
+
+def test_the_folder_of_keys_makes_the_secret_that_feeders_mount(kubectl, folder):
+    make_keys(str(folder / "keys"))
+    words = ["create", "secret", "generic", "feed-keys", "--from-file=keys", "--dry-run=client", "-o", "json"]
+    made = json.loads(kubectl(*words))
+    kubernetes_validate.validate(made, VERSION, strict=True)
+    assert sorted(made["data"]) == sorted(path.name for path in (folder / "keys").iterdir())
