@@ -127,12 +127,13 @@ class ShardArguments(NamedTuple):
     """The shard expressions of a command line, and how what they name is read.
 
     With *ignore_zeros* each shard may consist of several archives. Names of members are split into key and field at the
-    *split* dot.
+    *split* dot. With *keep_metadata* data have the headers of their members.
     """
 
     specs: list[str]
     ignore_zeros: bool = False
     split: str | None = None
+    keep_metadata: bool = False
 
     def named(self, spec: Any = None) -> list[Shard]:
         """Return the shards that *spec* names, by default all of them; they may run commands, for a person typed them.
@@ -143,7 +144,7 @@ class ShardArguments(NamedTuple):
 
         spec = self.specs or "-" if spec is None else spec
         shards = find_shards(spec, concatenated=self.ignore_zeros, allow_pipe=True)
-        return [shard._replace(split=self.split) for shard in shards]
+        return [shard._replace(split=self.split, keep_headers=self.keep_metadata) for shard in shards]
 
 
 def all_specs(shards: Iterable[str], lists: Iterable[str]) -> list[str]:
@@ -154,13 +155,17 @@ def all_specs(shards: Iterable[str], lists: Iterable[str]) -> list[str]:
 def takes_shards(
     command: Callable[..., Any], *, ignore_zeros: tuple[str, ...] = ("-i", "--ignore-zeros")
 ) -> Callable[..., Any]:
-    """Give a command with the argument SHARDS --list, *ignore_zeros* and --split; it gets all as ``ShardArguments``."""
+    """Give a command with the argument SHARDS --list, *ignore_zeros* and --split; it gets all as ``ShardArguments``.
+
+    With them comes the --keep-metadata of a tool that has it.
+    """
 
     @wraps(command)
     def with_shards(
         shards: tuple[str, ...], lists: tuple[str, ...], ignore_zeros: bool, split: str | None, **values: Any
     ) -> Any:
-        return command(shards=ShardArguments(all_specs(shards, lists), ignore_zeros, split), **values)
+        keep_metadata = values.pop("keep_metadata", False)
+        return command(shards=ShardArguments(all_specs(shards, lists), ignore_zeros, split, keep_metadata), **values)
 
     ignore_zeros_option = click.option(*ignore_zeros, is_flag=True, help=IGNORE_ZEROS)
     return options(list_option, ignore_zeros_option, split_option)(with_shards)
@@ -222,12 +227,13 @@ class Input:
         from tarshards.samples.read import read_packed, read_samples, read_to_copy
 
         if any(self.selection):
-            return self._selected()
-        if packed and not self._looks():
-            return read_packed(self.shards, ledger=self.ledger)
-        if to_copy:
-            return read_to_copy(self.shards, ledger=self.ledger)
-        return read_samples(self.shards, on_error=self.ledger)
+            yield from self._selected()
+        elif packed and not self._looks():
+            yield from read_packed(self.shards, ledger=self.ledger)
+        elif to_copy:
+            yield from read_to_copy(self.shards, ledger=self.ledger)
+        else:
+            yield from read_samples(self.shards, on_error=self.ledger)
 
     def containing(self, text: bytes, name: str) -> Iterator[Sample]:
         """Yield the samples that the command line asks for, without most of those that do not have *text*.

@@ -149,6 +149,9 @@ rekey_option = click.option(
     "--rekey", "template", metavar="TEMPLATE", help='New keys: "{shard}/{index:06d}", "{index}-{key}".'
 )
 keep_order_option = click.option("--keep-order", is_flag=True, help="Keep the order of the samples.")
+keep_metadata_option = click.option(
+    "--keep-metadata", is_flag=True, help="Keep mode, owner, times and pax records of members."
+)
 samples_option = click.option("-n", "--samples", type=Size(), metavar="N", help="Most samples in a shard.")
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: The options that many tools share, under the headings of --help; a tool's own options come before them.
 HEADINGS = {
     "Input": (
-        *("--list", "--index-dir", "--count", "--slice", "--fields", "--ignore-zeros", "--split"),
+        *("--list", "--index-dir", "--count", "--slice", "--fields", "--ignore-zeros", "--split", "--keep-metadata"),
         *("--on-error", "--max-errors", "--allow-empty"),
     ),
     "Remote input": ("--connections", "--ahead", "--cache-dir", "--cache-bytes"),

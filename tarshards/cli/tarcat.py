@@ -10,7 +10,7 @@ import click
 
 from tarshards.cli.input import Input, reads_samples, selects_samples, sliced
 from tarshards.cli.output import check_output, output_options, write_new_keys
-from tarshards.cli.parameters import COUNT, options, rekey_option, seed_option, shuffle_option
+from tarshards.cli.parameters import COUNT, keep_metadata_option, options, rekey_option, seed_option, shuffle_option
 from tarshards.cli.program import refuse, tool, usage_errors
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     example="gsutil cat gs://lpr-imagenet/imagenet_train-0000.tgz | tarcat -c 10 > small.tar",
 )
 @reads_samples
+@keep_metadata_option
 @selects_samples
 @arranges_samples
 @click.option(

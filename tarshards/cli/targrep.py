@@ -12,7 +12,7 @@ import click
 
 from tarshards.cli.input import Input, counted, reads_samples
 from tarshards.cli.output import check_output, output_options
-from tarshards.cli.parameters import COUNT, index_dir_option, keys_option, typed, where_option
+from tarshards.cli.parameters import COUNT, index_dir_option, keep_metadata_option, keys_option, typed, where_option
 from tarshards.cli.program import refuse, say, shown, tool, usage_errors
 from tarshards.samples.conditions import Condition
 from tarshards.samples.keys import Sample
@@ -53,6 +53,7 @@ quiet_option = click.option(
 @tool(options_metavar="[OPTIONS] [PATTERN]", epilog="Streams. Without SHARDS, or for -, a tar is read from stdin.")
 @takes_pattern
 @partial(reads_samples, count=("--count",), ignore_zeros=("--ignore-zeros",), quiet=quiet_option)
+@keep_metadata_option
 @click.option("-e", "--regexp", "patterns", multiple=True, metavar="PATTERN", help="Look for this; may be repeated.")
 @click.option(
     "-E/-F", "regular", default=True, show_default=False, help="Patterns are regular expressions (default), or texts."

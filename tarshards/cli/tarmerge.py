@@ -6,7 +6,7 @@ import click
 
 from tarshards.cli.input import Input, reads_samples
 from tarshards.cli.output import check_output, output_options
-from tarshards.cli.parameters import index_dir_option, spill_options
+from tarshards.cli.parameters import index_dir_option, keep_metadata_option, spill_options
 from tarshards.cli.program import refuse, say, tool
 from tarshards.storage.expressions import spec_name
 from tarshards.storage.location import Location
@@ -19,6 +19,7 @@ from stdin."""
 
 @tool(epilog=EPILOG)
 @reads_samples
+@keep_metadata_option
 @index_dir_option
 @click.option("--missing", type=click.Choice(MISSING), default="fail", help="Keys not in all inputs.")
 @click.option("--conflict", type=click.Choice(CONFLICT), default="fail", help="Fields in several.")

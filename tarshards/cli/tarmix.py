@@ -9,7 +9,15 @@ import click
 
 from tarshards.cli.input import Input, reads_samples
 from tarshards.cli.output import check_output, output_options, write_new_keys
-from tarshards.cli.parameters import FILE, allow_pipe_option, rekey_option, seed_option, shuffle_option, words
+from tarshards.cli.parameters import (
+    FILE,
+    allow_pipe_option,
+    keep_metadata_option,
+    rekey_option,
+    seed_option,
+    shuffle_option,
+    words,
+)
 from tarshards.cli.program import refuse, say, tool, usage_errors
 from tarshards.storage.expressions import spec_name
 from tarshards.storage.location import Location
@@ -38,6 +46,7 @@ class Until(click.ParamType):
     epilog="Streams: holds one sample of each source, and N with --shuffle N. - is a tar from stdin.",
 )
 @partial(reads_samples, may_be_empty=False)
+@keep_metadata_option
 @click.option("--yaml", "config", type=FILE, help="Take the sources from this file.")
 @allow_pipe_option
 @click.option(

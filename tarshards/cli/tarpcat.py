@@ -9,7 +9,7 @@ import click
 
 from tarshards.cli.input import Input, reads_samples
 from tarshards.cli.output import check_output, output_options, write_new_keys
-from tarshards.cli.parameters import Size, keep_order_option, parallel_option
+from tarshards.cli.parameters import Size, keep_metadata_option, keep_order_option, parallel_option
 from tarshards.cli.program import tool
 from tarshards.cli.tarcat import arranges_samples
 from tarshards.samples.keys import Sample
@@ -19,6 +19,7 @@ from tarshards.verbs.cat import read_parallel
 
 @tool(epilog="Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
+@keep_metadata_option
 @arranges_samples
 @parallel_option("Shards read", 4, "-p")
 @keep_order_option

@@ -11,6 +11,7 @@ from tarshards.cli.output import check_suffix, overwrite_option, sync_option, wr
 from tarshards.cli.parameters import (
     FILE,
     allow_empty_option,
+    keep_metadata_option,
     keep_order_option,
     parallel_option,
     quiet_option,
@@ -41,6 +42,7 @@ from tarshards.cli.program import say, tool, usage_errors
 @allow_empty_option
 @quiet_option
 @takes_shards
+@keep_metadata_option
 def main(
     shards: ShardArguments,
     output: str,

@@ -6,7 +6,7 @@ import click
 
 from tarshards.cli.input import Input, reads_samples
 from tarshards.cli.output import check_output, output_options
-from tarshards.cli.parameters import seed_option, spill_options
+from tarshards.cli.parameters import keep_metadata_option, seed_option, spill_options
 from tarshards.cli.program import refuse, say, tool, usage_errors
 from tarshards.samples.keys import key_rule
 from tarshards.storage.location import Location
@@ -16,6 +16,7 @@ from tarshards.write.shards import write_samples
 
 @tool(epilog="Buffers: holds up to -M, then spills to --tmpdir. Without SHARDS, or for -, a tar is read from stdin.")
 @reads_samples
+@keep_metadata_option
 @output_options
 @click.option(
     "--sort",

@@ -10,7 +10,15 @@ import click
 
 from tarshards.cli.input import Input, reads_samples, selects_samples
 from tarshards.cli.output import check_suffix, overwrite_option, sync_option, written
-from tarshards.cli.parameters import COUNT, dry_run_option, parallel_option, samples_option, seed_option, size_option
+from tarshards.cli.parameters import (
+    COUNT,
+    dry_run_option,
+    keep_metadata_option,
+    parallel_option,
+    samples_option,
+    seed_option,
+    size_option,
+)
 from tarshards.cli.program import refuse, say, shown, tool
 
 if TYPE_CHECKING:
@@ -24,6 +32,7 @@ DEFAULT_SIZE = 10**9
     example="tar -cf - --sort=name -C raw train | tarsplit -s 1e9 -o imagenet_train --maxshards 2",
 )
 @reads_samples
+@keep_metadata_option
 @selects_samples
 @click.option(
     "-o",

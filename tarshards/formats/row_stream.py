@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tarshards.epoch.world import World
-from tarshards.errors import WorldError, shortened
+from tarshards.errors import shortened
 from tarshards.formats.inputs import plan_input
 from tarshards.formats.pieces import Piece, Plan
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.stream.sources import VERSION, Progress, dataset_digest
+from tarshards.stream.sources import VERSION, Progress, check_ranks, dataset_digest
 from tarshards.stream.stream import Stream
 
 
@@ -85,11 +85,7 @@ class RowSource:
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the rows of one worker; raise WorldError, on every rank, if some rank would have none."""
         pieces, world = self.plan.pieces, progress.world
-        if len(pieces) < world.world_size:
-            raise WorldError(
-                f"{len(pieces)} files for {world.world_size} ranks: every rank needs at least one; write more and "
-                "smaller files, or import them into shards with `tarimport`"
-            )
+        check_ranks(len(pieces), "files", world, "import them into shards with `tarimport`")
         return self.read(world.share(pieces))
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[Sample]:

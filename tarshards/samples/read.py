@@ -46,11 +46,22 @@ from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import FileRange, failure
-from tarshards.tar.read import LARGE, ArchiveEnd, Grouper, Member, Reached, read_archive, read_members
+from tarshards.tar.read import (
+    LARGE,
+    ArchiveEnd,
+    Grouper,
+    KeptBytes,
+    Member,
+    Reached,
+    read_archive,
+    read_members,
+    scan_whole,
+    with_headers,
+)
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
-    from tarshards.tar._tar_py import Event
+    from tarshards.tar._tar_py import Event, ScannedMember
 
 T = TypeVar("T")
 
@@ -204,6 +215,7 @@ def read_shard(
         return
     name = location.name
     files = None if lazy is None else LazyMembers(location, lazy, split)
+    grouping_of = _KeepingGrouping if shard.keep_headers else _Grouping
     refused = False  # of a sample, for which the ledger raised: not an error of the shard
 
     def quarantine(error: SampleError) -> None:
@@ -215,7 +227,7 @@ def read_shard(
     try:
         with (
             open_shard(location) if files is None else files.open() as stream,
-            _Grouping(name, ledger, split, quarantine, expected, text, packs) as grouping,
+            grouping_of(name, ledger, split, quarantine, expected, text, packs) as grouping,
         ):
             leave: Any = _leave(stream, name) if file_ranges else None if files is None else files.leave
             samples: Iterator[Any] = read_archive(
@@ -365,7 +377,7 @@ class _Grouping:
                     self._delivered -= 1  # passed() counts the samples, and deliver() one without fields
         return self.deliver(samples, events), tuple(reached)
 
-    def add(self, name: str, data: bytes | None, offset: int) -> Iterable[Sample]:
+    def add(self, name: str, data: bytes | None, offset: int, headers: bytes) -> Iterable[Sample]:
         """Return the samples completed by a member."""
         found = self.grouper.next(iter([(name, data, offset)]))
         return () if found is None else self.deliver(*found)
@@ -373,7 +385,7 @@ class _Grouping:
     def refuse(self, name: str, reason: str, offset: int) -> Iterable[Sample]:
         """Return the samples completed before a member without content, which is a fault of its sample."""
         self._missing[offset] = reason
-        return self.add(name, None, offset)
+        return self.add(name, None, offset, b"")
 
     def complete(self) -> Iterable[Sample]:
         """Return the last sample, if there is one that is not passed over or left out."""
@@ -421,6 +433,24 @@ class _Grouping:
             self._fields -= _fields_in(left)
 
 
+class _KeepingGrouping(_Grouping):
+    """Groups members whose data have their headers."""
+
+    def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
+        members, reached = scan_whole(buffer, position, zeros, limit)
+        return self._grouped(buffer, members, base), reached
+
+    def _grouped(self, buffer: bytes, members: list[ScannedMember], base: int) -> Iterator[Sample]:
+        for name, header, start, stop, kind in members:
+            if kind:
+                yield from self.deliver([], [(0, kind, name, None, base + header)])
+            else:
+                yield from self.add(name, buffer[start:stop], base + header, buffer[header:start])
+
+    def add(self, name: str, data: bytes | None, offset: int, headers: bytes) -> Iterable[Sample]:
+        return super().add(name, None if data is None else with_headers(data, headers), offset, headers)
+
+
 def _fields_in(samples: list[Sample]) -> int:
     return sum(map(len, samples)) - 2 * len(samples)
 
@@ -464,7 +494,7 @@ def encode_sample(sample: Sample, *, in_pieces: bool = False) -> tuple[tuple[str
                 raise EncodeError("a MemberFile that is closed cannot be written", key=key, field=field)
             if not in_pieces or value.size < LARGE:
                 value = bytes(value)
-        elif type(value) is not bytes and type(value) is not FileRange:
+        elif type(value) is not bytes and type(value) is not FileRange and type(value) is not KeptBytes:
             try:
                 value = _encode_field()(field, value)
             except EncodeError as error:

@@ -36,8 +36,9 @@ class Shard(NamedTuple):
 
     A *concatenated* shard may consist of several archives; beside an *indexed* one lies its index. *sha256* is the
     checksum of the file, and *digest* that of its keys and members, as in its index, in hexadecimal digits. Manifests
-    do not have the last two: *split*, "first" or "last", is the rule for the names of members (None: that of the index,
-    or else "first"); with *allow_pipe*, ``pipe:command`` may run its command.
+    do not have the last three: *split*, "first" or "last", is the rule for the names of members (None: that of the
+    index, or else "first"); with *allow_pipe*, ``pipe:command`` may run its command; with *keep_headers* data have the
+    headers of their members, for who writes them again.
     """
 
     url: str
@@ -49,6 +50,7 @@ class Shard(NamedTuple):
     digest: str | None = None
     split: str | None = None
     allow_pipe: bool = False
+    keep_headers: bool = False
 
     @classmethod
     def of(cls, shard: Shard | str) -> Shard:

@@ -299,8 +299,10 @@ class FileRange:
     """A range of an open file: *size* bytes at *offset* of *descriptor*; errors name *url*.
 
     A sample that is only written again has such ranges instead of bytes: a range has their length, and ``pieces`` reads
-    them.
+    them. *headers* are those of the member, if they are kept.
     """
+
+    headers: bytes | None = None
 
     def __init__(self, descriptor: int, url: str, offset: int, size: int):
         self.descriptor, self.url, self.offset, self.size = descriptor, url, offset, size

@@ -34,10 +34,9 @@ def follow(ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, seed: int
         passage.warn()
     finally:
         if hasattr(upstream, "close"):
-            upstream.close()  # so that the source has finished counting when the counts are reported
+            upstream.close()  # an error may keep the frame that refers to it
         if passage.entered != passage.delivered:
             ledger.add(passage.tally())
-            ledger.report()  # of a worker whose loader was left, nothing else may follow
 
 
 def follow_part(

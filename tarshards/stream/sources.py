@@ -157,11 +157,7 @@ class ShardSource:
 
         Raises WorldError, on every rank, if some rank would have none.
         """
-        if len(self.shards) < world.world_size:
-            raise WorldError(
-                f"{len(self.shards)} shards for {world.world_size} ranks: every rank needs at least one shard; "
-                "write more and smaller shards, or index them with `tarindex`"
-            )
+        check_ranks(len(self.shards), "shards", world, "index them with `tarindex`")
         numbers = list(range(len(self.shards)))
         if self.options.resample:
             numbers = self._drawn(epoch)
@@ -189,6 +185,13 @@ class ShardSource:
         draws = Draws(_weights(self.options, len(self.shards)), self.options.seed, epoch)
         numbers: list[int] = draws.shards(np.arange(len(self.shards))).tolist()
         return numbers
+
+
+def check_ranks(count: int, parts: str, world: World, cure: str) -> None:
+    """Raise WorldError, on every rank, if there are fewer *parts*, such as shards, than ranks; *cure* avoids that."""
+    if count < world.world_size:
+        reason = f"{count} {parts} for {world.world_size} ranks: every rank needs at least one"
+        raise WorldError(f"{reason}; write more and smaller {parts}, or {cure}")
 
 
 class PlannedSource:

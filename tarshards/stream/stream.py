@@ -263,6 +263,7 @@ class Stream(SampleOps):
 
     def _run(self, progress: Progress | None) -> Generator[Any, None, None]:
         progress = progress or self._begin()
+        samples: Iterable[Any] = ()
         try:
             samples = self._iterate(len(self.ops), progress)
             if self._is_resumable():
@@ -275,6 +276,7 @@ class Stream(SampleOps):
                 if op.function is ops.decode and isinstance(found := decoding_of(*op.args, **op.options), Decoding):
                     found.warn()
         finally:
+            samples = ()  # closed, they have counted all
             self.report()
 
     def iterate(self, epoch: int, world: World, version: int | None = None) -> Iterator[Any]:

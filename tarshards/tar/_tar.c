@@ -906,6 +906,7 @@ static Py_ssize_t plain_size(PyObject *fields, PyObject *values, Py_ssize_t key_
             PyErr_SetString(PyExc_TypeError, "values must be bytes");
             return -1;
         }
+        if (!PyBytes_CheckExact(value)) return 0; /* it may have headers */
         total += BLOCK + (Py_ssize_t)round_up(size);
     }
     return total;

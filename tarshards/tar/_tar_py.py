@@ -496,14 +496,15 @@ def plain_header(name: str, size: int) -> bytes | None:
 def plain_members(key: str, fields: tuple[str, ...], values: list[bytes], limit: int) -> bytes | None:
     """Return the headers, data and padding of a sample's members as one bytes object; names are key, dot, field.
 
-    None if ``plain_header`` is None for one of them, or one of *values* has *limit* bytes or more, or there are none.
+    None if ``plain_header`` is None for one of them, or one of *values* has *limit* bytes or more, or is of a class
+    derived from bytes, or there are none.
     """
     if len(fields) != len(values):
         raise ValueError("there must be as many values as fields")
     parts: list[bytes] = []
     for field, value in zip(fields, values):
         size = len(value)
-        header = plain_header(f"{key}.{field}", size) if size < limit else None
+        header = plain_header(f"{key}.{field}", size) if size < limit and type(value) is bytes else None
         if header is None:
             return None
         parts += header, value, ZEROS[: -size % BLOCK]

@@ -105,11 +105,11 @@ class SpecialMembers:
         """
         try:
             if kind == SPARSE:
-                return taker.add(name, expand(head, stored, self._limit), header)
+                return taker.add(name, expand(head, stored, self._limit), header, head)
             if self._read is _refuse:
                 raise UnresolvedError(f"{kind} to {link_target(head)!r}, {NO_WAY_BACK}")
             if steps := self.find(header):
-                return taker.add(name, self.read(steps, leave and partial(leave, name)), header)
+                return taker.add(name, self.read(steps, leave and partial(leave, name)), header, head)
         except UnresolvedError as error:
             return taker.refuse(name, str(error), header)
         if ledger is not None:

@@ -8,10 +8,11 @@ This module selects the C kernel or the equivalent Python code for ``scan``, ``c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
-from io import RawIOBase
+from io import BytesIO, RawIOBase
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 from tarshards.errors import SampleError, TarError, visible
@@ -76,6 +77,9 @@ OTHERS = {
     b"\x93numpy": "a .npy file",
 }
 
+#: pax records of the name, size and place of a member, not of its metadata.
+PLACE = re.compile(r"path|linkpath|size|hdrcharset|GNU\.sparse\..*")
+
 #: Whether zeros must end an archive, or it may also end between two members.
 ArchiveEnd: TypeAlias = Literal["required", "optional"]
 
@@ -106,6 +110,19 @@ Item = TypeVar("Item", covariant=True)
 Reached: TypeAlias = "tuple[int, int, int, str | BaseException | None, ScannedMember | None]"
 
 
+class KeptBytes(bytes):
+    """The data of a member with its *headers*, for a writer that keeps its mode, owner, time and pax records."""
+
+    headers: bytes
+
+
+def with_headers(data: Any, headers: bytes) -> Any:
+    """Return the *data* of a member, bytes or a ``FileRange``, with its headers."""
+    data = KeptBytes(data) if isinstance(data, bytes) else data
+    data.headers = headers
+    return data
+
+
 class Taker(Protocol[Item]):
     """Turns the members of an archive into items, such as members or samples."""
 
@@ -115,7 +132,7 @@ class Taker(Protocol[Item]):
         *base* is the offset of the buffer in the archive; for the others see ``scan``.
         """
 
-    def add(self, name: str, data: bytes, offset: int) -> Iterable[Item]:
+    def add(self, name: str, data: bytes, offset: int, headers: bytes) -> Iterable[Item]:
         """Return the items from a member that is not in one buffer."""
 
     def refuse(self, name: str, reason: str, offset: int) -> Iterable[Item]:
@@ -128,22 +145,26 @@ class Taker(Protocol[Item]):
 class _Members:
     """Passes members through."""
 
-    def __init__(self, select: Callable[[str], bool] | None, ledger: MemberCounter | None, url: str | None):
-        self._select, self._ledger, self._url = select, ledger, url
+    def __init__(
+        self, select: Callable[[str], bool] | None, ledger: MemberCounter | None, url: str | None, keeps: bool
+    ):
+        self._select, self._ledger, self._url, self._keeps = select, ledger, url, keeps
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[list[Member], Reached]:
-        members, position, need, zeros, problem = scan(buffer, position, zeros, limit, True)
-        last = members.pop() if members and (members[-1][3] > len(buffer) or has_content(members[-1][4])) else None
+        members, reached = scan_whole(buffer, position, zeros, limit)
         select = self._select
         wanted = members if select is None else [found for found in members if not found[4] and select(found[0])]
-        whole = cut(buffer, wanted, base, Member)
+        whole: list[Member] = cut(buffer, wanted, base, Member)
+        if self._keeps:
+            headers = [buffer[header:start] for _, header, start, _, kind in wanted if not kind]
+            whole = [member._replace(data=with_headers(member.data, head)) for member, head in zip(whole, headers)]
         if self._ledger is not None and len(whole) < len(members):
             for kind in [found[4] for found in members if found[4]]:
                 self._ledger.skip(kind)
-        return whole, (position, need, zeros, problem, last)
+        return whole, reached
 
-    def add(self, name: str, data: bytes, offset: int) -> tuple[Member]:
-        return (Member(name, data, offset),)
+    def add(self, name: str, data: bytes, offset: int, headers: bytes) -> tuple[Member]:
+        return (Member(name, with_headers(data, headers) if self._keeps else data, offset),)
 
     def refuse(self, name: str, reason: str, offset: int) -> NoReturn:
         raise TarError(f"{name!r}: {reason}", url=self._url, offset=offset)
@@ -166,6 +187,7 @@ def read_members(
     concatenated: bool = False,
     limit: int = MEMBER_LIMIT,
     ledger: MemberCounter | None = None,
+    keep_headers: bool = False,
 ) -> Iterator[Member]:
     """Yield the regular files of the tar archive in *stream*, in archive order.
 
@@ -174,14 +196,14 @@ def read_members(
     skipped, and counted by *ledger*. A link to a member of the archive has that member's content, read at its offset,
     so the stream must be able to seek. *url* names the archive in errors (by default the name of the stream). With
     *concatenated* all archives in *stream* are read as one, and those after the first counted by *ledger*; zeros that
-    overwrote members then look like the end of an archive.
+    overwrote members then look like the end of an archive. With *keep_headers* data are ``KeptBytes``.
 
     Raises TarError with the offset for a damaged member, a link without a target, a member of more than *limit* bytes,
     a truncated archive (``end="optional"`` accepts truncation between members), and empty input; for members after
     blocks of zeros and more zeros at the end than writers leave, unless *concatenated*; and for only zeros, unless they
     are the two blocks of an archive without members.
     """
-    taker = _Members(select, ledger, url or _name_of(stream))
+    taker = _Members(select, ledger, url or _name_of(stream), keep_headers)
     return read_archive(
         stream, taker, url=url, select=select, end=end, concatenated=concatenated, limit=limit, ledger=ledger
     )
@@ -243,7 +265,7 @@ def read_archive(
                         reason = f"{visible(name)}, {stop - start:,} bytes, does not fit into memory"
                         raise MemoryError(f"{origin}: {reason}") from None
                 if not kind:
-                    yield from taker.add(name, data, base + header)
+                    yield from taker.add(name, data, base + header, buffer[header:start])
                 else:
                     if contents is None:
                         from tarshards.tar.elsewhere import SpecialMembers
@@ -320,6 +342,13 @@ def keep_memory() -> None:
     """
     with suppress(MemoryError):
         bytes(31 << 20)
+
+
+def scan_whole(buffer: bytes, position: int, zeros: int, limit: int) -> tuple[list[ScannedMember], Reached]:
+    """Return the members that *buffer* has whole, as ``scan`` finds them, and the end of these members."""
+    members, position, need, zeros, problem = scan(buffer, position, zeros, limit, True)
+    last = members.pop() if members and (members[-1][3] > len(buffer) or has_content(members[-1][4])) else None
+    return members, (position, need, zeros, problem, last)
 
 
 def scan_through(buffer: bytes, zeros: int, limit: int) -> tuple[list[ScannedMember], int, int, int, str | None]:
@@ -421,6 +450,8 @@ CUT = pack_header("truncated.here", BLOCK)
 def pack_members(key: str, fields: tuple[str, ...], values: list[bytes]) -> list[bytes]:
     """Return the members of a sample in pieces to write: one bytes object, or else header, data and padding of each.
 
+    Values that have the headers of the members from which they come keep these.
+
     Raises SampleError for a name that is not text: with a surrogate that does not stand for a single byte.
     """
     pieces: list[bytes] = []
@@ -428,19 +459,42 @@ def pack_members(key: str, fields: tuple[str, ...], values: list[bytes]) -> list
         if (packed := plain_members(key, fields, values, LARGE)) is not None:
             return [packed]
         for field, value in zip(fields, values):
-            pieces += [pack_header(f"{key}.{field}", len(value)), value, bytes(padding(len(value)))]
+            name, headers = f"{key}.{field}", getattr(value, "headers", None)
+            header = pack_header(name, len(value)) if headers is None else kept_headers(headers, name, len(value))
+            pieces += [header, value, bytes(padding(len(value)))]
     except UnicodeEncodeError as error:
         reason = f"a name with a lone surrogate, {error.object[error.start]!a}, which UTF-8 cannot encode"
         raise SampleError(reason, key=visible(key)) from error
     return pieces
 
 
-def _pax_header(name: str, size: int) -> bytes:
+def kept_headers(headers: bytes, name: str, size: int) -> bytes:
+    """Return the *headers* of a member, or where name or size differ those of a regular file with its metadata.
+
+    These are its mode, owner, times and pax records. Raises SampleError where Python's tarfile cannot read them.
+    """
+    if scan(headers, 0, 0, size)[0] == [(name, 0, len(headers), len(headers) + size, "")]:
+        return headers
     import tarfile
 
-    info = tarfile.TarInfo(name)
-    info.size = size
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    no_map = BytesIO(headers + b"0\n".ljust(BLOCK, b"\0"))  # of a sparse member, whose map may follow its headers
+    try:
+        with tarfile.open(fileobj=no_map, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+            info: Any = archive.next()
+    except (tarfile.TarError, ValueError) as error:
+        raise SampleError(f"headers whose metadata cannot be kept: {error}", key=visible(name)) from error
+    info.type, info.linkname = tarfile.REGTYPE, ""
+    info.pax_headers = {record: value for record, value in info.pax_headers.items() if not PLACE.fullmatch(record)}
+    return _pax_header(name, size, info)
+
+
+def _pax_header(name: str, size: int, info: Any = None) -> bytes:
+    import tarfile
+
+    info = info or tarfile.TarInfo()
+    info.name, info.size = name, size
+    made: bytes = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    return made
 
 
 def padding(size: int) -> int:

@@ -147,7 +147,7 @@ def by_columns(
 ) -> Iterator[Sample] | None:
     """Return the *wanted* samples that meet a condition on the columns beside their indexes.
 
-    None if the condition names no column.
+    None if the condition names no column. Raises ValueError for a column of shards whose headers are to be kept.
     """
     shards = expand_shards(urls)
     first = Location.of(shards[0].url)
@@ -160,6 +160,8 @@ def by_columns(
     found = by_columns(indexed, condition)
     if found is None:
         return None
+    if shards[0].keep_headers:
+        raise ValueError("samples found by columns are read without the headers that --keep-metadata needs")
     if wanted is not None:
         found &= [wanted({"__key__": key}) for key in indexed.shards.each_key()]
     return read_numbers(indexed, found.nonzero()[0], Ledger.of(on_error))
@@ -237,11 +239,15 @@ class KeyFilter:
         self.check()
 
     def candidates(self, urls: Any, *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
-        """Yield the samples with these keys if all shards are indexed, otherwise all samples."""
+        """Yield the samples with these keys if all shards are indexed, otherwise all samples.
+
+        All are also read where their headers are kept.
+        """
         from tarshards.index.inventory import has_index, has_ranges
 
         shards, ledger = expand_shards(urls), Ledger.of(on_error)
-        if all(has_index([shard.url for shard in shards])) and has_ranges(shards[0].url):
+        is_indexed = not shards[0].keep_headers and all(has_index([shard.url for shard in shards]))
+        if is_indexed and has_ranges(shards[0].url):
             if (found := self._by_key_index(shards, ledger)) is not None:
                 return found
             return chain.from_iterable(self._look_up(shard, ledger) for shard in shards)

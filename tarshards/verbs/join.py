@@ -59,7 +59,9 @@ def join_shards(
         from tarshards.index.inventory import has_index, has_ranges
 
         others = [shard.url for each in shards[1:] for shard in each]
-        if not (all(has_index(others)) and all(has_ranges(each[0].url) for each in shards[1:])):
+        if shards[0][0].keep_headers or not (
+            all(has_index(others)) and all(has_ranges(each[0].url) for each in shards[1:])
+        ):
             return None
         indexed = [SampleSequence(each) for each in shards[1:]]
         for each in indexed:

@@ -164,7 +164,14 @@ def read_loose_members(urls: Any, *, ledger: Ledger) -> Iterator[tuple[str, Memb
         name = location.name
         try:
             with open_shard(location) as stream:
-                for member in read_members(stream, url=name, concatenated=shard.concatenated, ledger=ledger):
+                members = read_members(
+                    stream,
+                    url=name,
+                    concatenated=shard.concatenated,
+                    ledger=ledger,
+                    keep_headers=shard.keep_headers,
+                )
+                for member in members:
                     yield name, member
         except OpenError:
             raise

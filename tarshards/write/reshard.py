@@ -148,6 +148,7 @@ def reshard(
         buckets *= 2
     plan = _Resharding(len(named), pattern, folder, buckets, seed if shuffle else None, rekey)
     rules = ["last"] if any(shard.split == "last" for shard in named) else []
+    rules += ["headers"] if any(shard.keep_headers for shard in named) else []
 
     with ExitStack() as stack:
         claims = stack.enter_context(Claims())

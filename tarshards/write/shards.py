@@ -65,9 +65,9 @@ class TarWriter(_Writer):
     looks whole; scratch data need not wait for that. With *sha256* an uncompressed shard is hashed as it is written:
     after ``close`` its ``sha256`` is the checksum in hexadecimal digits, else None.
 
-    After ``abort``, samples on stdout end with a header without data, which all readers report as truncated. A file
-    object is anything with a ``write`` that takes bytes. It is written sequentially and left open; after ``abort``
-    its content has no end of archive. Raises TypeError for another target.
+    After ``abort``, stdout ends with a header without data, which all readers report as truncated. A file object is
+    anything with a ``write`` that takes bytes. It is written sequentially and left open; after ``abort`` its content
+    has no end of archive. Raises TypeError for another target.
     """
 
     @explains
@@ -228,7 +228,7 @@ class TarWriter(_Writer):
 
     def abort(self) -> None:
         """Discard the archive; where its bytes cannot be discarded, end it so that every reader finds it truncated."""
-        if self._stream.lasts and self.samples and not self._stream.closed:
+        if self._stream.lasts and not self._stream.closed:
             with suppress(OSError):
                 self._stream.write(CUT)
                 self._stream.close()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tarshards.parallel.children import ChildGroup
 
 MAX_SERIES = 500  # each keeps a file open
+LONGEST = 256  # bytes of a name that no file system allows
 
 Route = Callable[[Sample], str]
 
@@ -152,12 +153,13 @@ def route_by_field(field: str) -> Route:
 
 
 def is_safe(text: str) -> bool:
-    """Return whether *text* is safe as part of a file name: not a folder, a URL or a hidden file.
+    """Return whether *text* is safe as part of a file name: not a folder, a URL, a hidden file or too long.
 
-    >>> is_safe("cat 7%"), is_safe("../cat"), is_safe("pipe:cat"), is_safe("")
-    (True, False, False, False)
+    >>> is_safe("cat 7%"), is_safe("../cat"), is_safe("pipe:cat"), is_safe(""), is_safe("x" * LONGEST)
+    (True, False, False, False, False)
     """
-    return bool(text) and text[0] not in ".-@" and text.isprintable() and not re.search(r"[/\\:*?\[\]{}]", text)
+    is_plain = text.isprintable() and not re.search(r"[/\\:*?\[\]{}]", text)
+    return 0 < len(text) < LONGEST and text[0] not in ".-@" and is_plain
 
 
 def route_by_ratios(ratios: Mapping[str, float], *, seed: int = 0) -> Route:

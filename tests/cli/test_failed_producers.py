@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 
 import pytest
@@ -28,6 +29,12 @@ FAILING = {
     "tarscat -c 30 s.tar junk.tar": 25,
     "targrep . s.tar junk.tar": 25,
     "tarmix s.tar junk.tar --until 99": 1,
+    "tarsort s.tar junk.tar": 0,
+    "tarcat junk.tar": 0,
+    "tarcat missing.tar": 0,
+    "tarcat 'missing-*.tar'": 0,
+    "tarcat --where 'cls == 99' s.tar": 0,
+    "tarproc -c false s.tar": 0,
 }
 
 
@@ -47,9 +54,9 @@ def shell(tmp_path, path_with_tools):
     return shell
 
 
-def test_without_a_sample_nothing_is_written(shell):
-    done = shell("tarsort s.tar junk.tar")
-    assert (done.returncode, done.stdout) == (1, "")
+def test_a_wrong_command_line_writes_nothing(shell):
+    done = shell("tarsort --sort cls:date s.tar")
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 @pytest.mark.parametrize("line", FAILING)
@@ -67,3 +74,22 @@ def test_every_reader_reports_it_and_gets_what_was_done(shell, tmp_path, line):
             list(archive)
     with pytest.raises(TarError, match="truncated"):
         list(Stream.from_shards(str(tmp_path / "out.tar")))
+
+
+@pytest.mark.interop
+def test_webdataset_reports_it_and_gets_what_was_done(shell, tmp_path):
+    """webdataset runs apart, since it leaves files open."""
+    script = """
+import sys, webdataset
+for name in sys.argv[1:]:
+    errors = []
+    handler = lambda error: errors.append(error) or True
+    samples = list(webdataset.WebDataset(name, shardshuffle=False, empty_check=False, handler=handler))
+    print(len(samples), {type(error).__name__ for error in errors})
+"""
+    (tmp_path / "script.py").write_text(script)
+    for number, line in enumerate(FAILING):
+        shell(f"{line} >out-{number:02d}.tar")
+    done = shell(f"{sys.executable} script.py out-??.tar")
+    lines = [f"{samples} {{'ReadError'}}" for samples in FAILING.values()]
+    assert (done.returncode, done.stdout.splitlines()) == (0, lines)

@@ -135,6 +135,10 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         self.sampler.set_epoch = self.passes.announce
 
     def make_batches(self, this: Pass) -> Generator[Any, None, None]:
+        return self.finished(self._received(this))
+
+    def _received(self, this: Pass) -> Generator[Any, None, None]:
+        """Yield the batches of a pass as the workers made them."""
         if this.plan is not None and isinstance(self._batches.maker, FieldsBatchMaker):
             self._batches.maker.open()  # once, for all workers
         order = _PassOrder(this.epoch, this.state, this.world.rank, this.world.world_size)
@@ -153,7 +157,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                 if replayed:
                     replayed -= 1
                 else:
-                    yield self._as_tensors(made.batch)
+                    yield made.batch
                 if this.plan is None and self.passes.stream.is_followed:  # each batch waits for the next
                     made.outcome.settle(arrived)
         finally:
@@ -175,13 +179,10 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         return self.pin_memory and torch.cuda.is_available()
 
     def finished(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        makes_tensors, pinned = self._batches.maker.makes_arrays, self._is_pinned
         with closing(batches):
             for batch in batches:
-                yield self._as_tensors(batch)
-
-    def _as_tensors(self, batch: Any) -> Any:
-        """Return a batch of the default collate_fn, or of fields=, with tensors; they travel as arrays."""
-        return tensors(batch, pinned=self._is_pinned) if self._batches.maker.makes_arrays else batch
+                yield tensors(batch, pinned=pinned) if makes_tensors else batch
 
     def _monitor(self, made: Made) -> None:
         monitor = self.monitor
@@ -359,6 +360,7 @@ class _Batches(IterableDataset[Any]):
                 f"{order.ranks}: workers began before init_process_group(); iterate after it"
             )
         stopwatch = Stopwatch()
+        samples: Iterable[Any] = ()
         plan = self.maker.plan(order.epoch, world.world_size, order.state)
         if plan is not None and plan.order is not None and self._arenas is not None and order.tables is not None:
             plan.order.tables = self._arenas.shared(PlanTables(*order.tables))
@@ -385,4 +387,5 @@ class _Batches(IterableDataset[Any]):
                     stopwatch.begin()
                 yield loop.tally
         finally:
+            samples = ()  # closed, they have counted all
             self.stream.report()

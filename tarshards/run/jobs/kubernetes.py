@@ -6,10 +6,9 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from typing import Any
 
-from tarshards.errors import OpenError, StateError
+from tarshards.errors import OpenError, StateError, did_you_mean
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_options import Options
 from tarshards.run.jobs.job_plan import JobPlan
@@ -242,9 +241,8 @@ def check_fields(value: Any, type_name: str, place: str = "") -> None:
     for name, each in value.items():
         inner = f"{place}.{name}".lstrip(".")
         if name not in types:
-            close = get_close_matches(str(name), types, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {' '.join(sorted(types))}"
-            raise ValueError(f"{inner} is no field of a Job in version {kubernetes.__version__} of the client; {hint}")
+            hint = did_you_mean(str(name), types) or f"; known: {' '.join(sorted(types))}"
+            raise ValueError(f"{inner} is no field of a Job in version {kubernetes.__version__} of the client{hint}")
         check_fields(each, types[name], inner)
 
 

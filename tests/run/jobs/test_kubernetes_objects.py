@@ -447,9 +447,9 @@ def test_a_patch_that_is_none_is_an_error_of_one_line(tarjob):
         ("{spec: []}", "patch: spec is a map of fields"),
         ("{spec: {template: {spec: {containers: {}}}}}", "patch: spec.template.spec.containers is a list"),
         ("{spec: {ttlSecondsAfterFinishd: 1}}", "patch: spec.ttlSecondsAfterFinishd is no field of a Job in"),
-        ("{spec: {ttlSecondsAfterFinishd: null}}", "did you mean ttlSecondsAfterFinished?"),
+        ("{spec: {ttlSecondsAfterFinishd: null}}", "did you mean 'ttlSecondsAfterFinished'?"),
         ("{spec: {template: {spec: {tolerations: [{kee: x}]}}}}", "spec.template.spec.tolerations[0].kee is no field"),
-        ("{speck: {}, 1: 2}", "did you mean spec?"),
+        ("{speck: {}, 1: 2}", "did you mean 'spec'?"),
         ("{1: 2}", "known: apiVersion kind metadata spec status"),
     ]:
         Path("patch").write_text(text)
