@@ -105,23 +105,23 @@ async function follow() {
   filter.update();
   epoch.update();
   tellSelection();
+  const hasDetail = ["show", "key", "sample"].some((name) => entries[name] !== undefined);
+  [detail.hidden, grid.scroller.hidden] = [!hasDetail, hasDetail];
+  detail.removeAttribute("data-shown");
+  if (!hasDetail) {
+    detail.replaceChildren();
+    grid.show(grid.active);
+    grid.scroller.focus({ preventScroll: true });
+    return;
+  }
   try {
-    const hasDetail = await showDetail(entries);
-    detail.hidden = !hasDetail;
-    grid.scroller.hidden = hasDetail;
-    if (!hasDetail) {
-      detail.replaceChildren();
-      grid.show(grid.active);
-      grid.scroller.focus({ preventScroll: true });
-    }
+    await showDetail(entries);
   } catch (error) {
-    [detail.hidden, grid.scroller.hidden] = [false, true];
     detail.replaceChildren(element("p", { class: "error" }, line(error.message)), button("back", leave));
   }
 }
 
 async function showDetail(entries) {
-  detail.removeAttribute("data-shown");
   if (entries.show === "shards") {
     await showShards(detail, source, { begin: Number(entries.begin ?? 0), check: entries.check });
   } else if (entries.show === "ledger") {
@@ -130,12 +130,9 @@ async function showDetail(entries) {
     const numbers = await source.find(entries.key);
     if (!numbers.length) throw new Error(`no sample has the key ${entries.key}`);
     await showSample(detail, numbers[0], source, stepsFrom({ sample: numbers[0] }));
-  } else if (entries.sample !== undefined) {
-    await showSample(detail, Number(entries.sample), source, stepsFrom(entries));
   } else {
-    return false;
+    await showSample(detail, Number(entries.sample), source, stepsFrom(entries));
   }
-  return true;
 }
 
 /** Return what goes from a sample to those around it, in the order of the grid if it is there. */
