@@ -2,7 +2,7 @@
 
 The packages, each importing only from those before it: ``storage`` (URLs to bytes), ``tar`` (bytes to members),
 ``samples`` (members to samples), ``index``, ``epoch``, ``stream``, ``loaders``, ``write``, ``verbs``, ``run``,
-``formats``, ``catalog``, ``cli``, ``webdataset``.
+``formats``, ``catalog``, ``feed``, ``view``, ``cli``, ``webdataset``.
 
 Names are loaded at first use: ``import tarshards`` imports no torch, numpy, Pillow or fsspec.
 """
@@ -14,6 +14,7 @@ from sys import modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names; a test compares them
+    from tarshards import view as view
     from tarshards import webdataset as webdataset
     from tarshards.catalog import Catalog as Catalog
     from tarshards.epoch.packing import bucket as bucket
@@ -83,6 +84,7 @@ _NAMESPACES = {
     "dali": "loaders.dali",
     "ops": "stream.ops",
     "readers": "loaders.arrays.readers",
+    "view": "view",
     "webdataset": "webdataset",
 }
 #: The other names, by their modules.

@@ -7,7 +7,7 @@
   ``targrep``, ``tarfirst``, ``tarproc``
 - files, tables and text to shards: ``tarcreate``, ``lines2tar``; and back: ``tar2tsv``, ``tar2json``
 - other formats to shards: ``tarimport``; and back: ``tarexport``; msgpack shards, both ways: ``tarconvert``
-- looking into shards: ``tarshow``, ``tarcheck``, ``tarindex``
+- looking into shards: ``tarshow``, ``tarview``, ``tarcheck``, ``tarindex``
 - commands over many shards: ``tarjob``, also as ``kujob``
 - the cache of blocks of remote shards: ``tarcache``; batches for loaders on other hosts: ``tarfeed``
 - names and descriptions of datasets: ``tarcatalog``, ``tarcard``

@@ -66,7 +66,7 @@ def _sum_up(source: Input) -> None:
 
 
 def _write_html(source: Input, target: Location, overwrite: bool) -> None:
-    from tarshards.verbs.contact_sheet import write_contact_sheet
+    from tarshards.view.contact_sheet import write_contact_sheet
 
     check_output(target, overwrite)
     write_contact_sheet(source, target, title=" ".join(source.specs))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -13,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tarshards.errors import TarError, visible
+from tarshards.errors import visible
 from tarshards.samples.codecs import encode_field
-from tarshards.verbs.contact_sheet import write_contact_sheet
 from tarshards.verbs.show import Summary, draw_pictures, list_sample, preview
 
 VALUES = {
@@ -117,91 +115,6 @@ def test_a_summary_names_duplicates():
     for key in ("a", "b", "a", "c", "c", "\x1b"):
         summary.add({"__key__": key, "txt": b""})
     assert "duplicates  2: a (2 times), c (2 times)" in str(summary)
-
-
-class Page(HTMLParser):
-    """The elements that a browser would find in a page."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data):
-        self.text += data
-
-
-HOSTILE = [
-    "<script>alert(1)</script>",
-    "\"'><img src=x onerror=alert(1)>",
-    "</article></main></body>",
-    "--><b onclick=alert(1)>",
-    "&lt;script&gt;",
-    "http://example.com/a.js",
-    "\x1b[31m\u202e",
-]
-
-
-@given(st.sampled_from(HOSTILE) | st.text(min_size=1), st.sampled_from(HOSTILE) | st.text())
-def test_no_data_break_out_of_a_contact_sheet(tmp_path_factory, hostile, text):
-    path = tmp_path_factory.mktemp("sheet") / "a.html"
-    harmless = {
-        "__key__": "a",
-        "txt": b"t",
-        "jpg": b"damaged",
-        "x.txt": b"t",
-        "png": encode("png", np.zeros((9, 9), "u1")),
-    }
-    names = {"__key__": hostile, "txt": text.encode(errors="replace"), "jpg": text.encode(errors="replace")}
-    names |= {f"{hostile}.txt": b"t", "png": harmless["png"]}
-    write_contact_sheet([harmless], str(path), title="title")
-    expected = Page(path.read_text())
-    write_contact_sheet([names], str(path), title=hostile)
-    page = Page(path.read_text())
-    assert page.tags == expected.tags
-    assert [name for name, _ in page.attributes] == [name for name, _ in expected.attributes]
-    assert all(value.startswith("data:image/") for name, value in page.attributes if name == "src")
-    assert not {"script", "link", "iframe", "a", "object"} & set(page.tags)
-    assert not [name for name, _ in page.attributes if name.startswith("on") or name == "href"]
-    assert visible(hostile) in page.text
-    assert all(c.isprintable() or c == "\n" for c in page.text)
-
-
-def test_a_contact_sheet_forbids_scripts_and_the_network(tmp_path):
-    write_contact_sheet([], str(tmp_path / "a.html"), title="none")
-    policies = [value for _, value in Page((tmp_path / "a.html").read_text()).attributes if "default-src" in str(value)]
-    assert policies == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
-
-
-@pytest.mark.parametrize(("mode", "kind"), [("RGB", "jpeg"), ("RGBA", "jpeg"), ("CMYK", "jpeg"), ("L", "jpeg")])
-def test_pictures_are_scaled_down(tmp_path, mode, kind):
-    import base64
-
-    file = io.BytesIO()
-    Image.new(mode, (1000, 500)).save(file, "png" if mode == "RGBA" else "jpeg")
-    sample = {"__key__": "a", "png": file.getvalue()}
-    assert write_contact_sheet([sample], str(tmp_path / "a.html"), title="one") == 1
-    (source,) = [value for name, value in Page((tmp_path / "a.html").read_text()).attributes if name == "src"]
-    head, data = source.split(",")
-    assert head == f"data:image/{kind};base64"
-    assert Image.open(io.BytesIO(base64.b64decode(data))).size == (240, 120)
-
-
-def test_a_contact_sheet_that_breaks_off_leaves_none(tmp_path):
-    def samples():
-        yield {"__key__": "a", "txt": b"t"}
-        raise TarError("damaged")
-
-    with pytest.raises(TarError):
-        write_contact_sheet(samples(), str(tmp_path / "a.html"), title="half")
-    assert list(tmp_path.iterdir()) == []
 
 
 def drawn(sample, columns=48):

@@ -25,8 +25,8 @@ from tarshards.index.refresh import export_indexes, refresh_indexes
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.storage.location import Location
 from tarshards.storage.markers import write_marker
-from tarshards.verbs.contact_sheet import write_contact_sheet
 from tarshards.verbs.repair import repair_shards
+from tarshards.view.contact_sheet import write_contact_sheet
 from tarshards.write.map import map_shards
 from tarshards.write.reshard import reshard
 from tarshards.write.split import split_samples

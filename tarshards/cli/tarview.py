@@ -1,0 +1,65 @@
+"""Show shards in a browser."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from tarshards.cli.input import ShardArguments, takes_shards
+from tarshards.cli.output import OUTPUT, check_output, overwrite_option
+from tarshards.cli.parameters import FILE, index_dir_option, shards_argument, typed
+from tarshards.cli.program import refuse, tool, usage_errors
+
+
+@tool(
+    epilog="Only this machine reaches the address, which has a secret token; elsewhere: ssh -L PORT:127.0.0.1:PORT.",
+    example="tarview --port 8000 train-{000..146}.tar",
+)
+@shards_argument
+@index_dir_option
+@click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Serve there.  [default: any free]")
+@click.option("--browse", is_flag=True, help="Open the page in a browser.")
+@click.option("--ledger", type=FILE, metavar="FILE", help="JSON list of what a ledger left out, for the page to link.")
+@click.option("--static", type=OUTPUT, metavar="FOLDER", help="Write a page into FOLDER, which needs no tarview.")
+@overwrite_option
+@takes_shards
+def main(shards: ShardArguments, port: int, browse: bool, ledger: str | None, static: Any, overwrite: bool) -> None:
+    """Show what is in SHARDS on a page for a browser on this machine, wherever they lie.
+
+    Nothing is written. Shards without an index are indexed in memory, as far as one scrolls.
+    """
+    refuse(not shards.specs, "name shards: a page needs to read them at any offset, which stdin does not allow")
+    if static is not None:
+        from tarshards.storage.location import Location
+        from tarshards.view.static_page import write_static_page
+
+        check_output(Location.of(static.url.rstrip("/") + "/index.html"), overwrite)
+        click.echo(write_static_page(shards.named(), static).name)
+        return
+    from tarshards.view.server import ViewServer
+    from tarshards.view.view_api import ViewApi
+
+    server = ViewServer(ViewApi(shards.named(), left_out=_entries(ledger)), port)
+    click.echo(server.url)
+    sys.stdout.flush()
+    if browse:
+        import webbrowser
+
+        webbrowser.open(server.url)
+    try:
+        server.serve_forever()
+    finally:
+        server.server_close()
+
+
+def _entries(ledger: str | None) -> list[dict[str, Any]]:
+    if ledger is None:
+        return []
+    with usage_errors("--ledger"):
+        entries = json.loads(typed(ledger).read(1 << 28))
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise ValueError("a JSON list of objects with shard, key, field, offset and reason")
+    return entries

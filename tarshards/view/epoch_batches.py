@@ -1,0 +1,82 @@
+"""The batches of an epoch as a rank of a training sees them, without reading the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tarshards.errors import StateError, whole_number
+from tarshards.loaders.batches import BatchMaker
+from tarshards.stream.sources import check_state
+from tarshards.stream.stream import Stream
+from tarshards.view.viewed_shards import ViewedShards
+
+DEFAULTS = {"seed": 0, "epoch": 0, "rank": 0, "ranks": 1, "batch_size": 32, "shuffle": True, "state": None}
+
+
+class EpochBatches:
+    """Finds the samples of batch g of a rank: those that ``ShardLoader`` gives it, before any op of its stream.
+
+    An epoch is described in JSON by entries of DEFAULTS; *state* is a ``state_dict()``, or anything that holds one, and
+    its batches are counted from there.
+    """
+
+    def __init__(self, viewed: ViewedShards):
+        self.viewed = viewed
+        self._last: tuple[Any, BatchMaker] | None = None
+
+    def find(self, epoch: str, step: str) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return the numbers of the samples of batch *step*, and how many batches the rank has.
+
+        Raises ValueError for malformed parameters, StateError for the state of another dataset, and IndexError where
+        there is no such batch.
+        """
+        wanted = {**DEFAULTS, **(json.loads(epoch) if epoch else {})}
+        if unknown := wanted.keys() - DEFAULTS.keys():
+            raise ValueError(f"an epoch has no {min(unknown)}; it has {', '.join(DEFAULTS)}")
+        g = whole_number("step", int(step), 0)
+        rank, ranks = (whole_number(name, wanted[name], least) for name, least in (("rank", 0), ("ranks", 1)))
+        if rank >= ranks:
+            raise ValueError(f"the {ranks} ranks are numbered from 0, so none is {rank}")
+        maker = self._maker(wanted["seed"], wanted["shuffle"], wanted["batch_size"])
+        state, number = None, wanted["epoch"]
+        if wanted["state"] is not None:
+            state = self._state(wanted["state"], maker)
+            number = state["epoch"]
+        part = maker.part(number, state, rank, ranks, g)
+        batches = len(maker.shares(part.plan, rank))
+        begins = np.array([self.viewed.begin(shard) for shard in part.shards.tolist()], np.int64)
+        return begins + part.numbers, {"batches": batches, "step": g, "epoch": number}
+
+    def _maker(self, seed: int, shuffle: bool, size: int) -> BatchMaker:
+        key = seed, shuffle, size
+        if self._last is None or self._last[0] != key:
+            viewed = self.viewed
+            viewed.indexed()
+            options: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "index": True, "remote": viewed.remote}
+            self._last = key, BatchMaker(Stream.from_shards(viewed.shards, **options), size)
+        return self._last[1]
+
+    @staticmethod
+    def _state(given: Any, maker: BatchMaker) -> Mapping[str, Any]:
+        state = state_in(given)
+        if state is None:
+            raise StateError("no state of a loader: it has digest, position and lanes")
+        check_state(state, maker.stream.source, ["epoch"])
+        return state
+
+
+def state_in(value: Any) -> dict[str, Any] | None:
+    """Return the state of a loader in a JSON value, such as a checkpoint that holds one.
+
+    >>> state_in({"step": 7, "loader": {"digest": "ab", "position": 3, "lanes": 192}})
+    {'digest': 'ab', 'position': 3, 'lanes': 192}
+    """
+    if isinstance(value, dict):
+        if value.keys() >= {"digest", "position", "lanes"}:
+            return value
+        return next(filter(None, map(state_in, value.values())), None)
+    return next(filter(None, map(state_in, value)), None) if isinstance(value, list) else None

@@ -1,0 +1,112 @@
+"""How values spread over samples: bytes of fields, classes, columns; each bar with the query that keeps it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from tarshards.errors import TarshardsError
+from tarshards.samples.codecs import decode_field
+from tarshards.samples.fields import find_field
+from tarshards.verbs.show import NUMBERS
+from tarshards.view.queries import column_of
+from tarshards.view.viewed_shards import ViewedShards
+
+BARS = 24
+SHARDS = 256  # shards whose indexes are read for sizes, evenly spaced if there are more
+READ = 5_000  # samples whose classes are read, evenly spaced if there are more
+
+
+def histogram(viewed: ViewedShards, of: str, numbers: np.ndarray | None = None) -> dict[str, Any]:
+    """Return the bars of ``size:FIELD``, ``class:FIELD`` or ``column:NAME``, over *numbers* or all samples.
+
+    Each bar has a *label*, a *count*, and the *query* that keeps its samples. *samples* of *total* were looked at.
+    Raises ValueError for anything else.
+    """
+    kind, _, name = of.partition(":")
+    if kind == "size" and name:
+        return _of_sizes(viewed, name)
+    if kind == "class" and name:
+        return _of_classes(viewed, name, numbers)
+    if kind == "column" and name:
+        values = column_of(viewed, name)
+        chosen = values if numbers is None else values[numbers]
+        return _of_values(chosen, name, len(values))
+    raise ValueError(f"a histogram is of size:FIELD, class:FIELD or column:NAME, not {of!r}")
+
+
+def _spaced(count: int, most: int) -> list[int]:
+    return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.int64)).tolist() if count else []
+
+
+def _of_sizes(viewed: ViewedShards, field: str) -> dict[str, Any]:
+    """Count the bytes of a field by powers of two, by the indexes alone."""
+    viewed.extend(1)
+    counts: Counter[int] = Counter()
+    samples = 0
+    for shard in _spaced(viewed.known_shards, SHARDS):
+        if not viewed.count(shard):
+            continue
+        index = viewed.index(shard)
+        samples += len(index)
+        found = find_field(index.fields, [field])
+        if found is not None:
+            sizes = index.size[index.field == index.fields.index(found)]
+            counts.update(np.ceil(np.log2(sizes.astype(np.float64) + 1)).astype(int).tolist())
+    bars = []
+    for power, count in sorted(counts.items()):
+        least, most = 1 << power >> 1, (1 << power) - 1
+        bars.append({"label": f"{least}-{most} B", "count": count, "query": {"sizes": f"{field}:{least}-{most}"}})
+    return {"bars": bars, "samples": samples, "total": viewed.total}
+
+
+def _of_classes(viewed: ViewedShards, field: str, numbers: np.ndarray | None) -> dict[str, Any]:
+    """Count the values of a field of some samples, which are read."""
+    total = viewed.total if numbers is None else len(numbers)
+    counts: Counter[Any] = Counter()
+    chosen = _spaced(total, READ)
+    for at in chosen:
+        number = at if numbers is None else int(numbers[at])
+        try:
+            value = decode_field(field, bytes(viewed.file(number, field)))
+        except TarshardsError:
+            value = None
+        counts[value if isinstance(value, int | str) else None] += 1
+    name = field if field.isidentifier() else f"fields[{field!r}]"
+    bars = [
+        {"label": str(value), "count": count, "query": {"where": f"{name} == {value!r}"} if value is not None else {}}
+        for value, count in counts.most_common(BARS)
+    ]
+    return {"bars": bars, "samples": len(chosen), "total": total, "values": len(counts)}
+
+
+def _of_values(values: np.ndarray, name: str, total: int) -> dict[str, Any]:
+    about = {"samples": len(values), "total": total}
+    if (values.dtype.kind in "biu" and len(np.unique(values)) > BARS) or values.dtype.kind == "f":
+        finite = values[np.isfinite(values)]
+        heights, edges = np.histogram(finite, BARS) if len(finite) else (np.zeros(0, int), np.zeros(1))
+        bars = []
+        for at, count in enumerate(heights.tolist()):
+            low, high = float(edges[at]), float(edges[at + 1])
+            compare = "<=" if at == len(heights) - 1 else "<"
+            where = f"{name} >= {low!r} and {name} {compare} {high!r}"
+            bars.append({"label": f"{low:.4g} to {high:.4g}", "count": count, "query": {"where": where}})
+        return {"bars": bars, **about}
+    counts = Counter(values.tolist())
+    bars = [
+        {"label": str(value), "count": count, "query": {"where": f"{name} == {value!r}"}}
+        for value, count in counts.most_common(BARS)
+    ]
+    return {"bars": bars, **about, "values": len(counts)}
+
+
+def suggestions(fields: list[str], columns: list[str]) -> list[str]:
+    """Return what histograms there can be of samples with these fields and columns.
+
+    >>> suggestions(["jpg", "cls"], ["width"])
+    ['class:cls', 'column:width', 'size:jpg', 'size:cls']
+    """
+    classes = [f"class:{field}" for field in fields if field.rpartition(".")[2] in NUMBERS]
+    return [*classes, *(f"column:{name}" for name in columns), *(f"size:{field}" for field in fields)]

@@ -1,0 +1,83 @@
+// What the bytes of a field are, and one line of them.
+
+import { line, shorten } from "./dom.js";
+import { readNpyHeader } from "./arrays.js";
+import { unpack } from "./msgpack.js";
+
+const TEXT = new Set(
+  "txt text transcript cls cls2 class count index inx id json jsn jsonl csv tsv md svg html htm xml yaml yml py js css srt vtt".split(" "),
+);
+let types = {};
+
+/** Use these media types, by the last part of a field's name. */
+export function setTypes(given) {
+  types = given;
+}
+
+export function extensionOf(field) {
+  return field.toLowerCase().replace(/\.gz$/, "").split(".").pop();
+}
+
+/** Return "image", "audio", "video", "json", "msgpack", "array", "text" or "bytes". */
+export function kindOf(field) {
+  const extension = extensionOf(field);
+  const type = types[extension];
+  if (type && !field.toLowerCase().endsWith(".gz")) return type.split("/")[0];
+  if (["json", "jsn"].includes(extension)) return "json";
+  if (["mp", "msg", "msgpack"].includes(extension)) return "msgpack";
+  if (extension === "npy") return "array";
+  return TEXT.has(extension) ? "text" : "bytes";
+}
+
+export function typeOf(field) {
+  return types[extensionOf(field)] ?? "application/octet-stream";
+}
+
+export function isText(bytes) {
+  return !bytes.slice(0, 1024).some((byte) => byte < 9 || (byte > 13 && byte < 32 && byte !== 27));
+}
+
+export function decodeText(bytes) {
+  return new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
+}
+
+/** Return a line for the first bytes of a field. */
+export function preview(field, bytes, length = 80) {
+  const kind = kindOf(field.name);
+  const isWhole = bytes.length === field.size;
+  try {
+    if (field.name.toLowerCase().endsWith(".gz") || !bytes.length) return "";
+    if (kind === "array") {
+      const { type, shape } = readNpyHeader(bytes);
+      return `${type} ${shape.join("x") || "scalar"}`;
+    }
+    if (kind === "msgpack") return isWhole ? shorten(line(JSON.stringify(unpack(bytes), packed)), length) : "";
+    if (kind === "text" || kind === "json") {
+      return shorten(line(decodeText(bytes).trim()), length) + (isWhole ? "" : "…");
+    }
+  } catch (error) {
+    return `<${line(error.message)}>`;
+  }
+  return "";
+}
+
+function packed(name, value) {
+  if (value instanceof Uint8Array) return `${value.length} bytes`;
+  return typeof value === "bigint" ? value.toString() : value;
+}
+
+/** Return the bytes that a field holds, decompressed as far as *limit*. */
+export async function decompressed(field, bytes, limit) {
+  if (!field.name.toLowerCase().endsWith(".gz")) return bytes;
+  const reader = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")).getReader();
+  const parts = [];
+  let size = 0;
+  while (size < limit) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    parts.push(value);
+    size += value.length;
+  }
+  await reader.cancel();
+  return new Uint8Array(await new Blob(parts).arrayBuffer()).slice(0, limit);
+}

@@ -1,0 +1,52 @@
+"""Images of samples as pictures that any browser shows: small ones for lists, and none of too many pixels."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from threading import BoundedSemaphore
+
+from tarshards.errors import DecodeError
+from tarshards.samples.codecs import decode_field
+from tarshards.samples.codecs.image import open_image
+from tarshards.verbs.show import on_white
+from tarshards.view.media_types import BYTES, media_type
+
+THUMBNAIL = 240  # pixels
+TINY = 48  # pictures up to this size are kept as they are, and enlarged with square pixels
+MAX_PIXELS = 1 << 26  # 8192 x 8192
+MAX_BYTES = 1 << 28  # of an image
+_decoding = BoundedSemaphore(2)  # each takes up to 4 * MAX_PIXELS bytes
+
+
+def thumbnail(field: str, data: bytes) -> tuple[str, bytes]:
+    """Return an image at most THUMBNAIL pixels wide and high, and its media type.
+
+    Raises DecodeError for an image of more than MAX_PIXELS, and what the decoder raises.
+    """
+    check_pixels(field, data)
+    with _decoding:
+        picture = on_white(decode_field(field, data, images="pilrgba"))
+        kind = "png" if max(picture.size) <= TINY else "jpeg"
+        picture.thumbnail((THUMBNAIL, THUMBNAIL))
+        file = BytesIO()
+        picture.save(file, kind)
+    return f"image/{kind}", file.getvalue()
+
+
+def whole_picture(field: str, data: bytes) -> tuple[str, bytes]:
+    """Return an image in its own format if browsers have it, else as PNG; the errors are those of ``thumbnail``."""
+    check_pixels(field, data)
+    if (kind := media_type(field)) != BYTES:
+        return kind, data
+    with _decoding:
+        file = BytesIO()
+        decode_field(field, data, images="pilrgba").save(file, "png")
+    return "image/png", file.getvalue()
+
+
+def check_pixels(field: str, data: bytes) -> None:
+    """Raise DecodeError for an image of too many pixels, by its header."""
+    with open_image(data) as header:
+        if header.width * header.height > MAX_PIXELS:
+            reason = f"{header.width} x {header.height} pixels are more than the {MAX_PIXELS:,} that are shown"
+            raise DecodeError(reason, field=field)

@@ -1,0 +1,319 @@
+"""Which samples a page shows, and in which order: filters, sorting, duplicates, and batches of an epoch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from threading import RLock
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from tarshards.errors import ShardIndexError, TarshardsError
+from tarshards.index.access import SampleSequence
+from tarshards.index.sidecar import Index
+from tarshards.index.where import by_columns, names_of
+from tarshards.samples.conditions import Condition
+from tarshards.samples.fields import find_field
+from tarshards.storage.manifest import Shards
+from tarshards.view.epoch_batches import EpochBatches
+from tarshards.view.viewed_shards import ViewedShards
+
+AT_ONCE = 1 << 10  # samples that are judged before the time is looked at
+MOST = 10_000_000  # samples that a query holds
+HELD = 8  # queries that are held, with what they found
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query as the address of a page spells it; "" is no restriction.
+
+    - *match*: a part of the key; *field*: a field that the sample has; *where*: a condition
+    - *sizes*: ``FIELD:LEAST-MOST``, the bytes of a field; *shard*: the number of a shard
+    - *duplicates*: "key" or "content" (by the checksums in indexes) for samples that occur more than once
+    - *order*: "key", "size", "size:FIELD" or a column, with "-" before it for descending values
+    - *step*: a batch of the epoch that *epoch*, as JSON, describes; see ``EpochBatches``
+
+    Raises ValueError for parameters that are none of these.
+    """
+
+    match: str = ""
+    field: str = ""
+    where: str = ""
+    sizes: str = ""
+    shard: str = ""
+    duplicates: str = ""
+    order: str = ""
+    step: str = ""
+    epoch: str = ""
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str]) -> Query:
+        return cls(**{each.name: parameters[each.name] for each in fields(cls) if parameters.get(each.name)})
+
+    def __bool__(self) -> bool:
+        return self != Query()
+
+
+class Found:
+    """The samples that a *query* finds, searched for as far as they are asked for.
+
+    ``numbers`` are those found so far, *searched* of the samples were judged, *failed* of these could not be, and
+    *reason* says why the first could not. Threads may share it.
+    """
+
+    def __init__(self, viewed: ViewedShards, query: Query, epochs: EpochBatches):
+        self.viewed, self.query, self.epochs = viewed, query, epochs
+        self.is_done = False
+        self.searched = self.failed = 0
+        self.reason = ""
+        self.about: dict[str, Any] = {}  # more for the page: how many batches the epoch has
+        self._parts: list[np.ndarray] = []
+        self._total = 0
+        self._lock = RLock()
+        self._search = self._begin()
+
+    @property
+    def numbers(self) -> np.ndarray:
+        with self._lock:
+            if len(self._parts) != 1:
+                self._parts = [np.concatenate([np.zeros(0, np.int64), *self._parts])]
+            return self._parts[0]
+
+    def advance(self, samples: int, seconds: float) -> None:
+        """Search until this many *samples* are found, or the time is over."""
+        end = monotonic() + seconds
+        with self._lock:
+            while not self.is_done and self._total < samples and monotonic() < end:
+                part = next(self._search, None)
+                if part is None or self._total >= MOST:
+                    self._finish()
+                    return
+                self._parts.append(part)
+                self._total += len(part)
+
+    def _finish(self) -> None:
+        self.is_done = True
+        if self.query.duplicates:
+            self._parts = [self._repeated(self.numbers)]
+        if self.query.order:
+            self._parts = [self._ordered(self.numbers)]
+        self._total = len(self.numbers)
+
+    # The search.
+
+    def _begin(self) -> Iterator[np.ndarray]:
+        if self.query.step:
+            numbers, self.about = self.epochs.find(self.query.epoch, self.query.step)
+            return iter([numbers])
+        return self._judged()
+
+    def _judged(self) -> Iterator[np.ndarray]:
+        viewed, query = self.viewed, self.query
+        chosen = range(int(query.shard), int(query.shard) + 1) if query.shard else range(len(viewed.shards))
+        for shard in chosen:
+            while viewed.known_shards <= shard:
+                viewed.extend(viewed.total + 1)
+            count, begin = viewed.count(shard), viewed.begin(shard)
+            if not count:
+                continue
+            index = viewed.index(shard)
+            kept = self._by_index(index, np.ones(count, np.bool_))
+            for at in range(0, count, AT_ONCE):
+                some = at + np.flatnonzero(kept[at : at + AT_ONCE])
+                if query.match:
+                    some = some[[query.match in index.key(sample) for sample in some.tolist()]] if len(some) else some
+                found = self._where(begin + some)
+                self.searched += min(AT_ONCE, count - at)
+                yield found
+
+    def _by_index(self, index: Index, kept: np.ndarray) -> np.ndarray:
+        """Return which samples of a shard have the field, of the right size."""
+        name, least, most = parse_sizes(self.query.sizes) if self.query.sizes else (self.query.field, 0, 1 << 63)
+        for field in {self.query.field, name} - {""}:
+            found = find_field(index.fields, [field])
+            members = np.flatnonzero(index.field == (-1 if found is None else index.fields.index(found)))
+            if field == name:
+                members = members[(index.size[members] >= least) & (index.size[members] <= most)]
+            mask = np.zeros(len(kept), np.bool_)
+            mask[index.sample[members]] = True
+            kept = kept & mask
+        return kept
+
+    @cached_property
+    def _condition(self) -> Condition:
+        return Condition(self.query.where)
+
+    @cached_property
+    def _columns(self) -> np.ndarray | None:
+        """Which samples meet the condition by columns, None where these do not say."""
+        if self.viewed.sequence is None:
+            return None
+        return by_columns(self.viewed.sequence, self._condition)
+
+    def _where(self, numbers: np.ndarray) -> np.ndarray:
+        """Return those of the samples that meet the condition."""
+        if not self.query.where or not len(numbers):
+            return numbers
+        if self._columns is not None:
+            return numbers[self._columns[numbers]]
+        mask = np.zeros(len(numbers), np.bool_)
+        for at, sample in enumerate(self._read(numbers)):
+            try:
+                if isinstance(sample, TarshardsError):
+                    raise sample
+                mask[at] = self._condition(sample)
+            except TarshardsError as error:
+                self.failed += 1
+                self.reason = self.reason or str(error)
+        return numbers[mask]
+
+    @cached_property
+    def _reader(self) -> SampleSequence | None:
+        """What reads samples for the condition: only the fields that it names, where it names them; None: no index."""
+        whole = self.viewed.sequence
+        names = names_of(self._condition)
+        if whole is None or names is None:
+            return whole
+        known = self.viewed.index(0).fields
+        wanted = sorted(names - {"key", "shard"})
+        if not all(find_field(known, [name]) for name in wanted):
+            return whole
+        shards = Shards(whole.urls, samples=whole.counts.tolist(), size=whole.sizes.tolist())
+        return SampleSequence(shards, fields=wanted, remote=whole.remote)
+
+    def _read(self, numbers: np.ndarray) -> Iterator[Any]:
+        if self._reader is not None:
+            yield from self._reader.read_numbers(numbers)
+            return
+        for number in numbers.tolist():
+            try:
+                yield self.viewed.read(number)
+            except TarshardsError as error:
+                yield error
+
+    # What needs all that were found.
+
+    def _repeated(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the samples that occur more than once, equal ones side by side."""
+        value_of = {"key": self._key, "content": self._content}.get(self.query.duplicates)
+        if value_of is None:
+            raise ValueError(f'duplicates are found by "key" or "content", not {self.query.duplicates!r}')
+        values = [value_of(number) for number in numbers.tolist()]
+        counts = Counter(values)
+        repeated = [(value, number) for value, number in zip(values, numbers.tolist()) if counts[value] > 1]
+        return np.array([number for _, number in sorted(repeated)], np.int64)
+
+    def _key(self, number: int) -> Any:
+        shard, sample = self.viewed.place(number)
+        return self.viewed.index(shard).key(sample)
+
+    def _content(self, number: int) -> Any:
+        shard, sample = self.viewed.place(number)
+        index = self.viewed.index(shard)
+        if index.crc32 is None:
+            raise ShardIndexError("the index has no checksums; make it with `tarindex --crc`", url=index.url)
+        members = slice(*index.table.span(sample))
+        names = [index.fields[field] for field in index.field[members].tolist()]
+        return tuple(sorted(zip(names, index.size[members].tolist(), index.crc32[members].tolist())))
+
+    def _ordered(self, numbers: np.ndarray) -> np.ndarray:
+        word = self.query.order.removeprefix("-")
+        kind, _, field = word.partition(":")
+        if word == "key":
+            keys = [self._key(number) for number in numbers.tolist()]
+            order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+        elif kind == "size":
+            order = np.argsort(self._sizes(numbers, field), kind="stable")
+        else:
+            values = column_of(self.viewed, word)[numbers]
+            order = np.argsort(values, kind="stable")
+        return numbers[order[::-1] if self.query.order.startswith("-") else order]
+
+    def _sizes(self, numbers: np.ndarray, field: str) -> np.ndarray:
+        """Return the bytes of samples, or of one of their fields."""
+        sizes = np.zeros(len(numbers), np.int64)
+        shards = np.array([self.viewed.place(number).shard for number in numbers.tolist()], np.int64)
+        for shard in np.unique(shards).tolist():
+            index, mine = self.viewed.index(shard), np.flatnonzero(shards == shard)
+            found = find_field(index.fields, [field]) if field else None
+            weights = index.size * (index.field == index.fields.index(found) if found else not field)
+            each = np.bincount(index.sample, weights=weights, minlength=len(index))
+            sizes[mine] = each[numbers[mine] - self.viewed.begin(shard)]
+        return sizes
+
+
+def parse_sizes(text: str) -> tuple[str, int, int]:
+    """Return the field and the range of bytes that ``FIELD:LEAST-MOST`` names; raise ValueError for other text.
+
+    >>> parse_sizes("seg.png:0-1023")
+    ('seg.png', 0, 1023)
+    """
+    field, _, bounds = text.rpartition(":")
+    least, _, most = bounds.partition("-")
+    if not field or not least.isdigit() or not most.isdigit():
+        raise ValueError(f"sizes are written as FIELD:LEAST-MOST, not {text!r}")
+    return field, int(least), int(most)
+
+
+def column_of(viewed: ViewedShards, name: str) -> np.ndarray:
+    """Return a column of all samples as an array; raise ShardIndexError without one of this name."""
+    from tarshards.index.columns import load_columns
+
+    table = load_columns(viewed.indexed(), [name])
+    if table is None:
+        raise ShardIndexError(f"no column {name}; add it with `tarindex --columns`", url=viewed.name)
+    values = table.column(name).to_numpy()
+    return values if values.dtype.kind in "biuf" else np.array(["" if each is None else str(each) for each in values])
+
+
+class Queries:
+    """The queries of a page, with what was found for the latest of them."""
+
+    def __init__(self, viewed: ViewedShards):
+        self.viewed, self.epochs = viewed, EpochBatches(viewed)
+        self._found: dict[Query, Found] = {}
+        self._lock = RLock()
+
+    def find(self, query: Query) -> Found:
+        with self._lock:
+            found = self._found.pop(query, None) or Found(self.viewed, query, self.epochs)
+            self._found[query] = found
+            while len(self._found) > HELD:
+                self._found.pop(next(iter(self._found)))
+        return found
+
+    def rows(self, query: Query, begin: int, count: int, seconds: float = 0.5) -> dict[str, Any]:
+        """Return *count* of the samples that are found, from the *begin*-th on, and how many are known."""
+        viewed = self.viewed
+        if not query:
+            viewed.extend(begin + count + 1)
+            numbers: Any = range(begin, min(begin + count, viewed.total))
+            return {"total": viewed.total, "done": viewed.is_complete, "rows": viewed.rows(numbers)}
+        found = self.find(query)
+        needs_all = bool(query.order or query.duplicates)
+        found.advance(MOST if needs_all else begin + count + 1, seconds)
+        numbers = found.numbers
+        if needs_all and not found.is_done:  # the order is not known yet
+            numbers = numbers[:0]
+        return {
+            "total": len(numbers),
+            "done": found.is_done,
+            "searched": found.searched,
+            "failed": found.failed,
+            "reason": found.reason,
+            "about": found.about,
+            "rows": viewed.rows(numbers[begin : begin + count].tolist()),
+        }
+
+    def all(self, query: Query) -> np.ndarray:
+        """Return the numbers of all samples of a query."""
+        if not query:
+            self.viewed.extend(MOST)
+            return np.arange(min(self.viewed.total, MOST))
+        found = self.find(query)
+        found.advance(MOST, float("inf"))
+        return found.numbers

@@ -1,0 +1,175 @@
+"""The web server of the page: on this machine only, for who knows its token, read-only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+from collections.abc import Callable
+from hmac import compare_digest
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from tarshards.errors import TarshardsError, visible
+from tarshards.samples.member_file import MemberFile
+from tarshards.view.media_types import media_type
+from tarshards.view.page_text import FILES, TYPES, served_page
+from tarshards.view.view_api import Answer, ViewApi
+
+log = logging.getLogger("tarshards")
+
+HOSTS = frozenset(["127.0.0.1", "localhost", "::1"])
+IDLE = 60  # seconds after which a connection without requests is closed
+RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+#: What is sent with every answer that is not the page itself: nothing in it runs, whatever it is.
+CLOSED = "sandbox; default-src 'none'; frame-ancestors 'none'"
+POLICY = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' blob: data:; "
+    "media-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors {frames}"
+)
+
+
+class ByteRange(NamedTuple):
+    """Bytes from *begin* to *end* of a file."""
+
+    begin: int
+    end: int
+
+    @classmethod
+    def of(cls, header: str | None, size: int) -> ByteRange | None:
+        """Return the range that a header names, None for the whole file; raise ValueError for one outside of it.
+
+        >>> ByteRange.of("bytes=2-", 10), ByteRange.of("bytes=-3", 10), ByteRange.of("lines=1-", 10)
+        (ByteRange(begin=2, end=10), ByteRange(begin=7, end=10), None)
+        """
+        found = RANGE.fullmatch(header or "")
+        if found is None or found[0] == "bytes=-":
+            return None
+        first, last = found.groups()
+        begin = int(first) if first else max(size - int(last), 0)
+        end = min(int(last) + 1, size) if first and last else size
+        if not begin < end:
+            raise ValueError(f"no bytes {header} of {size}")
+        return cls(begin, end)
+
+
+class ViewServer(ThreadingHTTPServer):
+    """Serves the page of *api* at ``url``, which has the token; with *framed*, pages of notebooks may embed it."""
+
+    daemon_threads = True
+
+    def __init__(self, api: ViewApi, port: int = 0, *, framed: bool = False):
+        self.api, self.framed, self.token = api, framed, secrets.token_urlsafe(24)
+        super().__init__(("127.0.0.1", port), ViewHandler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{self.token}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore that a browser went away; it does so whenever one scrolls on."""
+
+
+class ViewHandler(BaseHTTPRequestHandler):
+    """Answers the requests of one connection."""
+
+    protocol_version, timeout = "HTTP/1.1", IDLE
+    server_version, sys_version = "tarview", ""
+    server: ViewServer
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        token, _, path = address.path.removeprefix("/").partition("/")
+        if not self._is_allowed(token):
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", b"403\n")
+        elif path == "":
+            self._send_page()
+        elif path in FILES:
+            file = FILES[path]
+            self._send(HTTPStatus.OK, f"{TYPES[file.suffix]}; charset=utf-8", file.read_bytes())
+        else:
+            self._answer(path, dict(parse_qsl(address.query)))
+
+    do_HEAD = do_GET
+
+    def _is_allowed(self, token: str) -> bool:
+        """Whether the request has the token, and comes from a page of this server, or by hand."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        if urlsplit(f"//{host}").hostname not in HOSTS or origin not in (None, f"http://{host}"):
+            return False
+        return compare_digest(token.encode(), self.server.token.encode())
+
+    def _send_page(self) -> None:
+        nonce = secrets.token_urlsafe(16)
+        frames = "http: https: vscode-webview:" if self.server.framed else "'none'"
+        text = served_page(self.server.api.name, nonce, {"transport": "server"})
+        policy = POLICY.format(nonce=nonce, frames=frames)
+        self._send(HTTPStatus.OK, "text/html; charset=utf-8", text.encode(), policy)
+
+    def _answer(self, path: str, parameters: dict[str, str]) -> None:
+        method: Callable[[dict[str, str]], Answer] | None = self.server.api.methods.get(path)
+        if method is None:
+            self._send_error(HTTPStatus.NOT_FOUND, f"there is no {visible(path)}")
+            return
+        try:
+            answer = method(parameters)
+            if isinstance(answer, MemberFile):
+                self._send_file(answer)
+                return
+            kind, body = answer if isinstance(answer, tuple) else ("application/json", json.dumps(answer).encode())
+        except (TarshardsError, ValueError, TypeError, LookupError, OSError, ImportError) as error:
+            self._send_error(HTTPStatus.BAD_REQUEST, str(error))
+        except Exception as error:
+            log.exception("%s", path)
+            self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+        else:
+            self._send(HTTPStatus.OK, kind, body)
+
+    def _send_error(self, status: HTTPStatus, reason: str) -> None:
+        self._send(status, "application/json", json.dumps({"error": reason}).encode())
+
+    def _send_file(self, file: MemberFile) -> None:
+        """Send a member, or the bytes of it that are asked for, piece by piece."""
+        try:
+            asked = ByteRange.of(self.headers.get("Range"), file.size)
+        except ValueError as error:
+            self._send_error(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, str(error))
+            return
+        begin, end = asked or ByteRange(0, file.size)
+        self._begin(HTTPStatus.OK if asked is None else HTTPStatus.PARTIAL_CONTENT, media_type(file.name), end - begin)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Disposition", f"attachment; filename*=UTF-8''{quote(file.name, errors='replace')}")
+        if asked is not None:
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{file.size}")
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        self.close_connection = True  # where reading fails now, only that the bytes end can say so
+        file.seek(begin)
+        while begin < end:
+            piece = file.read(min(1 << 18, end - begin))
+            self.wfile.write(piece)
+            begin += len(piece)
+        self.close_connection = False
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes, policy: str = CLOSED) -> None:
+        self._begin(status, kind, len(body), policy)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _begin(self, status: HTTPStatus, kind: str, size: int, policy: str = CLOSED) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(size))
+        self.send_header("Content-Security-Policy", policy)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cache-Control", "no-store")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: addresses have the token."""

@@ -1,0 +1,49 @@
+"""The page in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from threading import Thread
+from typing import Any
+
+from tarshards.samples.ledger import Ledger
+from tarshards.storage.remote import Remote
+from tarshards.view.server import ViewServer
+from tarshards.view.view_api import ViewApi
+
+
+class Shown:
+    """A page that is being served at *url*; notebooks show it as a frame. ``close`` ends its server."""
+
+    def __init__(self, server: ViewServer, height: int):
+        self.server, self.height, self.url = server, height, server.url
+        Thread(target=server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self.server.shutdown()
+        self.server.server_close()
+
+    def _repr_html_(self) -> str:
+        return f'<iframe src="{escape(self.url)}" title="tarview" width="100%" height="{self.height}"></iframe>'
+
+    def __repr__(self) -> str:
+        return f"<tarview at {self.url}>"
+
+
+def show(
+    urls: Any,
+    *,
+    ledger: Ledger | Iterable[Mapping[str, Any]] = (),
+    remote: Remote | None = None,
+    height: int = 700,
+) -> Shown:
+    """Serve a page of the samples of *urls*, a shard expression, to browsers on this machine; a notebook shows it.
+
+    *ledger*, of a run, adds the list of the samples that it left out, with links to them. *height* is that of the frame
+    in pixels. The page is served until ``close()`` or the end of the process. Its URL has a secret token.
+    """
+    if isinstance(ledger, Ledger):
+        ledger = [entry._asdict() for entry in ledger.quarantined]
+    return Shown(ViewServer(ViewApi(urls, remote=remote, left_out=ledger), framed=True), height)

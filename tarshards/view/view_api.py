@@ -1,0 +1,150 @@
+"""What the page asks for: each method takes the parameters of an address and returns JSON, bytes or a member."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+from tarshards.errors import SampleError
+from tarshards.samples.lines import escape
+from tarshards.samples.member_file import MemberFile
+from tarshards.storage.remote import Remote
+from tarshards.view.damage_map import damage_map
+from tarshards.view.histograms import histogram, suggestions
+from tarshards.view.pictures import MAX_BYTES, thumbnail, whole_picture
+from tarshards.view.queries import Queries, Query
+from tarshards.view.viewed_shards import ViewedShards
+
+Answer: TypeAlias = "dict[str, Any] | tuple[str, bytes] | MemberFile"
+Parameters: TypeAlias = Mapping[str, str]
+MOST_ROWS = 500  # of an answer
+
+
+class ViewApi:
+    """The samples of *urls* for a page; *left_out* are entries of a ledger, which it lists."""
+
+    def __init__(self, urls: Any, *, remote: Remote | None = None, left_out: Iterable[Mapping[str, Any]] = ()):
+        self.viewed = ViewedShards(urls, remote)
+        self.name, self.queries = self.viewed.name, Queries(self.viewed)
+        self.left_out = [dict(entry) for entry in left_out]
+        methods = (
+            self.about,
+            self.rows,
+            self.sample,
+            self.find,
+            self.picture,
+            self.field,
+            self.keys,
+            self.histogram,
+            self.shards,
+            self.damage,
+            self.ledger,
+        )
+        self.methods: dict[str, Callable[[dict[str, str]], Answer]] = {each.__name__: each for each in methods}
+
+    def about(self, parameters: Parameters) -> Answer:
+        """Say how many samples there are, as far as that is known without reading shards."""
+        viewed = self.viewed
+        return {
+            "name": self.name,
+            "total": viewed.total,
+            "done": viewed.is_complete,
+            "indexed": viewed.sequence is not None,
+            "shards": len(viewed.shards),
+            "left_out": len(self.left_out),
+        }
+
+    def rows(self, parameters: Parameters) -> Answer:
+        """Return samples of a query, and how many of it are known."""
+        count = min(int(parameters["count"]), MOST_ROWS)
+        found = self.queries.rows(Query.of(parameters), max(int(parameters["begin"]), 0), count)
+        return {**found, "problems": [str(error) for error in self.viewed.problems]}
+
+    def sample(self, parameters: Parameters) -> Answer:
+        """Return one sample: its fields with their offsets, and the lines that read it elsewhere."""
+        number, viewed = int(parameters["number"]), self.viewed
+        shard, sample = viewed.place(number)
+        (row,) = viewed.rows([number])
+        index = viewed.index(shard)
+        for member, field in zip(range(*index.table.span(sample)), row["fields"]):
+            field["offset"] = index.data_range(member)[0]
+        return {**row, "sample": sample, "shard_number": shard, "total": viewed.total}
+
+    def find(self, parameters: Parameters) -> Answer:
+        """Return the numbers of the samples with a key."""
+        key = parameters["key"]
+        if self.viewed.sequence is not None:
+            numbers = sorted(self.viewed.sequence.places(key))
+        else:
+            viewed = self.viewed
+            numbers = [
+                viewed.begin(shard) + index.numbers[key]
+                for shard in range(viewed.known_shards)
+                if viewed.count(shard) and key in (index := viewed.index(shard)).numbers
+            ]
+        return {"numbers": numbers[:1000]}
+
+    def picture(self, parameters: Parameters) -> Answer:
+        """Return an image as a browser shows it, whole or, with *small*, for a list."""
+        field, file = parameters["field"], self._file(parameters)
+        if file.size > MAX_BYTES:
+            raise SampleError(f"an image of {file.size:,} bytes is not shown", field=field)
+        return (thumbnail if "small" in parameters else whole_picture)(field, bytes(file))
+
+    def field(self, parameters: Parameters) -> Answer:
+        """Return a field as it is in the shard."""
+        return self._file(parameters)
+
+    def _file(self, parameters: Parameters) -> MemberFile:
+        return self.viewed.file(int(parameters["number"]), parameters["field"])
+
+    def keys(self, parameters: Parameters) -> Answer:
+        """Return the keys of all samples of a query, one per line, as `targrep --keys` reads them."""
+        viewed, lines = self.viewed, []
+        for number in self.queries.all(Query.of(parameters)).tolist():
+            shard, sample = viewed.place(number)
+            key = viewed.index(shard).key(sample)
+            lines.append(escape(key.encode(errors="surrogateescape")))
+        return "text/plain; charset=utf-8", "".join(f"{line}\n" for line in lines).encode()
+
+    def histogram(self, parameters: Parameters) -> Answer:
+        """Return the bars of one histogram; without *of*, the names of those that there can be."""
+        if "of" in parameters:
+            query = Query.of(parameters)
+            return histogram(self.viewed, parameters["of"], self.queries.all(query) if query else None)
+        self.viewed.extend(1)
+        first = next((shard for shard in range(self.viewed.known_shards) if self.viewed.count(shard)), None)
+        fields = [] if first is None else self.viewed.index(first).fields
+        return {"of": suggestions(fields, self._columns()), "fields": fields}
+
+    def _columns(self) -> list[str]:
+        from tarshards.index.columns import ShardColumns
+
+        viewed = self.viewed
+        if viewed.sequence is None:
+            return []
+        found = ShardColumns.load(viewed.sequence.shards.location(0))
+        return [] if found is None else list(found.sources)
+
+    def shards(self, parameters: Parameters) -> Answer:
+        """Return some shards, with their samples and bytes as far as they are known."""
+        viewed, begin = self.viewed, int(parameters["begin"])
+        end = min(begin + min(int(parameters["count"]), MOST_ROWS), len(viewed.shards))
+        sizes = viewed.shards.column("size") if viewed.sequence is None else viewed.sequence.sizes
+        rows = []
+        for number in range(begin, end):
+            row: dict[str, Any] = {"number": number, "name": viewed.shards[number].location(viewed.remote).name}
+            if number < viewed.known_shards:
+                row |= {"samples": viewed.count(number), "begin": viewed.begin(number)}
+            if sizes[number] is not None:
+                row["size"] = int(sizes[number])
+            rows.append(row)
+        return {"total": len(viewed.shards), "rows": rows}
+
+    def damage(self, parameters: Parameters) -> Answer:
+        """Check one shard."""
+        return damage_map(self.viewed.shards[int(parameters["shard"])])
+
+    def ledger(self, parameters: Parameters) -> Answer:
+        """Return what a ledger left out."""
+        return {"entries": self.left_out[:10_000], "total": len(self.left_out)}

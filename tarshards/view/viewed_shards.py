@@ -1,0 +1,234 @@
+"""The samples of shards by number; what lacks an index is indexed in memory, as far as samples are asked for."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from threading import RLock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tarshards.errors import SampleError, ShardIndexError, TarshardsError
+from tarshards.index.access import SampleSequence
+from tarshards.index.build import build_index
+from tarshards.index.inventory import check_there
+from tarshards.index.open import OpenShard
+from tarshards.index.opening_options import Opening
+from tarshards.index.sidecar import Index
+from tarshards.samples.fields import find_field
+from tarshards.samples.keys import Sample
+from tarshards.samples.member_file import MemberFile
+from tarshards.storage.expressions import common_name, find_shards, spec_name
+from tarshards.storage.location import names_of
+from tarshards.storage.remote import Remote
+from tarshards.view.media_types import has_media
+
+HEAD = 256  # bytes of a field that are enough for a line of it
+TOGETHER = 1 << 22  # bytes of consecutive samples that one request fetches for their heads
+THREADS = 16  # requests at once
+
+
+class Place(NamedTuple):
+    """A sample by the number of its shard, and its own number in it."""
+
+    shard: int
+    sample: int
+
+
+class ViewedShards:
+    """The samples of *urls*, by their numbers over all shards.
+
+    With indexes all are known at once; ``sequence`` has them. Otherwise ``extend`` indexes shard after shard in memory,
+    and ``total`` grows. *problems* are the errors of shards that cannot be indexed, which count as empty.
+    """
+
+    def __init__(self, urls: Any, remote: Remote | None = None):
+        self.remote, self.shards = remote, find_shards(urls, remote)
+        self.name = spec_name(urls) if isinstance(urls, str) else common_name(names_of(self.shards.urls))
+        self.sequence = self._find_indexed()
+        self.problems: list[TarshardsError] = []
+        self._made: list[Index | None] = []  # the indexes that were made here
+        self._ends: list[int] = []  # the samples of each shard with those before it
+        if self.sequence is not None:
+            self._ends = np.cumsum(self.sequence.counts, dtype=np.int64).tolist()
+        self._lock = RLock()
+
+    def _find_indexed(self) -> SampleSequence | None:
+        try:
+            found = Opening(remote=self.remote).find_indexed(self.shards)
+        except ShardIndexError:  # only some have an index
+            found = None
+        if found is None:
+            check_there(self.shards[0].location(self.remote))
+            return None
+        return SampleSequence(found, remote=self.remote)
+
+    @property
+    def total(self) -> int:
+        """The samples that are known."""
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no more samples can become known."""
+        return len(self._ends) == len(self.shards)
+
+    @property
+    def known_shards(self) -> int:
+        """The number of shards whose samples are known."""
+        return len(self._ends)
+
+    def extend(self, samples: int) -> None:
+        """Index shards until this many samples are known, or all."""
+        with self._lock:
+            while not self.is_complete and self.total < samples:
+                shard = self.shards[len(self._made)]
+                try:
+                    index = build_index(
+                        shard.location(self.remote),  # type: ignore[arg-type]
+                        concatenated=shard.concatenated,
+                        split=shard.split or "first",  # type: ignore[arg-type]
+                    )
+                except TarshardsError as error:
+                    self.problems.append(error)
+                    index = None
+                self._made.append(index)
+                self._ends.append(self.total + (0 if index is None else len(index)))
+
+    def indexed(self) -> SampleSequence:
+        """Return the samples of indexed shards; raise ShardIndexError without indexes."""
+        if self.sequence is None:
+            raise ShardIndexError("this requires indexed shards; run `tarindex` first", url=self.name)
+        return self.sequence
+
+    def begin(self, shard: int) -> int:
+        """Return the number of the first sample of a shard."""
+        return self._ends[shard - 1] if shard else 0
+
+    def count(self, shard: int) -> int:
+        """Return the number of samples of a shard."""
+        return self._ends[shard] - self.begin(shard)
+
+    def place(self, number: int) -> Place:
+        """Return where a sample is; raise SampleError if there is none of this number."""
+        self.extend(number + 1)
+        if not 0 <= number < self.total:
+            raise SampleError(f"there is no sample {number} of {self.total}, which are numbered from 0")
+        shard = bisect_right(self._ends, number)
+        return Place(shard, number - self.begin(shard))
+
+    def index(self, shard: int) -> Index:
+        """Return the index of a shard whose samples are known."""
+        if self.sequence is not None:
+            return self.sequence.shards.index(shard)
+        index = self._made[shard]
+        if index is None:
+            raise ShardIndexError("this shard could not be indexed", url=self.shards[shard].location(self.remote).name)
+        return index
+
+    def open(self, shard: int) -> OpenShard:
+        """Return a shard as it is now."""
+        if self.sequence is not None:
+            return self.sequence.shards.open(shard)
+        return OpenShard(self.shards[shard].location(self.remote), self.index(shard))
+
+    def read(self, number: int) -> Sample:
+        """Return a whole sample."""
+        shard, sample = self.place(number)
+        return self.open(shard).read(sample)
+
+    def file(self, number: int, field: str) -> MemberFile:
+        """Return a field of a sample as a file; raise SampleError if it has none of this name."""
+        shard, sample = self.place(number)
+        opened = self.open(shard)
+        names = opened.index.fields_of(sample)
+        found = find_field(names, [field])
+        if found is None:
+            raise SampleError(f"no field {field}", url=opened.name, key=opened.index.key(sample))
+        return opened.file(opened.index.table.span(sample)[0] + names.index(found))
+
+    # Samples as rows: what the page shows of each.
+
+    def rows(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the key, the shard, and the fields of samples, with the first bytes of those that are readable."""
+        places = {number: self.place(number) for number in dict.fromkeys(numbers)}
+        runs = list(self._runs(places))
+        apply = map if not self._is_remote or len(runs) == 1 else self._threads.map
+        rows = {row["number"]: row for found in apply(self._describe, runs) for row in found}
+        return [rows[number] for number in numbers]
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(THREADS)
+
+    @cached_property
+    def _is_remote(self) -> bool:
+        return not self.shards[0].location(self.remote).is_local
+
+    def _runs(self, places: dict[int, Place]) -> Iterator[list[Place]]:
+        """Yield consecutive samples of one shard, of at most TOGETHER bytes."""
+        run: list[Place] = []
+        begin = 0
+        for shard, sample in sorted(places.values()):
+            index = self.index(shard)
+            first, end = index.table.span(sample)
+            follows = bool(run) and (shard, sample - 1) == run[-1]
+            if run and not (follows and sum(index.data_range(end - 1)) - begin <= TOGETHER):
+                yield run
+                run = []
+            if not run:
+                begin = index.data_range(first)[0]
+            run.append(Place(shard, sample))
+        if run:
+            yield run
+
+    def _describe(self, run: list[Place]) -> list[dict[str, Any]]:
+        shard = run[0].shard
+        try:
+            opened = self.open(shard)
+        except TarshardsError as error:
+            index, name = self.index(shard), self.shards[shard].location(self.remote).name
+            return [self._row(place, index, name) | {"error": str(error)} for place in run]
+        index = opened.index
+        rows = [self._row(place, index, opened.name) for place in run]
+        begin, end = index.table.span(run[0].sample)[0], index.table.span(run[-1].sample)[1]
+        held: list[Any] = []
+        if opened.ranges.remote and sum(index.data_range(end - 1)) - index.data_range(begin)[0] <= TOGETHER:
+            try:
+                held = opened.fetch([place.sample for place in run])
+            except TarshardsError as error:
+                return [row | {"error": str(error)} for row in rows]
+        for place, row in zip(run, rows):
+            for member, field in zip(range(*index.table.span(place.sample)), row["fields"]):
+                if has_media(field["name"]):
+                    continue
+                try:
+                    data = self._head(opened, member, held)
+                except (TarshardsError, OSError) as error:
+                    field["error"] = getattr(error, "reason", str(error))
+                else:
+                    field["head"] = b64encode(data).decode()
+        return rows
+
+    def _row(self, place: Place, index: Index, shard: str) -> dict[str, Any]:
+        members = range(*index.table.span(place.sample))
+        fields = [
+            {"name": index.fields[index.table.entry(member)[1]], "size": index.content_size(member)}
+            for member in members
+        ]
+        row: dict[str, Any] = {"number": self.begin(place.shard) + place.sample, "key": index.key(place.sample)}
+        row |= {"shard": shard, "fields": fields}
+        if place.sample in index.faults:
+            row["error"] = index.faults[place.sample].reason
+        return row
+
+    def _head(self, opened: OpenShard, member: int, held: list[Any]) -> bytes:
+        if held and member not in opened.index.elsewhere:
+            members = next(each for each in held if each.begin <= member < each.end)
+            data: bytes = members.take(member)
+            return data[:HEAD]
+        return opened.file(member).read(HEAD)

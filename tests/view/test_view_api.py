@@ -1,0 +1,246 @@
+"""What the page asks for: samples of queries, batches, histograms, damage, with and without indexes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from shard_rig import sample, write_set
+from with_torch import ShardDataset, ShardLoader, needs_torch
+
+from tarshards import Ledger, ShardWriter, Stream, TarWriter, build_columns
+from tarshards.errors import ShardIndexError, StateError
+from tarshards.index.build import build_index
+from tarshards.samples.lines import read_keys
+from tarshards.view import show
+from tarshards.view.view_api import ViewApi
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    return write_set(tmp_path_factory.mktemp("set"))
+
+
+@pytest.fixture(scope="module")
+def api(urls):
+    return ViewApi(urls)
+
+
+KEYS = [sample(number)["__key__"] for number in range(60)]
+
+
+def keys(api, begin=0, count=100, **query):
+    return [row["key"] for row in api.rows({"begin": str(begin), "count": str(count), **query})["rows"]]
+
+
+def test_all_samples_come_in_their_order(api):
+    assert api.about({})["total"] == 60
+    assert keys(api) == KEYS
+    assert keys(api, 19, 3) == KEYS[19:22]
+    assert keys(api, 58) == KEYS[58:]
+
+
+QUERIES = [
+    ({"match": "part1/"}, lambda n: n % 3 == 1),
+    ({"where": "cls == 3"}, lambda n: n % 5 == 3),
+    ({"where": 'json["score"] > 0.4 and key.startswith("part2")'}, lambda n: n > 40 and n % 3 == 2),
+    ({"sizes": "raw:210-219"}, lambda n: 10 <= n < 20),
+    ({"field": "jpg", "match": "/0001"}, lambda n: 10 <= n < 20),
+    ({"field": "none"}, lambda n: False),
+    ({"shard": "1", "where": "cls == 0"}, lambda n: 20 <= n < 40 and n % 5 == 0),
+    ({"duplicates": "key"}, lambda n: False),
+]
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize(("query", "holds"), QUERIES)
+def test_queries(tmp_path, urls, query, holds, index):
+    api = ViewApi(urls if index else write_set(tmp_path, index=False))
+    assert keys(api, **query) == [key for number, key in enumerate(KEYS) if holds(number)]
+
+
+def test_a_query_is_searched_as_far_as_it_is_asked_for(api):
+    found = api.rows({"begin": "0", "count": "2", "where": "cls >= 0"})
+    assert (len(found["rows"]), found["done"]) == (2, False)
+    assert found["searched"] < 60
+    assert len(keys(api, 50, where="cls >= 0")) == 10
+
+
+def test_what_a_condition_cannot_judge_is_counted(tmp_path):
+    with TarWriter(str(tmp_path / "a.tar")) as writer:
+        writer.write({"__key__": "a", "cls": 1})
+        writer.write({"__key__": "b", "txt": "no class"})
+    found = ViewApi(str(tmp_path / "a.tar")).rows({"begin": "0", "count": "9", "where": "cls == 1"})
+    assert ([row["key"] for row in found["rows"]], found["failed"]) == (["a"], 1)
+    assert "b" in found["reason"]
+
+
+def test_order(api):
+    assert keys(api, order="key") == sorted(KEYS)
+    assert keys(api, order="-key") == sorted(KEYS, reverse=True)
+    assert keys(api, order="size:raw") == KEYS
+    assert keys(api, order="-size:raw", where="cls == 1") == [key for n, key in enumerate(KEYS) if n % 5 == 1][::-1]
+
+
+def test_duplicates_stand_side_by_side(tmp_path):
+    for name in ("a", "b"):
+        with TarWriter(str(tmp_path / f"{name}.tar")) as writer:
+            for key in ("same", f"only-{name}", "twice"):
+                writer.write({"__key__": key, "txt": key})
+        build_index(str(tmp_path / f"{name}.tar"), crc=True).save(str(tmp_path / f"{name}.tar"))
+    api = ViewApi(str(tmp_path / "{a,b}.tar"))
+    assert keys(api, duplicates="key") == ["same", "same", "twice", "twice"]
+    assert sorted(keys(api, duplicates="content")) == ["same", "same", "twice", "twice"]
+
+
+@pytest.mark.interop
+def test_a_column_orders_and_filters_without_reading(tmp_path):
+    urls = write_set(tmp_path)
+    build_columns(urls, "width:jpg, json.score")
+    api = ViewApi(urls)
+    assert keys(api, where="score >= 0.5") == KEYS[50:]
+    assert keys(api, order="-score") == KEYS[::-1]
+    assert api.histogram({})["of"][:3] == ["class:cls", "column:width", "column:score"]
+    bars = api.histogram({"of": "column:score"})["bars"]
+    assert sum(bar["count"] for bar in bars) == 60
+    for bar in bars:
+        assert len(keys(api, **bar["query"])) == bar["count"]
+
+
+@pytest.mark.parametrize("of", ["class:cls", "size:raw", "size:jpg"])
+def test_each_bar_has_the_query_that_keeps_its_samples(api, of):
+    found = api.histogram({"of": of})
+    assert found["samples"] == 60
+    for bar in found["bars"]:
+        assert len(keys(api, **bar["query"])) == bar["count"]
+
+
+@pytest.mark.parametrize("query", [{"sizes": "raw"}, {"order": "nonsense"}, {"where": "("}, {"duplicates": "x"}])
+def test_queries_that_are_none_are_refused(api, query):
+    with pytest.raises((ValueError, ShardIndexError)):
+        keys(api, **query)
+
+
+def test_shards_without_indexes_are_indexed_as_far_as_one_scrolls(tmp_path):
+    urls = write_set(tmp_path, index=False)
+    api = ViewApi(urls)
+    assert api.about({}) | {"name": ""} == {
+        "name": "", "total": 0, "done": False, "indexed": False, "shards": 3, "left_out": 0,
+    }  # fmt: skip
+    assert keys(api, 0, 10) == KEYS[:10]
+    assert api.viewed.known_shards == 1
+    assert keys(api, 18, 4) == KEYS[18:22]
+    assert api.viewed.known_shards == 2
+    assert keys(api) == KEYS
+    assert not list(tmp_path.glob("*.index"))
+    assert api.find({"key": KEYS[45]}) == {"numbers": [45]}
+    with pytest.raises(ShardIndexError, match="tarindex"):
+        keys(api, step="0")
+
+
+def test_a_shard_that_cannot_be_indexed_is_named(tmp_path):
+    urls = write_set(tmp_path, index=False)
+    (tmp_path / "set-001.tar").write_bytes(b"no tar" * 1000)
+    api = ViewApi(urls)
+    found = api.rows({"begin": "0", "count": "100"})
+    assert [row["key"] for row in found["rows"]] == KEYS[:20] + KEYS[40:]
+    assert "set-001.tar" in found["problems"][0]
+
+
+def test_keys_are_exported_for_select_and_targrep(api, urls, tmp_path):
+    kind, text = api.keys({"where": "cls == 2"})
+    assert kind.startswith("text/plain")
+    (tmp_path / "keys.txt").write_bytes(text)
+    expected = [key for number, key in enumerate(KEYS) if number % 5 == 2]
+    assert list(read_keys(str(tmp_path / "keys.txt"))) == expected
+    stream = Stream.from_shards(urls).select(keys=str(tmp_path / "keys.txt"))
+    assert [each["__key__"] for each in stream] == expected
+
+
+@needs_torch
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_batch_is_what_the_loader_gives(api, urls, ranks, monkeypatch):
+    for rank in range(ranks):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        epoch = {"seed": 7, "epoch": 2, "rank": rank, "ranks": ranks, "batch_size": 4}
+        stream = ShardDataset(urls, shuffle=True, seed=7, fields="cls")
+        loader = ShardLoader(stream, batch_size=4, collate_fn=list)
+        loader.set_epoch(2)
+        batches = [[each["__key__"] for each in batch] for batch in loader]
+        for step, expected in enumerate(batches):
+            assert keys(api, step=str(step), epoch=json.dumps(epoch)) == expected
+        found = api.rows({"begin": "0", "count": "9", "step": "0", "epoch": json.dumps(epoch)})
+        assert found["about"]["batches"] == len(batches)
+
+
+@needs_torch
+def test_a_state_is_where_the_batches_are_counted_from(api, urls):
+    loader = ShardLoader(ShardDataset(urls, shuffle=True, seed=1, fields="cls"), batch_size=8, collate_fn=list)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    checkpoint = {"step": 3, "loaders": [loader.state_dict()]}
+    epoch = {"seed": 1, "batch_size": 8, "state": checkpoint}
+    expected = [each["__key__"] for each in next(batches)]
+    batches.close()
+    assert keys(api, step="0", epoch=json.dumps(epoch)) == expected
+    with pytest.raises(StateError, match="no state"):
+        keys(api, step="0", epoch=json.dumps({"state": {"step": 3}}))
+
+
+def test_the_damage_of_a_shard_has_its_places(tmp_path):
+    urls = write_set(tmp_path)
+    api = ViewApi(urls)
+    offset = api.sample({"number": "25"})["fields"][0]["offset"] - 512
+    with open(tmp_path / "set-001.tar", "r+b") as file:
+        file.seek(offset)
+        file.write(b"XXXX")
+    found = api.damage({"shard": "1"})
+    (gap,) = found["gaps"]
+    assert gap["begin"] == offset
+    assert found["whole"] + found["lost"] == 20
+    assert "damage" in {finding["kind"] for finding in found["findings"]}
+    assert found["size"] == (tmp_path / "set-001.tar").stat().st_size
+
+
+def test_a_sample_that_cannot_be_read_says_why_and_the_others_are_shown(tmp_path):
+    urls = write_set(tmp_path)
+    first = ViewApi(urls).sample({"number": "3"})["fields"][0]
+    with open(tmp_path / "set-000.tar", "r+b") as file:
+        file.seek(first["offset"] - 512)
+        file.write(b"other.name")
+    rows = ViewApi(urls).rows({"begin": "0", "count": "5"})["rows"]
+    assert [[field["name"] for field in row["fields"] if "error" in field] for row in rows] == [
+        [],
+        [],
+        [],
+        [first["name"]],
+        [],
+    ]
+
+
+def test_show_serves_a_frame_and_the_ledger(tmp_path):
+    with ShardWriter(str(tmp_path / "a-%03d.tar"), max_samples=5) as writer:
+        for number in range(5):
+            writer.write({"__key__": f"{number}", "txt": "text"})
+    ledger = Ledger(max_errors=1)
+    ledger(ShardIndexError("a reason", url="a-000.tar", key="3"))
+    shown = show(str(tmp_path / "a-000.tar"), ledger=ledger)
+    try:
+        assert shown.url in shown._repr_html_()
+        (entry,) = shown.server.api.ledger({})["entries"]
+        assert (entry["key"], entry["reason"]) == ("3", "a reason")
+    finally:
+        shown.close()
+
+
+def test_pictures_are_small_and_of_few_pixels(api, monkeypatch):
+    kind, data = api.picture({"number": "0", "field": "jpg", "small": "1"})
+    assert kind == "image/jpeg"
+    assert np.frombuffer(data, "u1")[:2].tobytes() == b"\xff\xd8"
+    assert api.picture({"number": "0", "field": "seg.png"})[0] == "image/png"
+    monkeypatch.setattr("tarshards.view.pictures.MAX_PIXELS", 80 * 60 - 1)
+    with pytest.raises(ValueError, match="80 x 60 pixels"):
+        api.picture({"number": "0", "field": "jpg"})
