@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
-from faulty_server import Answer, Server
+from tarshards.testing.faulty_server import Answer, Server
 
 #: What passes: a client that tries again, and resumes where it was, gets the right bytes.
 PASSING = ("reset", "reset", "close", "close", "status", "status", "drop", "short", "slow", "stall", "redirect")
