@@ -38,6 +38,7 @@ CHOSEN = 4  # shards of those that are given
 WHOLE = 1 << 28  # bytes of shards that are read whole, at most
 LIMIT = 60.0  # seconds of one leg of a round; one takes less than two unless it hangs
 LEGS = 8
+BLOCK = 4  # samples of a block of the plan, so that small sets have many
 BAD = ("silent", "hung", "died", "audit")
 PLANNED = ("planned", "arrays", "torch")
 ELASTIC = ("arrays", "torch")  # one state for all ranks, also for other ranks and workers
@@ -155,7 +156,7 @@ class Round:
                 outcome.outcome, outcome.words = "hung", f"longer than {LIMIT:.0f} seconds"
                 return outcome
             for name in ("audit", "died"):
-                if words := next((words for result in results if (words := result.fault(name, self))), None):
+                for words in filter(None, (result.fault(name, self) for result in results)):
                     outcome.outcome, outcome.words = name, words
                     return outcome
             errors = [result.error for result in results if result.error]
@@ -202,6 +203,7 @@ class Round:
             "shuffle": world.shuffle,
             "seed": world.number,
             "batch": world.batch,
+            "block": BLOCK,
             "workers": workers if world.reader != "arrays" else 1 + workers,
             "fields": self.copies.fields,
             "goes_on": world.goes_on,
@@ -227,7 +229,12 @@ class Round:
 
             names = [str(self.copies.folder / "0" / name) for name in self.copies.names]
             names = self.urls if self.world.source == "storage" else names
-            options = {"index": True, "shuffle": self.world.shuffle, "seed": self.world.number, "block": 4}
+            options: dict[str, Any] = {
+                "index": True,
+                "shuffle": self.world.shuffle,
+                "seed": self.world.number,
+                "block": 4,
+            }
             return [sample["__key__"] for sample in Stream.from_shards(names, **options)]
         return [key for samples in self._truth(0).values() for key in samples]
 
@@ -610,8 +617,8 @@ class Suite:
             lines.append(f"| {reader} | {name} | {' | '.join(map(str, cells))} |")
         for world, outcome in self.bad:
             lines += [f"\n## Round {world.number}: {world.nemesis}, {outcome.outcome}\n", f"    {self.line(world)}\n"]
-            counts = ", ".join(f"{of} {getattr(outcome, of)}" for of in ("lost", "repeated", "wrong", "misplaced"))
-            lines += [f"{counts}. {outcome.words}\n", *(f"- {leg}" for leg in outcome.legs)]
+            shown = ", ".join(f"{of} {getattr(outcome, of)}" for of in ("lost", "repeated", "wrong", "misplaced"))
+            lines += [f"{shown}. {outcome.words}\n", *(f"- {leg}" for leg in outcome.legs)]
         return "\n".join(lines) + "\n"
 
 

@@ -86,7 +86,7 @@ def open_loader(job: dict[str, Any], ledger: Ledger | None) -> Any:
         return getattr(import_module(module), name)(urls)
     options = {"index": kind != "stream", "shuffle": job["shuffle"], "seed": job["seed"], "on_error": ledger}
     if kind != "stream":
-        options |= {"block": 4, "tail": "exact"}
+        options |= {"block": job["block"], "tail": "exact"}
     cache = {"cache_dir": job["cache"], "cache_bytes": 1 << 24} if job["cache"] else {}
     options["remote"] = Remote(connections=4, timeout=2, **cache)
     if kind == "torch":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -102,7 +102,7 @@ def resized(archive: bytes) -> bytes:
                 assert file is not None
                 content = file.read() + b"!"
                 member.size = len(content)
-                member.pax_headers.pop("size", None)
+                member.pax_headers = {name: text for name, text in member.pax_headers.items() if name != "size"}
                 out.addfile(member, io.BytesIO(content))
     return target.getvalue()
 
@@ -120,12 +120,13 @@ class ShardCopies:
         """Copy the shards *urls*, with an index each and a manifest."""
         copies = cls(folder, [f"chaos-{number}.tar" for number in range(len(urls))], urls)
         archives = [beginning(url) for url in urls]
-        for number, version in enumerate((bytes, changed, resized)):
+        versions: list[Callable[[bytes], bytes]] = [bytes, changed, resized]
+        for number, version in enumerate(versions):
             (folder / f"{number}").mkdir(parents=True)
             paths = [folder / f"{number}" / name for name in copies.names]
             for path, archive in zip(paths, archives):
                 path.write_bytes(version(archive))
-                build_index(path).save(path, sync=False)
+                build_index(str(path)).save(str(path), sync=False)
             found = [outcome.shard for outcome in refresh_indexes([str(path) for path in paths])]
             list(update_manifests(found, str(folder / f"{number}" / MANIFEST)))
         return copies

@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +67,7 @@ def write_compressed(folder: Path) -> None:
 
 
 def write_index(folder: Path) -> None:
-    build_index(folder / "one.tar").save(folder / "one.tar")
+    build_index(f"{folder}/one.tar").save(f"{folder}/one.tar")
 
 
 def write_shard(folder: Path) -> None:
@@ -128,7 +129,7 @@ def add_to_catalog(folder: Path) -> None:
 
 
 def write_done(folder: Path) -> None:
-    write_marker(folder / "deep/out.done", {"samples": COUNT})
+    write_marker(f"{folder}/deep/out.done", {"samples": COUNT})
 
 
 def write_journal(folder: Path) -> None:
@@ -141,7 +142,7 @@ def write_journal(folder: Path) -> None:
 def write_cache(folder: Path) -> None:
     cache = BlockCache(f"{folder}/cache", 1 << 28)
     for number, block in enumerate(BLOCKS):
-        cache.take(block, lambda number=number: bytes([number + 1]) * 1000)
+        cache.take(block, partial(bytes, [number + 1] * 1000))
     cache.leave()
 
 
@@ -149,29 +150,29 @@ def read(folder: Path) -> dict[str, Any]:
     """Return what the readers find in *folder*: the samples of each shard by each reader, and what is beside them."""
     found: dict[str, Any] = {}
 
-    def put(name: str, function: Callable[[], Any]) -> None:
+    def put(name: str, function: Callable[..., Any], *arguments: Any) -> None:
         try:
-            found[name] = function()
+            found[name] = function(*arguments)
         except (TarshardsError, OSError) as error:
             found[name] = error
 
     for path in sorted(folder.glob("*.tar*")):
         if path.suffix in (".tar", ".gz"):
-            put(f"{path.name} as a stream", lambda path=path: content(Stream.from_shards(str(path), index=False)))
-            put(f"{path.name} for tarcheck", lambda path=path: checked(path))
+            put(f"{path.name} as a stream", streamed, path)
+            put(f"{path.name} for tarcheck", checked, path)
             if path.with_name(f"{path.name}.index").exists():
-                put(f"{path.name} by its index", lambda path=path: content(IndexedShards(str(path))))
-                put(f"{path.name} in a planned epoch", lambda path=path: planned(path))
+                put(f"{path.name} by its index", indexed, path)
+                put(f"{path.name} in a planned epoch", planned, path)
             if path.with_name(f"{path.name}.columns.parquet").exists():
-                put(f"the columns of {path.name}", lambda path=path: columns(path))
+                put(f"the columns of {path.name}", columns, path)
     for path in sorted(folder.glob("*.shards.json")):
-        put(path.name, lambda path=path: [(Path(shard.url).name, shard.samples) for shard in read_manifest(str(path))])
+        put(path.name, listed, path)
         for number, name in enumerate(_named(path)):
-            put(f"{name} as {path.name} says", lambda path=path, number=number: part(path, number))
-            put(f"{name} by keys of {path.name}", lambda path=path, number=number: by_key(path, number))
+            put(f"{name} as {path.name} says", part, path, number)
+            put(f"{name} by keys of {path.name}", by_key, path, number)
     if (path := folder / "all.yaml").exists():
-        put(path.name, lambda: sorted(Catalog.load(path).entries()))
-    put("deep/out.done", lambda: read_marker(folder / "deep/out.done"))
+        put(path.name, cataloged, path)
+    put("deep/out.done", read_marker, f"{folder}/deep/out.done")
     if (folder / "state").exists():
         found |= {name: value for name, value in journaled(folder).items() if value is not None}
     if (folder / "cache").exists():
@@ -181,6 +182,14 @@ def read(folder: Path) -> dict[str, Any]:
 
 def content(stream: Any) -> list[tuple[str, bytes]]:
     return [(sample["__key__"], sample["txt"]) for sample in stream]
+
+
+def streamed(path: Path) -> list[tuple[str, bytes]]:
+    return content(Stream.from_shards(str(path), index=False))
+
+
+def indexed(path: Path) -> list[tuple[str, bytes]]:
+    return content(IndexedShards(str(path)))
 
 
 def planned(path: Path) -> list[tuple[str, bytes]]:
@@ -202,9 +211,17 @@ def columns(path: Path) -> Any:
     return found.table.to_pylist()  # type: ignore[union-attr]
 
 
+def listed(manifest: Path) -> list[tuple[str, int | None]]:
+    return [(Path(shard.url).name, shard.samples) for shard in read_manifest(str(manifest))]
+
+
+def cataloged(path: Path) -> list[str]:
+    return sorted(Catalog.load(path).entries())
+
+
 def _named(manifest: Path) -> list[str]:
     try:
-        return [Path(shard.url).name for shard in read_manifest(str(manifest))]
+        return [name for name, _ in listed(manifest)]
     except (TarshardsError, OSError):
         return []
 
