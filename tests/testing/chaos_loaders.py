@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import time
 import urllib.request
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 
@@ -103,4 +105,15 @@ class Hangs(Plain):
             try:
                 return read(url)
             except OSError:
-                __import__("time").sleep(0.1)
+                time.sleep(0.1)
+
+
+class MixesThemUp(Plain):
+    """Gives a resumed epoch the texts of other samples."""
+
+    def samples(self):
+        every = list(super().samples())
+        for sample, other in pairwise(every):
+            if self.taken:
+                sample["txt"] = other["txt"]
+        return iter(every)

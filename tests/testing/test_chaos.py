@@ -22,6 +22,7 @@ WRONG = {  # the loader, a nemesis that shows what is wrong with it, and how
     "CountsAhead": ("kill a rank", "silent"),
     "SameShare": ("nothing", "silent"),
     "GoesOn": ("a truncated shard", "silent"),
+    "MixesThemUp": ("kill a rank", "silent"),
     "Hangs": ("a missing shard", "hung"),
 }
 
@@ -71,9 +72,11 @@ def play(name: str, nemesis: str, urls: list[str], copies: ShardCopies, folder, 
     monkeypatch.setattr(chaos, "LIMIT", 3.0)
     suite = Suite(urls, 1, [f"chaos_loaders:{name}"])
     preload(suite.readers)
-    return [
-        suite.play(copies, number, folder / f"{number}") for number in range(1 if nemesis == "a missing shard" else 4)
-    ]
+    if name in ("Plain", "MixesThemUp"):
+        suite.learn(copies, folder / "undisturbed")
+        assert len(suite.known) == 3
+    rounds = 1 if name == "Hangs" else 4
+    return [suite.play(copies, number, folder / f"{number}") for number in range(rounds)]
 
 
 @pytest.mark.parametrize("name", WRONG)
