@@ -10,6 +10,7 @@ what was written is whole, as it was before, absent, or an error, and never half
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,7 +66,8 @@ def check_writer(
     *,
     lost: int = 2,
     lasts: bool = True,
-    again: bool = False,
+    derived: str = "",
+    again: str = "",
 ) -> Crashes:
     """Return what *read* finds of a write in *folder*, in every state in which a crash can leave it.
 
@@ -73,14 +75,16 @@ def check_writer(
     process. The files in *folder* are those before it. *read* is called with copies of the folder and returns outputs
     by name: any values that can be compared, or the exceptions of those that could not be read.
 
-    Up to *lost* changes are lost at a time. With *lasts*, no crash after the write's return may lose its outputs. With
-    *again*, the function is called once more in each state that a killed process leaves, and must end with the same
-    files, byte for byte. Needs strace; raises ValueError where *read* fails without a crash.
+    Up to *lost* changes are lost at a time. With *lasts*, no crash after the write's return may lose its outputs.
+    *derived* is a regular expression of the outputs that can be made again, such as indexes: they may be gone. *again*
+    is one of files: the function is called once more in each state that a killed process leaves, and must end with the
+    same files, and those that match with the same bytes. Needs strace; raises ValueError where nothing can be read
+    without a crash.
     """
     before = read_tree(folder)
     changes = record(_command(write, folder), folder)
     after = read_tree(folder)
-    result, judged = Crashes(changes), _Judge(read, lasts)
+    result, judged = Crashes(changes), _Judge(read, lasts, derived)
     copies = Path(f"{os.path.realpath(folder)}.crashes")
     copies.mkdir()
     judged.old, judged.new = _found(read, before, copies / "old"), _found(read, after, copies / "new")
@@ -93,7 +97,7 @@ def check_writer(
         result.states += 1
         result.faults += [f"{fault}: {state.words}" for fault in judged.faults(copy, state, result.found)]
         if again and state.is_killed and callable(write):
-            result.faults += [f"written again, {fault}: {state.words}" for fault in _again(write, copy, after)]
+            result.faults += [f"written again, {fault}: {state.words}" for fault in _again(write, copy, after, again)]
         _remove(copy)
     _remove(copies)
     return result
@@ -118,8 +122,8 @@ def _found(read: Reader, tree: Tree, copy: Path) -> dict[str, Any]:
     return found
 
 
-def _again(write: Callable[[Path], Any], copy: Path, after: Tree) -> Iterator[str]:
-    """Write once more, and yield what then differs from *after*."""
+def _again(write: Callable[[Path], Any], copy: Path, after: Tree, same: str) -> Iterator[str]:
+    """Write once more, and yield what then differs from *after*; only files that match *same* have the same bytes."""
     try:
         write(copy)
     except Exception as error:
@@ -127,7 +131,7 @@ def _again(write: Callable[[Path], Any], copy: Path, after: Tree) -> Iterator[st
     else:
         left = read_tree(copy)
         for name in sorted({*left, *after}):
-            if left.get(name, ABSENT) != after.get(name, ABSENT):
+            if (name in left) != (name in after) or (re.search(same, name) and left[name] != after[name]):
                 yield f"{name} differs"
 
 
@@ -143,6 +147,7 @@ class _Judge:
 
     read: Reader
     lasts: bool
+    derived: str
     old: dict[str, Any] = field(default_factory=dict)
     new: dict[str, Any] = field(default_factory=dict)
 
@@ -158,7 +163,7 @@ class _Judge:
             old, new = self.old.get(name, ABSENT), self.new.get(name, ABSENT)
             if isinstance(value, Exception):
                 counts["an error"] += 1
-            elif value == ABSENT and ABSENT not in (old, new):
+            elif value == ABSENT and ABSENT not in (old, new) and not (self.derived and re.search(self.derived, name)):
                 counts["gone"] += 1
                 yield f"{name} is gone"
             elif value == ABSENT:
