@@ -50,6 +50,7 @@ PROGRAMS = (
     "stages",
     "formats",
     "cost",
+    "chaos",
     "growth",
 )
 PROGRAM_PARTS = [f"growth,{part}" for part in growth.PARTS]

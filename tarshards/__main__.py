@@ -1,4 +1,4 @@
-"""``python -m tarshards``, and the command ``tarshards``: versions, compiled kernels, installed extras."""
+"""``python -m tarshards``, and the command ``tarshards``: what is installed; ``tarshards chaos`` tests a loader."""
 
 from __future__ import annotations
 
@@ -7,22 +7,35 @@ import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module, metadata
+from typing import ClassVar
 
 import click
 
 import tarshards
-from tarshards.cli.program import tool
+from tarshards.cli.program import Verbs
+from tarshards.testing import chaos
 
 KERNELS = ("tar._tar", "storage._mapped", "index._sidecars", "index._headers", "index._rows", "index._pixels")
 FOR_DEVELOPERS = {"bench", "demo", "interop", "test", "test-core"}  # extras
 
 
-@tool()
-def main() -> None:
+class MainVerbs(Verbs):
+    """The commands that are no tools of their own."""
+
+    verbs: ClassVar[dict[str, click.Command]] = {"chaos": chaos.main}
+
+
+@click.command(cls=MainVerbs)
+@MainVerbs.argument("[chaos SHARDS...]")
+def main(words: tuple[str, ...]) -> None:
     """Show the versions of tarshards and Python, the kernels that are compiled and the extras that are installed.
+
+    chaos SHARDS tests a loader, ours or yours, while ranks, network, shards and machine fail.
 
     The tools are programs of their own: tarcat, tarsplit, tarproc and others, each with --help.
     """
+    if words:
+        raise MainVerbs.unknown(words)
     click.echo("\n".join(report()))
 
 

@@ -39,6 +39,7 @@ PACKAGES = {
     "openssl": ["openssl"],
     "slurmctld": ["slurm-wlm"],
     "slurmdbd": ["slurmdbd"],
+    "strace": ["strace"],
     "unshare": ["util-linux"],
     WEBDAV: ["nginx-light", "libnginx-mod-http-dav-ext"],
     "xz": ["xz-utils"],

@@ -62,3 +62,10 @@ def test_every_tool_is_an_entry_point_and_runs_from_a_checkout():
 def test_entry_points_are_commands(name):
     module, _, function = entry_points()[name].partition(":")
     assert isinstance(getattr(import_module(module), function), Command)
+
+
+def test_chaos_is_a_verb():
+    assert "--minutes" in run("-m", "tarshards", "chaos", "--help")
+    done = subprocess.run([sys.executable, "-m", "tarshards", "peace"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "the first word is chaos, not 'peace'" in done.stderr

@@ -165,7 +165,7 @@ class Verbs(Program):
     def unknown(cls, words: tuple[str, ...]) -> click.UsageError:
         """Return the error for *words* that do not begin with a verb."""
         *others, last = cls.verbs
-        known = f"{', '.join(others)} or {last}"
+        known = f"{', '.join(others)} or {last}" if others else last
         return click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
 
     @classmethod

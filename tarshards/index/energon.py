@@ -84,7 +84,7 @@ def export_energon(shards: Sequence[Shard | str], folder: str | None = None, how
         "dataset.yaml": DATASET.encode(),
     }
     if not how.dry_run:
-        os.makedirs(meta, exist_ok=True)
+        Location(os.path.join(meta, "dataset.yaml"), sync=how.sync).make_folder()
     for name, data in files.items():
         target = os.path.join(meta, name)
         if name not in ("split.yaml", "dataset.yaml") or not os.path.exists(target):

@@ -111,7 +111,7 @@ def update_manifests(
     for name, group in series.items():
         if not how.dry_run:
             if url is None:
-                Location.of(name).make_folder()
+                Location.of(name, sync=how.sync).make_folder()
             write_manifest(Location.of(name, sync=how.sync), group)
         yield name
 

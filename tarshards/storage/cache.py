@@ -609,7 +609,7 @@ class BlockCache:
                     also = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
                     log.warning("%s%s: not of the cache in this folder, so left as it is", visible(foreign[0]), also)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Leave the folder, at the end of the process."""
         self._stores = False
         if self._owner is not None:
@@ -816,4 +816,4 @@ _registering = PerProcess(threading.Lock)
 @atexit.register
 def _leave_all() -> None:
     for cache in _caches.values():
-        cache._leave()
+        cache.leave()

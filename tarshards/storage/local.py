@@ -41,6 +41,14 @@ class Local(Transport):
 
         return LocalRanges(str(location.path), location.name)
 
+    def make_folder(self, location: Location) -> None:
+        folder = os.path.dirname(str(location.path))
+        if folder:
+            try:
+                _make_folder(folder, location.sync)
+            except (OSError, ValueError) as exc:
+                raise failure(exc, folder) from exc
+
     def exists(self, location: Location) -> bool:
         return os.path.exists(str(location.path))
 
@@ -140,6 +148,16 @@ def _flushing(file: io.BufferedWriter[io.FileIO]) -> Callable[[Any], None]:
             written, begun = 0, end
 
     return write
+
+
+def _make_folder(path: str, sync: bool) -> None:
+    """Create the folder *path*, and wait until its name is on the disk: else the files in it may go with it."""
+    above = os.path.dirname(path.rstrip("/"))
+    if above and not os.path.isdir(above):
+        _make_folder(above, sync)
+    if not os.path.isdir(path):
+        with synced_folder(above or ".") if sync else nullcontext():
+            os.makedirs(path, exist_ok=True)
 
 
 @contextmanager

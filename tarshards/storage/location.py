@@ -20,7 +20,7 @@ from tarshards.storage.redaction import (
     without_values,
 )
 from tarshards.storage.remote import Remote, default
-from tarshards.storage.streams import encoded, errno_of, failure, is_answer, is_missing, read_at_most, words
+from tarshards.storage.streams import encoded, errno_of, is_answer, is_missing, read_at_most, words
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
@@ -539,13 +539,8 @@ class Location:
         self._transport.remove(self)
 
     def make_folder(self) -> None:
-        """Create the folder of a local file; stores need none."""
-        folder = os.path.dirname(self.path or "")
-        if folder:
-            try:
-                os.makedirs(folder, exist_ok=True)
-            except (OSError, ValueError) as error:
-                raise failure(error, folder) from error
+        """Create the folder of a local file, and those above it; stores need none."""
+        self._transport.make_folder(self)
 
 
 @cache
@@ -579,6 +574,9 @@ class Transport:
     def glob(self, location: Location) -> list[str]:
         """Return the sorted URLs of the files that match a pattern, or else the URL of *location*."""
         return [location.url]
+
+    def make_folder(self, location: Location) -> None:
+        """Create the folder of a file."""
 
     def exists(self, location: Location) -> bool:
         try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faulty_server import Answer
-from faulty_server import serving as serving_faults
 from inline import Inline
 from range_server import serving
 
 from tarshards import Ledger, import_dataset, read_samples
 from tarshards.errors import OpenError, TarshardsError
 from tarshards.storage import tuning
+from tarshards.testing.faulty_server import Answer
+from tarshards.testing.faulty_server import serving as serving_faults
 
 try:
     import pyarrow as pa

@@ -14,8 +14,6 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from faulty_server import Answer, Server
-from faulty_server import serving as serving_answers
 from fsspec.implementations.memory import MemoryFileSystem
 from range_server import serving
 from with_torch import DataLoader, ShardDataset, Subset
@@ -27,6 +25,8 @@ from tarshards.index import open as opening
 from tarshards.index.build import build_index
 from tarshards.parallel.calls import DaemonThreads
 from tarshards.storage import connections
+from tarshards.testing.faulty_server import Answer, Server
+from tarshards.testing.faulty_server import serving as serving_answers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

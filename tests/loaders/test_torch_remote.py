@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from itertools import islice
 
 import pytest
-from faulty_server import serving
 from torch.utils.data import DataLoader
-from unreliable_site import UnreliableSite
 
 from tarshards import ArrayLoader, IndexedShards, ShardDataset, ShardLoader, ShardWriter, Stream, World, readers
 from tarshards.storage import tuning
 from tarshards.storage.remote import Remote
+from tarshards.testing.faulty_server import serving
+from tarshards.testing.unreliable_site import UnreliableSite
 
 SHARDS, SAMPLES = 4, 30
 REMOTE = Remote(connections=4, timeout=5)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from faulty_server import serving
 
 from tarshards.storage import tuning
+from tarshards.testing.faulty_server import serving
 
 
 @pytest.fixture

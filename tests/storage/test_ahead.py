@@ -8,8 +8,6 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from faulty_server import Answer
-from faulty_server import serving as misbehaving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from leftovers import wait_until
@@ -21,6 +19,8 @@ from tarshards.storage.ahead import Fetch, FetchQueue, ForwardReader, opened_ahe
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.storage.remote import Remote
+from tarshards.testing.faulty_server import Answer
+from tarshards.testing.faulty_server import serving as misbehaving
 
 
 @pytest.fixture(autouse=True)

@@ -357,7 +357,7 @@ def test_nobody_waits_for_a_block_that_will_not_be_stored(tmp_path, fetches):
         assert executor.submit(fetches.take, other, block).result(60)
         fetching.set()
         assert first.result(60) == data_of(block)
-    other._leave()
+    other.leave()
 
 
 def test_the_budget_includes_what_is_being_fetched(tmp_path, fetches):

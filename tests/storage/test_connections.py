@@ -19,8 +19,6 @@ from contextlib import contextmanager, suppress
 from itertools import accumulate
 
 import pytest
-from faulty_server import Answer, Server
-from faulty_server import serving as misbehaving
 from leftovers import wait_until
 from programs import need
 
@@ -30,6 +28,8 @@ from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
 from tarshards.storage.requests import Address, Version
 from tarshards.storage.transfer import read_range
+from tarshards.testing.faulty_server import Answer, Server
+from tarshards.testing.faulty_server import serving as misbehaving
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 import fsspec
 import pytest
-from faulty_server import Answer, serving
 from fsspec.spec import AbstractFileSystem
 
 from tarshards import Ledger, Stream
@@ -23,6 +22,7 @@ from tarshards.storage.markers import read_marker, write_marker
 from tarshards.storage.opening import open_shard
 from tarshards.storage.redaction import redacted
 from tarshards.storage.remote import Remote
+from tarshards.testing.faulty_server import Answer, serving
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 

@@ -8,7 +8,6 @@ import time
 
 import pytest
 import zstandard
-from faulty_server import Answer, Server, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import need
@@ -19,6 +18,7 @@ from tarshards.storage.connections import Origin
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
 from tarshards.storage.remote import Remote
+from tarshards.testing.faulty_server import Answer, Server, serving
 
 BODY = random.Random(0).randbytes(200_000)
 HEADERS = 200  # bytes of headers, at most

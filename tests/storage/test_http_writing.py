@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from faulty_server import Answer, Server, serving
 
 from tarshards.errors import OpenError
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.storage.remote import Remote
+from tarshards.testing.faulty_server import Answer, Server, serving
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 

@@ -17,15 +17,15 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from faulty_server import serving
 from soak import SOAK
-from unreliable_site import BUCKET, PASSING, WRONG, UnreliableSite
 
 from tarshards import ArrayLoader, IndexedShards, Ledger, ShardWriter, Stream, readers
 from tarshards.errors import TarshardsError
 from tarshards.parallel.calls import DaemonThreads
 from tarshards.storage import tuning
 from tarshards.storage.remote import Remote
+from tarshards.testing.faulty_server import serving
+from tarshards.testing.unreliable_site import BUCKET, PASSING, WRONG, UnreliableSite
 
 SHARDS, SAMPLES = 3, 40
 LIMIT = 60  # seconds of a schedule, at most; one takes less than a second unless it hangs

@@ -10,7 +10,6 @@ from hashlib import md5
 from urllib.parse import quote, unquote, urlsplit
 
 import pytest
-from faulty_server import Answer, Server, serving
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import Remote, Stream
@@ -18,6 +17,7 @@ from tarshards.errors import OpenError
 from tarshards.storage import fsspec_, requests, tuning
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
+from tarshards.testing.faulty_server import Answer, Server, serving
 from tarshards.write.shards import ShardWriter
 
 pytestmark = pytest.mark.interop

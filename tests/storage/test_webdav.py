@@ -10,7 +10,6 @@ from socket import create_server
 from xml.sax.saxutils import escape
 
 import pytest
-from faulty_server import Answer
 from programs import WEBDAV, WEBDAV_MODULE, find, need
 
 from tarshards import Stream, TarWriter
@@ -20,6 +19,7 @@ from tarshards.storage import webdav
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
+from tarshards.testing.faulty_server import Answer
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 

@@ -10,8 +10,6 @@ from itertools import chain, islice
 from pathlib import Path
 
 import pytest
-from faulty_server import Answer
-from faulty_server import serving as misbehaving
 from range_server import serving
 from with_torch import DataLoader, ShardDataset
 
@@ -26,6 +24,8 @@ from tarshards.storage import tuning
 from tarshards.stream import sources
 from tarshards.stream.sources import PlannedSource, ShardSource
 from tarshards.stream.sources import open_shards as open_source
+from tarshards.testing.faulty_server import Answer
+from tarshards.testing.faulty_server import serving as misbehaving
 
 
 def open_shards(urls, index="auto", **options):

@@ -42,15 +42,9 @@ class JobFolder:
 
     def save(self, plan: JobPlan, **record: Any) -> None:
         """Write the plan, and the record needed to query or retry the job."""
-        self._make()
+        Location(self.log(0)).make_folder()
         self.write("plan.json", plan.dumps())
         write_marker(f"{self.path}/job.json", record)
-
-    def _make(self) -> None:
-        try:
-            os.makedirs(f"{self.path}/logs", exist_ok=True)
-        except OSError as error:
-            raise failure(error, self.path) from error
 
     def write(self, name: str, text: str) -> str:
         """Write a file atomically and return its path."""
@@ -90,7 +84,7 @@ class JobFolder:
 
         Raises StateError if a run is active.
         """
-        self._make()
+        Location(self.log(0)).make_folder()
         try:
             descriptor = lock(self._lock, os.O_RDWR | os.O_CREAT)
         except BlockingIOError as error:

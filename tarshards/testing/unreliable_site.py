@@ -8,8 +8,9 @@ import re
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
-from faulty_server import Answer, Server
+from tarshards.testing.faulty_server import Answer, Server
 
 #: What passes: a client that tries again, and resumes where it was, gets the right bytes.
 PASSING = ("reset", "reset", "close", "close", "status", "status", "drop", "short", "slow", "stall", "redirect")
@@ -81,7 +82,7 @@ class UnreliableSite(Server):
     def _answer(self, kind: str, path: str, size: int, number: int, rng: random.Random) -> Answer:
         ways = random.Random(f"{self.seed}/ways")
         framing = ways.choice(["length", "length", "chunked"])
-        named = ways.choice([{}, {}, {"etag": f'W/"v{number}"', "modified": DATES[number]}])
+        named: dict[str, Any] = ways.choice([{}, {}, {"etag": f'W/"v{number}"', "modified": DATES[number]}])
         named = {"etag": f'"v{number}"', **named}
         after = rng.choice(["keep", "keep", "keep", "close"])
         usual = Answer(framing=framing, end=after, **named)
@@ -117,7 +118,7 @@ class UnreliableSite(Server):
             status, headers=(("Location", AGAIN + path),), etag=None, body=b"", end=rng.choice(["keep", "close"])
         )
 
-    def _encoded(self, name: str, number: int, named: dict[str, str]) -> Answer:
+    def _encoded(self, name: str, number: int, named: dict[str, Any]) -> Answer:
         packed = gzip.compress(self.files[name][number])
         return Answer(headers=(("Content-Encoding", "gzip"),), body=packed, end="keep", **named)
 

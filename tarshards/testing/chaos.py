@@ -1,0 +1,728 @@
+"""``tarshards chaos``: a loader reads shards while things go wrong, and must deliver each sample once, or say why not.
+
+A round is a *world*: a loader, where its shards lie, ranks and workers, a *nemesis*, stops and resumes, all drawn from
+the seed and the round's number, which repeat it. The user's shards are only read: the beginnings of some are copied,
+and what is damaged or served wrongly are copies of these. After each round, what the ranks delivered is compared with
+the plan: every sample once, at its position, with its bytes, less what an error or the ledger names.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from tarshards import __version__
+from tarshards.cli.program import say, tool
+
+if TYPE_CHECKING:
+    from tarshards.testing.chaos_shards import ShardCopies
+
+CHOSEN = 4  # shards of those that are given
+WHOLE = 1 << 28  # bytes of shards that are read whole, at most
+LIMIT = 60.0  # seconds of one leg of a round; one takes less than two unless it hangs
+LEGS = 8
+BLOCK = 4  # samples of a block of the plan, so that small sets have many
+BAD = ("silent", "hung", "died", "audit")
+PLANNED = ("planned", "arrays", "torch")
+ELASTIC = ("arrays", "torch")  # one state for all ranks, also for other ranks and workers
+
+
+Known = Sequence[dict[str, str]]  # what a user's loader delivers of each version: the texts of samples by key
+
+
+@dataclass(frozen=True)
+class World:
+    """A round: *reader* is one of ours, or ``module:function``; *source* says where its shards lie."""
+
+    seed: int
+    number: int
+    reader: str
+    source: str  # "copy", "http", or "storage", the user's own
+    nemesis: str
+    shuffle: bool
+    batch: int
+    goes_on: bool  # on_error= is a ledger
+
+    @property
+    def rng(self) -> random.Random:
+        return random.Random(f"chaos/{self.seed}/{self.number}/legs")
+
+
+@dataclass
+class Outcome:
+    """What a round came to: *exact*, *told* (an error or the ledger), or one of BAD; and what of the plan is not so."""
+
+    outcome: str = "exact"
+    lost: int = 0
+    repeated: int = 0
+    wrong: int = 0
+    misplaced: int = 0
+    words: str = ""
+    legs: list[str] = field(default_factory=list)
+
+
+class Nemesis(NamedTuple):
+    """What goes wrong: *arm* changes the jobs of a leg, or the files that it reads. *exact*: nothing may be lost."""
+
+    arm: Callable[[Round], None]
+    sources: tuple[str, ...] = ("copy", "http", "storage")
+    readers: tuple[str, ...] = ()  # all, if none; "user" stands for the user's
+    exact: bool = False
+    versions: tuple[int, ...] = (0,)  # of the shards that may be delivered
+
+
+NEMESES: dict[str, Nemesis] = {}
+
+
+def nemesis(name: str, **options: Any) -> Callable[[Callable[[Round], None]], Callable[[Round], None]]:
+    """Register what goes wrong."""
+
+    def register(arm: Callable[[Round], None]) -> Callable[[Round], None]:
+        NEMESES[name] = Nemesis(arm, **options)
+        return arm
+
+    return register
+
+
+def draw(seed: int, number: int, readers: Sequence[str], storage: Sequence[str]) -> World:
+    """Return the world of a round; the readers in *storage* may read the user's own shards."""
+    rng = random.Random(f"chaos/{seed}/{number}")
+    reader = readers[number % len(readers)]
+    kind = "user" if ":" in reader else reader
+    fit = {
+        name: [source for source in each.sources if reader in storage or source != "storage"]
+        for name, each in NEMESES.items()
+        if not each.readers or kind in each.readers
+    }
+    name = rng.choice(sorted(name for name, sources in fit.items() if sources))
+    source = rng.choice(fit[name])
+    return World(seed, number, reader, source, name, rng.random() < 0.7, rng.randrange(1, 8), rng.random() < 0.5)
+
+
+class Round:
+    """A round as it runs in *folder*; nemeses change *jobs*, *files* (a copy of the shards) and the *site*."""
+
+    def __init__(self, world: World, copies: ShardCopies, urls: list[str], folder: Path, known: Known = ()):
+        self.world, self.copies, self.urls, self.folder, self.rng = world, copies, urls, folder, world.rng
+        self.known = known
+        self.jobs: list[dict[str, Any]] = []
+        self.others: list[dict[str, Any]] = []  # of other users of the cache
+        self.site: Any = None
+        self.files = folder / "files"
+        self.is_armed = False
+
+    def run(self) -> Outcome:
+        """Run the legs until the epoch is over, or a rank tells of an error that the nemesis accounts for."""
+        from tarshards.testing.faulty_server import serving
+        from tarshards.testing.unreliable_site import UnreliableSite
+
+        self.folder.mkdir()
+        shutil.copytree(self.copies.folder / "0", self.files)
+        with ExitStack() as stack:
+            if self.world.source == "http":
+                self.site = UnreliableSite(files=self.copies.versions, seed=self.rng.randrange(1 << 30))
+                stack.enter_context(serving(self.site))
+            return self._run()
+
+    def _run(self) -> Outcome:
+        outcome, counted, state, start = Outcome(), list[Sample](), None, 0
+        ranks, workers = self.rng.randrange(1, 4), self.rng.randrange(3)
+        armed = self.rng.randrange(2)
+        for leg in range(LEGS):
+            if leg and self.world.reader in ELASTIC:
+                ranks, workers = self.rng.randrange(1, 4), self.rng.randrange(3)
+            stop = self.rng.choice([None, self.rng.randrange(1, 12)]) if leg < LEGS - 2 else None
+            self.jobs = [self._job(leg, rank, ranks, workers, stop, state) for rank in range(ranks)]
+            self.others = []
+            if leg == armed or (stop is None and not self.is_armed):
+                self.is_armed = True
+                NEMESES[self.world.nemesis].arm(self)
+            results = list(map(RankResult.of, self.jobs)) if run_jobs([*self.jobs, *self.others]) else []
+            outcome.legs.append(f"{ranks} ranks, {workers} workers, stop at {stop}: {' | '.join(map(str, results))}")
+            if not results:
+                outcome.outcome, outcome.words = "hung", f"longer than {LIMIT:.0f} seconds"
+                return outcome
+            for name in ("audit", "died"):
+                for words in filter(None, (result.fault(name, self) for result in results)):
+                    outcome.outcome, outcome.words = name, words
+                    return outcome
+            errors = [result.error for result in results if result.error]
+            is_over = all(result.is_read for result in results)
+            if is_over or (errors and not self._resumes):
+                for rank, result in enumerate(results):
+                    counted += result.samples(rank, ranks, start, None)
+                break
+            common = set.intersection(*(set(result.saved) for result in results))
+            if common:
+                step = max(common)
+                for rank, result in enumerate(results):
+                    counted += result.samples(rank, ranks, start, step)
+                states = [f"{job['output']}.{step}" for job in self.jobs]
+                state, start = states, len(counted)
+                if self.world.reader in ELASTIC and not _are_equal(states):
+                    outcome.outcome, outcome.words = "silent", "the states of the ranks differ"
+                    return outcome
+            if len(counted) >= len(self.expected):
+                errors = []
+                break
+        else:
+            outcome.outcome, outcome.words = "hung", f"not over after {LEGS} legs"
+            return outcome
+        lost = [entry for result in results for entry in result.lost]
+        return self._judge(outcome, counted, errors, lost)
+
+    @property
+    def _resumes(self) -> bool:
+        """Whether an error is that of a worker that was killed, after which training goes on."""
+        return "worker" in self.world.nemesis
+
+    def _job(self, leg: int, rank: int, ranks: int, workers: int, stop: int | None, state: Any) -> dict[str, Any]:
+        world = self.world
+        cache = self.folder / "cache"
+        cache.mkdir(exist_ok=True)
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        return {
+            "reader": world.reader,
+            "urls": self._urls(),
+            "output": str(self.folder / f"leg-{leg}-rank-{rank}"),
+            "environment": {name: str(value) for name, value in names.items()},
+            "state": None if state is None else state[0 if world.reader in ELASTIC else rank],
+            "shuffle": world.shuffle,
+            "seed": world.number,
+            "batch": world.batch,
+            "block": BLOCK,
+            "workers": workers if world.reader != "arrays" else 1 + workers,
+            "fields": self.copies.fields,
+            "goes_on": world.goes_on,
+            "cache": str(cache) if world.source == "http" and "cache" in world.nemesis else None,
+            "every": 3,
+            "stop": stop,
+            "at": {},
+            "machine": {},
+            "pace": 0.002,
+        }
+
+    def _urls(self) -> list[str]:
+        if self.world.source == "storage":
+            return self.urls
+        folder = self.site.url if self.world.source == "http" else str(self.files)
+        return [f"{folder}/{name}" for name in self.copies.names]
+
+    @cached_property
+    def expected(self) -> list[str]:
+        """The keys in their order; in any order where none is planned."""
+        if self.world.reader in PLANNED:
+            from tarshards.stream.stream import Stream
+
+            names = [str(self.copies.folder / "0" / name) for name in self.copies.names]
+            names = self.urls if self.world.source == "storage" else names
+            options: dict[str, Any] = {
+                "index": True,
+                "shuffle": self.world.shuffle,
+                "seed": self.world.number,
+                "block": 4,
+            }
+            return [sample["__key__"] for sample in Stream.from_shards(names, **options)]
+        return [key for samples in self._truth(0).values() for key in samples]
+
+    def _truth(self, version: int) -> dict[str, dict[str, dict[str, str]]]:
+        """Return the samples by shard and key, as tarfile reads them."""
+        return self.copies.whole if self.world.source == "storage" else self.copies.truth[version]
+
+    def _shard_of(self, key: str) -> str:
+        return next(name for name, samples in self._truth(0).items() if key in samples)
+
+    def _judge(self, outcome: Outcome, counted: list[Sample], errors: list[str], lost: list[Any]) -> Outcome:
+        """Compare what was *counted* with the plan, less what *errors*, or the *lost* of the ledgers, name."""
+        counts = Counter(sample.key for sample in counted)
+        missing = Counter(self.expected)
+        missing.subtract(counts)
+        shards, keys = {shard for shard, _ in lost}, {key for _, key in lost}
+        unnamed = [
+            key
+            for key, count in missing.items()
+            if count > 0 and not errors and key not in keys and self._shard_of(key) not in shards
+        ]
+        outcome.lost = len(unnamed)
+        outcome.repeated = sum(-count for count in missing.values() if count < 0)
+        outcome.wrong = sum(not self._is_right(sample) for sample in counted)
+        if self.world.reader in PLANNED and not lost and not errors:
+            outcome.misplaced = sum(
+                sample.position >= len(self.expected) or self.expected[sample.position] != sample.key
+                for sample in counted
+            )
+        if outcome.lost + outcome.repeated + outcome.wrong + outcome.misplaced:
+            outcome.outcome = "silent"
+            outcome.words = " ".join([*errors, *unnamed[:3]])
+        elif errors or +missing:
+            outcome.outcome = "told"
+            outcome.words = errors[0] if errors else f"{len(+missing)} samples in the ledger"
+        return outcome
+
+    def _is_right(self, sample: Sample) -> bool:
+        """Whether a sample has the fields of one version, as tarfile, or a user's loader, reads them undisturbed."""
+        versions = NEMESES[self.world.nemesis].versions
+        if ":" in self.world.reader:
+            is_known = self.known and sample.key in self.known[0]
+            return not is_known or any(self.known[version].get(sample.key) == sample.text for version in versions)
+        for version in versions:
+            for samples in self._truth(version).values():
+                fields = samples.get(sample.key)
+                if fields is None:
+                    continue
+                if self.world.reader == "arrays":
+                    fields = {name: fields[name] for name in self.copies.fields}
+                if fields == sample.fields:
+                    return True
+        return False
+
+
+class Sample(NamedTuple):
+    """A sample that was delivered, with the position in the epoch that its rank and place give it."""
+
+    key: str
+    fields: dict[str, str]
+    position: int
+
+    @property
+    def text(self) -> str:
+        """The digests of all fields in one text."""
+        return json.dumps(self.fields, sort_keys=True)
+
+
+@dataclass
+class RankResult:
+    """What one rank wrote down before it ended."""
+
+    job: dict[str, Any]
+    steps: list[list[Any]] = field(default_factory=list)
+    saved: list[int] = field(default_factory=list)
+    is_read: bool = False
+    has_ended: bool = False
+    error: str = ""
+    audit: str = ""
+    lost: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, job: dict[str, Any]) -> RankResult:
+        result = cls(job)
+        path = Path(job["output"])
+        for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
+            told = json.loads(line)
+            if "samples" in told:
+                result.steps.append(told["samples"])
+            if "saved" in told:
+                result.saved.append(told["saved"])
+            result.is_read |= "read" in told
+            result.has_ended |= not {"ended", "error", "audit"}.isdisjoint(told)
+            result.error, result.audit = told.get("error", result.error), told.get("audit", result.audit)
+            result.lost += told.get("lost", [])
+        return result
+
+    def samples(self, rank: int, ranks: int, start: int, stop: int | None) -> Iterator[Sample]:
+        """Yield the samples of the steps up to *stop*; the leg began at position *start*."""
+        keys = (sample for step in self.steps[:stop] for sample in step)
+        for number, (key, fields) in enumerate(keys):
+            yield Sample(key, fields, start + rank + number * ranks)
+
+    def fault(self, name: str, round: Round) -> str:
+        """Return words for a wrong audit, or for an end that the nemesis does not explain."""
+        if name == "audit":
+            return self.audit
+        is_killed = "kill a rank" in round.world.nemesis
+        if self.has_ended or is_killed:
+            return ""
+        last = Path(f"{self.job['output']}.stderr").read_text(errors="replace").strip().split("\n")[-1]
+        return f"a rank has ended after {len(self.steps)} steps without an error, with these words: {last}"
+
+    def __str__(self) -> str:
+        return f"{len(self.steps)} steps{', read' if self.is_read else ''} {self.error}".strip()
+
+
+def _are_equal(states: list[str]) -> bool:
+    import pickle
+
+    return all(pickle.loads(Path(path).read_bytes()) == pickle.loads(Path(states[0]).read_bytes()) for path in states)
+
+
+def run_jobs(jobs: list[dict[str, Any]]) -> bool:
+    """Run a process for each job; wake those that have stopped. Return False if they have not ended after LIMIT."""
+    from tarshards.testing.chaos_rank import STOPPED, run
+
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=run, args=(job,)) for job in jobs]
+    for process in processes:
+        process.start()
+    end = time.monotonic() + LIMIT
+    try:
+        while any(process.is_alive() for process in processes) and time.monotonic() < end:
+            next(process for process in processes if process.is_alive()).join(STOPPED)
+            for process in processes:
+                if process.is_alive():
+                    _wake(process.pid or 0)
+        return not any(process.is_alive() for process in processes)
+    finally:
+        for process in processes:
+            try:
+                os.killpg(process.pid or 0, signal.SIGKILL)  # with its workers
+            except ProcessLookupError:
+                process.kill()
+            process.join()
+            process.close()
+
+
+def _wake(process: int) -> None:
+    try:
+        if Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].startswith("T"):
+            os.kill(process, signal.SIGCONT)
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+
+
+# What goes wrong: processes.
+
+
+@nemesis("nothing", exact=True)
+def nothing(round: Round) -> None:
+    """All must be delivered before anything else counts."""
+
+
+def _at_a_step(job: dict[str, Any], round: Round, *action: Any) -> None:
+    job["at"].setdefault(str(round.rng.randrange(1, 8)), []).append(action)
+
+
+@nemesis("kill a rank", exact=True)
+def kill_a_rank(round: Round) -> None:
+    """Training begins again at the last state that all ranks have saved."""
+    _at_a_step(round.rng.choice(round.jobs), round, "kill")
+
+
+@nemesis("stop a rank", exact=True)
+def stop_a_rank(round: Round) -> None:
+    _at_a_step(round.rng.choice(round.jobs), round, "stop")
+
+
+@nemesis("kill a worker", readers=("torch", "user"), exact=True)
+def kill_a_worker(round: Round) -> None:
+    _at_a_step(round.rng.choice(round.jobs), round, "kill worker", round.world.number)
+
+
+@nemesis("stop a worker", readers=("torch", "user"), exact=True)
+def stop_a_worker(round: Round) -> None:
+    _at_a_step(round.rng.choice(round.jobs), round, "stop worker", round.world.number)
+
+
+def _other_user(round: Round, action: str) -> None:
+    other = {**round.jobs[0], "output": str(round.folder / "other"), "stop": None, "at": {}, "state": None}
+    other["environment"] = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    _at_a_step(other, round, action)
+    round.others.append(other)
+
+
+@nemesis("kill another user of the cache", sources=("http",), readers=("stream", *PLANNED), exact=True)
+def kill_another_user(round: Round) -> None:
+    _other_user(round, "kill")
+
+
+@nemesis("stop another user of the cache", sources=("http",), readers=("stream", *PLANNED), exact=True)
+def stop_another_user(round: Round) -> None:
+    _other_user(round, "stop")
+
+
+# The network.
+
+
+@nemesis("failing answers", sources=("http",), exact=True)
+def failing_answers(round: Round) -> None:
+    """Resets, short and slow answers, 429 and 503, redirects: what passes when it is tried again."""
+    from tarshards.testing.unreliable_site import PASSING
+
+    round.site.rate, round.site.kinds = round.rng.choice([0.05, 0.2, 0.5]), PASSING
+
+
+@nemesis("wrong answers", sources=("http",), versions=(0, 1, 2))
+def wrong_answers(round: Round) -> None:
+    """Wrong ranges, lengths, ETags, encodings and pages, and files that change."""
+    from tarshards.testing.unreliable_site import PASSING, WRONG
+
+    round.site.rate, round.site.kinds = round.rng.choice([0.05, 0.2, 0.5]), PASSING + WRONG
+
+
+# The shards: copies of them.
+
+
+def _victim(round: Round) -> Path:
+    return round.files / round.rng.choice(round.copies.names)
+
+
+@nemesis("a truncated shard", sources=("copy",))
+def truncated(round: Round) -> None:
+    path = _victim(round)
+    os.truncate(path, round.rng.randrange(1, path.stat().st_size - 1024))
+
+
+@nemesis("zeros over some members of a shard", sources=("copy",))
+def zeros(round: Round) -> None:
+    path = _victim(round)
+    headers = [*round.copies.headers(path.name)]
+    begin = round.rng.randrange(len(headers) - 1)
+    end = round.rng.randrange(begin + 1, len(headers))
+    data = bytearray(path.read_bytes())
+    data[headers[begin] : headers[end]] = bytes(headers[end] - headers[begin])
+    path.write_bytes(data)
+
+
+@nemesis("a flipped bit in a header", sources=("copy",))
+def flipped_bit(round: Round) -> None:
+    path = _victim(round)
+    data = bytearray(path.read_bytes())
+    header = round.rng.choice([*round.copies.headers(path.name)])
+    data[header + round.rng.choice([0, 124, 130, 150, 156])] ^= 1  # name, size, checksum, type
+    path.write_bytes(data)
+
+
+@nemesis("a stale index", sources=("copy",), versions=(0, 1, 2))
+def stale_index(round: Round) -> None:
+    path = _victim(round)
+    path.write_bytes(round.copies.content(path.name, round.rng.choice([1, 2])))
+
+
+@nemesis("a damaged index", sources=("copy",), readers=PLANNED)
+def damaged_index(round: Round) -> None:
+    path = _victim(round).with_suffix(".tar.index")
+    data = bytearray(path.read_bytes())
+    if round.rng.random() < 0.5:
+        del data[round.rng.randrange(len(data)) :]
+    for _ in range(min(len(data), round.rng.randrange(1, 4))):
+        data[round.rng.randrange(len(data))] ^= 1 << round.rng.randrange(8)
+    path.write_bytes(data)
+
+
+@nemesis("a missing shard", sources=("copy",))
+def missing_shard(round: Round) -> None:
+    _victim(round).unlink()
+
+
+@nemesis("a shard that is replaced meanwhile", sources=("copy",), versions=(0, 1, 2))
+def replaced_meanwhile(round: Round) -> None:
+    path = _victim(round)
+    other = round.folder / "other.tar"
+    other.write_bytes(round.copies.content(path.name, round.rng.choice([1, 2])))
+    _at_a_step(round.jobs[0], round, "replace", str(other), str(path))
+
+
+@nemesis("a shard that is truncated meanwhile", sources=("copy",))
+def truncated_meanwhile(round: Round) -> None:
+    path = _victim(round)
+    _at_a_step(round.jobs[0], round, "truncate", str(path), round.rng.randrange(path.stat().st_size - 1024))
+
+
+@nemesis("a shard that is removed meanwhile", sources=("copy",))
+def removed_meanwhile(round: Round) -> None:
+    _at_a_step(round.jobs[0], round, "remove", str(_victim(round)))
+
+
+# The machine.
+
+
+def _on_all(round: Round, name: str, value: Any) -> None:
+    for job in round.jobs:
+        job["machine"][name] = value
+
+
+@nemesis("few open files")
+def few_open_files(round: Round) -> None:
+    _on_all(round, "files", round.rng.randrange(12))
+
+
+@nemesis("a full disk for the cache", sources=("http",), readers=("stream", *PLANNED), exact=True)
+def full_disk(round: Round) -> None:
+    _on_all(round, "disk", round.jobs[0]["cache"])
+
+
+@nemesis("a read-only cache", sources=("http",), readers=("stream", *PLANNED), exact=True)
+def read_only(round: Round) -> None:
+    _on_all(round, "read-only", round.jobs[0]["cache"])
+
+
+@nemesis("a clock that jumps", exact=True)
+def jumping_clock(round: Round) -> None:
+    _on_all(round, "clock", round.rng.choice([-1, 1]) * 10 ** round.rng.randrange(9))
+
+
+@nemesis("a small /dev/shm", readers=("torch", "user"))
+def small_shm(round: Round) -> None:
+    _on_all(round, "shm", 1 << round.rng.randrange(13, 20))
+
+
+# The suite and its report.
+
+
+@dataclass
+class Suite:
+    """Rounds over the same shards, and their outcomes."""
+
+    urls: list[str]
+    seed: int
+    readers: list[str]
+    storage: list[str] = field(default_factory=list)  # readers that may read the shards themselves
+    known: Known = ()
+    rounds: list[tuple[World, Outcome]] = field(default_factory=list)
+
+    def learn(self, copies: ShardCopies, folder: Path) -> None:
+        """Let a user's loader read all versions undisturbed, the first twice; random content is not compared later."""
+        for reader in self.readers:
+            if ":" in reader:
+                runs = [self._undisturbed(reader, copies, version, folder / f"{version}") for version in (0, 1, 2)]
+                if all(runs) and self._undisturbed(reader, copies, 0, folder / "again") == runs[0]:
+                    self.known = runs
+
+    def _undisturbed(self, reader: str, copies: ShardCopies, version: int, folder: Path) -> dict[str, str]:
+        folder.mkdir(parents=True)
+        round = Round(World(self.seed, 0, reader, "copy", "nothing", False, 1, False), copies, self.urls, folder)
+        round.files = copies.folder / f"{version}"
+        job = round._job(0, 0, 1, 0, None, None)
+        run_jobs([job])
+        return {sample.key: sample.text for sample in RankResult.of(job).samples(0, 1, 0, None)}
+
+    def play(self, copies: ShardCopies, number: int, folder: Path) -> Outcome:
+        """Run one round in a new *folder*, which is removed."""
+        world = draw(self.seed, number, self.readers, self.storage)
+        try:
+            outcome = Round(world, copies, self.urls, folder, self.known).run()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        self.rounds.append((world, outcome))
+        return outcome
+
+    @property
+    def bad(self) -> list[tuple[World, Outcome]]:
+        return [played for played in self.rounds if played[1].outcome in BAD]
+
+    def line(self, world: World) -> str:
+        """Return the command that repeats a round."""
+        loader = f" --loader {world.reader}" if ":" in world.reader else ""
+        return f"tarshards chaos --seed {world.seed} --round {world.number}{loader} {' '.join(self.urls)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all rounds as JSON's types."""
+        rounds = [{**asdict(world), **asdict(outcome), "repeat": self.line(world)} for world, outcome in self.rounds]
+        return {"version": __version__, "seed": self.seed, "shards": self.urls, "rounds": rounds}
+
+    def as_markdown(self) -> str:
+        """Return a table of what was tried and what came of it, and each round that is bad."""
+        lines = [
+            f"# Chaos, tarshards {__version__}, seed {self.seed}, {time.strftime('%Y-%m-%d')}\n",
+            f"{len(self.rounds)} rounds over the beginnings of {', '.join(self.urls)}. *exact*: each sample once, in",
+            "its place, with its bytes. *told*: less, and an error or the ledger names what is missing.\n",
+            "| reader | nemesis | rounds | exact | told | silent | hung | died | lost | repeated | wrong |",
+            "|---|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        kinds = sorted({(world.reader, world.nemesis) for world, _ in self.rounds})
+        for reader, name in kinds:
+            some = [outcome for world, outcome in self.rounds if (world.reader, world.nemesis) == (reader, name)]
+            counts = Counter(outcome.outcome for outcome in some)
+            cells = [len(some), counts["exact"], counts["told"], counts["silent"] + counts["audit"], counts["hung"]]
+            cells += [
+                counts["died"],
+                *(sum(getattr(each, of) for each in some) for of in ("lost", "repeated", "wrong")),
+            ]
+            lines.append(f"| {reader} | {name} | {' | '.join(map(str, cells))} |")
+        for world, outcome in self.bad:
+            lines += [f"\n## Round {world.number}: {world.nemesis}, {outcome.outcome}\n", f"    {self.line(world)}\n"]
+            shown = ", ".join(f"{of} {getattr(outcome, of)}" for of in ("lost", "repeated", "wrong", "misplaced"))
+            lines += [f"{shown}. {outcome.words}\n", *(f"- {leg}" for leg in outcome.legs)]
+        return "\n".join(lines) + "\n"
+
+
+def can_read(reader: str, urls: list[str]) -> bool:
+    """Whether a reader can read shards as they lie: small ones, for planned epochs with indexes."""
+    from tarshards.storage.location import Location
+
+    locations = [Location.of(url) for url in urls]
+    if any(location.is_stream for location in locations):
+        return False
+    sizes = [location.size() for location in locations]
+    is_small = None not in sizes and sum(size or 0 for size in sizes) <= WHOLE
+    return is_small and (reader not in PLANNED or all(location.sibling(".index").exists() for location in locations))
+
+
+def our_readers() -> list[str]:
+    return ["stream", "planned", "arrays", *(["torch"] if find_spec("torch") else [])]
+
+
+def preload(readers: Sequence[str]) -> None:
+    """Let the server that forks the ranks import once what they need."""
+    modules = ["__main__", "tarshards.testing.chaos_rank"]
+    modules += [reader.partition(":")[0] for reader in readers if ":" in reader]
+    modules += ["tarshards.loaders.torch.shard_loader"] * ("torch" in readers)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+
+
+@tool(example="tarshards chaos --minutes 10 'train-{000..099}.tar'")
+@click.argument("shards", nargs=-1, required=True)
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=10.0, help="How long to go on.")
+@click.option("--loader", metavar="MODULE:FUNCTION", help="Your loader: a function of a list of URLs.")
+@click.option("--seed", type=int, default=0, help="What all rounds are drawn from.")
+@click.option("--round", "number", type=click.IntRange(0), help="Run only this round, again.")
+@click.option("--report", type=click.Path(dir_okay=False), help="Write FILE.md and FILE.json.", metavar="FILE")
+def main(
+    shards: tuple[str, ...], minutes: float, loader: str | None, seed: int, number: int | None, report: str | None
+) -> None:
+    """Read SHARDS while ranks, workers, network, shards and machine fail, and compare what comes with the plan.
+
+    SHARDS are only read: what is damaged are copies of their beginnings. The loader is given URLs of shards, and its
+    rank by RANK and WORLD_SIZE; it is iterated over, and gives samples, lists of samples or batches, with their keys as
+    __key__. If it has state_dict and load_state_dict, it is stopped and resumed. Without --loader, it is ours.
+
+    Exits with 1 if samples were lost, repeated or wrong without an error.
+    """
+    from tarshards.storage.expressions import expand_urls
+    from tarshards.testing.chaos_shards import ShardCopies
+
+    if loader is not None and loader.count(":") != 1:
+        raise click.UsageError(f"--loader is MODULE:FUNCTION, not {loader!r}")
+    sys.path.insert(0, os.getcwd())
+    urls = [url for spec in shards for url in expand_urls(spec)]
+    chosen = sorted(random.Random(f"chaos/{seed}/shards").sample(urls, min(CHOSEN, len(urls))))
+    suite = Suite(chosen, seed, [loader] if loader else our_readers())
+    suite.storage = [reader for reader in suite.readers if can_read(reader, chosen)]
+    preload(suite.readers)
+    end = time.monotonic() + 60 * minutes
+    with tempfile.TemporaryDirectory(prefix="tarshards-chaos-") as folder:
+        copies = ShardCopies.make(chosen, Path(folder, "shards"))
+        suite.learn(copies, Path(folder, "undisturbed"))
+        for place in [number] if number is not None else range(sys.maxsize):
+            outcome = suite.play(copies, place, Path(folder, f"{place}"))
+            world = suite.rounds[-1][0]
+            if number is not None or outcome.outcome in BAD:
+                say(f"round {place}, {world.reader}, {world.source}, {world.nemesis}: {outcome}")
+            if time.monotonic() >= end:
+                break
+    click.echo(suite.as_markdown(), nl=False)
+    if report is not None:
+        Path(f"{report}.md").write_text(suite.as_markdown())
+        Path(f"{report}.json").write_text(json.dumps(suite.as_json(), indent=1) + "\n")
+    if suite.bad:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""Every state in which a crash can leave the files of one write: recorded, enumerated, laid out and read.
+
+The method is ALICE's (Pillai et al., OSDI 2014). The system calls of the write are recorded. A killed process leaves
+the files after some of them, the last of which may have written a part of its bytes. A power loss may also lose any
+of them that no fsync has made to last: of a file for its bytes, of its folder for its name; and instead of bytes that
+are lost there may be zeros. ``check_writer`` builds all these states, with one or two changes lost, and reads each:
+what was written is whole, as it was before, absent, or an error, and never half.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from importlib import import_module
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tarshards.testing.system_calls import Change, Tree, read_tree, record, replay, write_tree
+
+TORN = 6  # parts of a write, at most, that a killed process may have written of it
+ABSENT = "absent"
+
+Writer = Callable[[Path], Any] | Sequence[str]
+Reader = Callable[[Path], Mapping[str, Any]]
+
+
+class CrashState(NamedTuple):
+    """The files after a crash; *words* tell which changes had come, and which were lost."""
+
+    tree: Tree
+    words: str
+    is_killed: bool  # all changes that came are there: a process was killed, the system went on
+    is_complete: bool  # all changes have come, though some may be lost: the write has returned
+
+
+@dataclass
+class Crashes:
+    """The result of ``check_writer``: the *changes* of the write, and how its outputs were found in each of *states*.
+
+    *faults* are lines, each with the state that shows it: an output that is neither whole nor absent nor an error,
+    one that had been there and is gone, and one that is not there although the write had returned.
+    """
+
+    changes: list[Change]
+    states: int = 0
+    found: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(self.found.items()))
+        return "\n".join(
+            [f"{len(self.changes)} changes, {self.states} states, {len(self.faults)} faults: {counts}", *self.faults]
+        )
+
+
+def check_writer(
+    write: Writer,
+    read: Reader,
+    folder: str | os.PathLike[str],
+    *,
+    lost: int = 2,
+    lasts: bool = True,
+    derived: str = "",
+    again: str = "",
+) -> Crashes:
+    """Return what *read* finds of a write in *folder*, in every state in which a crash can leave it.
+
+    *write* is a command, run in *folder*, or a function at the top of a module, called with the folder in a new
+    process. The files in *folder* are those before it. *read* is called with copies of the folder and returns outputs
+    by name: any values that can be compared, or the exceptions of those that could not be read.
+
+    Up to *lost* changes are lost at a time. With *lasts*, no crash after the write's return may lose its outputs.
+    *derived* is a regular expression of the outputs that can be made again, such as indexes: they may be gone. *again*
+    is one of files: the function is called once more in each state that a killed process leaves, and must end with the
+    same files, and those that match with the same bytes. Needs strace; raises ValueError where nothing can be read
+    without a crash.
+    """
+    before = read_tree(folder)
+    changes = record(_command(write, folder), folder)
+    after = read_tree(folder)
+    result, judged = Crashes(changes), _Judge(read, lasts, derived)
+    copies = Path(f"{os.path.realpath(folder)}.crashes")
+    copies.mkdir()
+    judged.old, judged.new = _found(read, before, copies / "old"), _found(read, after, copies / "new")
+    errors = [value for value in judged.new.values() if isinstance(value, Exception)]
+    if len(errors) == len(judged.new):
+        raise ValueError(f"without a crash nothing can be read either: {errors[:1]}")
+    for state in crash_states(before, changes, lost):
+        copy = copies / f"{result.states}"
+        write_tree(state.tree, copy)
+        result.states += 1
+        result.faults += [f"{fault}: {state.words}" for fault in judged.faults(copy, state, result.found)]
+        if again and state.is_killed and callable(write):
+            result.faults += [f"written again, {fault}: {state.words}" for fault in _again(write, copy, after, again)]
+        _remove(copy)
+    _remove(copies)
+    return result
+
+
+def _command(write: Writer, folder: str | os.PathLike[str]) -> list[str]:
+    if not callable(write):
+        return list(write)
+    module, name = write.__module__, write.__qualname__
+    if getattr(import_module(module), name, None) is not write:
+        raise ValueError(f"{name} is not a function at the top of a module that can be imported")
+    program = "import sys, importlib, pathlib; sys.path[:] = sys.argv[4:]; "
+    program += "getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(pathlib.Path(sys.argv[3]))"
+    return [sys.executable, "-c", program, module, name, os.path.realpath(folder), *sys.path]
+
+
+def _found(read: Reader, tree: Tree, copy: Path) -> dict[str, Any]:
+    """Return the outputs in *tree*, where nothing has crashed."""
+    write_tree(tree, copy)
+    found = dict(read(copy))
+    _remove(copy)
+    return found
+
+
+def _again(write: Callable[[Path], Any], copy: Path, after: Tree, same: str) -> Iterator[str]:
+    """Write once more, and yield what then differs from *after*; only files that match *same* have the same bytes."""
+    try:
+        write(copy)
+    except Exception as error:
+        yield f"it fails with {type(error).__name__}: {error}"
+    else:
+        left = read_tree(copy)
+        for name in sorted({*left, *after}):
+            if (name in left) != (name in after) or (re.search(same, name) and left[name] != after[name]):
+                yield f"{name} differs"
+
+
+def _remove(folder: Path) -> None:
+    from shutil import rmtree
+
+    rmtree(folder)
+
+
+@dataclass
+class _Judge:
+    """Compares what is found after a crash with what is *old*, from before the write, and *new*."""
+
+    read: Reader
+    lasts: bool
+    derived: str
+    old: dict[str, Any] = field(default_factory=dict)
+    new: dict[str, Any] = field(default_factory=dict)
+
+    def faults(self, copy: Path, state: CrashState, counts: Counter[str]) -> Iterator[str]:
+        """Yield a line for each fault of the outputs in *copy*, and count how they are."""
+        try:
+            found = self.read(copy)
+        except Exception as error:
+            yield f"the reader fails with {type(error).__name__}: {error}"
+            return
+        for name in sorted({*self.old, *self.new, *found}):
+            value = found.get(name, ABSENT)
+            old, new = self.old.get(name, ABSENT), self.new.get(name, ABSENT)
+            if isinstance(value, Exception):
+                counts["an error"] += 1
+            elif value == ABSENT and ABSENT not in (old, new) and not (self.derived and re.search(self.derived, name)):
+                counts["gone"] += 1
+                yield f"{name} is gone"
+            elif value == ABSENT:
+                counts[ABSENT] += 1
+            elif value in (old, new):
+                counts["whole" if value == new else "as before"] += 1
+            else:
+                counts["half"] += 1
+                yield f"{name} is half"
+            if self.lasts and state.is_complete and value != new and not isinstance(new, Exception):
+                yield f"{name} has not lasted"
+
+
+def crash_states(before: Tree, changes: Sequence[Change], lost: int = 2) -> Iterator[CrashState]:
+    """Yield the states after each number of *changes*, and with up to *lost* of these missing; each tree once."""
+    known: set[tuple[bytes, bool]] = set()
+    for count in range(len(changes) + 1):
+        for came, words, missing in _variants(changes[:count], lost):
+            tree = replay(before, came)
+            mark = _digest(tree), count == len(changes)
+            if mark not in known:
+                known.add(mark)
+                yield CrashState(tree, f"after {count} of {len(changes)} changes{words}", not missing, mark[1])
+
+
+def _variants(came: Sequence[Change], lost: int) -> Iterator[tuple[list[Change], str, int]]:
+    """Yield the changes that are left of those that *came*, words for what is not, and how many are missing."""
+    yield [*came], f", the last of which is: {came[-1]}" if came else "", 0
+    if came and came[-1].kind == "write":
+        for size in _torn(len(came[-1].data)):
+            torn = replace(came[-1], data=came[-1].data[:size])
+            yield [*came[:-1], torn], f", of the last {size} bytes of {len(came[-1].data)}: {came[-1]}", 0
+    losable = list(_losable(came))
+    for number in range(1, lost + 1):
+        for places in combinations(losable, number):
+            for zeros in product(*((False, True) if came[place].kind == "write" else (False,) for place in places)):
+                left: list[Change] = [*came]
+                for place, is_zeros in reversed(list(zip(places, zeros))):
+                    left[place : place + 1] = [_zeroed(came[place])] if is_zeros else []
+                words = " and ".join(
+                    f"{place + 1}: {came[place]}{' (zeros)' if is_zeros else ''}"
+                    for place, is_zeros in zip(places, zeros)
+                )
+                yield left, f", without {words}", number
+
+
+def _torn(size: int) -> Iterator[int]:
+    """Yield sizes of the part of a write that was carried out: all but the last byte, and some whole blocks."""
+    blocks = size // 512
+    if size > 1:
+        yield size - 1
+    yield from sorted({512 * (blocks * part // TORN) for part in range(1, TORN)} - {0, size})
+
+
+def _zeroed(change: Change) -> Change:
+    return replace(change, data=bytes(len(change.data)))
+
+
+def _losable(came: Sequence[Change]) -> Iterator[int]:
+    """Yield the places of the changes that no sync has made to last; POSIX promises no more than that."""
+    files: set[int] = set()
+    folders: set[str] = set()
+    is_all = False
+    found = []
+    for place, change in reversed(list(enumerate(came))):
+        if change.kind == "sync":
+            if change.file is not None:
+                files.add(change.file)
+            elif change.name:
+                folders.add(change.name)
+            else:
+                is_all = True
+        elif change.kind in ("write", "resize"):
+            if not is_all and change.file not in files:
+                found.append(place)
+        elif not is_all and (os.path.dirname(change.target or change.name) or ".") not in folders:
+            found.append(place)
+    yield from reversed(found)
+
+
+def _digest(tree: Tree) -> bytes:
+    digest = blake2b(digest_size=16)
+    for name, content in tree.items():
+        digest.update(f"{len(name)} {name} {-1 if content is None else len(content)} ".encode(errors="surrogateescape"))
+        digest.update(content or b"")
+    return digest.digest()

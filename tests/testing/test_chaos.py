@@ -1,0 +1,150 @@
+"""Chaos finds nothing in our loaders, and what is wrong in others."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+from click.testing import CliRunner
+from soak import SOAK
+
+from tarshards import ShardWriter, write_samples
+from tarshards.testing import chaos
+from tarshards.testing.chaos import NEMESES, Outcome, Sample, Suite, World, draw, main, our_readers, preload
+from tarshards.testing.chaos_shards import ShardCopies, beginning, changed, read_truth, resized
+
+ROUNDS = 40
+WRONG = {  # the loader, a nemesis that shows what is wrong with it, and how
+    "DropsTheTail": ("nothing", "silent"),
+    "StartsAnew": ("kill a rank", "silent"),
+    "CountsAhead": ("kill a rank", "silent"),
+    "SameShare": ("nothing", "silent"),
+    "GoesOn": ("a truncated shard", "silent"),
+    "MixesThemUp": ("kill a rank", "silent"),
+    "Hangs": ("a missing shard", "hung"),
+}
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory) -> list[str]:
+    folder, rng = tmp_path_factory.mktemp("set"), random.Random(1)
+    with ShardWriter(folder / "t-%d.tar", max_samples=25, sync=False) as writer:
+        for i in range(90):
+            writer.write({"__key__": f"{i:04d}", "bin": rng.randbytes(rng.randrange(10, 4000)), "txt": f"text {i}"})
+    return [str(path) for path in sorted(folder.glob("*.tar"))]
+
+
+@pytest.fixture(scope="module")
+def copies(urls, tmp_path_factory) -> ShardCopies:
+    return ShardCopies.make(urls, tmp_path_factory.mktemp("copies") / "shards")
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_our_loaders(urls, copies, tmp_path, part):
+    suite = Suite(urls, 5, ["stream", "planned", "arrays"], ["stream", "planned", "arrays"])
+    preload(suite.readers)
+    for number in range(part, ROUNDS * SOAK, 4):
+        suite.play(copies, number, tmp_path / f"{number}")
+    check(suite)
+
+
+@pytest.mark.soak
+def test_our_loader_with_worker_processes(urls, copies, tmp_path):
+    pytest.importorskip("torch", reason="needs torch")
+    suite = Suite(urls, 6, ["torch"], ["torch"])
+    preload(suite.readers)
+    for number in range(10 * SOAK):
+        suite.play(copies, number, tmp_path / f"{number}")
+    check(suite)
+
+
+def check(suite: Suite) -> None:
+    assert not suite.bad, suite.as_markdown()
+    told = [(world, outcome) for world, outcome in suite.rounds if outcome.outcome == "told"]
+    assert not [(world, outcome) for world, outcome in told if NEMESES[world.nemesis].exact]
+
+
+def play(name: str, nemesis: str, urls: list[str], copies: ShardCopies, folder, monkeypatch) -> list[Outcome]:
+    """Return the outcomes of some rounds of a user's loader with one nemesis."""
+    monkeypatch.setattr(chaos, "NEMESES", {nemesis: NEMESES[nemesis]})
+    if name == "Hangs":
+        monkeypatch.setattr(chaos, "LIMIT", 3.0)
+    suite = Suite(urls, 1, [f"chaos_loaders:{name}"])
+    preload(suite.readers)
+    if name in ("Plain", "MixesThemUp"):
+        suite.learn(copies, folder / "undisturbed")
+        assert len(suite.known) == 3
+    rounds = 1 if name == "Hangs" else 4
+    return [suite.play(copies, number, folder / f"{number}") for number in range(rounds)]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_a_loader_is_found(name, urls, copies, tmp_path, monkeypatch):
+    nemesis, outcome = WRONG[name]
+    found = play(name, nemesis, urls, copies, tmp_path, monkeypatch)
+    assert outcome in {each.outcome for each in found}, found
+
+
+@pytest.mark.parametrize("nemesis", ["nothing", "kill a rank", "a truncated shard"])
+def test_a_loader_that_is_right(nemesis, urls, copies, tmp_path, monkeypatch):
+    found = play("Plain", nemesis, urls, copies, tmp_path, monkeypatch)
+    allowed = {"exact"} if NEMESES[nemesis].exact else {"exact", "told"}
+    assert {each.outcome for each in found} <= allowed, found
+
+
+def test_a_round_is_drawn_from_the_seed_and_its_number():
+    worlds = [draw(3, number, our_readers(), []) for number in range(200)]
+    assert worlds == [draw(3, number, our_readers(), []) for number in range(200)]
+    assert {world.nemesis for world in worlds} == {*NEMESES}
+    assert not {world.source for world in worlds} & {"storage"}
+    assert worlds != [draw(4, number, our_readers(), []) for number in range(200)]
+
+
+def test_what_was_delivered_is_compared_with_the_plan(urls, copies, tmp_path):
+    world = World(0, 0, "planned", "copy", "nothing", True, 1, False)
+    round = chaos.Round(world, copies, urls, tmp_path)
+    every = [Sample(key, fields, 0) for samples in copies.truth[0].values() for key, fields in samples.items()]
+    by_key = {sample.key: sample for sample in every}
+    right = [by_key[key]._replace(position=place) for place, key in enumerate(round.expected)]
+
+    def judge(samples, errors=(), lost=()):
+        outcome = round._judge(Outcome(), samples, list(errors), list(lost))
+        return outcome.outcome, outcome.lost, outcome.repeated, outcome.wrong, outcome.misplaced
+
+    assert judge(right) == ("exact", 0, 0, 0, 0)
+    assert judge(right[1:]) == ("silent", 1, 0, 0, 0)
+    assert judge(right[1:], ["OpenError"]) == ("told", 0, 0, 0, 0)
+    assert judge(right[1:], lost=[(None, right[0].key)]) == ("told", 0, 0, 0, 0)
+    assert judge(right[1:], lost=[(None, right[1].key)]) == ("silent", 1, 0, 0, 0)
+    shard = round._shard_of(right[0].key)
+    assert judge(right[1:], lost=[(shard, None)]) == ("told", 0, 0, 0, 0)
+    assert judge([*right, right[0]], ["OpenError"]) == ("silent", 0, 1, 0, 0)
+    assert judge([right[0]._replace(fields={}), *right[1:]], ["OpenError"]) == ("silent", 0, 0, 1, 0)
+    swapped = [right[1]._replace(position=0), right[0]._replace(position=1), *right[2:]]
+    assert judge(swapped) == ("silent", 0, 0, 0, 2)
+
+
+def test_copies_are_the_beginnings_of_shards_in_three_versions(copies, tmp_path):
+    assert [len(samples) for samples in copies.truth[0].values()] == [25, 25, 25, 15]
+    for name, samples in copies.truth[0].items():
+        assert all(copies.truth[version][name].keys() == samples.keys() for version in (1, 2))
+        assert not any(copies.truth[version][name][key] == samples[key] for version in (1, 2) for key in samples)
+        assert len(copies.content(name, 1)) == len(copies.content(name))
+    path = tmp_path / "long.tar"
+    write_samples(({"__key__": f"{i}", "txt": bytes(50_000), "cls": b"1"} for i in range(100)), path)
+    archive = beginning(str(path))
+    assert 10 < len(read_truth(archive)) < 40
+    assert read_truth(changed(archive)).keys() == read_truth(resized(archive)).keys() == read_truth(archive).keys()
+
+
+def test_command(urls, tmp_path):
+    options = ["--round", "0", "--report", str(tmp_path / "report")]
+    done = CliRunner().invoke(main, [*urls, *options], standalone_mode=False)
+    assert done.exception is None, done.output
+    assert (tmp_path / "report.md").read_text() == done.stdout
+    (played,) = json.loads((tmp_path / "report.json").read_text())["rounds"]
+    assert played["outcome"] in ("exact", "told")
+    assert played["repeat"] == f"tarshards chaos --seed 0 --round 0 {' '.join(urls)}"
+    assert re.search(rf"\| {played['reader']} \| {played['nemesis']} \| 1 \|", done.stdout)
