@@ -159,6 +159,16 @@ def test_a_loader_left_behind_a_pipe_counts_what_went_into_it(urls, workers, ste
     assert steps is not None or (delivered, filtered) == (30, 30)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_that_is_left_counts_the_samples_of_its_buffers_as_in_flight(urls, workers):
+    loader = ShardLoader(dataset(urls, index=False).filter(odd), 4, num_workers=workers)
+    batches = iter(loader)
+    assert taken(islice(batches, 3)) == 12
+    batches.close()
+    gc.collect()
+    assert counts(loader.ledger)[0] == 12
+
+
 FILLED = {
     "map": lambda stream: stream.map(without_fives).map(
         lambda sample: sample if "n" in sample else None, drop_none=True
