@@ -36,8 +36,8 @@ WRITING = {
     "tarsort": "{0}in-0.tar -o out.tar",
     "tarsplit": "{0}in-{{0..2}}.tar -n 4 --index -o out-%d.tar",
 }
-#: The tools that write no files but markers, plans, logs, blocks of a cache, and catalogs.
-OTHERS = {"kujob", "tarcache", "tarcatalog", "tarfeed", "tarjob"}
+#: The tools that write no files but markers, plans, logs, blocks of a cache, catalogs, and a page beside shards.
+OTHERS = {"kujob", "tarcache", "tarcatalog", "tarfeed", "tarjob", "tarview"}
 
 
 def make_inputs(folder: Path, *, size: int = 4) -> None:

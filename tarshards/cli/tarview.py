@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tarshards.cli.input import ShardArguments, takes_shards
-from tarshards.cli.output import OUTPUT, check_output, overwrite_option
+from tarshards.cli.output import OUTPUT, check_output, overwrite_option, sync_option
 from tarshards.cli.parameters import FILE, index_dir_option, shards_argument, typed
 from tarshards.cli.program import refuse, tool, usage_errors
 
@@ -25,6 +25,7 @@ from tarshards.cli.program import refuse, tool, usage_errors
 @click.option("--ledger", type=FILE, metavar="FILE", help="JSON list of what a ledger left out, for the page to link.")
 @click.option("--static", type=OUTPUT, metavar="FOLDER", help="Write a page into FOLDER, which needs no tarview.")
 @overwrite_option
+@sync_option
 @takes_shards
 def main(shards: ShardArguments, port: int, browse: bool, ledger: str | None, static: Any, overwrite: bool) -> None:
     """Show what is in SHARDS on a page for a browser on this machine, wherever they lie.
@@ -34,9 +35,9 @@ def main(shards: ShardArguments, port: int, browse: bool, ledger: str | None, st
     refuse(not shards.specs, "name shards: a page needs to read them at any offset, which stdin does not allow")
     if static is not None:
         from tarshards.storage.location import Location
-        from tarshards.view.static_page import write_static_page
+        from tarshards.view.static_page import PAGE, write_static_page
 
-        check_output(Location.of(static.url.rstrip("/") + "/index.html"), overwrite)
+        check_output(Location.of(f"{static.url.rstrip('/')}/{PAGE}"), overwrite, is_field=True)
         click.echo(write_static_page(shards.named(), static).name)
         return
     from tarshards.view.server import ViewServer

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from tarshards.errors import ShardIndexError, TarshardsError
-from tarshards.index.access import SampleSequence
 from tarshards.index.sidecar import Index
 from tarshards.index.where import by_columns, names_of
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import find_field
-from tarshards.storage.manifest import Shards
 from tarshards.view.epoch_batches import EpochBatches
 from tarshards.view.viewed_shards import ViewedShards
 
@@ -161,7 +159,7 @@ class Found:
         if self._columns is not None:
             return numbers[self._columns[numbers]]
         mask = np.zeros(len(numbers), np.bool_)
-        for at, sample in enumerate(self._read(numbers)):
+        for at, sample in enumerate(self.viewed.read(numbers, names_of(self._condition))):
             try:
                 if isinstance(sample, TarshardsError):
                     raise sample
@@ -170,30 +168,6 @@ class Found:
                 self.failed += 1
                 self.reason = self.reason or str(error)
         return numbers[mask]
-
-    @cached_property
-    def _reader(self) -> SampleSequence | None:
-        """What reads samples for the condition: only the fields that it names, where it names them; None: no index."""
-        whole = self.viewed.sequence
-        names = names_of(self._condition)
-        if whole is None or names is None:
-            return whole
-        known = self.viewed.index(0).fields
-        wanted = sorted(names - {"key", "shard"})
-        if not all(find_field(known, [name]) for name in wanted):
-            return whole
-        shards = Shards(whole.urls, samples=whole.counts.tolist(), size=whole.sizes.tolist())
-        return SampleSequence(shards, fields=wanted, remote=whole.remote)
-
-    def _read(self, numbers: np.ndarray) -> Iterator[Any]:
-        if self._reader is not None:
-            yield from self._reader.read_numbers(numbers)
-            return
-        for number in numbers.tolist():
-            try:
-                yield self.viewed.read(number)
-            except TarshardsError as error:
-                yield error
 
     # What needs all that were found.
 

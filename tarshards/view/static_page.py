@@ -14,6 +14,8 @@ from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
 from tarshards.view.page_text import whole_page
 
+PAGE = "index.html"
+
 
 def write_static_page(urls: Any, folder: str | Location) -> Location:
     """Write ``index.html`` into *folder*, a path or URL, for the indexed shards *urls*; return its location.
@@ -27,8 +29,8 @@ def write_static_page(urls: Any, folder: str | Location) -> Location:
     if found is None:
         raise ShardIndexError("the page reads shards by their indexes; run `tarindex` first", url=shards.urls[0])
     counts = SampleSequence(found).counts.tolist()
-    target = Location.of(folder)
-    target = Location.of(target.url.rstrip("/") + "/index.html")
+    folder = Location.of(folder)
+    target = Location.of(f"{folder.url.rstrip('/')}/{PAGE}", sync=folder.sync)
     names = [_name_for(target, url) for url in found.urls]
     listed = [{"url": name, "samples": count} for name, count in zip(names, counts)]
     origins = {f"{parts.scheme}://{parts.netloc}" for parts in map(urlsplit, names) if parts.netloc}

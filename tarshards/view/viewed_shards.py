@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from threading import RLock
@@ -24,6 +24,7 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
 from tarshards.storage.expressions import common_name, find_shards, spec_name
 from tarshards.storage.location import names_of
+from tarshards.storage.manifest import Shards
 from tarshards.storage.remote import Remote
 from tarshards.view.media_types import has_media
 
@@ -55,6 +56,7 @@ class ViewedShards:
         self._ends: list[int] = []  # the samples of each shard with those before it
         if self.sequence is not None:
             self._ends = np.cumsum(self.sequence.counts, dtype=np.int64).tolist()
+        self._readers: dict[frozenset[str], SampleSequence] = {}
         self._lock = RLock()
 
     def _find_indexed(self) -> SampleSequence | None:
@@ -136,10 +138,31 @@ class ViewedShards:
             return self.sequence.shards.open(shard)
         return OpenShard(self.shards[shard].location(self.remote), self.index(shard))
 
-    def read(self, number: int) -> Sample:
-        """Return a whole sample."""
-        shard, sample = self.place(number)
-        return self.open(shard).read(sample)
+    def read(self, numbers: np.ndarray, names: Collection[str] | None) -> Iterator[Sample | TarshardsError]:
+        """Yield samples, or the errors of those that cannot be read, with at least the fields *names*; None is all."""
+        if self.sequence is not None:
+            yield from self._reader(frozenset(names or ())).read_numbers(numbers)
+            return
+        opened: tuple[int, OpenShard] | None = None
+        for shard, sample in map(self.place, numbers.tolist()):
+            try:
+                if opened is None or opened[0] != shard:
+                    opened = shard, self.open(shard)
+                yield opened[1].read(sample)
+            except TarshardsError as error:
+                yield error
+
+    def _reader(self, names: frozenset[str]) -> SampleSequence:
+        """Return what reads only the fields *names*, if the first shard has all of these, else whole samples."""
+        whole = self.indexed()
+        known = self.index(0).fields
+        wanted = sorted(names - {"key", "shard"})
+        if not wanted or not all(find_field(known, [name]) for name in wanted):
+            return whole
+        if names not in self._readers:
+            shards = Shards(whole.urls, samples=whole.counts.tolist(), size=whole.sizes.tolist())
+            self._readers[names] = SampleSequence(shards, fields=wanted, remote=whole.remote)
+        return self._readers[names]
 
     def file(self, number: int, field: str) -> MemberFile:
         """Return a field of a sample as a file; raise SampleError if it has none of this name."""

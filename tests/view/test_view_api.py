@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import range_server
 from shard_rig import sample, write_set
 from with_torch import ShardDataset, ShardLoader, needs_torch
 
@@ -137,6 +138,23 @@ def test_shards_without_indexes_are_indexed_as_far_as_one_scrolls(tmp_path):
     assert api.find({"key": KEYS[45]}) == {"numbers": [45]}
     with pytest.raises(ShardIndexError, match="tarindex"):
         keys(api, step="0")
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_remote_samples_are_fetched_together(tmp_path, index):
+    write_set(tmp_path, index=index)
+    with range_server.serving(tmp_path) as site:
+        api = ViewApi(f"{site.url}/set-{{000..002}}.tar")
+        assert keys(api, 0, 10) == KEYS[:10]
+        site.clear()
+        rows = api.rows({"begin": "5", "count": "10"})["rows"]
+        assert [row["key"] for row in rows] == KEYS[5:15]
+        assert all("head" in field for row in rows for field in row["fields"] if field["name"] == "txt")
+        assert len(site.requests) == 1
+        assert keys(api, where="cls == 4") == KEYS[4::5]
+        assert api.picture({"number": "33", "field": "seg.png"})[0] == "image/png"
+        file = api.field({"number": "33", "field": "raw"})
+        assert file.read() == sample(33)["raw"]
 
 
 def test_a_shard_that_cannot_be_indexed_is_named(tmp_path):

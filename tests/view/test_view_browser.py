@@ -204,6 +204,18 @@ def test_a_batch_is_that_of_its_step(page, server):
     until(page, "/batch 3 of/.test(document.querySelector('aside').textContent)")
 
 
+def test_shards_without_indexes_grow_as_one_scrolls(page, tmp_path):
+    with serving(write_set(tmp_path, 200, index=False)) as server:
+        page.goto(server.url)
+        assert cards(page)[0] == sample(0)["__key__"]
+        assert "so far; no index found" in page.text_content(".status")
+        for _ in range(10):
+            page.keyboard.press("End")
+            cards(page)
+        assert cards(page)[-1] == sample(199)["__key__"]
+        assert page.text_content(".status").startswith("200 samples;")
+
+
 def test_nothing_of_a_sample_is_executed(page, server):
     show(page, f"{server.url}#sample=5")
     text = page.inner_text(".detail")
@@ -243,7 +255,7 @@ def test_fields_are_shown_by_their_kind(page, server):
     assert page.evaluate("document.querySelector('[aria-label=jpg] img').naturalWidth") == 80
     assert page.locator("[aria-label=jpg] canvas.boxes").count() == 1
     page.click("text=seg.png over it")
-    until(page, "document.querySelector('[aria-label=jpg] .mask').naturalWidth === 80")
+    until(page, "document.querySelector('[aria-label=jpg] .mask').dataset.drawn && true")
     assert "float32 16 x 24, 384 elements" in page.text_content("[aria-label=npy]")
     assert page.locator("[aria-label=npy] canvas").count() == 2
     assert "000000c0" in page.text_content("[aria-label=raw]")

@@ -27,6 +27,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.markers import write_marker
 from tarshards.verbs.repair import repair_shards
 from tarshards.view.contact_sheet import write_contact_sheet
+from tarshards.view.static_page import write_static_page
 from tarshards.write.map import map_shards
 from tarshards.write.reshard import reshard
 from tarshards.write.split import split_samples
@@ -134,6 +135,7 @@ CALLS = {  # the function, and how many files it renames
     lambda sync: export_dataset("in-{0..2}.tar", "out-%d.jsonl", sync=sync): 7,
     lambda sync: export_dataset("in-{0..2}.tar", "out", sync=sync): 22,
     lambda sync: write_contact_sheet(SAMPLES, Location("out.html", sync=sync), title=""): 1,
+    lambda sync: write_static_page("in-{0..2}.tar", Location(".", sync=sync)): 1,
     lambda sync: repair_shards(["in-0.tar"], Location("out.tar", sync=sync)): 1,
     lambda sync: write_card(Location("out.json", sync=sync), {"all": "in-0.tar"}, name="all"): 1,
     lambda sync: a_catalog(sync).save(): 1,

@@ -42,6 +42,11 @@ export function inBytes(size) {
   return `${(size / 1000 ** power).toPrecision(3)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }
 
+/** Put children into an element instead of those that it has; null is none. */
+export function fill(host, ...children) {
+  host.replaceChildren(...children.filter((child) => child !== null));
+}
+
 export function button(text, press, attributes = {}) {
   return element("button", { type: "button", click: press, ...attributes }, text);
 }

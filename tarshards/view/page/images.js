@@ -44,12 +44,32 @@ function toggle(text, isOn, change) {
 }
 
 function maskSwitch(sample, field, source, frame) {
-  const mask = element("img", { class: "mask", alt: line(field.name), hidden: true });
-  frame.append(mask);
+  const canvas = element("canvas", { class: "mask", role: "img", "aria-label": line(field.name), hidden: true });
+  frame.append(canvas);
   return toggle(`${line(field.name)} over it`, false, async (isOn) => {
-    if (!mask.src) mask.src = await source.pictureUrl(sample, field, false);
-    mask.hidden = !isOn;
+    canvas.hidden = !isOn;
+    if (!isOn || canvas.dataset.drawn) return;
+    const mask = new Image();
+    mask.src = await source.pictureUrl(sample, field, false);
+    await mask.decode();
+    drawMask(canvas, mask);
+    canvas.dataset.drawn = "1";
   });
+}
+
+/** Draw a mask without its black; each grey, the number of a class, gets a colour, and colours stay. */
+function drawMask(canvas, mask) {
+  [canvas.width, canvas.height] = [mask.naturalWidth, mask.naturalHeight];
+  const context = canvas.getContext("2d");
+  context.drawImage(mask, 0, 0);
+  const image = context.getImageData(0, 0, canvas.width, canvas.height);
+  const palette = COLOURS.map((text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16)));
+  for (let at = 0; at < image.data.length; at += 4) {
+    const [red, green, blue] = image.data.subarray(at, at + 3);
+    if (!red && !green && !blue) image.data[at + 3] = 0;
+    else if (red === green && green === blue) image.data.set(palette[red === 255 ? 0 : red % palette.length], at);
+  }
+  context.putImageData(image, 0, 0);
 }
 
 /** Return the boxes in a JSON field: lists of four numbers, or objects with one under a usual name. */

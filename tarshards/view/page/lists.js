@@ -1,6 +1,6 @@
 // The shards with the map of their damage, and what a ledger left out.
 
-import { counted, element, inBytes, line } from "./dom.js";
+import { counted, element, fill, inBytes, line } from "./dom.js";
 import { linkTo } from "./route.js";
 
 const PAGE = 200;
@@ -15,7 +15,7 @@ export async function showShards(host, source, { begin = 0, check }) {
     element("td", {}, element("a", { href: linkTo({ show: "shards", begin, check: shard.number }) }, "check"))));
   const map = element("div", { "aria-live": "polite" });
   const next = begin + PAGE < found.total ? element("a", { href: linkTo({ show: "shards", begin: begin + PAGE }) }, "more shards") : null;
-  host.replaceChildren(element("nav", {}, element("a", { href: "#" }, "back")), element("h2", {}, counted(found.total, "shard")), map,
+  fill(host, element("nav", {}, element("a", { href: "#" }, "back")), element("h2", {}, counted(found.total, "shard")), map,
     element("table", {}, element("thead", {}, element("tr", {}, ...["shard", "samples", "size", ""].map((name) => element("th", {}, name)))),
       element("tbody", {}, ...rows)), next);
   if (check === undefined) return;

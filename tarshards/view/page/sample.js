@@ -1,6 +1,6 @@
 // The page of one sample.
 
-import { button, element, inBytes, line } from "./dom.js";
+import { button, element, fill, inBytes, line } from "./dom.js";
 import { showField } from "./fields.js";
 import { linkTo } from "./route.js";
 
@@ -22,7 +22,7 @@ export async function showSample(host, number, source, { before, after, leave, m
   const about = element("p", {}, `sample ${sample.number.toLocaleString("en")} of ${sample.total.toLocaleString("en")}, in `,
     element("code", {}, line(sample.shard)), sample.sample === undefined ? "" : ` (its number ${sample.sample})`);
   const sections = sample.fields.map((field) => sectionOf(field));
-  host.replaceChildren(bar, heading, about, element("p", { class: "error" }, line(sample.error ?? "")), ...sections, linesOf(sample));
+  fill(host, bar, heading, about, sample.error ? element("p", { class: "error" }, line(sample.error)) : null, ...sections, linesOf(sample));
   heading.focus();
   await Promise.all(sample.fields.map(async (field, at) => {
     const shown = field.error ? element("p", { class: "error" }, line(field.error)) : await showField(sample, field, source, options);
