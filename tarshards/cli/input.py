@@ -102,7 +102,7 @@ class Losses:
         return too_many(self.count, self.max_errors, self.first)
 
     def close(self, *, failed: bool) -> None:
-        """Finish the quarantine's tar; unless the run has *failed*, report what was skipped and lost."""
+        """Finish the quarantine's tar; unless the run has *failed*, report what was skipped and quarantined."""
         if self._quarantine is not None:
             self._quarantine.close()
         if not failed:

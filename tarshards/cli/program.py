@@ -66,7 +66,7 @@ class Program(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, in columns of the same width."""
         shared = {name: heading for heading, names in self.headings.items() for name in names}
-        order = {name: place for place, name in enumerate(shared)}
+        order = {name: number for number, name in enumerate(shared)}
         found: dict[str, list[tuple[int, str, str]]] = {heading: [] for heading in self.headings}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:

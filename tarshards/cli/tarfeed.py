@@ -37,14 +37,12 @@ def main(words: tuple[str, ...]) -> None:
 
 
 keys_option = click.option("--key-folder", "keys", type=FOLDER, metavar="FOLDER", help="The folder of `tarfeed keys`.")
-plain_option = click.option(
-    "--no-encryption", "plain", is_flag=True, help="Let addresses of a network that is trusted do without keys."
-)
+plain_option = click.option("--no-encryption", "plain", is_flag=True, help="Do not encrypt: for a trusted network.")
 
 
 @tool()
 @click.argument("spec", metavar="MODULE:FUNCTION")
-@click.option("--bind", "address", default="tcp://127.0.0.1:7700", metavar="URL", help="Listen there.")
+@click.option("--bind", "address", default="tcp://127.0.0.1:7700", metavar="URL", help="The address to listen at.")
 @keys_option
 @plain_option
 @parallel_option("Processes, at successive ports,", 1, "-p")
@@ -52,11 +50,11 @@ plain_option = click.option(
 def serve(spec: str, address: str, keys: str | None, plain: bool, parallel: int, threads: int | None) -> None:
     """Make the batches of the loader that MODULE:FUNCTION returns, for each RemoteLoader that asks.
 
-    The module is found in the current folder or on Python's path. A feeder keeps no state: it may be ended, replaced,
-    or begin later than the training. Python code in the pipeline runs in one thread of a process at a time, so give
+    The module is found in the current folder or on Python's path. A feeder keeps no state: stop it, replace it, or
+    start it after the training began. Python code in the pipeline runs in one thread of a process at a time, so give
     such a loader as many processes as there are cores, with one thread each, which is the default with -p.
 
-    On SIGTERM or SIGINT it ends; the batches that it was making are made by others.
+    On SIGTERM or SIGINT it stops, and other feeders make its unfinished batches.
     """
     refuse(parallel > 1 and address.rpartition(":")[2] == "*", "-p takes successive ports, so name the first one")
     options: dict[str, Any] = {"spec": spec, "keys": keys, "encrypted": not plain}
@@ -139,8 +137,8 @@ def _in_words(words: dict[str, Any]) -> str:
 def keys(folder: str) -> None:
     """Write new keys to FOLDER: feeders and consumers each need a copy of the folder.
 
-    A feeder reads server.key_secret and every client's *.key, a consumer client.key_secret and server.key. Other files
-    need not be there.
+    A feeder reads server.key_secret and every client's *.key, a consumer client.key_secret and server.key. They
+    need no other files.
     """
     from tarshards.feed.encryption import make_keys
 
@@ -155,7 +153,9 @@ def keys(folder: str) -> None:
 @click.option("--replicas", type=POSITIVE, default=1, metavar="N", help="Pods.")
 @click.option("--feeders", type=POSITIVE, default=1, metavar="N", help="Feeders, and cores, of each pod.")
 @click.option("--port", type=click.IntRange(1, 65535), default=7700, metavar="N", help="The first port of a pod.")
-@click.option("--key-secret", "secret", metavar="NAME", help="A Secret with the keys; without, the network is trusted.")
+@click.option(
+    "--key-secret", "secret", metavar="NAME", help="A Secret with the keys; without it, nothing is encrypted."
+)
 def kubernetes(spec: str, image: str, name: str, replicas: int, feeders: int, port: int, secret: str | None) -> None:
     """Print the Service and the Deployment of feeders, for `kubectl apply -f -`.
 

@@ -197,9 +197,9 @@ def _run(**options: Any) -> None:
         if backend == "kubernetes" and options["image"] is None:
             options["image"] = configured_image()
         if backend == "kubernetes":
-            from tarshards.run.jobs.kubernetes_objects import check_places
+            from tarshards.run.jobs.kubernetes_objects import check_outputs
 
-            check_places(plan, options["patch"])
+            check_outputs(plan, options["patch"])
         wanted, folder = Options(**options), JobFolder(plan.name)
         if dry_run:
             local = backend == "local"

@@ -80,7 +80,7 @@ class Outcome(NamedTuple):
     def settle(self, tally: Tally) -> None:
         """Count the samples in *tally*, which has them in flight."""
         tally.samples -= self.quarantined
-        tally.lost += self.quarantined
+        tally.quarantined_samples += self.quarantined
         tally.in_flight -= self.taken
         if self.left_out is not None:
             tally.add(self.left_out)

@@ -327,7 +327,7 @@ class PlannedEpoch(ABC):
     def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
         """Yield the shards and numbers of samples to try instead of the one at *position*, some of them repeatedly.
 
-        They are drawn by the seed, the epoch and the position in the whole of it: neither ranks nor a resume matter.
+        They are drawn by the seed, the epoch and the position in the whole epoch: neither ranks nor a resume matter.
         """
 
     @abstractmethod

@@ -45,14 +45,14 @@ class Substitutes:
         finally:
             read = Tally(
                 samples=extra.taken - extra.quarantined,
-                lost=extra.quarantined,
+                quarantined_samples=extra.quarantined,
                 repeated=extra.taken,
                 members=extra.members,
             )
             if extra.left_out is not None:
                 read.add(extra.left_out)
                 self._left_out.add(extra.left_out)
-            self._left_out.lost += extra.quarantined
+            self._left_out.quarantined_samples += extra.quarantined
             self.part.leave_out(read)
 
     def _next(self, row: int) -> tuple[int, int]:
@@ -68,9 +68,8 @@ class Substitutes:
     def _error(self, row: int, words: str) -> SampleError:
         left_out = self._left_out
         counts = [f"{name} left out {count}" for name, count in sorted(left_out.filtered.items())]
-        counts += [
-            f"{count} {word}" for count, word in ((left_out.failed, "failed"), (left_out.lost, "unread")) if count
-        ]
+        others = (left_out.failed, "failed"), (left_out.quarantined_samples, "unread")
+        counts += [f"{count} {word}" for count, word in others if count]
         found = f" ({', '.join(counts)})" if counts else ""
         cure = (
             "fill= is for filters that leave out few samples; take a smaller batch, or filter when shards are written"

@@ -33,7 +33,7 @@ class World:
             self.__dict__[name] = whole_number(name, getattr(self, name))
         if not (0 <= self.rank < self.world_size and 0 <= self.worker < self.num_workers):
             raise WorldError(
-                f"rank {self.rank} of {self.world_size}, worker {self.worker} of {self.num_workers}: no such place"
+                f"rank {self.rank} of {self.world_size}, worker {self.worker} of {self.num_workers}: out of range"
             )
 
     @classmethod

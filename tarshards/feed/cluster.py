@@ -14,7 +14,7 @@ def kubernetes_objects(
 
     *image* has tarshards with its extra ``feed``, and the spec's module in its working folder or on Python's path. The
     feeders of a pod have a core each, and listen at successive ports from *port* on. *keys* names a Secret with the
-    files of `tarfeed keys`; without, the network is trusted. A RemoteLoader in the same namespace reaches all of them
+    files of `tarfeed keys`; without it, nothing is encrypted. A RemoteLoader in the same namespace reaches all of them
     as ``dns:NAME:{PORT..LAST}``. Raises ValueError for numbers below 1.
     """
     labels = {"app": name}

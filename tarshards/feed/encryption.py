@@ -57,7 +57,7 @@ def client_keys(folder: str) -> tuple[bytes, bytes, bytes]:
 
 
 def check_address(address: str, keys: str | None, encrypted: bool) -> None:
-    """Raise UrlError for an address that is none, or that leaves this machine without encryption or a word for it."""
+    """Raise UrlError for an invalid address, or for one on the network if *encrypted* and there are no *keys*."""
     found = re.fullmatch(r"tcp://(\[[\w:.%]+\]|[^\s:/\[\]]+):(\d+|\*)", address)
     if found is None or (found[2] != "*" and int(found[2]) >= 1 << 16):
         raise UrlError("an address of a feeder is tcp://host:port", url=address)

@@ -60,10 +60,10 @@ class Feeder:
     """Makes the batches of the loader that *spec* names, for consumers that connect to *address*.
 
     *threads* batches are made at once (by default as many as there are cores); Python code in the pipeline runs in one
-    of them at a time, so that a feeder for such a loader is one of several processes. With *keys*, a folder, only
-    consumers with its client key are answered; without *encrypted* an address may leave this machine without keys.
+    of them at a time, so run several feeders for such a loader. With *keys*, a folder, only consumers with its client
+    key are answered; unless *encrypted*, an address on the network needs no keys.
 
-    Raises UrlError for an address or a spec that is none, and OpenError for an address or keys that cannot be used.
+    Raises UrlError for an invalid address or spec, and OpenError for an address or keys that cannot be used.
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class Feeder:
                 try:
                     self._answer(*message)
                 except (KeyError, TypeError) as error:
-                    log.warning("%s: a message was not understood: %s", self.address, visible(str(error)))
+                    log.warning("%s: invalid message: %s", self.address, visible(str(error)))
 
     def stop(self) -> None:
         """Let ``run`` return; may be called from any thread."""
         self._runs = False
 
     def close(self) -> None:
-        """Close the socket. Batches that are being made are lost, and consumers ask others for them."""
+        """Close the socket. Batches that are being made are discarded, and consumers ask other feeders for them."""
         for _ in range(self.threads):
             self._work.put(None)
         if self._checker is not None:
@@ -146,7 +146,7 @@ class Feeder:
         try:
             return consumer.bytes, decode(frames)
         except (ValueError, IndexError) as error:
-            log.warning("%s: a message was not understood: %s", self.address, visible(str(error)))
+            log.warning("%s: invalid message: %s", self.address, visible(str(error)))
             return consumer.bytes, {"kind": ""}
 
     def _send(self, consumer: bytes, frames: list[Any]) -> None:
@@ -211,7 +211,7 @@ def _made(maker: BatchMaker, request: _Request, begun: float, stopwatch: Stopwat
         reply["work"] = [perf_counter() - begun, list(vars(traffic).values())]
         return encode(reply | {"batch": batch})
     except Exception as error:
-        # What concerns this host alone another feeder may be able to do.
+        # The cause may lie in this host: then another feeder succeeds.
         again = isinstance(error, OSError | MemoryError)
         text = "".join(format_exception(error))
         return encode(reply | {"kind": "failed", "again": again, "error": encoded_error(error), "traceback": text})

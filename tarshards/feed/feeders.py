@@ -87,11 +87,11 @@ class _Feeder:
 class Feeders:
     """The feeders at *addresses*: ``tcp://host:port`` with braces, or ``dns:name:port``, all addresses of a name.
 
-    Only feeders with the *identity* are used; another is left out with a warning that says what differs. One that is
-    silent for *patience* seconds loses its batches to others, and is used again once it answers. Names are looked up
+    Only feeders with the *identity* are used; a warning says how another one differs. If one is silent for *patience*
+    seconds, others make its batches, and it is used again once it answers. Names are looked up
     again every 10 seconds, so that feeders may join and leave.
 
-    Raises UrlError for an address that is none, and OpenError for keys that cannot be read.
+    Raises UrlError for an invalid address, and OpenError for keys that cannot be read.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Feeders:
         return [feeder for feeder in self._feeders.values() if feeder.is_ready]
 
     def connect(self) -> None:
-        """Connect to all feeders, and to those that names stand for now; leave those that are gone."""
+        """Connect to all feeders, look names up again, and close the connections to feeders that are gone."""
         has_names = any(name.startswith("dns:") for name in self._names)
         if self._feeders and not (has_names and monotonic() > self._looked_up + LOOK_UP):
             return
@@ -237,7 +237,7 @@ class Delivery:
         and the error of a batch that cannot be made.
         """
         self._position = number
-        entered = monotonic()  # silence before that is the consumer's
+        entered = monotonic()  # before that, nobody read messages
         self._near_ones = {near: name for near, name in self._near_ones.items() if near >= number // self._near}
         self._handle(entered)
         while number not in self._arrived:
@@ -270,7 +270,7 @@ class Delivery:
                 feeder.asked.clear()
 
     def _ask(self) -> None:
-        """Ask feeders for the next batches, as many as they may have."""
+        """Ask feeders for the next batches, up to their capacity."""
         ready = self._feeders.ready
         window = self._window or 2 * sum(feeder.capacity for feeder in ready)
         end = min(self._total, self._position + window)

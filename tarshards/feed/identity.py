@@ -1,4 +1,4 @@
-"""The specification of a loader, as feeders and consumers are given it, and what must be equal on both sides."""
+"""The loader that a feeder and its consumers name, and what must be equal on both sides."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def encoded_error(error: BaseException) -> dict[str, Any]:
 
 
 def decoded_error(data: dict[str, Any], feeder: str, traceback: str = "") -> TarshardsError:
-    """Return an error of our own that a feeder sent; what is not of our own becomes an OpError. It names *feeder*."""
+    """Return an error that a feeder sent, with *feeder* in its text; one that is not ours becomes an OpError."""
     kind = getattr(errors, data["class"], None)
     if not (isinstance(kind, type) and issubclass(kind, TarshardsError)):
         kind = OpError

@@ -22,12 +22,12 @@ from tarshards.loaders.passes import Pass, ResumableLoader
 from tarshards.samples.ledger import Tally
 from tarshards.storage.traffic import Traffic
 
-FED = 0.5  # the fraction of their time in which feeders make batches from which on they are the limit, not the link
+FED = 0.5  # if feeders make batches for this fraction of the time or more, they are the limit, not the link
 
 
 @dataclass
 class FeedMonitor(Monitor):
-    """A ``Monitor`` of feeders, whose *threads*, *reading* and *decoding* these are; *again* batches were asked twice.
+    """A ``Monitor`` with the *threads*, *reading* and *decoding* of the feeders; *again* counts repeated requests.
 
     >>> print(FeedMonitor(threads=4, waited=0.8, consumed=0.2, decoding=0.4, samples=1000))
     1,000 samples/s; waited 80% for the loader, its threads 90% for the consumer; the limit is link
@@ -37,7 +37,7 @@ class FeedMonitor(Monitor):
 
     @property
     def limit(self) -> str:
-        """The bottleneck, as of a ``Monitor``, or "link": the way from the feeders, which are often idle."""
+        """The bottleneck, as of a ``Monitor``, or "link": the network to feeders that are often idle."""
         limit = super().limit
         return limit if limit == "consuming" or self.idle < FED * self.threads * self.seconds else "link"
 
@@ -59,7 +59,7 @@ class RemoteLoader(ResumableLoader):
     *keys* is a folder with the keys of ``tarfeed keys``; feeders on other hosts require it, unless *encrypted* is
     False.
 
-    Raises UrlError for a spec or an address that is none, and OpenError for keys that cannot be read; iterating raises
+    Raises UrlError for an invalid spec or address, and OpenError for keys that cannot be read; iterating raises
     OpenError if no feeder can be used, none answers for *timeout* seconds, or all fail to read a batch's data.
     """
 

@@ -106,7 +106,7 @@ def _format_of(output: str) -> str:
         return "msgpack"
     if os.path.isdir(output) or not re.search(r"\.\w+$", base):
         return "folder"
-    raise UrlError(f"the name does not tell the format; name one of {', '.join(FORMATS)}", url=output)
+    raise UrlError(f"cannot tell the format from the name; name one of {', '.join(FORMATS)}", url=output)
 
 
 def _repeated_files(sources: Iterable[Shard], columns: Columns) -> list[dict[int, str]]:

@@ -112,7 +112,7 @@ def _plan(
 
 
 def _format_of_folder(folder: str) -> str:
-    """Return the format by the files in a folder: ``folder``, a folder for each class, unless they tell another."""
+    """Return the format of the files in a folder; by default ``folder``, a folder for each class."""
     if is_saved_dataset(folder):
         return "huggingface"
     if is_zarr(folder):
@@ -130,13 +130,13 @@ def _files_in(folder: str, format: str) -> str:
 
 
 def _format_of(urls: Sequence[str]) -> str:
-    """Return the format by the names of files; raise UrlError if they do not tell."""
+    """Return the format by the names of files; raise UrlError if they are of no known format."""
     location = Location.of(urls[0])
     suffix = _PART.sub("", without_suffix(location.base.lower())).rpartition(".")[2]
     if suffix not in _SUFFIXES:
         known = ", ".join(f".{suffix}" for suffix in _SUFFIXES)
         raise UrlError(
-            f"the name does not tell the format ({known}); name one of {', '.join(FORMATS)}", url=location.name
+            f"cannot tell the format from the name ({known}); name one of {', '.join(FORMATS)}", url=location.name
         )
     return _SUFFIXES[suffix]
 

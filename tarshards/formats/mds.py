@@ -80,21 +80,21 @@ def _read(stream: BinaryIO) -> bytes:
 
 def _sample(data: bytes, columns: list[tuple[str, int | None, Callable[[bytes], Any]]]) -> dict[str, Any]:
     """Return the values of a sample, from the name, the fixed size and the decoder of each column."""
-    place, sizes = 0, []
+    offset, sizes = 0, []
     for _, size, _ in columns:
         if not size:
-            (size,) = struct.unpack_from("<I", data, place)
-            place += 4
+            (size,) = struct.unpack_from("<I", data, offset)
+            offset += 4
         sizes.append(size)
-    if place + sum(sizes) != len(data):
-        raise ValueError(f"a sample of {len(data):,} bytes, and its columns have {place + sum(sizes):,}")
+    if offset + sum(sizes) != len(data):
+        raise ValueError(f"a sample of {len(data):,} bytes, and its columns have {offset + sum(sizes):,}")
     sample = {}
     for (name, _, decode), size in zip(columns, sizes):
         try:
-            sample[name] = decode(data[place : place + size])
+            sample[name] = decode(data[offset : offset + size])
         except (ValueError, struct.error, LookupError, TypeError) as error:
             raise ValueError(f"{name}: {error}") from error
-        place += size
+        offset += size
     return sample
 
 
@@ -161,22 +161,22 @@ def _scalar(dtype: str, data: bytes) -> int | float:
 def _array(options: str, data: bytes) -> np.ndarray[Any, Any]:
     """Return an array whose encoding is ``ndarray:DTYPE:SHAPE``; *data* begins with what these *options* leave out.
 
-    That is a byte for the dtype, as in ``_DTYPES``; and for the shape, a byte with the number of dimensions and the
-    width of their sizes, and the sizes.
+    A dtype is one byte, as in ``_DTYPES``. A shape is a byte with the number of dimensions and the width of their
+    sizes, then the sizes.
     """
     import numpy as np
 
     dtype, _, shape = options.partition(":")
-    place = 0
+    offset = 0
     if not dtype:
-        dtype, place = _DTYPES[data[0]], 1
+        dtype, offset = _DTYPES[data[0]], 1
     if shape:
         sizes = [int(size) for size in shape.split(",")]
     else:
-        dimensions, width = data[place] >> 2, 1 << data[place] % 4  # the width in bytes
-        sizes = np.frombuffer(data, f"<u{width}", dimensions, place + 1).tolist()
-        place += 1 + dimensions * width
-    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), offset=place).reshape(sizes).copy()
+        dimensions, width = data[offset] >> 2, 1 << data[offset] % 4  # the width in bytes
+        sizes = np.frombuffer(data, f"<u{width}", dimensions, offset + 1).tolist()
+        offset += 1 + dimensions * width
+    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), offset=offset).reshape(sizes).copy()
 
 
 def _pixels(data: bytes) -> Any:
@@ -188,13 +188,13 @@ def _pixels(data: bytes) -> Any:
 
 
 def _parts(decode: Callable[[bytes], Any], begin: int, data: bytes) -> list[Any]:
-    """Return the decoded parts of a list, which has from *begin* on their number, their sizes, and the parts."""
+    """Return the decoded parts of a list: from *begin* on it has their number, their sizes, and the parts."""
     (count,) = struct.unpack_from("<I", data, begin)
     sizes = struct.unpack_from(f"<{count}I", data, begin + 4)
-    place, parts = begin + 4 + 4 * count, []
+    offset, parts = begin + 4 + 4 * count, []
     for size in sizes:
-        parts.append(decode(data[place : place + size]))
-        place += size
+        parts.append(decode(data[offset : offset + size]))
+        offset += size
     return parts
 
 

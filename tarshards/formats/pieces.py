@@ -125,7 +125,7 @@ class Piece(Protocol):
 
     @property
     def identity(self) -> list[Any]:
-        """A value that differs for other input, or for another part of it: then the shard is made again."""
+        """A value that changes with the input or the part of it; the shard is then made again."""
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
         """Yield the samples, with keys by *template*; *naming* learns the columns, *ledger* gets the errors of rows."""
@@ -198,7 +198,7 @@ class FilePiece:
 
     @property
     def identity(self) -> list[Any]:
-        """That of the whole file; a class whose pieces are parts of a file adds which."""
+        """The identity of the whole file; a class whose pieces are parts of a file adds the part."""
         return [*self.version, self.file]
 
 
@@ -395,8 +395,8 @@ class CsvPiece(FilePiece):
 
     @property
     def identity(self) -> list[Any]:
-        place = [self.begin, self.end, self.first, self.file]
-        return [*self.version, *place, self.delimiter, self.types, self.typed_columns]
+        rows = [self.begin, self.end, self.first, self.file]
+        return [*self.version, *rows, self.delimiter, self.types, self.typed_columns]
 
     def origin(self, number: int) -> str:
         """Return the file and the row with this number, for errors."""
@@ -441,9 +441,9 @@ class CsvPiece(FilePiece):
     def _encoded(
         self, naming: Naming, name: str, kind: str, cells: list[str], broken: dict[int, TarshardsError]
     ) -> list[FieldColumn]:
-        """Return the fields of a column of *cells* of the type *kind*; rows whose cell is not go to *broken*.
+        """Return the fields of a column of *cells* of the type *kind*; rows with other cells go to *broken*.
 
-        That is one field, but infinity and NaN, which JSON cannot hold, get another.
+        It is one field; infinity and NaN, which JSON cannot hold, get a second one.
         """
         if kind == "text":
             return [FieldColumn.of(naming.field(name, "txt"), [cell.encode() for cell in cells])]
@@ -580,7 +580,7 @@ def _cuts(url: str, max_bytes: int | None, *, is_quoted: bool, begin: int = 0) -
     The end is None for the end of the text. A text in one piece may be compressed, remote, or in another encoding than
     UTF-8; others are cut after about *max_bytes*, if it is not None, between two rows. With *is_quoted* a row may be
     several lines, as quotes may hold line breaks. A quote within quotes is doubled, so a line break ends a row if the
-    number of quotes before it is even. Blank lines between such rows are no rows.
+    number of quotes before it is even. Blank lines between such rows are skipped.
     """
     location = Location.of(url)
     if max_bytes is None:

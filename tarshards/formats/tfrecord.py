@@ -43,7 +43,7 @@ class TfrecordPiece(RecordPiece):
                 for data in read_records(stream):
                     try:
                         if data is None:
-                            raise ValueError("its bytes do not have their checksum")
+                            raise ValueError("its bytes do not match their checksum")
                         yield number, parse_example(data)
                     except (ValueError, IndexError) as error:
                         lose(ledger, SampleError(f"not a tf.train.Example: {error}", url=self.origin(number)))
@@ -70,7 +70,7 @@ def read_records(stream: BinaryIO) -> Iterator[bytes | None]:
             raise EOFError("the file ends within a record")
         length, checksum = struct.unpack("<QI", head)
         if masked(head[:8]) != checksum:
-            raise EOFError("not a TFRecord: the length of a record does not have its checksum")
+            raise EOFError("not a TFRecord: the length of a record does not match its checksum")
         if length > MOST_BYTES:
             raise EOFError(f"a record of {length:,} bytes, more than {MOST_BYTES:,}")
         data = _read(stream, length + 4)
@@ -113,7 +113,7 @@ def crc32c(data: bytes) -> int:
         crcs = np.zeros(count, np.uint32)
         crcs[0] = crc
         array = np.array(table, np.uint32)
-        for column in np.ascontiguousarray(strips.T):  # the bytes at one place of all strips
+        for column in np.ascontiguousarray(strips.T):  # the bytes at one position of all strips
             crcs = array[(crcs ^ column) & 0xFF] ^ (crcs >> 8)
         crc = 0
         for strip in crcs.tolist():
@@ -138,7 +138,7 @@ def _tables() -> tuple[list[int], list[list[int]]]:
             crc = table[crc & 0xFF] ^ crc >> 8
         return crc
 
-    return table, [[over_strip(byte << 8 * place) for byte in range(256)] for place in range(4)]
+    return table, [[over_strip(byte << 8 * position) for byte in range(256)] for position in range(4)]
 
 
 def parse_example(data: bytes) -> dict[str, Any]:
@@ -194,35 +194,35 @@ def _value(kind: int, data: bytes) -> Any:
 
 def _fields(data: bytes) -> Iterator[Field]:
     """Yield the number, the wire type and the value of each field of a message."""
-    place, size = 0, len(data)
-    while place < size:
-        tag, place = _varint(data, place)
+    position, size = 0, len(data)
+    while position < size:
+        tag, position = _varint(data, position)
         number, wire = tag >> 3, tag & 7
         if wire == _VARINT:
-            value, place = _varint(data, place)
+            value, position = _varint(data, position)
             yield number, wire, value
             continue
         if wire == _BYTES:
-            length, place = _varint(data, place)
+            length, position = _varint(data, position)
         elif wire in (_FIXED32, _FIXED64):
             length = 4 if wire == _FIXED32 else 8
         else:
             raise ValueError(f"the wire type {wire}")
-        if place + length > size:
+        if position + length > size:
             raise ValueError("it ends within a field")
-        yield number, wire, data[place : place + length]
-        place += length
+        yield number, wire, data[position : position + length]
+        position += length
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return the number at *place*, which has 7 bits in each byte, and the place after it."""
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the number at *position*, which has 7 bits in each byte, and the position after it."""
     number = shift = 0
     while True:
-        byte = data[place]
-        place += 1
+        byte = data[position]
+        position += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number & 0xFFFFFFFFFFFFFFFF, place
+            return number & 0xFFFFFFFFFFFFFFFF, position
         shift += 7
         if shift > 63:
             raise ValueError("a number of more than 64 bits")
@@ -230,8 +230,8 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 def _varints(data: bytes) -> list[int]:
     """Return the packed numbers in *data*."""
-    place, numbers = 0, []
-    while place < len(data):
-        number, place = _varint(data, place)
+    position, numbers = 0, []
+    while position < len(data):
+        number, position = _varint(data, position)
         numbers.append(number)
     return numbers

@@ -18,7 +18,7 @@ from tarshards.samples.codecs.registry import require
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.location import Location
 
-HEADS = ("zarr.json", ".zgroup")  # the files by which a folder is known as a group
+HEADS = ("zarr.json", ".zgroup")  # a folder with one of these files is a group
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def parse_head(data: bytes) -> SidecarHead:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     head = SidecarHead(shard["size"], shard["fingerprint"], samples, shard.get("digest"), shard.get("split", "first"))
     if not isinstance(head.digest, bytes | None):
-        raise TypeError("a digest that is none")
+        raise TypeError("an invalid digest")
     if type(head.size) is not int or head.split not in ("first", "last"):
         raise TypeError("a size that is not a number, or an unknown rule for names")
     if not 0 <= samples <= head.size // BLOCK:

@@ -21,8 +21,9 @@ HEAD = 128  # bytes of the header that numpy writes before an array of few axes;
 def lengths_of(shards: SampleReader, name: str) -> NDArray[np.int64]:
     """Return the length of each sample of *shards*, by the column or the field of that *name*.
 
-    A column has them. Of a ``.npy`` field they are the rows, of others the bytes. Local headers of ``.npy`` are read;
-    in a remote shard all arrays are taken to have the dtype and the rest of the shape of the first. Raises SampleError
+    A column holds the lengths themselves. The length of a ``.npy`` field is its rows, of any other field its bytes. In
+    local shards each header of ``.npy`` is read; in remote ones, all arrays are assumed to have the dtype and the other
+    dimensions of the first. Raises SampleError
     for a sample without the field, and DecodeError, which names it, for one that is no array.
     """
     return np.concatenate([_lengths(each, name) for each in shards.sequences])

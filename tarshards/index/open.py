@@ -87,9 +87,8 @@ class OpenShard:
             self.members = MappedMembers(local.mapping, index.table)
         elif local is not None:
             self.members = MappedMembers(local.mapping, index.table, url=self.name, names=self._fields)
-        self.kept: dict[
-            int, list[HeldMembers]
-        ] = {}  # blocks of a cache that stay mapped, under the keys of who reads them
+        # Blocks of a cache that stay mapped, by reader.
+        self.kept: dict[int, list[HeldMembers]] = {}
         # The samples that cannot be read like the others.
         self._special: Collection[int] = ()
         if index.faults or index.elsewhere:

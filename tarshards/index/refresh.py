@@ -49,8 +49,8 @@ def refresh_indexes(
 
     So is an index of an earlier version, which has no digest. With *crc* all data is read, and indexes with no
     checksums or other ones are replaced too; without it, the checksums of an index are kept while the headers are the
-    same. An index that is right is marked; the headers of a local shard with a marked index are not read until the
-    shard changes, without *crc*.
+    same. An index that is right is marked; without *crc*, the headers of a local shard with a marked index are not
+    read until the shard changes.
     """
     return _work(_Refresh(crc, how), shards, jobs)
 
@@ -159,10 +159,10 @@ class _Refresh:
 def _mark(shard: Location) -> int | None:
     """Return the time that marks the index of a local shard as right until the shard changes; None if none does.
 
-    Take it before the headers are read. It follows from when the file last changed in any way (its ctime), which no
-    program can set and no copy keeps. A nanosecond later is a time that no index has unless it was given it. Changes
-    may share their time with those just before them, and some file systems have another time in place of it, before
-    that of the content.
+    Take it before the headers are read. It is a nanosecond after the ctime, the time of the file's last change,
+    which no program can set and no copy keeps; no index has this time by chance. There is none if the file changed a
+    moment ago, since the next change may have the same ctime, nor if the ctime is before the mtime, as on file systems
+    that store another time there.
     """
     if shard.path is None or not os.path.isfile(shard.path):
         return None

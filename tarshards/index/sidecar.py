@@ -520,11 +520,11 @@ def _read_fields(packed: bytes) -> tuple[list[str], tuple[bytes, ...]]:
 def _inconsistency(index: Index, ranges: dict[str, tuple[int, int]]) -> str | None:
     """Return what is impossible in the head of *index*, None if nothing is."""
     if index.digest is not None and not (type(index.digest) is bytes and len(index.digest) == DIGEST):
-        return "a digest that is none"
+        return "an invalid digest"
     if index.split not in get_args(Split):
         return "an unknown rule for names"
     if type(index.archives) is not int or index.archives < 1:
-        return "a number of archives that is none"
+        return "an invalid number of archives"
     if type(index.shard_size) is not int or not 0 <= index.shard_size < 1 << 60:
         return "a size that is not a number of bytes"
     if "crc32" in ranges and int.__sub__(*ranges["crc32"]) != int.__sub__(*ranges["sample"]):

@@ -12,7 +12,7 @@ from tarshards.storage import traffic
 from tarshards.storage.traffic import Traffic
 
 BUSY = 0.8  # the fraction of the time from which on the consumer is the limit
-UNKNOWN = 0.02  # the fraction of the time below which the consumer does no work whose needs could be told
+UNKNOWN = 0.02  # the fraction of the time below which the consumer works too little to estimate what it needs
 
 
 class BatchWork(NamedTuple):
@@ -112,7 +112,7 @@ class Monitor:
     def advice(self) -> str:
         """What the consumer needs: how many samples and bytes per second, threads, and machines with as many cores.
 
-        It is about one process: that of one rank, with one GPU.
+        The numbers are for one process: one rank, with one GPU.
 
         >>> print(Monitor(threads=1, waited=6, consumed=4, reading=1, decoding=5, samples=1000, bytes=10**8).advice)
         the consumer alone takes 250 samples/s, 25.0 MB/s; 1.5 threads feed it, and there are 1: add 1

@@ -109,7 +109,7 @@ def why_skipped(name: str, kind: str | None = None) -> str:
 
 
 def no_partner(key: str, where: str) -> str:
-    """Return the message that *where* has no sample of *key*.
+    """Return the message that *where* has no sample with *key*.
 
     >>> no_partner("a", "y.tar"), no_partner("./a", "y.tar")[:50]
     ('no sample of this key in y.tar', 'no sample of this key in y.tar; this key begins wi')

@@ -64,18 +64,18 @@ class Tally:
       in; for ``batched``, it is in a batch that came out
     - *filtered*: a ``filter`` left it out; counted by filter
     - *failed*: it was read, and then an op or a decoder failed on it, and on_error let the epoch continue
-    - *lost*: it could not be read; ``Ledger`` calls it quarantined
+    - quarantined: it could not be read; *quarantined_samples* counts these
     - *dropped*: it was omitted, unread, at the epoch's tail; or *discarded*: read, and omitted by ``skip`` or with the
       last batch, when that is left out
     - *in_flight*: it was read but not delivered when the epoch was left: in a shuffle buffer, or prefetched
 
     *samples* were read, so *delivered* is *samples* minus filtered, failed, discarded and in_flight; *streamed* of them
     were read outside of planned epochs. *planned* is the number of samples in planned epochs: planned = delivered +
-    filtered + failed + lost + dropped + discarded; *repeated*, delivered again to fill the tail, count separately.
-    *read* counts by shard the planned samples that were read, lost or dropped, without repeats. *epochs* counts the
-    epochs started, by dataset and order, and *parts* those started in the middle. *joined* counts the archives after
-    the first in concatenated shards. *unpaired* samples of joined shards belong to no sample of the dataset. *failures*
-    says why samples failed, and *quarantined* why shards and samples were not read.
+    filtered + failed + quarantined + dropped + discarded; *repeated*, delivered again to fill the tail, count
+    separately. *read* counts by shard the planned samples that were read, quarantined or dropped, without repeats.
+    *epochs* counts the epochs started, by dataset and order, and *parts* those started in the middle. *joined* counts
+    the archives after the first in concatenated shards. *unpaired* samples of joined shards belong to no sample of the
+    dataset. *failures* says why samples failed, and *quarantined* why shards and samples were not read.
     """
 
     shards: int = 0
@@ -92,7 +92,7 @@ class Tally:
     quarantined: list[Quarantined] = field(default_factory=list)
     failures: list[Quarantined] = field(default_factory=list)
     planned: int = 0
-    lost: int = 0
+    quarantined_samples: int = 0
     dropped: int = 0
     repeated: int = 0
     parts: int = 0
@@ -143,7 +143,7 @@ class Ledger:
       ValueError: odd
     """
 
-    told_of_dots = False  # whether a warning about a sample merged by dots in keys was logged
+    has_warned_of_dots = False  # whether a warning about a sample merged by dots in keys was logged
 
     def __init__(self, *, max_errors: float = 0, on_error: OnError | None = None):
         if not isinstance(max_errors, SupportsFloat) or not float(max_errors) >= 0:
@@ -293,7 +293,7 @@ class Ledger:
         for tally in tallies:
             total.add(tally)
         taken = total.read.total() + total.repeated
-        counted = total.samples - total.streamed + total.lost + total.dropped
+        counted = total.samples - total.streamed + total.quarantined_samples + total.dropped
         if total.planned and not total.shards and taken != counted:
             raise AuditError(f"{taken} samples taken, {counted} read, quarantined or dropped")
         if total.delivered < 0:
@@ -368,7 +368,7 @@ class Ledger:
         if tally.unpaired:
             lines.append(_line("unpaired", tally.unpaired, "samples of joined shards"))
         is_planned = tally.planned and not tally.streamed
-        lines.append(_line("quarantined", tally.lost if is_planned else len(tally.quarantined)))
+        lines.append(_line("quarantined", tally.quarantined_samples if is_planned else len(tally.quarantined)))
         return "\n".join(lines + [f"  {_describe(entry)}" for entry in tally.quarantined])
 
     def share(self) -> None:
@@ -499,7 +499,7 @@ def _remove(path: str) -> None:
 
 def tell_of_dots(samples: list[Sample], url: str, split: KeyRule, ledger: Ledger | None) -> None:
     """Log a warning of the first of *samples* that was merged by dots in keys, once per *ledger*."""
-    if split is not split_name or (ledger is not None and ledger.told_of_dots):
+    if split is not split_name or (ledger is not None and ledger.has_warned_of_dots):
         return
     for sample in samples:
         fields = [field for field in sample if field[:2] != "__"]
@@ -507,7 +507,7 @@ def tell_of_dots(samples: list[Sample], url: str, split: KeyRule, ledger: Ledger
             import logging
 
             if ledger is not None:
-                ledger.told_of_dots = True
+                ledger.has_warned_of_dots = True
             reason = visible(f"{url}: {sample['__key__']}: {dots_in_key(len(fields), fields[0])}")
             logging.getLogger("tarshards").warning("%s", reason)
             return

@@ -32,19 +32,19 @@ class IndexedShards(SampleOps, SampleSequence):
     a DataLoader. The object can be pickled, inherited by forked processes and shared by threads. *index_dir* and
     *remote* are as for ``Opening``.
 
-    ``decode``, ``map``, ``to_tuple`` and the other ops of ``Stream`` that make one sample of one return a dataset whose
-    samples go through them; fields are bytes before. With ``map(f, rng=True)`` a sample has the same draws whenever it
-    is read, by the *seed* and *epoch* given there. torch's DataLoader and samplers, and whatever takes a map-style
-    dataset, take this one.
+    ``decode``, ``map``, ``to_tuple`` and the other ops of ``Stream`` that turn each sample into one return a dataset
+    whose samples go through them; without ``decode``, fields are bytes. With ``map(f, rng=True)`` a sample
+    gets the same random numbers each time it is read, by the *seed* and *epoch* given there. The dataset works with
+    torch's DataLoader and samplers, and wherever a map-style dataset is expected.
 
     A sample at fault, such as one with a duplicate field, has its number, but reading it raises SampleError. ``find``
     and ``locate`` give the number of the first sample of a key, which may be at fault; ``["key"]`` raises SampleError
     for a key that several samples have.
 
-    Raises ShardIndexError where a shard has no index, or is compressed, or if a local one has another size than its
-    index says. Indexes are loaded, and compared with their shards, when first needed: a stale one is a ShardIndexError
-    then. For a manifest (``train.shards.json``), which gives the number of samples, all of this is seen when first
-    needed. A shard in which no sample has one of *fields* raises SampleError, without a manifest the first at once.
+    Raises ShardIndexError if a shard has no index, is compressed, or, if local, has another size than its index says.
+    Indexes are loaded, and compared with their shards, when first needed, and a stale one raises ShardIndexError then.
+    With a manifest (``train.shards.json``), which gives the number of samples, all of these errors come when first
+    needed. A shard without any of *fields* in a sample raises SampleError; without a manifest, the first does at once.
     """
 
     ops: tuple[BoundOp, ...] = ()

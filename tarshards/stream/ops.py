@@ -785,7 +785,7 @@ def shrink_images(
     seed: int = 0,
     on_error: ErrorPolicy = None,
 ) -> Iterator[Sample]:
-    """Make the bytes of the image *field* those of a JPEG, or of raw pixels, for shards to train on.
+    """Resize the image *field* and encode it as JPEG or raw pixels, for shards to train on.
 
     An image whose longer side has more than *max_resolution* pixels is resized to that, antialiased. It becomes a JPEG
     of *jpeg_quality* with probability *proportion*, by *seed* and key, and otherwise raw pixels (``ppm``), which are

@@ -1,4 +1,4 @@
-"""Ops as methods; those that make one sample of one are the same for streams and for ``IndexedShards``."""
+"""Ops as methods; those that turn each sample into one are the same for streams and for ``IndexedShards``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def method_of(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
 
 
 class SampleOps:
-    """The ops that make one sample of one, as methods; a subclass defines in ``_then`` how an op is added."""
+    """The ops that turn each sample into one, as methods; a subclass defines in ``_then`` how an op is added."""
 
     map = method_of(ops.map)
     map_fields = method_of(ops.map_fields)

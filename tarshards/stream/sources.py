@@ -489,7 +489,7 @@ def _log_sorted_classes(pool: int) -> None:
     """Log, once per process, that a buffer does not mix the classes."""
     log.warning(
         "the classes of these shards come one after the other, which a buffer of %d samples does not mix: "
-        "create indexes with `tarindex`, by which shuffle=True permutes all samples, or write the shards anew with "
+        "create indexes with `tarindex`, by which shuffle=True permutes all samples, or rewrite the shards with "
         "`tarreshard`; pool= enlarges the buffer",
         pool,
     )

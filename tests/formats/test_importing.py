@@ -355,7 +355,7 @@ def test_the_page_on_formats(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "options", "reason"),
     [
-        ("a.xyz", {}, "the name does not tell the format"),
+        ("a.xyz", {}, "cannot tell the format from the name"),
         ("-", {"format": "jsonl"}, "reads its files more than once"),
         ("pipe:cat a.jsonl", {"format": "jsonl"}, "reads its files more than once"),
         ("a.jsonl", {"format": "xml"}, "format is one of parquet"),
@@ -381,7 +381,7 @@ def test_exports_name_what_they_cannot_hold(tmp_path):
     ledger = Ledger(max_errors=1)
     back = export_dataset(shards, str(tmp_path / "b-%d.jsonl"), on_error=ledger, overwrite=True)
     assert read_lines(back) == [{"x.json": 1.5}]
-    with pytest.raises(UrlError, match="the name does not tell the format"):
+    with pytest.raises(UrlError, match="cannot tell the format from the name"):
         export_dataset(shards, str(tmp_path / "b-%d.xyz"))
 
 

@@ -291,7 +291,7 @@ def test_damage_in_a_tfrecord_costs_its_record_or_the_rest(here):
     ledger = Ledger(max_errors=9)
     assert [row["cls"] for row in read_rows("a.tfrecord", on_error=ledger)] == [0, 2, 3, 4, 5]
     assert ledger.failed == 1
-    with pytest.raises(SampleError, match=r"a\.tfrecord: record 1: .*do not have their checksum"):
+    with pytest.raises(SampleError, match=r"a\.tfrecord: record 1: .*do not match their checksum"):
         list(read_rows("a.tfrecord"))
     data[2 * size] ^= 1
     Path("a.tfrecord").write_bytes(data)

@@ -106,7 +106,7 @@ def run(mine: dict[str, Any], rank: int) -> dict[str, Any]:
         "delivered": ledger.samples,
         "filtered": sum(ledger.filtered.values()),
         "failed": ledger.failed,
-        "quarantined": tally.lost,
+        "quarantined": tally.quarantined_samples,
         "dropped": tally.dropped + tally.discarded,
         "in_flight": tally.in_flight,
         "unaudited": ledger.unaudited,

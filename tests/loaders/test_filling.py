@@ -68,7 +68,7 @@ def close(ledger: Ledger) -> None:
     """Check that the sum closes: each planned sample is in one class, and repeats count separately."""
     ledger.check()
     tally = ledger._total()
-    classes = tally.delivered + tally.filtered.total() + tally.failed + tally.lost + tally.dropped
+    classes = tally.delivered + tally.filtered.total() + tally.failed + tally.quarantined_samples + tally.dropped
     assert classes == tally.planned + tally.repeated
     assert tally.delivered == tally.planned - tally.dropped, "every position of the plan was filled"
 

@@ -38,7 +38,7 @@ def counts(ledger: Ledger) -> tuple[int, int, int, int, int]:
     """The samples that were delivered, filtered, failed, quarantined and in flight; their sum must close."""
     ledger.check()
     tally = ledger._total()
-    found = tally.delivered, tally.filtered.total(), tally.failed, tally.lost, tally.in_flight
+    found = tally.delivered, tally.filtered.total(), tally.failed, tally.quarantined_samples, tally.in_flight
     if tally.planned:
         assert sum(found) + tally.discarded + tally.dropped == tally.read.total() + tally.repeated
     else:

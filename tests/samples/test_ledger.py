@@ -155,12 +155,12 @@ def test_the_mailbox_goes_with_its_owner():
 
 
 def account(planned: int, read: dict[str, int], **counts) -> Tally:
-    """The tally of an epoch, of whose samples those that are neither lost nor dropped were read."""
+    """The tally of an epoch, of whose samples those that are neither quarantined nor dropped were read."""
     samples = sum(read.values()) + sum(counts.get(name, 0) * sign for name, sign in SIGNS.items())
     return Tally(**{"samples": samples} | counts, planned=planned, read=Counter(read), epochs=Counter({"set order": 1}))
 
 
-SIGNS = {"repeated": 1, "lost": -1, "dropped": -1}
+SIGNS = {"repeated": 1, "quarantined_samples": -1, "dropped": -1}
 
 
 @pytest.fixture
@@ -173,7 +173,13 @@ def ledger() -> Ledger:
 
 @pytest.mark.parametrize(
     "counts",
-    [{}, {"repeated": 1}, {"dropped": 2}, {"lost": 8}, {"failed": 3, "filtered": Counter({"filter(odd)": 5})}],
+    [
+        {},
+        {"repeated": 1},
+        {"dropped": 2},
+        {"quarantined_samples": 8},
+        {"failed": 3, "filtered": Counter({"filter(odd)": 5})},
+    ],
 )
 def test_an_account_that_adds_up(ledger, counts):
     ledger.add(account(8, {"a.tar": 3, "b.tar": 5}, **counts))
@@ -251,7 +257,9 @@ def test_the_table_of_a_planned_epoch(ledger):
 def test_the_table_of_an_epoch_that_lost_samples_on_its_way(ledger):
     ledger = Ledger(max_errors=9)
     ledger.know("set", ["a.tar", "b.tar"], [3, 5])
-    ledger.add(account(8, {"a.tar": 3, "b.tar": 5}, lost=1, failed=1, filtered=Counter({"filter(odd)": 4})))
+    ledger.add(
+        account(8, {"a.tar": 3, "b.tar": 5}, quarantined_samples=1, failed=1, filtered=Counter({"filter(odd)": 4}))
+    )
     ledger.fail(DecodeError("not an image", url="a.tar", key="3", field="jpg"))
     ledger(TarError("truncated", url="b.tar", offset=512))
     ledger.check()

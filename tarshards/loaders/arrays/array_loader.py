@@ -355,7 +355,7 @@ class ArrayLoader(ResumableLoader):
             while True:
                 with defer_signals():
                     raw = thread.submit(lambda: list(islice(counted, self.maker.size)))
-                # By the first, whichever thread is quicker.
+                # Always the first batch opens it, whichever thread is quicker.
                 if not assembler.is_open and settled(raw).exception() is None:
                     assembler.open(locate(raw))
                 yield partial(locate, raw), None

@@ -122,7 +122,7 @@ def replace_label(batch: Batch, rng: np.random.Generator, *, field: str, labels:
 def module(batch: Batch, rng: np.random.Generator, *, field: str, module: Callable[[Any], Any]) -> Batch:
     """Give *field* of the batch, as a tensor, to a torch *module*, such as a transform of torchvision; no gradients.
 
-    torch's random generator is seeded by *rng* meanwhile, so that what the module draws depends on the batch alone.
+    During the call *rng* seeds torch's random generator, so the module's random numbers depend on the batch alone.
 
     >>> import torch
     >>> doubled = torch.nn.Upsample(scale_factor=2)

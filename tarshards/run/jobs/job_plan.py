@@ -68,15 +68,15 @@ class JobPlan(NamedTuple):
         output = self.output_of(item)
         return Location.of(output) if output is not None and Location.of(output).is_local else None
 
-    def places_of(self, item: Item) -> list[str]:
-        """Return the URLs that must last: the output of *item*, and those of a tool of ours that is the whole command.
+    def lasting_outputs(self, item: Item) -> list[str]:
+        """Return the URLs that must outlive the job: the output of *item*, and the outputs of a lone tool of ours.
 
-        What a line of bash writes may be a step on the way to its output.
+        A line of bash may also write intermediate files.
         """
-        places = [] if self.output is None else [self.output]
+        words = [] if self.output is None else [self.output]
         if not self._is_line and any(map(_is_tool, self.command)):
-            places += _outputs_in(self.command)
-        return [fill(word, item) for word in dict.fromkeys(places)]
+            words += _outputs_in(self.command)
+        return [fill(word, item) for word in dict.fromkeys(words)]
 
     def files_of(self, item: Item) -> dict[str, bool]:
         """Return the files that the command is known to write for *item*, each with whether a tool of ours writes it.
@@ -99,7 +99,7 @@ class JobPlan(NamedTuple):
 
     @property
     def cores(self) -> int | None:
-        """The cores that our tools in the command use by -p, -j or --parallel; None if none of them says a number.
+        """The cores that our tools in the command use by -p, -j or --parallel; None if none of them gives a number.
 
         >>> make_plan(["tarcat {} | tarproc -p 16 -c run - -o s3://b/{}"], ["a"], state="s").cores
         16

@@ -219,7 +219,7 @@ def read_patch(path: str) -> dict[str, Any]:
     return patch
 
 
-def check_fields(value: Any, type_name: str, place: str = "") -> None:
+def check_fields(value: Any, type_name: str, path: str = "") -> None:
     """Raise ValueError for a field in *value* that the client's model of this type does not have.
 
     The types are like ``V1PodSpec``, ``list[V1Container]``, ``dict[str, str]`` and ``int``.
@@ -229,17 +229,17 @@ def check_fields(value: Any, type_name: str, place: str = "") -> None:
         return
     if match["list"]:
         if not isinstance(value, list):
-            raise ValueError(f"{place} is a list")
+            raise ValueError(f"{path} is a list")
         for number, each in enumerate(value):
-            check_fields(each, match["model"], f"{place}[{number}]")
+            check_fields(each, match["model"], f"{path}[{number}]")
         return
     if not isinstance(value, dict):
-        raise ValueError(f"{place} is a map of fields")
+        raise ValueError(f"{path} is a map of fields")
     kubernetes = _import("kubernetes")
     model = getattr(kubernetes.client, match["model"])
     types = {name: model.openapi_types[attribute] for attribute, name in model.attribute_map.items()}
     for name, each in value.items():
-        inner = f"{place}.{name}".lstrip(".")
+        inner = f"{path}.{name}".lstrip(".")
         if name not in types:
             hint = did_you_mean(str(name), types) or f"; known: {' '.join(sorted(types))}"
             raise ValueError(f"{inner} is no field of a Job in version {kubernetes.__version__} of the client{hint}")

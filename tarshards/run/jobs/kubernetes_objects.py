@@ -52,8 +52,8 @@ def make_objects(plan: JobPlan, options: Options, *, run: int = 1) -> list[tuple
     return [_pair(chunk, options, run, f"{plan.name}-{run}-{i}") for i, chunk in enumerate(chunks)]
 
 
-def check_places(plan: JobPlan, patch: Object) -> None:
-    """Raise ValueError if an output or a marker would be on the own disk of a pod, not on a volume of *patch*."""
+def check_outputs(plan: JobPlan, patch: Object) -> None:
+    """Raise ValueError if an output or a marker would be on a pod's own disk, not on a volume of *patch*."""
     folder, mounts = _mounts(patch)
 
     def check(url: str) -> None:
@@ -71,7 +71,7 @@ def check_places(plan: JobPlan, patch: Object) -> None:
     if plan.state is not None:
         check(plan.state)
     for item in plan.items:
-        for url in plan.places_of(item):
+        for url in plan.lasting_outputs(item):
             check(url)
 
 

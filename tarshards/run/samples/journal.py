@@ -69,7 +69,7 @@ class Journal:
 
     def __init__(self, path: str, *, retry_failed: bool = False):
         self._file = _RecordFile(path, 0)
-        self._places: dict[str, tuple[int, int]] = {}  # offset and length of each sample's line
+        self._lines: dict[str, tuple[int, int]] = {}  # offset and length of each sample's line
         try:
             if not try_lock(self._file.descriptor):
                 self._file.close()
@@ -83,9 +83,9 @@ class Journal:
 
     def find(self, name: str) -> SampleResult | None:
         """Return the result recorded for *name*, or None if there is none or its checksum differs."""
-        if name not in self._places:
+        if name not in self._lines:
             return None
-        offset, length = self._places[name]
+        offset, length = self._lines[name]
         head = json.loads(os.pread(self._file.descriptor, length, offset))
         data = os.pread(self._file.descriptor, head["size"], offset + length)
         if zlib.crc32(data) != head["crc32"]:
@@ -130,9 +130,9 @@ class Journal:
                     break
                 end = file.seek(stop)
                 if head["failure"] is None or not retry_failed:
-                    self._places[head["name"]] = start, len(line)
+                    self._lines[head["name"]] = start, len(line)
                 else:
-                    self._places.pop(head["name"], None)
+                    self._lines.pop(head["name"], None)
         os.truncate(self._file.descriptor, end)
 
 

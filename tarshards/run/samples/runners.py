@@ -100,7 +100,7 @@ class Runner:
         """End programs that still run after the last sample."""
 
     def stripped(self, packed: list[Sample]) -> list[Sample]:
-        """Return the samples *packed*; their fields ``work.strip`` have lost one newline at the end."""
+        """Strip one newline from the end of the fields ``work.strip`` of *packed*, and return these samples."""
         for sample in packed:
             for field in sample.keys() & self.work.strip:
                 sample[field] = sample[field].removesuffix(b"\n")

@@ -42,7 +42,7 @@ def parse_header(payload: bytes) -> ArrayHeader:
 
 
 def rows_in_header(beginning: bytes) -> int:
-    """Return the extent of the first axis that the header at the *beginning* of a .npy file says; 1 without axes."""
+    """Return the extent of the first axis in the header at the *beginning* of a .npy file; 1 without axes."""
     try:
         (shape, _, _), _ = retry_parse(_read_header, beginning)
     except Exception as exc:

@@ -1,4 +1,4 @@
-"""Images made smaller for training: of a largest side, as JPEG of a quality, or in part as raw pixels."""
+"""Images made smaller for training: with a limited side, as JPEG of a given quality, or as raw pixels."""
 
 from __future__ import annotations
 

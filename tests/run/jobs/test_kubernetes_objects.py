@@ -18,7 +18,7 @@ from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_options import Options, parse_quantity
 from tarshards.run.jobs.job_plan import JobPlan, group_tasks, make_plan
 from tarshards.run.jobs.kubernetes import Kubernetes, check_fields
-from tarshards.run.jobs.kubernetes_objects import check_places, make_objects, split_plan
+from tarshards.run.jobs.kubernetes_objects import check_outputs, make_objects, split_plan
 
 pytestmark = pytest.mark.interop
 
@@ -383,18 +383,18 @@ LINE = "tarcat in-{}.tar -o /tmp/{}.tar; gsutil cp /tmp/{}.tar gs://b"
 def test_what_is_written_lasts_longer_than_the_pod(command, state, lost):
     plan = make_plan(command, ["{a,b}"], state=state)
     if lost is None:
-        check_places(plan, yaml.safe_load(VOLUMES))
+        check_outputs(plan, yaml.safe_load(VOLUMES))
     else:
         with pytest.raises(ValueError, match=f"^{lost}: the disk of a pod ends with the pod; write to an object store"):
-            check_places(plan, yaml.safe_load(VOLUMES))
+            check_outputs(plan, yaml.safe_load(VOLUMES))
 
 
 def test_a_relative_path_is_in_the_working_directory_of_the_patch():
     patch = yaml.safe_load(VOLUMES)
     patch["spec"]["template"]["spec"]["containers"][0]["workingDir"] = "/data/books"
-    check_places(make_plan([*OURS, "{}.tar"], ["{a,b}"]), patch)
+    check_outputs(make_plan([*OURS, "{}.tar"], ["{a,b}"]), patch)
     with pytest.raises(ValueError, match="the disk of a pod"):
-        check_places(make_plan([*OURS, "../../{}.tar"], ["{a,b}"]), patch)
+        check_outputs(make_plan([*OURS, "../../{}.tar"], ["{a,b}"]), patch)
 
 
 @pytest.mark.parametrize("options", [["--dry-run"], []])
