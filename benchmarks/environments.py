@@ -75,7 +75,16 @@ class Peer:
 def read_peer(path: Path) -> Peer:
     """Return the metadata in a peer's file."""
     tree = ast.parse(path.read_text())
-    constants: dict[str, Any] = {"SYSTEM": (), "PIP": (), "CANNOT": {}, "FORM": {}, "DECODERS": ()}
+    constants: dict[str, Any] = {
+        "SYSTEM": (),
+        "PIP": (),
+        "OWN": False,
+        "THREADS": (),
+        "PACKAGES": (),
+        "CANNOT": {},
+        "FORM": {},
+        "DECODERS": (),
+    }
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import conformance
 import faults
 import figures
 import growth
@@ -52,8 +53,10 @@ PROGRAMS = (
     "cost",
     "chaos",
     "growth",
+    "conformance",
 )
 PROGRAM_PARTS = [f"growth,{part}" for part in growth.PARTS]
+PROGRAM_PARTS += [f"conformance,{name}" for name in conformance.READERS]
 TASKS = {task for task, _ in suite.PARTS} | {f"{task},{name}" for task, name in suite.PARTS}
 
 

@@ -1,0 +1,157 @@
+"""What readers make of the cases of the convention, `spec/cases`, written into docs/conformance.md.
+
+`make bench ONLY=conformance` examines all readers in `readers/`, each in the environment of the peer of its name or in
+one of its own; `make bench ONLY=conformance,NAME` examines one, and keeps the lines of the others.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from environments import PEERS, make, read_peer
+from measure import record
+
+from tarshards import __version__
+from tarshards.testing.conformance import VERDICTS, Case, Result, counts, examine, kinds_of, load_cases
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "conformance.md"
+TITLE = "What readers make of the cases"
+WRONG = VERDICTS[2:]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A line of the table: a function of a file in `readers/`, or of a package, and what it is."""
+
+    function: str
+    about: str
+    system: str = ""  # a program that is examined, rather than a package
+
+
+READERS = {
+    "tarshards": Reader("tarshards:read_samples", "`read_samples`"),
+    "tarfile": Reader("tarfile_:read", "Python's `tarfile`, grouped by the rule"),
+    "webdataset": Reader("webdataset_:read", "`WebDataset`"),
+    "wids": Reader("webdataset_:read_by_wids", "`ShardListDataset`"),
+    "datasets": Reader("datasets_:read", "the `webdataset` builder, streaming"),
+    "torchdata": Reader("torchdata_:read", "datapipes, `load_from_tar().webdataset()`"),
+    "dali": Reader("dali:read", "`fn.readers.webdataset`, without keys"),
+    "energon": Reader("energon:read", "`energon prepare`, `CrudeWebdataset`"),
+    "spdl": Reader("spdl_:read", "`iter_tarfile` of bytes, grouped by the rule"),
+    "spdl-file": Reader("spdl_:read_file", "`iter_tarfile` of a file, grouped by the rule"),
+    "ray": Reader("ray_:read", "`read_webdataset`, the work of a task"),
+    "daft": Reader("daft_:read", "`read_webdataset`, the work of a task"),
+    "gnu-tar": Reader("programs_:read_by_tar", "`tar -x`, grouped by the rule", "tar"),
+    "bsdtar": Reader("programs_:read_by_bsdtar", "`bsdtar -x`, grouped by the rule", "bsdtar"),
+}
+
+
+def environment(reader: Reader) -> tuple[str, str]:
+    """Return the Python for a reader, and the version of what is examined."""
+    file = f"{reader.function.partition(':')[0]}.py"
+    if reader.system:
+        told = subprocess.run([reader.system, "--version"], capture_output=True, text=True, check=True).stdout
+        return sys.executable, re.search(r"\d[\w.]*", told)[0]  # type: ignore[index]
+    if not (HERE / "readers" / file).exists():
+        return sys.executable, __version__
+    peer = read_peer(PEERS / file if (PEERS / file).exists() else HERE / "readers" / file)
+    if not peer.packages:
+        return sys.executable, f"Python {sys.version.split()[0]}"
+    name = "wids" if reader.function.endswith("wids") else re.split("=|\\[", peer.packages[0])[0]
+    version = next(package.partition("==")[2] for package in peer.packages if package.startswith(name))
+    return make(peer), version
+
+
+def row(name: str, version: str, results: list[Result]) -> str:
+    cells = [
+        f"**{count}**" if count and verdict in WRONG else str(count or "")
+        for verdict, count in zip((*VERDICTS, None), counts(results))
+    ]
+    about = READERS[name].about
+    return f"| {name} | {version}: {about} | {' | '.join(cells)} | {time.strftime('%Y-%m-%d')} |"
+
+
+def by_kind(name: str, results: list[Result]) -> str:
+    """Return the row of cases that were lost or changed silently, or ended in a crash or hang, by their kinds."""
+    cells = []
+    for kind in sorted(kinds_of(results)):
+        some = [result for result in results if result.case.kind == kind and result.verdict is not None]
+        bad = sum(result.verdict in WRONG for result in some)
+        cells.append(f"**{bad}** of {len(some)}" if bad else "0" if some else "-")
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def details(name: str, results: list[Result]) -> list[str]:
+    lines = []
+    for verdict in VERDICTS[1:]:
+        if names := sorted(result.case.name for result in results if result.verdict == verdict):
+            lines.append(f"- {name}, {verdict}: {', '.join(names)}")
+    return lines
+
+
+def page(cases: list[Case], told: dict[str, list[str]]) -> list[str]:
+    """Return the section's lines; *told* has each reader's lines, of the table, by kinds, and of details."""
+    kinds = sorted({case.kind for case in cases})
+    return [
+        f"{len(cases)} cases, {len(told)} readers. **same**: an outcome that the case allows. **error**: an error, or "
+        "a message, where the case has samples to be read. **silent loss**: a normal end, though samples, fields or an "
+        "error are missing. **wrong bytes**: a sample that was never written, or with other bytes or fields. "
+        "**not read**: expressions, where a reader takes files. `make bench ONLY=conformance,NAME` repeats a line.",
+        "",
+        f"| name | version: reader | {' | '.join(VERDICTS)} | not read | date |",
+        "|---" * (len(VERDICTS) + 4) + "|",
+        *[lines[0] for lines in told.values()],
+        "",
+        "Silent losses, wrong bytes, crashes and hangs, by the kinds of cases:",
+        "",
+        f"| name | {' | '.join(kinds)} |",
+        "|---" * (len(kinds) + 1) + "|",
+        *[lines[1] for lines in told.values()],
+        "",
+        "<details><summary>The cases of each reader</summary>",
+        "",
+        *[line for lines in told.values() for line in lines[2:]],
+        "",
+        "</details>",
+    ]
+
+
+def kept() -> dict[str, list[str]]:
+    """Return the lines of each reader that the page has."""
+    text = PAGE.read_text()
+    section = text[text.index(f"## {TITLE}") :] if f"## {TITLE}" in text else ""
+    return {
+        name: re.findall(rf"^(?:\| {name} \||- {name},).*$", section, re.MULTILINE)
+        for name in READERS
+        if f"\n| {name} |" in section
+    }
+
+
+def main(names: list[str]) -> None:
+    if unknown := {*names} - {*READERS}:
+        raise SystemExit(f"no reader {', '.join(unknown)}; there are: {', '.join(READERS)}")
+    cases, told = load_cases(), kept()
+    folders = [str(HERE / "readers"), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    failed = []
+    for name in names or READERS:
+        try:
+            python, version = environment(READERS[name])
+            results = examine(READERS[name].function, cases, python=python)
+        except OSError as error:
+            failed.append(f"{name}: {error}")
+            continue
+        told[name] = [row(name, version, results), by_kind(name, results), *details(name, results)]
+        record(TITLE, page(cases, {each: told[each] for each in READERS if each in told}), PAGE)
+    raise SystemExit("\n".join(failed) or 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

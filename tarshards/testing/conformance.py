@@ -1,0 +1,194 @@
+"""Run the cases of the convention, `spec/cases`, over any reader of samples, and print what it makes of them.
+
+A case is right if the reader delivers what one of the case's outcomes says. `spec/webdataset-tar.md` describes cases
+and outcomes, and why some have several.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from tarshards.cli.program import tool
+from tarshards.errors import visible
+
+CASES = Path(__file__).parents[2] / "spec" / "cases"
+LIMIT = 10  # seconds for a case
+
+#: What a reader may make of a case, from right to worst.
+VERDICTS = ("same", "error", "silent loss", "wrong bytes", "crash", "hang")
+
+Sample = dict[str, Any]
+
+
+class Outcome(NamedTuple):
+    """What a reader may deliver: *samples*, or an *error* after some or all of them."""
+
+    samples: list[Sample]
+    error: dict[str, Any] | None
+
+
+class Case(NamedTuple):
+    """A case; *expression* names what is read, and *why* says why it exists."""
+
+    name: str
+    kind: str
+    why: str
+    expression: str
+    outcomes: list[Outcome]
+
+
+class Delivery(NamedTuple):
+    """What a reader made of a case: *ending* is end, error, crash, hang, or cannot."""
+
+    samples: list[Sample]
+    ending: str
+    log: list[str]
+
+
+class Result(NamedTuple):
+    """A case with a verdict, or None where the reader reads nothing of the kind, and the reader's last words."""
+
+    case: Case
+    verdict: str | None
+    words: str
+
+
+def load_cases(folder: Path = CASES) -> list[Case]:
+    """Return the cases of a folder, by their names."""
+    cases = []
+    for path in sorted(folder.glob("*/expected.json")):
+        told = json.loads(path.read_text())
+        outcomes = [Outcome(each["samples"], each.get("error")) for each in told["outcomes"]]
+        cases.append(Case(path.parent.name, told["kind"], told["why"], str(path.parent / told["read"]), outcomes))
+    return cases
+
+
+def examine(reader: str, cases: Sequence[Case], *, limit: int = LIMIT, python: str = sys.executable) -> list[Result]:
+    """Return the results of *reader* for each case.
+
+    *reader* is a function of an expression that returns samples, `module:function`, which *python* imports, or a
+    command that gets the expression as its last argument and prints each sample as a line of JSON. Each case has a
+    process of its own for *limit* seconds.
+
+    Raises OSError if the reader cannot be imported.
+    """
+    worker = str(Path(__file__).with_name("conformance_worker.py"))
+    lines = "".join(f"{json.dumps(case.expression)}\n" for case in cases)
+    done = subprocess.run([python, worker, reader, str(limit)], input=lines, capture_output=True, text=True)
+    deliveries = [Delivery(**json.loads(line)) for line in done.stdout.splitlines()]
+    if len(deliveries) != len(cases):
+        raise OSError(f"{reader}: {(done.stderr.strip().splitlines() or ['no answer'])[-1]}")
+    usual = {shape(line) for case, delivery in zip(cases, deliveries) if case.name == "plain" for line in delivery.log}
+    return [Result(case, *judge(case, delivery, usual)) for case, delivery in zip(cases, deliveries)]
+
+
+def judge(case: Case, delivery: Delivery, usual: Iterable[str] = ()) -> tuple[str | None, str]:
+    """Return the verdict on what was delivered, and the reader's last words.
+
+    A reader also tells of a fault by a message that is none of the *usual* ones, those about a sound archive.
+    """
+    news = [line for line in delivery.log if shape(line) not in usual]
+    words = (news or [""])[-1]
+    if delivery.ending == "cannot":
+        return None, words
+    if delivery.ending in VERDICTS[-2:]:
+        return delivery.ending, words
+    verdicts = [compare(outcome, delivery, told=bool(news)) for outcome in case.outcomes]
+    return min(verdicts, key=VERDICTS.index), words
+
+
+def compare(outcome: Outcome, delivery: Delivery, *, told: bool) -> str:
+    """Return the verdict by one outcome; *told* says whether a message tells of a fault.
+
+    >>> one, two = {"__key__": "a", "txt": "1", "cls": "1"}, {"__key__": "b", "txt": "2"}
+    >>> compare(Outcome([one, two], None), Delivery([one], "end", []), told=False)
+    'silent loss'
+    >>> compare(Outcome([one, two], None), Delivery([{"__key__": "a", "txt": "1"}, two], "end", []), told=False)
+    'silent loss'
+    >>> compare(Outcome([one], {"class": "archive"}), Delivery([two], "error", []), told=True)
+    'wrong bytes'
+    """
+    expected, samples = outcome.samples, delivery.samples
+    if any(sample.get("__key__") is None for sample in samples):  # of a reader that gives no keys
+        expected, samples = without_keys(expected), without_keys(samples)
+    failed = delivery.ending == "error"
+    if outcome.error is None and samples == expected and not failed:
+        return "same"
+    left = [*expected]
+    others = []
+    for sample in samples:
+        if sample in left:
+            left.remove(sample)
+        else:
+            others.append(sample)
+    if outcome.error is not None and not others and (failed or told):
+        return "same"
+    if any(not is_part(sample, expected) for sample in others) or (not left and not others and samples != expected):
+        return "wrong bytes"
+    return "error" if failed or told else "silent loss"
+
+
+def without_keys(samples: list[Sample]) -> list[Sample]:
+    return [{name: data for name, data in sample.items() if name != "__key__"} for sample in samples]
+
+
+def is_part(sample: Sample, samples: list[Sample]) -> bool:
+    """Return whether a sample is one of *samples* without some of its fields."""
+    return any(sample.items() < each.items() for each in samples)
+
+
+def shape(line: str) -> str:
+    """Return a message without what differs from run to run."""
+    return re.sub(r"\S*/\S*|0x[0-9a-f]+|\d+", "0", line).strip()
+
+
+def counts(results: Iterable[Result]) -> list[int]:
+    """Return the number of results of each verdict, and of those without one."""
+    found = Counter(result.verdict for result in results)
+    return [found[verdict] for verdict in (*VERDICTS, None)]
+
+
+def table(results: list[Result]) -> list[str]:
+    """Return the lines of a table of the verdicts by the kinds of cases, and of all cases that are not right."""
+    kinds = {kind: [result for result in results if result.case.kind == kind] for kind in kinds_of(results)}
+    lines = [f"{'':14}" + "".join(f"{verdict:>13}" for verdict in (*VERDICTS, "not read"))]
+    for kind, some in {**kinds, "all": results}.items():
+        lines.append(f"{kind:14}" + "".join(f"{count or '':>13}" for count in counts(some)))
+    for result in results:
+        if result.verdict not in ("same", None):
+            lines += ["", f"{result.verdict}: {result.case.name}: {result.case.why}"]
+            lines += [f"    {visible(result.words)[:200]}"] * bool(result.words)
+    return lines
+
+
+def kinds_of(results: list[Result]) -> list[str]:
+    return list(dict.fromkeys(result.case.kind for result in results))
+
+
+@tool(name="conformance", example="python -m tarshards.testing conformance tarshards:read_samples")
+@click.argument("reader")
+@click.option("--cases", "folder", type=click.Path(path_type=Path), default=CASES, help="The folder of the cases.")
+@click.option("--limit", type=click.IntRange(1), default=LIMIT, help="Seconds for a case.")
+def main(reader: str, folder: Path, limit: int) -> None:
+    """Run the cases of the convention over READER, and print what it makes of them.
+
+    READER is a function, module:function, which takes an expression and returns samples, dicts of __key__ and bytes, or
+    a command, which gets the expression as its last argument and prints the samples as lines of JSON.
+
+    Exit code 1: the reader lost or changed data without an error, crashed or hung.
+    """
+    cases = load_cases(folder)
+    if not cases:
+        raise click.UsageError(f"no cases in {folder}; they are in the repository, in the folder spec/cases")
+    results = examine(reader, cases, limit=limit)
+    click.echo("\n".join(table(results)))
+    sys.exit(int(any(result.verdict in VERDICTS[2:] for result in results)))

@@ -1,0 +1,111 @@
+"""Read each of many expressions in a process of its own, and print what came of it, as lines of JSON.
+
+``python conformance_worker.py READER SECONDS`` takes an expression from each line of stdin, as JSON. READER is a
+function, ``module:function``, or a command, which gets the expression as its last argument. This file imports the
+standard library alone, so that the Python of any environment runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+CANNOT = os.EX_UNAVAILABLE  # the exit status of a reader for what it does not read at all, such as an expression
+ENDINGS = {0: "end", CANNOT: "cannot"}
+
+
+def plain(sample: Any) -> dict[str, Any]:
+    """Return a sample as JSON has it: fields are text with one character a byte, and other entries are left out."""
+    told = {}
+    for name, value in dict(sample).items():
+        if name == "__key__":
+            told[name] = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+        elif not (name.startswith("__") and name.endswith("__")) and value is not None:
+            data = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else bytes(memoryview(value))
+            told[name] = data.decode("latin-1")
+    return told
+
+
+def read_by(function: Callable[[str], Iterable[Any]]) -> Callable[[str, int], int]:
+    """Return what writes a line to a descriptor for each sample of *function*, and returns the exit status."""
+
+    def read(expression: str, records: int) -> int:
+        try:
+            for sample in function(expression):
+                os.write(records, json.dumps(plain(sample)).encode() + b"\n")
+        except NotImplementedError as error:
+            sys.stderr.write(f"{error}\n")
+            return CANNOT
+        except Exception:
+            traceback.print_exc()
+            return 1
+        return 0
+
+    return read
+
+
+def run_by(command: list[str]) -> Callable[[str, int], int]:
+    def run(expression: str, records: int) -> int:
+        os.dup2(records, 1)
+        os.execvp(command[0], [*command, expression])
+
+    return run
+
+
+def deliver(read: Callable[[str, int], int], expression: str, seconds: int) -> dict[str, Any]:
+    """Return the samples, the ending and the messages of *read* in a child process that lives for *seconds* at most."""
+    with tempfile.TemporaryFile() as records, tempfile.TemporaryFile() as log:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                os.setsid()
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(seconds)  # which remains when a command is executed
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+                status = read(expression, records.fileno())
+                sys.stderr.flush()
+            finally:
+                os._exit(status)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # its own children
+        records.seek(0)
+        log.seek(0)
+        samples = [json.loads(line) for line in records if line.endswith(b"\n")]
+        lines = log.read().decode(errors="replace").splitlines()
+    if code < 0:
+        ending = "hang" if -code == signal.SIGALRM else "crash"
+        lines.append(f"{signal.strsignal(-code)} (signal {-code})")
+    else:
+        ending = ENDINGS.get(code, "error")
+    return {"samples": samples, "ending": ending, "log": [line.strip() for line in lines if line.strip()]}
+
+
+def main(reader: str, seconds: str) -> None:
+    sys.path[0] = ""  # not the folder of this file
+    if FUNCTION.fullmatch(reader):
+        module, _, name = reader.partition(":")
+        read = read_by(getattr(import_module(module), name))
+    else:
+        read = run_by(shlex.split(reader))
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(deliver(read, json.loads(line), int(seconds))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
