@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tarshards"
 PACKAGES = ["errors", "parallel", "storage", "tar", "samples", "index", "epoch", "stream", "loaders", "write"]
-PACKAGES += ["verbs", "run", "formats", "catalog", "feed", "cli", "webdataset", "__main__"]
+PACKAGES += ["verbs", "run", "formats", "catalog", "feed", "cli", "testing", "webdataset", "__main__"]
 ENGINES = {
     "zmq": {"feed"},
     "torch": {"loaders", "samples", "webdataset"},  # samples: imagespecs and .pth give tensors; webdataset: its classes
