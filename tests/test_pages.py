@@ -61,3 +61,7 @@ def test_migrating_with_the_import_changed(run):
 
 def test_packing(run):
     assert float(re.search("filled to ([0-9.]+)", run(*blocks("packing.md")))[1]) > 0.95
+
+
+def test_testing(run):
+    run(*blocks("testing.md"))

@@ -1,8 +1,41 @@
 """Checks that users run on their own loaders, data and writers, in Python, in pytest and as ``python -m``.
 
-Crashes: ``system_calls`` records a write, ``crashes`` reads all states in which a crash can leave its files, and
-``crash_cases`` are our writers. Chaos: ``chaos`` draws rounds and compares, ``chaos_shards`` copies the shards,
-``chaos_rank`` is a process that reads them, and ``faulty_server`` and ``unreliable_site`` serve them wrongly.
+A kit for any loader, with the standard library alone, in the order of reading:
+
+- ``setups``: a small dataset, and what a loader over it is made for
+- ``runs``: the loader that is tested, and one rank's run of it
+- ``chains``: stops and resumes; what each may deliver, and the least chain that shows a fault
+- ``resume``, ``epochs``, ``shuffle``: the checks
+- ``loader_commands``: their commands
+
 Conformance: ``conformance`` has the cases of `spec/` and a reader's verdict on each, and ``conformance_worker`` reads
-each case in a process of its own, by any Python.
+each case in a process of its own, by any Python. Crashes: ``system_calls`` records a write, ``crashes`` reads all states
+in which a crash can leave its files, and ``crash_cases`` are our writers. Chaos: ``chaos`` draws rounds and compares,
+``chaos_shards`` copies the shards, ``chaos_rank`` is a process that reads them, and ``faulty_server`` and
+``unreliable_site`` serve them wrongly.
 """
+
+from __future__ import annotations
+
+from tarshards.testing.chains import Chain, LoaderFault
+from tarshards.testing.epochs import check_epoch
+from tarshards.testing.resume import Report, check_chain, check_resume, each_world, small_worlds
+from tarshards.testing.runs import Tested
+from tarshards.testing.setups import Setup, numbers_of, write_shards
+from tarshards.testing.shuffle import check_shuffle
+
+__all__ = [
+    "Chain",
+    "LoaderFault",
+    "Report",
+    "Setup",
+    "Tested",
+    "check_chain",
+    "check_epoch",
+    "check_resume",
+    "check_shuffle",
+    "each_world",
+    "numbers_of",
+    "small_worlds",
+    "write_shards",
+]

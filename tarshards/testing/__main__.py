@@ -12,6 +12,9 @@ from tarshards.cli.program import Program
 #: Command -> its module in this package, and its name there.
 COMMANDS = {
     "conformance": "conformance:main",
+    "resume": "loader_commands:resume",
+    "epoch": "loader_commands:epoch",
+    "shuffle": "loader_commands:shuffle",
 }
 
 

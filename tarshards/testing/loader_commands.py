@@ -1,0 +1,134 @@
+"""The commands that check a loader: ``resume``, ``epoch``, ``shuffle``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tarshards.cli.program import usage_errors
+from tarshards.testing.chains import Chain, LoaderFault
+from tarshards.testing.epochs import check_epoch
+from tarshards.testing.resume import CHANGES, check_chain, check_resume
+from tarshards.testing.shuffle import DEGREES, check_shuffle
+
+
+class Names(click.ParamType):
+    """Some of the given names, joined by commas."""
+
+    name = "NAMES"
+
+    def __init__(self, *names: str):
+        self.names = names
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        names = tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+        if wrong := sorted(set(names) - set(self.names)):
+            self.fail(f"{', '.join(wrong)} is none of {', '.join(self.names)}", param, ctx)
+        return names
+
+
+class Function(click.ParamType):
+    """A function that a module of the current folder or of the environment has."""
+
+    name = "MODULE:FUNCTION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Callable[..., Any]:
+        if callable(value):
+            return value
+        module, _, name = value.partition(":")
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            return getattr(import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            self.fail(f"{value}: {error}; name a function as module:function", param, ctx)
+
+
+def of_loader(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what all these commands share."""
+    for add in (
+        click.option("--limit", default=30.0, help="Seconds after which a run hangs."),
+        click.option("--processes", is_flag=True, help="Run each rank in a process of its own."),
+        click.option(
+            "--steady",
+            type=Names("workers", "batch_size"),
+            default="",
+            help="What the order of samples does not depend on: workers, batch_size or both.",
+        ),
+        click.option(
+            "--tail",
+            type=click.Choice(["exact", "pad", "drop"]),
+            default="exact",
+            help="Samples that do not divide: each comes once, some come twice, or some do not come.",
+        ),
+        click.option("--read", type=Function(), help="Function from a batch to the numbers of its samples."),
+        click.argument("make_loader", type=Function(), metavar="MODULE:FUNCTION"),
+    ):
+        command = add(command)
+    return command
+
+
+def conclude(check: Callable[..., Any], make_loader: Any, read: Any, **options: Any) -> None:
+    """Run a check, print what it found, and exit with 1 at a fault."""
+    if read is not None:
+        options["read"] = read
+    try:
+        with usage_errors():
+            report = check(make_loader, **options)
+    except LoaderFault as fault:
+        click.echo(fault)
+        sys.exit(1)
+    click.echo(f"ok: {report}")
+
+
+@click.command()
+@click.option("--chain", help="Run only this chain, as a fault names it.")
+@click.option("--seed", default=0, help="Seed of the random chains.")
+@click.option("--chains", default=50, help="Random chains of larger worlds.")
+@click.option("--worlds", default=500, help="Small worlds, of 14,976.")
+@click.option("--times", default=2, help="Resumes in a row.")
+@click.option("--changes", type=Names(*CHANGES), default=",".join(CHANGES), help="What may differ after a resume.")
+@of_loader
+def resume(chain: str | None, make_loader: Any, read: Any, **options: Any) -> None:
+    """Stop a loader in small worlds at every batch, and resume it.
+
+    MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Exit code 1: the loader is wrong, and the least chain
+    that shows it is printed.
+    """
+    if chain is None:
+        conclude(check_resume, make_loader, read, **options)
+        return
+    with usage_errors("--chain"):
+        one = Chain.parse(chain)
+    tested = {name: options[name] for name in ("tail", "steady", "processes", "limit")}
+    conclude(partial(check_chain, chain=one), make_loader, read, **tested)
+
+
+@click.command()
+@click.option("--setups", default=500, help="Small setups, of 1,872.")
+@of_loader
+def epoch(make_loader: Any, read: Any, **options: Any) -> None:
+    """Compare three epochs over all ranks with the dataset, and the steps of the ranks with each other.
+
+    MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Exit code 1: the loader is wrong.
+    """
+    conclude(check_epoch, make_loader, read, **options)
+
+
+@click.command()
+@click.option("--degrees", type=Names(*DEGREES), default=",".join(DEGREES), help="What is promised to be random.")
+@click.option("--window", type=int, help="Samples that are mixed with each other. [default: all]")
+@click.option("--seeds", default=150, help="Seeds to draw orders of.")
+@of_loader
+def shuffle(make_loader: Any, read: Any, **options: Any) -> None:
+    """Compare the orders of a loader with true permutations.
+
+    MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Prints standard deviations from the expectation. Exit
+    code 1: the loader is less random than promised.
+    """
+    conclude(check_shuffle, make_loader, read, **options)

@@ -1,0 +1,139 @@
+"""``check_resume``: whether a loader that is stopped anywhere goes on as if it had not been."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tarshards.testing.chains import Chain, Leg, LoaderFault, Trial, least
+from tarshards.testing.runs import Tested
+from tarshards.testing.setups import Setup, small_setups, spread
+
+#: What may differ after a resume, and the values that it takes.
+CHANGES = {"ranks": (1, 2, 3), "workers": (0, 1, 2, 3), "batch_size": (1, 2, 3)}
+
+World = tuple[Setup, Setup]  #: before a resume, and after it
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a check has run: small worlds, random chains, resumes, and ranks."""
+
+    worlds: int = 0
+    chains: int = 0
+    resumes: int = 0
+    runs: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.worlds} worlds, {self.chains} chains, {self.resumes} resumes, {self.runs} runs of a rank"
+
+
+def check_resume(
+    make_loader: Callable[[Setup], Any],
+    *,
+    changes: Sequence[str] = tuple(CHANGES),
+    times: int = 2,
+    worlds: int | Sequence[World] | None = 500,
+    chains: int = 50,
+    seed: int = 0,
+    **options: Any,
+) -> Report:
+    """Stop a loader in small worlds at every batch, and resume it; raise LoaderFault at the first that is wrong.
+
+    A world is a dataset (up to 3 shards of up to 4 samples) with a setup before the resume (up to 3 ranks, 3 workers
+    and 3 samples in a batch) and one after it, which differs in nothing or in one of *changes*. A loader is stopped at
+    every batch of an epoch, before and after it, resumed, stopped again and resumed in the first setup, *times* in
+    all. Each resume has to deliver
+
+    - with those before it, every sample of the epoch as often as an epoch that is not stopped (lost, repeated);
+    - after that the next epoch (not after the last of several resumes); a pass without a batch may come between them;
+    - in an equal setup, the same batches in the same order; in another in the same order of samples, if the loader
+      promises that by ``steady=`` (reordered);
+    - without a hang, an error, or a refused state.
+
+    A loader is taken to depend on its setup and state alone: equal states in equal setups are resumed once.
+
+    *worlds* of all 14,976 are taken at equal distances (None: all), or those given; then *chains* random chains of
+    larger worlds, drawn by *seed*. The fault that is raised has the least chain that was found to show it. The other
+    options are those of ``Tested``.
+    """
+    if wrong := set(changes) - set(CHANGES):
+        raise ValueError(f"changes are of {', '.join(CHANGES)}, not {', '.join(sorted(wrong))}")
+    trial = Trial(Tested(make_loader, **options))
+    chosen = worlds if isinstance(worlds, Sequence) else small_worlds(worlds, changes)
+    try:
+        for number, (before, after) in enumerate(chosen):
+            if number and chosen[number - 1][0].shards != before.shards:
+                trial.forget()
+            explore(trial, before, after, times)
+        for number in range(chains):
+            follow_random(trial, random.Random(f"{seed}/{number}"), changes)
+    except LoaderFault as fault:
+        raise least(fault, trial.follow) from None
+    return Report(len(chosen), chains, trial.resumes, trial.runs)
+
+
+def check_chain(make_loader: Callable[[Setup], Any], chain: Chain | str, **options: Any) -> Report:
+    """Run one chain, such as a fault names; raise LoaderFault if a resume is wrong."""
+    trial = Trial(Tested(make_loader, **options))
+    trial.follow(Chain.parse(chain) if isinstance(chain, str) else chain)
+    return Report(chains=1, resumes=trial.resumes, runs=trial.runs)
+
+
+def small_worlds(count: int | None = None, changes: Sequence[str] = tuple(CHANGES)) -> list[World]:
+    """Return *count* of the small worlds (None: all), the least first.
+
+    Each small setup makes one with itself, and one with each setup that differs in one of *changes*.
+    """
+    worlds = []
+    for setup in small_setups():
+        worlds.append((setup, setup))
+        for name in changes:
+            others = (value for value in CHANGES[name] if value != getattr(setup, name))
+            worlds += [(setup, setup.with_entry(name, value)) for value in others]
+    worlds.sort(key=lambda world: (world[0].total, len(world[0].shards), world[0].shards))
+    return worlds if count is None else spread(worlds, count)
+
+
+def each_world(count: int = 500, changes: Sequence[str] = tuple(CHANGES)) -> Any:
+    """Return a mark of pytest, which gives a test its parameter *world*: ``check_resume(..., worlds=[world])``."""
+    import pytest
+
+    worlds = small_worlds(count, changes)
+    names = [f"{before.shards} {before} -> {after}".replace(" ", "-") for before, after in worlds]
+    return pytest.mark.parametrize("world", worlds, ids=names)
+
+
+def explore(trial: Trial, before: Setup, after: Setup, times: int = 2) -> None:
+    """Stop at every batch of the first epoch, before and after it, and resume; then again from there."""
+
+    def go_on(chain: Chain, leg: Leg, left: int) -> None:
+        setup = after if len(chain.setups) % 2 else before
+        longer = [chain.then(stop, setup) for stop in leg.stops(1)]
+        passes = 1 if 1 == left < times else 2
+        resumed = [trial.resume(each, leg, root, passes) for each in longer]
+        for each, new in zip(longer, resumed) if left > 1 else ():
+            go_on(each, new, left - 1)
+
+    root = trial.fresh(before)
+    go_on(Chain((before,)), root, times)
+
+
+def follow_random(trial: Trial, rng: random.Random, changes: Sequence[str]) -> None:
+    """Follow a chain of up to six setups with up to 6 shards of 12 samples, 5 ranks, 4 workers, batches of 5."""
+    shards = tuple(rng.randrange(13) for _ in range(rng.randrange(6)))
+    setup = Setup(
+        (*shards, rng.randrange(1, 13)), rng.randrange(1, 6), rng.randrange(5), rng.randrange(1, 6), rng.randrange(1000)
+    )
+    leg = root = trial.fresh(setup)
+    chain = Chain((setup,))
+    for _ in range(rng.randrange(1, 6)):
+        drawn = {"ranks": rng.randrange(1, 6), "workers": rng.randrange(5), "batch_size": rng.randrange(1, 6)}
+        for name in changes:
+            if rng.random() < 0.6:
+                setup = setup.with_entry(name, drawn[name])
+        stops = leg.stops(1)
+        chain = chain.then(rng.choice(stops), setup)
+        leg = trial.resume(chain, leg, root)

@@ -1,0 +1,120 @@
+"""A small dataset, and what a loader over it is made for: a rank, its workers, the size of its batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement, product
+from pathlib import Path
+from typing import Any
+
+#: Names of the entry of a sample that has its number, in the order in which they are looked for.
+ENTRIES = ("number", "cls", "label", "y", "id", "__key__")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a loader is made for.
+
+    *shards* are the numbers of samples of the shards; the samples of all shards are numbered from 0. A loader gives
+    rank *rank* of *ranks* its batches of *batch_size* samples, made by *workers* processes or threads (0: the caller),
+    in an order that follows from *seed* and the epoch.
+
+    >>> Setup((2, 1)).numbers
+    [[0, 1], [2]]
+    """
+
+    shards: tuple[int, ...]
+    ranks: int = 1
+    workers: int = 0
+    batch_size: int = 1
+    seed: int = 0
+    rank: int = 0
+
+    @property
+    def numbers(self) -> list[list[int]]:
+        """The numbers of the samples of each shard."""
+        ends = [sum(self.shards[: i + 1]) for i in range(len(self.shards))]
+        return [list(range(end - size, end)) for size, end in zip(self.shards, ends)]
+
+    @property
+    def total(self) -> int:
+        return sum(self.shards)
+
+    def with_entry(self, name: str, value: int) -> Setup:
+        """The same setup but for one entry."""
+        changed: dict[str, Any] = {name: value}
+        return replace(self, **changed)
+
+    def __str__(self) -> str:
+        return f"ranks={self.ranks} workers={self.workers} batch_size={self.batch_size}"
+
+
+def small_setups(shards: int = 3, samples: int = 4, ranks: int = 3, workers: int = 3, size: int = 3) -> Iterator[Setup]:
+    """Yield every setup of up to so many shards of so many samples, ranks, workers and samples in a batch.
+
+    Shards that differ only in their order are one setup, with the larger ones first.
+    """
+    for count in range(1, shards + 1):
+        for sizes in combinations_with_replacement(range(samples, -1, -1), count):
+            if sum(sizes):
+                for each in product(range(1, ranks + 1), range(workers + 1), range(1, size + 1)):
+                    yield Setup(sizes, *each)
+
+
+def spread(items: list[Any], count: int) -> list[Any]:
+    """Return *count* of *items*, at equal distances.
+
+    >>> spread(list(range(10)), 3)
+    [0, 3, 6]
+    """
+    count = min(count, len(items))
+    return [items[i * len(items) // count] for i in range(count)]
+
+
+def numbers_of(batch: Any) -> list[int]:
+    """Return the numbers of the samples in a batch: whole numbers, digits, or arrays and collections of them.
+
+    Of a mapping the entry "number" counts, or else "cls", "label", "y", "id" or the "__key__", or its only entry.
+
+    >>> numbers_of({"__key__": ["000001", "000002"], "jpg": [b"", b""]})
+    [1, 2]
+    """
+    if hasattr(batch, "tolist"):
+        batch = batch.tolist()
+    if isinstance(batch, bytes):
+        batch = batch.decode()
+    if isinstance(batch, int) and not isinstance(batch, bool):
+        return [batch]
+    if isinstance(batch, str) and re.fullmatch(r"\s*\d+\s*", batch):
+        return [int(batch)]
+    if isinstance(batch, Mapping):
+        names = [name for name in ENTRIES if name in batch] or list(batch)
+        if len(names) == 1 or names[0] in ENTRIES:
+            return numbers_of(batch[names[0]])
+    elif isinstance(batch, Iterable) and not isinstance(batch, str):
+        return [number for part in batch for number in numbers_of(part)]
+    raise TypeError(f"no number of a sample in {batch!r}; pass a function from batches to numbers as read=")
+
+
+def write_shards(folder: str | Path, shards: Iterable[int], *, index: bool = True) -> list[str]:
+    """Write tar shards of so many samples below *folder*, unless they are there; return their paths.
+
+    Each sample has its number as key and in the field "cls".
+    """
+    from tarshards.index.build import build_index
+    from tarshards.write.shards import TarWriter
+
+    numbers = Setup(tuple(shards)).numbers
+    place = Path(folder) / f"{'-'.join(str(len(each)) for each in numbers)}{'' if index else '-bare'}"
+    urls = [str(place / f"{shard:02d}.tar") for shard in range(len(numbers))]
+    for url, own in zip(urls, numbers):
+        if not Path(url).exists():
+            place.mkdir(parents=True, exist_ok=True)
+            with TarWriter(url, sync=False) as writer:
+                for number in own:
+                    writer.write({"__key__": f"{number:06d}", "cls": number})
+            if index:
+                build_index(url).save(url, sync=False)
+    return urls
