@@ -8,11 +8,14 @@ A kit for any loader, with the standard library alone, in the order of reading:
 - ``resume``, ``epochs``, ``shuffle``: the checks
 - ``loader_commands``: their commands
 
-Conformance: ``conformance`` has the cases of `spec/` and a reader's verdict on each, and ``conformance_worker`` reads
-each case in a process of its own, by any Python. Crashes: ``system_calls`` records a write, ``crashes`` reads all states
-in which a crash can leave its files, and ``crash_cases`` are our writers. Chaos: ``chaos`` draws rounds and compares,
-``chaos_shards`` copies the shards, ``chaos_rank`` is a process that reads them, and ``faulty_server`` and
-``unreliable_site`` serve them wrongly.
+For readers of tar files: ``conformance`` has the cases of `spec/`, a reader's verdict on each, and their table;
+``conformance_worker`` reads each case in a process of its own, by any Python.
+
+For writers: ``system_calls`` records a write, ``crashes`` reads all states in which a crash can leave its files, and
+``crash_cases`` are our writers.
+
+Chaos: ``chaos`` draws rounds and compares, ``chaos_shards`` copies the shards, ``chaos_rank`` is a process that reads
+them, and ``faulty_server`` and ``unreliable_site`` serve them wrongly.
 """
 
 from __future__ import annotations
