@@ -206,8 +206,9 @@ def test_a_consumer_that_rests_loses_no_feeder(make_feeder, expected, caplog):
 
 
 def resident(pid: int) -> int:
-    """Return the bytes of a process that are in memory."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Return the bytes of a process that are in memory, without those of mapped files."""
+    _, pages, mapped, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+    return (pages - mapped) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_slow_consumer_holds_the_memory_of_few_batches_on_both_sides(make_feeder):
