@@ -115,3 +115,11 @@ class TestFunctionsThatCannotBeSent:
             }.items():
                 with pytest.raises(TypeError, match=f"{name}.*<lambda> .* cannot be sent to another process"):
                     use(lambda sample: sample)
+
+
+@pytest.mark.parametrize("loader", [ShardLoader, ArrayLoader])
+def test_a_name_in_place_of_a_required_argument(urls, loader):
+    with pytest.raises(TypeError, match="'batch_sizes': here it is batch_size="):
+        loader(ShardDataset(urls), batch_sizes=4)
+    with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'batch_size'$"):
+        loader(ShardDataset(urls))

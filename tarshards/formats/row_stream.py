@@ -85,7 +85,7 @@ class RowSource:
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the rows of one worker; raise WorldError, on every rank, if some rank would have none."""
         pieces, world = self.plan.pieces, progress.world
-        check_ranks(len(pieces), "files", world, "import them into shards with `tarimport`")
+        check_ranks(len(pieces), "files", world.world_size, "import them into shards with `tarimport`")
         return self.read(world.share(pieces))
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[Sample]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -69,16 +69,24 @@ def no_attribute(kind: str, name: str) -> str:
     return f"a {kind} has no {name}" + (f": {METHODS[name]}" if name in METHODS else "")
 
 
-def explained(error: TypeError) -> TypeError:
+def explained(error: TypeError, given: Iterable[str] = ()) -> TypeError:
     """Return *error*, with what to write where it is about another library's name for an argument.
+
+    That name may stand in for one that is required: it is one of the names of arguments that were *given*.
 
     >>> explained(TypeError("f() got an unexpected keyword argument 'maxcount'"))
     TypeError("f() got an unexpected keyword argument 'maxcount': here it is max_samples=")
     """
+    if (missing := re.match(r"(.*\(\)) missing \d+ required", str(error))) and (name := _other(given)):
+        error = TypeError(f"{missing[1]} got an unexpected keyword argument '{name}'")
     found = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
     if found is None or found[1] not in OPTIONS or "here it is" in str(error):
         return error
     return TypeError(f"{str(error).partition('. Did you mean')[0]}: here it is {OPTIONS[found[1]]}")
+
+
+def _other(names: Iterable[str]) -> str | None:
+    return next((name for name in names if name in OPTIONS), None)
 
 
 def explains(function: Callable[P, Result]) -> Callable[P, Result]:
@@ -89,7 +97,7 @@ def explains(function: Callable[P, Result]) -> Callable[P, Result]:
         try:
             return function(*args, **options)
         except TypeError as error:
-            better = explained(error)
+            better = explained(error, options)
             if better is error:
                 raise
             raise better from None

@@ -157,7 +157,7 @@ class ShardSource:
 
         Raises WorldError, on every rank, if some rank would have none.
         """
-        check_ranks(len(self.shards), "shards", world, "index them with `tarindex`")
+        self._check_ranks(world.world_size)
         numbers = list(range(len(self.shards)))
         if self.options.resample:
             numbers = self._drawn(epoch)
@@ -165,8 +165,12 @@ class ShardSource:
             random.Random(f"{self.options.seed}/{epoch}").shuffle(numbers)
         return self.shards.take(world.share(numbers))
 
+    def _check_ranks(self, ranks: int) -> None:
+        check_ranks(len(self.shards), "shards", ranks, "index them with `tarindex`")
+
     def check_steps(self, ranks: int) -> None:
         """Raise WorldError if some of *ranks* have more shards, and so take more steps, unless *tail* allows it."""
+        self._check_ranks(ranks)
         if ranks == 1 or self.options.tail == "exact":
             return
         if len(self.shards) % ranks:
@@ -187,10 +191,10 @@ class ShardSource:
         return numbers
 
 
-def check_ranks(count: int, parts: str, world: World, cure: str) -> None:
-    """Raise WorldError, on every rank, if there are fewer *parts*, such as shards, than ranks; *cure* avoids that."""
-    if count < world.world_size:
-        reason = f"{count} {parts} for {world.world_size} ranks: every rank needs at least one"
+def check_ranks(count: int, parts: str, ranks: int, cure: str) -> None:
+    """Raise WorldError, on every rank, if there are fewer *parts*, such as shards, than *ranks*; *cure* avoids that."""
+    if count < ranks:
+        reason = f"{count} {parts} for {ranks} ranks: every rank needs at least one"
         raise WorldError(f"{reason}; write more and smaller {parts}, or {cure}")
 
 

@@ -18,7 +18,7 @@ NASTY = "\x1b]0;owned\x07\x9b31m\u202e\rb"
 NAME = f"in-{NASTY}.tar"
 
 LINES = [
-    'tarcat "missing-$NASTY.tar"',
+    'tarcat "missing-$NASTY.tar" >/dev/null',
     'tarcat "$NAME" "$NAME" -o out.tar',
     'tarcat "$NAME" -f missing -o out.tar',
     'tarcat "$NAME" -f missing --on-error skip -o out.tar',

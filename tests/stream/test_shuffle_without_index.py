@@ -133,6 +133,8 @@ def test_ranks_that_do_not_divide_the_shards(make_shards, make):
         loader = make(ShardDataset(urls, world=World(rank, 2)))
         with pytest.raises(WorldError, match=r"3 shards for 2 ranks: .* steps= .* `tarindex` .* tail=\"exact\""):
             next(iter(loader))
+    with pytest.raises(WorldError, match="3 shards for 4 ranks: every rank needs at least one; write more"):
+        next(iter(make(ShardDataset(urls, world=World(0, 4)))))
     assert len(list(make(ShardDataset(urls, world=World(1, 2)), steps=3))) == 3
     exact = [of_loader(make(ShardDataset(urls, world=World(rank, 2), tail="exact"))) for rank in range(2)]
     assert sorted(exact[0] + exact[1]) == list(range(120))

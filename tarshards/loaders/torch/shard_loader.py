@@ -30,7 +30,7 @@ from tarshards.loaders.torch.shard_dataset import ShardDataset
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_packed, collate_ragged, cut_arrays
-from tarshards.stream.other_names import OPTIONS
+from tarshards.stream.other_names import OPTIONS, explains
 from tarshards.stream.sources import PlannedSource, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
@@ -91,6 +91,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     divide the shards, unless *steps* or ``tail="exact"`` is given.
     """
 
+    @explains
     def __init__(
         self,
         dataset: ShardDataset,
