@@ -49,7 +49,7 @@ $(VENV)/torchtitan: $(VENV)/.interop
 # Long schedules, fuzzing and kills: the property and kill tests of `make test`, each SOAK times as often.
 SOAK ?= 20
 soak: $(VENV)/.test
-	TARSHARDS_SOAK=$(SOAK) $(BIN)/python -m pytest $(PARALLEL) -m "(hypothesis or soak) and not interop" $(PYTEST)
+	TARSHARDS_SOAK=$(SOAK) $(BIN)/python -m pytest $(PARALLEL) -m "soak or hypothesis and not interop" $(PYTEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

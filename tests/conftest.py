@@ -6,12 +6,14 @@ import gc
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from itertools import count, islice
 from multiprocessing import resource_tracker, spawn
@@ -64,7 +66,7 @@ def pytest_ignore_collect(collection_path, config):
     if not collection_path.name.startswith("test_"):
         return True
     marks = re.search(r"^pytestmark = .*", collection_path.read_text(), re.MULTILINE)
-    is_interop = marks is not None and "mark.interop" in marks[0]
+    is_interop = marks is not None and "mark.interop" in marks[0] and "mark.soak" not in marks[0]
     return True if is_interop and re.search(r"not \(?interop", config.option.markexpr) else None
 
 
@@ -80,11 +82,11 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """Give every property test SOAK times its examples."""
-    for item in items:
-        test = getattr(item, "obj", None)
-        if SOAK > 1 and (ours := getattr(test, "_hypothesis_internal_use_settings", None)) is not None:
-            test._hypothesis_internal_use_settings = settings(ours, max_examples=SOAK * ours.max_examples)
+    """Give every property test half of its examples, or in `make soak` SOAK times as many."""
+    factor = SOAK if SOAK > 1 else 0.5
+    for test in {getattr(item, "obj", None) for item in items}:
+        if (ours := getattr(test, "_hypothesis_internal_use_settings", None)) is not None:
+            test._hypothesis_internal_use_settings = settings(ours, max_examples=int(factor * ours.max_examples))
 
 
 def fail_skipped(report: Any, item: pytest.Item | pytest.Collector) -> None:
@@ -141,6 +143,16 @@ for number, handler in (signal.SIGINT, signal.default_int_handler), (signal.SIGH
 
 BIN = Path(__file__).parents[1] / "bin"
 KILLED = 9
+FORKS = pytest.StashKey[Path]()  # the folder of the fork servers that the processes of a run share
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Let the processes of a run share their fork servers, each of which takes seconds to begin."""
+    if FORKS not in node.config.stash:
+        folder = node.config.stash[FORKS] = fork_server.make_shared_folder()
+        node.config.add_cleanup(partial(shutil.rmtree, folder))
+    node.workerinput["forks"] = str(node.config.stash[FORKS])
 
 
 @pytest.fixture(autouse=True)
@@ -242,24 +254,31 @@ def path_with_started_tools(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
-def path_with_tools(tmp_path_factory, path_with_started_tools) -> Iterator[str]:
-    """The same, of tools that start in milliseconds, where a compiler is found; see fork_server.py."""
-    if not is_installed(COMPILER):
-        yield path_with_started_tools
+def forks(pytestconfig) -> Iterator[Path]:
+    """The folder of the fork servers."""
+    if worker := getattr(pytestconfig, "workerinput", None):
+        yield Path(worker["forks"])
         return
-    folder = tmp_path_factory.mktemp("bin")
-    with fork_server.serving(folder):
-        yield f"{folder}:{os.environ['PATH']}"
+    folder = fork_server.make_shared_folder()
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
-def python_with_torch(tmp_path_factory) -> str:
+def path_with_tools(forks, path_with_started_tools) -> str:
+    """The same, of tools that start in milliseconds, where a compiler is found; see fork_server.py."""
+    if not is_installed(COMPILER):
+        return path_with_started_tools
+    folder = fork_server.share(forks, "tools", [tool.name for tool in BIN.iterdir()], BIN)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.fixture(scope="session")
+def python_with_torch(forks) -> str:
     """A Python that has imported torch when it starts, where a compiler is found; see fork_server.py."""
     if not is_installed(COMPILER) or find_spec("torch") is None:
         return sys.executable
-    folder = tmp_path_factory.mktemp("python")
-    fork_server.begin(folder, [fork_server.PYTHON])  # to our end, for workers of loaders that tests have left
-    return str(folder / fork_server.PYTHON)
+    return str(fork_server.share(forks, "python", [fork_server.PYTHON]) / fork_server.PYTHON)
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -62,6 +63,7 @@ IN_PYTHON += ["tarshards.loaders.torch.shard_loader", "tarshards.loaders.arrays.
 PYTHON = "python"
 MOST = 253  # files that one message takes: SCM_MAX_FD
 NUMBER = struct.Struct("i")
+ALIVE = "alive"  # a pipe in a folder of shared servers, which the folder's maker holds open
 
 
 @contextmanager
@@ -75,10 +77,32 @@ def serving(folder: Path) -> Iterator[None]:
         os.waitpid(server, 0)
 
 
-def begin(folder: Path, names: list[str], tools: Path | None = None) -> int:
+def make_shared_folder() -> Path:
+    """Return a new folder for servers that several processes share, and that end with this one."""
+    folder = Path(tempfile.mkdtemp(prefix="forks-"))
+    os.mkfifo(folder / ALIVE)
+    os.open(folder / ALIVE, os.O_RDWR)
+    return folder
+
+
+def share(folder: Path, name: str, names: list[str], tools: Path | None = None) -> Path:
+    """Return the folder *name* in a shared *folder*, with the programs of ``begin``.
+
+    The first process that asks for it begins the server.
+    """
+    own = folder / name
+    with open(folder / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not own.exists():
+            own.mkdir()
+            begin(own, names, tools, os.open(folder / ALIVE, os.O_RDONLY))
+    return own
+
+
+def begin(folder: Path, names: list[str], tools: Path | None = None, stdin: int | None = None) -> int:
     """Put programs of these *names* into *folder*, and begin to serve them: tools, or a Python.
 
-    Returns the process of the server. It ends with this one.
+    Returns the process of the server. It ends with this one, or with the writers of the pipe *stdin*.
     """
     client, source = folder / ".client", Path(__file__).with_name("fork_client.c")
     definitions = {"SOCKET": folder / ".socket", "PYTHON": sys.executable, "BIN": tools or ""}
@@ -89,7 +113,7 @@ def begin(folder: Path, names: list[str], tools: Path | None = None) -> int:
         os.link(client, folder / name)
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}  # one thread: it forks
     command = [sys.executable, __file__, definitions["SOCKET"], *(() if tools else IN_PYTHON)]
-    stdin, _ = os.pipe()  # without us, it ends
+    stdin = os.pipe()[0] if stdin is None else stdin
     reading, stdout = os.pipe()
     actions = [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, stdout, 1)]
     server = os.posix_spawn(sys.executable, command, environment, file_actions=actions, setsid=True)

@@ -100,6 +100,7 @@ def test_links_between_pages_lead_somewhere():
                 assert anchor[1:] in anchors, f"{path}: {link}{anchor}"
 
 
+@pytest.mark.interop
 def test_images(follow, run, tmp_path):
     import torch
 
@@ -123,6 +124,7 @@ def test_images(follow, run, tmp_path):
     assert 0 < state["position"] < int(samples)
 
 
+@pytest.mark.interop
 def test_images_that_do_not_decode_are_replaced(run, tmp_path):
     for name, text in steps("images.md"):
         if name.endswith(".py"):

@@ -69,6 +69,7 @@ def checkout(tmp_path) -> Path:
     return tmp_path / "checkout"
 
 
+@pytest.mark.interop
 def test_what_is_copied_is_enough_to_build_the_package(checkout):
     build = [sys.executable, "setup.py", "-q", "build", "--build-lib", "lib"]
     done = subprocess.run(build, cwd=checkout, env={**os.environ, "CC": "cc"}, capture_output=True, text=True)

@@ -15,6 +15,8 @@ from programs import COMPILER, need
 
 ROOT = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.interop
+
 
 def copy_sources(folder: Path) -> None:
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):

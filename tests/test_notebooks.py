@@ -12,10 +12,8 @@ from programs import warnings_of
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
-MARKS = {"dali.ipynb": pytest.mark.interop, "ffcv.ipynb": pytest.mark.interop}
-PARAMETERS = [pytest.param(path, id=path.name, marks=MARKS.get(path.name, ())) for path in NOTEBOOKS]
 
-pytestmark = pytest.mark.parametrize("path", PARAMETERS)
+pytestmark = [pytest.mark.interop, pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)]
 
 
 def read_cells(path):

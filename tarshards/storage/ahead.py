@@ -339,7 +339,8 @@ class ForwardReader:
         if file.is_cached:
             return file.add_fetch(tuning.REQUEST)
         count = tuning.NEAR if soonest(file.address.read_url) <= tuning.FAR else tuning.DISTANT
-        return file.add_fetch(max(tuning.LEAST, min(tuning.REQUEST, self._queue.budget // count)))
+        budget = max(4 * tuning.FIRST, self._queue.budget)  # a small ahead= makes no requests smaller
+        return file.add_fetch(min(tuning.REQUEST, budget // count))
 
     def close(self) -> None:
         """Fetch no more."""

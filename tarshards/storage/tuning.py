@@ -85,9 +85,6 @@ FIRST = 1 << 18
 #: 32 may be large. NEAR as 4: streams 1.01 to 1.05; DISTANT as 16: at 200 ms 1.41.
 NEAR, DISTANT = 16, 4
 
-#: Bytes of a request, at least. With a small budget few bytes are under way anyway: half would only add requests.
-LEAST = 1 << 16
-
 #: Bytes between two members, or two reads, that are fetched with them: they take 0.4 ms at 80 MB/s, less than another
 #: request. Half makes two requests of what is 16 to 32 KiB apart; double fetches up to 64 KiB in vain.
 GAP = 1 << 15

@@ -23,7 +23,7 @@ from with_torch import ShardDataset
 from tarshards import ArrayLoader, World, readers
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.interop, pytest.mark.soak]
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "examples/README.md").read_text()

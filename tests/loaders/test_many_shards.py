@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
@@ -44,11 +45,12 @@ def few(request, monkeypatch) -> None:
 
 def count_open(folder: Path) -> int:
     """Return how many shards in *folder* this process has mapped, or open."""
-    names = [line.rpartition(" ")[2] for line in Path("/proc/self/maps").read_text().splitlines()]
+    count = len(re.findall(rb" %b/.*\.tar$" % os.fsencode(folder), Path("/proc/self/maps").read_bytes(), re.MULTILINE))
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
-            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return sum(name.startswith(str(folder)) and name.endswith(".tar") for name in names)
+            name = os.readlink(f"/proc/self/fd/{descriptor}")
+            count += name.startswith(str(folder)) and name.endswith(".tar")
+    return count
 
 
 def in_order(spec: str) -> Iterator[int]:
