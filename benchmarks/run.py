@@ -46,6 +46,7 @@ PROGRAMS = (
     "audio",
     "video",
     "remote",
+    "resumes",
     "start",
     "stages",
     "formats",
