@@ -47,6 +47,7 @@ PROGRAMS = (
     "audio",
     "video",
     "remote",
+    "resumes",
     "start",
     "stages",
     "formats",

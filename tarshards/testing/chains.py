@@ -54,7 +54,7 @@ class Chain:
         return Chain((*self.setups, setup), (*self.stops, stop))
 
     def simpler(self) -> Iterator[Chain]:
-        """Yield chains with one thing less, those with the most less first."""
+        """Yield chains that lack one thing of this one, the larger steps first."""
         for i in range(len(self.setups) - 1 if len(self.setups) > 2 else 0):
             yield Chain(self.setups[:i] + self.setups[i + 1 :], self.stops[:i] + self.stops[i + 1 :])
         shards = self.setups[0].shards
@@ -234,19 +234,20 @@ def least(fault: LoaderFault, run: Callable[[Chain], None]) -> LoaderFault:
     *run* raises the fault of a chain, or ValueError if the chain cannot be run.
     """
     until = time.monotonic() + SEARCH
-    while fault.chain is not None and time.monotonic() < until:
-        for chain in fault.chain.simpler():
-            try:
-                run(chain)
-            except LoaderFault as simpler:
-                if simpler.kind == fault.kind or {simpler.kind, fault.kind} <= {"lost", "repeated", "reordered"}:
-                    fault = simpler
-                    break
-            except ValueError:
-                continue
-        else:
-            break
+    chains = simpler_than(fault)
+    while time.monotonic() < until and (chain := next(chains, None)):
+        try:
+            run(chain)
+        except LoaderFault as simpler:
+            if simpler.kind == fault.kind or {simpler.kind, fault.kind} <= {"lost", "repeated", "reordered"}:
+                fault, chains = simpler, simpler_than(simpler)
+        except ValueError:
+            continue
     return fault
+
+
+def simpler_than(fault: LoaderFault) -> Iterator[Chain]:
+    return fault.chain.simpler() if fault.chain else iter(())
 
 
 def check_ends(leg: Leg, chain: Chain) -> None:
