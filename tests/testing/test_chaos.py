@@ -87,7 +87,7 @@ def test_what_is_wrong_with_a_loader_is_found(name, urls, copies, tmp_path, monk
     assert outcome in {each.outcome for each in found}, found
 
 
-@pytest.mark.parametrize("nemesis", ["nothing", "kill a rank", "a truncated shard"])
+@pytest.mark.parametrize("nemesis", ["nothing", "kill a rank", "a missing shard"])
 def test_a_loader_that_is_right(nemesis, urls, copies, tmp_path, monkeypatch):
     found = play("Plain", nemesis, urls, copies, tmp_path, monkeypatch)
     allowed = {"exact"} if NEMESES[nemesis].exact else {"exact", "told"}
