@@ -3,10 +3,10 @@
 `make bench` runs the suite, the faults, the single programs and the report. Any run but smoke then writes the README's
 tables, and the figures that the README and the docs quote, anew from RESULTS.md.
 `make bench ONLY=NAME` runs one of them: core (the ratios that must not get worse; exit 1 if one falls short), smoke (a
-small, quick run of all but the single programs that only checks), suite, readme (the parts of the suite that the
-README's tables show, for the peers in them), faults, report, a task of the suite, a part of it such as stream,raw-1m,
-a single program, or a part of one such as growth,tools; of several in quotes: ONLY="stream cold". PEERS=a,b restricts
-the suite to some peers.
+small, quick run of all but the single programs that only checks), chaos (what peers lose when things go wrong), suite,
+readme (the parts of the suite that the README's tables show, for the peers in them), faults, report, a task of the
+suite, a part of it such as stream,raw-1m, a single program, or a part of one such as growth,tools; of several in
+quotes: ONLY="stream cold". PEERS=a,b restricts the suite to some peers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ PROGRAMS = (
     "stages",
     "formats",
     "cost",
-    "chaos",
     "growth",
     "conformance",
 )
@@ -80,7 +79,7 @@ def program(name: str) -> int:
 
 def main(only: list[str], names: list[str]) -> None:
     """Run the benchmarks of these names; of none, all."""
-    known = {"core", "smoke", "suite", "readme", "faults", "report", *TASKS, *PROGRAMS, *PROGRAM_PARTS}
+    known = {"core", "chaos", "smoke", "suite", "readme", "faults", "report", *TASKS, *PROGRAMS, *PROGRAM_PARTS}
     if unknown := sorted({*only} - known):
         raise SystemExit(f"no benchmark {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
     try_again()
@@ -95,7 +94,9 @@ def main(only: list[str], names: list[str]) -> None:
         faults.main([peer for peer in all_peers() if not names or peer.name in names])
     if parts or {"report", "faults"} & {*only}:
         report.main()
-    failed = [name for name in ("core", *PROGRAMS, *PROGRAM_PARTS) if name in (only or PROGRAMS) and program(name)]
+    failed = [
+        name for name in ("core", "chaos", *PROGRAMS, *PROGRAM_PARTS) if name in (only or PROGRAMS) and program(name)
+    ]
     readme.main()
     quotes.main()
     raise SystemExit(f"failed: {', '.join(failed)}" if failed else 0)
@@ -103,7 +104,9 @@ def main(only: list[str], names: list[str]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("only", nargs="*", help="core, smoke, suite, readme, faults, report, tasks, parts, programs")
+    parser.add_argument(
+        "only", nargs="*", help="core, chaos, smoke, suite, readme, faults, report, tasks, parts, programs"
+    )
     parser.add_argument("--peers", default="", help="of the suite only these, joined by commas")
     options = parser.parse_args()
     main(options.only, [name for name in options.peers.split(",") if name])

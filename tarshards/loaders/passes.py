@@ -19,7 +19,7 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
 from tarshards.samples.read import closed_at_exit
 from tarshards.storage import traffic
-from tarshards.stream.sources import ShardSource, check_order, check_state, version_of
+from tarshards.stream.sources import ShardSource, check_order, check_state, last_key, version_of
 
 if TYPE_CHECKING:
     from tarshards.epoch.plan import PlannedEpoch
@@ -32,7 +32,10 @@ log = logging.getLogger("tarshards")
 
 @dataclass(eq=False)
 class Pass:
-    """One epoch, or its rest after *state*: *delivered* of its batches have been taken, after *before* earlier ones."""
+    """One epoch, or its rest after *state*: *delivered* of its batches have been taken, after *before* earlier ones.
+
+    Without a plan, *last* is the key of the last sample in them.
+    """
 
     epoch: int
     world: World
@@ -40,6 +43,7 @@ class Pass:
     state: Mapping[str, Any] | None = None
     before: int = 0
     delivered: int = 0
+    last: str | None = None
 
     @property
     def passed(self) -> int:
@@ -83,6 +87,7 @@ class Passes:
         if this.state and self._announced is not None:
             self._ahead = this.epoch - self._announced
         this.delivered = this.passed
+        this.last = this.state.get("last") if this.state and this.plan is None else None
         self._current = this
         return this
 
@@ -97,11 +102,13 @@ class Passes:
         for number, batch in enumerate(batches, 1):
             if held:
                 this.delivered += 1
+                this.last = last_key(held[0]) if this.plan is None else None
                 yield held.pop(), False
             if count is None or number == count:
                 held.append(batch)
             else:
                 this.delivered += 1
+                this.last = last_key(batch)
                 yield batch, False
         self._end(this)
         for batch in held:
@@ -211,6 +218,7 @@ class Passes:
             taken = min(this.delivered * self.maker.size * this.world.world_size, len(this.plan))
             return state | this.plan.state(taken) | {"batches": this.before + this.delivered}
         state |= {"order": list(self.stream.source.order), "epoch": this.epoch, "delivered": this.delivered}
+        state |= {"last": this.last} if this.last else {}
         return state | self._replay_settings(this.world)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

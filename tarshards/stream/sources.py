@@ -45,8 +45,8 @@ log = logging.getLogger("tarshards")
 class Progress:
     """The progress of one iteration: *begun* positions were taken before it, and *loop* knows those since.
 
-    *delivered* counts the results of the ops, for sources without a position. *version* is that of the state from which
-    the iteration continues.
+    *delivered* counts the results of the ops, for sources without a position, and *last* is the key of the latest.
+    *version* is that of the state from which the iteration continues.
     """
 
     epoch: int
@@ -54,6 +54,7 @@ class Progress:
     begun: int = 0
     delivered: int = 0
     version: int = VERSION
+    last: str | None = None
     loop: EpochLoop | None = None
 
     @property
@@ -570,6 +571,31 @@ def check_order(state: Mapping[str, Any], source: OrderedSource) -> None:
     if differ := [(f"{name}={old!r}", f"{name}={new!r}") for name, old, new in pairs if old != new]:
         before, now = (", ".join(words) for words in zip(*differ))
         raise StateError(f"the state was saved with {before}, and this dataset has {now}, which gives another order")
+
+
+def last_key(item: Any) -> str | None:
+    """Return the key of a sample, or of the last one in a batch; None if it has none."""
+    if type(item) is list and item:
+        item = item[-1]
+    key = item.get("__key__") if type(item) is dict else None
+    if not isinstance(key, str) and isinstance(key, Sequence) and len(key):
+        key = key[-1]
+    return key if isinstance(key, str) else None
+
+
+def check_replayed(last: str | None, item: Any) -> None:
+    """Raise StateError unless a state that was saved after the sample *last* was replayed to it, the last in *item*.
+
+    If a shard has lost or gained samples since, others would be skipped, or come again. *item* is None at the end of
+    the epoch.
+    """
+    found = last_key(item)
+    if last is not None and found != last and (item is None or found is not None):
+        end = "the end of the epoch" if item is None else shortened(found)
+        raise StateError(
+            f"the state was saved after the sample {shortened(last)}, and replaying it leads to {end}: a shard has "
+            "changed, or is damaged, since then; with indexes states need no replaying"
+        )
 
 
 def dataset_digest(urls: list[str], counts: bytes = b"") -> str:

@@ -26,7 +26,9 @@ from tarshards.stream.sources import (
     PlannedSource,
     Progress,
     check_order,
+    check_replayed,
     check_state,
+    last_key,
     open_shards,
     version_of,
 )
@@ -207,7 +209,9 @@ class Stream(SampleOps):
         progress = self._progress or Progress(self.epochs.next, self.world, version=version)
         state = {"version": progress.version, "digest": self.source.digest, "epoch": progress.epoch}
         state["order"] = list(self.source.order)
-        taken = {"taken": progress.taken} if self._is_resumable() else {"delivered": progress.delivered}
+        taken: dict[str, Any] = {"taken": progress.taken}
+        if not self._is_resumable():
+            taken = {"delivered": progress.delivered} | ({"last": progress.last} if progress.last else {})
         saved = [progress.world.rank, progress.world.world_size, progress.world.worker, progress.world.num_workers]
         return state | taken | {"world": saved}
 
@@ -244,7 +248,7 @@ class Stream(SampleOps):
         self._resumed = None
         epoch = self.epochs.begin(world, state.get("epoch"))
         taken, delivered = state.get("taken", 0), state.get("delivered", 0)
-        self._progress = Progress(epoch, world, taken, delivered, version_of(state, self.source))
+        self._progress = Progress(epoch, world, taken, delivered, version_of(state, self.source), state.get("last"))
         return self._progress
 
     def _is_resumable(self) -> bool:
@@ -269,8 +273,11 @@ class Stream(SampleOps):
             if self._is_resumable():
                 yield from samples
             else:
-                for sample in islice(samples, progress.delivered, None):
+                if progress.delivered:
+                    check_replayed(progress.last, next(islice(samples, progress.delivered - 1, None), None))
+                for sample in samples:
                     progress.delivered += 1
+                    progress.last = last_key(sample)
                     yield sample
             for op in self.ops:
                 if op.function is ops.decode and isinstance(found := decoding_of(*op.args, **op.options), Decoding):

@@ -48,7 +48,7 @@ Known = Sequence[dict[str, str]]  # what a user's loader delivers of each versio
 
 
 @dataclass(frozen=True)
-class World:
+class RoundWorld:
     """A round: *reader* is one of ours, or ``module:function``; *source* says where its shards lie."""
 
     seed: int
@@ -66,7 +66,7 @@ class World:
 
 
 @dataclass
-class Outcome:
+class RoundOutcome:
     """What a round came to: *exact*, *told* (an error or the ledger), or one of BAD; and what of the plan is not so."""
 
     outcome: str = "exact"
@@ -101,7 +101,7 @@ def nemesis(name: str, **options: Any) -> Callable[[Callable[[Round], None]], Ca
     return register
 
 
-def draw(seed: int, number: int, readers: Sequence[str], storage: Sequence[str]) -> World:
+def draw(seed: int, number: int, readers: Sequence[str], storage: Sequence[str]) -> RoundWorld:
     """Return the world of a round; the readers in *storage* may read the user's own shards."""
     rng = random.Random(f"chaos/{seed}/{number}")
     reader = readers[number % len(readers)]
@@ -113,13 +113,13 @@ def draw(seed: int, number: int, readers: Sequence[str], storage: Sequence[str])
     }
     name = rng.choice(sorted(name for name, sources in fit.items() if sources))
     source = rng.choice(fit[name])
-    return World(seed, number, reader, source, name, rng.random() < 0.7, rng.randrange(1, 8), rng.random() < 0.5)
+    return RoundWorld(seed, number, reader, source, name, rng.random() < 0.7, rng.randrange(1, 8), rng.random() < 0.5)
 
 
 class Round:
     """A round as it runs in *folder*; nemeses change *jobs*, *files* (a copy of the shards) and the *site*."""
 
-    def __init__(self, world: World, copies: ShardCopies, urls: list[str], folder: Path, known: Known = ()):
+    def __init__(self, world: RoundWorld, copies: ShardCopies, urls: list[str], folder: Path, known: Known = ()):
         self.world, self.copies, self.urls, self.folder, self.rng = world, copies, urls, folder, world.rng
         self.known = known
         self.jobs: list[dict[str, Any]] = []
@@ -128,7 +128,7 @@ class Round:
         self.files = folder / "files"
         self.is_armed = False
 
-    def run(self) -> Outcome:
+    def run(self) -> RoundOutcome:
         """Run the legs until the epoch is over, or a rank tells of an error that the nemesis accounts for."""
         from tarshards.testing.faulty_server import serving
         from tarshards.testing.unreliable_site import UnreliableSite
@@ -141,8 +141,8 @@ class Round:
                 stack.enter_context(serving(self.site))
             return self._run()
 
-    def _run(self) -> Outcome:
-        outcome, counted, state, start = Outcome(), list[Sample](), None, 0
+    def _run(self) -> RoundOutcome:
+        outcome, counted, lost, state, start = RoundOutcome(), list[Sample](), list[Any](), None, 0
         ranks, workers = self.rng.randrange(1, 4), self.rng.randrange(3)
         armed = self.rng.randrange(2)
         for leg in range(LEGS):
@@ -157,13 +157,15 @@ class Round:
             results = list(map(RankResult.of, self.jobs)) if run_jobs([*self.jobs, *self.others]) else []
             outcome.legs.append(f"{ranks} ranks, {workers} workers, stop at {stop}: {' | '.join(map(str, results))}")
             if not results:
-                outcome.outcome, outcome.words = "hung", f"longer than {LIMIT:.0f} seconds"
+                stacks = [path.read_text(errors="replace") for path in sorted(self.folder.glob("*.stderr"))]
+                outcome.outcome, outcome.words = "hung", f"longer than {LIMIT:.0f} seconds\n{''.join(stacks)}"
                 return outcome
             for name in ("audit", "died"):
                 for words in filter(None, (result.fault(name, self) for result in results)):
                     outcome.outcome, outcome.words = name, words
                     return outcome
             errors = [result.error for result in results if result.error]
+            lost += [entry for result in results for entry in result.lost]
             is_over = all(result.is_read for result in results)
             if is_over or (errors and not self._resumes):
                 for rank, result in enumerate(results):
@@ -185,7 +187,6 @@ class Round:
         else:
             outcome.outcome, outcome.words = "hung", f"not over after {LEGS} legs"
             return outcome
-        lost = [entry for result in results for entry in result.lost]
         return self._judge(outcome, counted, errors, lost)
 
     @property
@@ -249,7 +250,7 @@ class Round:
     def _shard_of(self, key: str) -> str:
         return next(name for name, samples in self._truth(0).items() if key in samples)
 
-    def _judge(self, outcome: Outcome, counted: list[Sample], errors: list[str], lost: list[Any]) -> Outcome:
+    def _judge(self, outcome: RoundOutcome, counted: list[Sample], errors: list[str], lost: list[Any]) -> RoundOutcome:
         """Compare what was *counted* with the plan, less what *errors*, or the *lost* of the ledgers, name."""
         counts = Counter(sample.key for sample in counted)
         missing = Counter(self.expected)
@@ -333,7 +334,7 @@ class RankResult:
             result.is_read |= "read" in told
             result.has_ended |= not {"ended", "error", "audit"}.isdisjoint(told)
             result.error, result.audit = told.get("error", result.error), told.get("audit", result.audit)
-            result.lost += told.get("lost", [])
+            result.lost = told.get("lost", result.lost)  # all so far
         return result
 
     def samples(self, rank: int, ranks: int, start: int, stop: int | None) -> Iterator[Sample]:
@@ -377,7 +378,11 @@ def run_jobs(jobs: list[dict[str, Any]]) -> bool:
             for process in processes:
                 if process.is_alive():
                     _wake(process.pid or 0)
-        return not any(process.is_alive() for process in processes)
+        hung = [process for process in processes if process.is_alive()]
+        for process in hung:
+            os.killpg(process.pid or 0, signal.SIGUSR1)
+        time.sleep(STOPPED if hung else 0)  # while they write where they are
+        return not hung
     finally:
         for process in processes:
             try:
@@ -584,7 +589,7 @@ class Suite:
     readers: list[str]
     storage: list[str] = field(default_factory=list)  # readers that may read the shards themselves
     known: Known = ()
-    rounds: list[tuple[World, Outcome]] = field(default_factory=list)
+    rounds: list[tuple[RoundWorld, RoundOutcome]] = field(default_factory=list)
 
     def learn(self, copies: ShardCopies, folder: Path) -> None:
         """Let a user's loader read all versions undisturbed, the first twice; random content is not compared later."""
@@ -596,13 +601,13 @@ class Suite:
 
     def _undisturbed(self, reader: str, copies: ShardCopies, version: int, folder: Path) -> dict[str, str]:
         folder.mkdir(parents=True)
-        round = Round(World(self.seed, 0, reader, "copy", "nothing", False, 1, False), copies, self.urls, folder)
+        round = Round(RoundWorld(self.seed, 0, reader, "copy", "nothing", False, 1, False), copies, self.urls, folder)
         round.files = copies.folder / f"{version}"
         job = round._job(0, 0, 1, 0, None, None)
         run_jobs([job])
         return {sample.key: sample.text for sample in RankResult.of(job).samples(0, 1, 0, None)}
 
-    def play(self, copies: ShardCopies, number: int, folder: Path) -> Outcome:
+    def play(self, copies: ShardCopies, number: int, folder: Path) -> RoundOutcome:
         """Run one round in a new *folder*, which is removed."""
         world = draw(self.seed, number, self.readers, self.storage)
         try:
@@ -613,10 +618,10 @@ class Suite:
         return outcome
 
     @property
-    def bad(self) -> list[tuple[World, Outcome]]:
+    def bad(self) -> list[tuple[RoundWorld, RoundOutcome]]:
         return [played for played in self.rounds if played[1].outcome in BAD]
 
-    def line(self, world: World) -> str:
+    def line(self, world: RoundWorld) -> str:
         """Return the command that repeats a round."""
         loader = f" --loader {world.reader}" if ":" in world.reader else ""
         return f"tarshards chaos --seed {world.seed} --round {world.number}{loader} {' '.join(self.urls)}"

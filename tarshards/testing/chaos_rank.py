@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import pickle
@@ -26,7 +27,7 @@ from tarshards.storage.remote import Remote
 from tarshards.stream.stream import Stream
 from tarshards.testing.chaos_shards import digest
 
-PAUSE = 0.01  # seconds between tries of a request: rounds are short
+PAUSE = 0.01  # seconds between tries of a request
 NEW_NAMESPACE, MS_PRIVATE = 0x20000, 0x44000  # Linux's CLONE_NEWNS; MS_REC | MS_PRIVATE
 
 
@@ -38,10 +39,12 @@ def run(job: dict[str, Any]) -> None:
 
     os.dup2(os.open(f"{job['output']}.stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
 
+    faulthandler.register(signal.SIGUSR1)  # by which a rank, and its workers, say where they hang
+
     def tell(**line: Any) -> None:
         os.write(descriptor, json.dumps(line).encode() + b"\n")
 
-    tuning.PAUSE = tuning.LONGEST_PAUSE = PAUSE
+    _shorten_pauses()
     ledger = Ledger(max_errors=float("inf")) if job["goes_on"] else None
     try:
         for name, value in job["machine"].items():
@@ -49,12 +52,10 @@ def run(job: dict[str, Any]) -> None:
         loader = open_loader(job, ledger)
         if job["state"] is not None:
             loader.load_state_dict(pickle.loads(Path(job["state"]).read_bytes()))
-        _read(job, loader, tell)
-        if ledger is not None:
-            lost = [[entry.shard and os.path.basename(entry.shard), entry.key] for entry in ledger.quarantined]
-            tell(ledger=str(ledger), lost=lost)
-            if job["reader"] in ("planned", "arrays", "torch") and not ledger.unaudited:
-                ledger.check()
+        _read(job, loader, ledger, tell)
+        tell(lost=lost_of(ledger))
+        if ledger is not None and job["reader"] in ("planned", "arrays", "torch") and not ledger.unaudited:
+            ledger.check()
     except AuditError as error:
         tell(audit=str(error))
     except Exception as error:
@@ -63,12 +64,20 @@ def run(job: dict[str, Any]) -> None:
         tell(ended=True)
 
 
-def _read(job: dict[str, Any], loader: Any, tell: Callable[..., None]) -> None:
+def lost_of(ledger: Ledger | None) -> list[tuple[str | None, str | None]]:
+    """Return the shards and keys that a ledger names, of all that was not read or failed."""
+    if ledger is None:
+        return []
+    shards = [os.path.basename(entry.shard or "").removesuffix(".index") for entry in ledger.quarantined]
+    return [(shard or None, entry.key) for shard, entry in zip(shards, ledger.quarantined)]
+
+
+def _read(job: dict[str, Any], loader: Any, ledger: Ledger | None, tell: Callable[..., None]) -> None:
     for step, item in enumerate(loader, 1):
         tell(step=step, samples=list(samples_of(item)))
         if (step % job["every"] == 0 or step == job["stop"]) and hasattr(loader, "state_dict"):
             Path(f"{job['output']}.{step}").write_bytes(pickle.dumps(loader.state_dict()))
-            tell(saved=step)
+            tell(saved=step, lost=lost_of(ledger))
         if step == job["stop"]:
             tell(stopped=step)
             return
@@ -76,6 +85,11 @@ def _read(job: dict[str, Any], loader: Any, tell: Callable[..., None]) -> None:
             ACTIONS[action](*arguments)
         time.sleep(job["pace"])
     tell(read=True)
+
+
+def _shorten_pauses(worker: int = 0) -> None:
+    """Let requests be tried again at once, also in a *worker*, since rounds are short."""
+    tuning.PAUSE = tuning.LONGEST_PAUSE = PAUSE
 
 
 def open_loader(job: dict[str, Any], ledger: Ledger | None) -> Any:
@@ -88,12 +102,13 @@ def open_loader(job: dict[str, Any], ledger: Ledger | None) -> Any:
     if kind != "stream":
         options |= {"block": job["block"], "tail": "exact"}
     cache = {"cache_dir": job["cache"], "cache_bytes": 1 << 24} if job["cache"] else {}
-    options["remote"] = Remote(connections=4, timeout=2, **cache)
+    options["remote"] = Remote(connections=4, timeout=2, retries=3, **cache)
     if kind == "torch":
         from tarshards.loaders.torch.shard_dataset import ShardDataset
         from tarshards.loaders.torch.shard_loader import ShardLoader
 
-        return ShardLoader(ShardDataset(urls, **options), job["batch"], num_workers=job["workers"], collate_fn=list)
+        more = {"num_workers": job["workers"], "collate_fn": list, "worker_init_fn": _shorten_pauses}
+        return ShardLoader(ShardDataset(urls, **options), job["batch"], **more)
     if kind == "arrays":
         fields = {name: readers.bytes_() for name in job["fields"]}
         return ArrayLoader(Stream.from_shards(urls, **options), job["batch"], fields=fields, threads=job["workers"])

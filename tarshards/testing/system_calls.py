@@ -194,7 +194,7 @@ class _Open:
 
 
 @dataclass
-class _Process:
+class _Traced:
     """The descriptors and the working directory of a process, which its threads share."""
 
     folder: str
@@ -209,7 +209,7 @@ class _Recording:
         self._files = {name: number for number, (name, _) in enumerate(files_of(before))}
         self._folders = {name for name, content in before.items() if content is None}
         self._sizes = {number: len(content) for number, (_, content) in enumerate(files_of(before))}
-        self._processes: dict[str, _Process] = {}
+        self._processes: dict[str, _Traced] = {}
         self._begun: dict[str, str] = {}  # calls, by process
 
     def read(self, lines: Iterable[str]) -> None:
@@ -226,21 +226,21 @@ class _Recording:
                 continue
             self._take(self._process(found["process"]), found["call"], found["arguments"], int(found["result"]))
 
-    def _process(self, number: str) -> _Process:
+    def _process(self, number: str) -> _Traced:
         if number not in self._processes:
             parents = [begun for begun in self._begun.items() if begun[1].startswith(("clone", "fork", "vfork"))]
             if parents:  # it runs before the call that made it has returned
                 self._born(self._process(parents[-1][0]), parents[-1][1], number)
             else:
-                self._processes[number] = _Process(self.root)
+                self._processes[number] = _Traced(self.root)
         return self._processes[number]
 
-    def _born(self, parent: _Process, arguments: str, number: str) -> None:
+    def _born(self, parent: _Traced, arguments: str, number: str) -> None:
         if "CLONE_FILES" not in arguments:
-            parent = _Process(parent.folder, dict(parent.opened))
+            parent = _Traced(parent.folder, dict(parent.opened))
         self._processes.setdefault(number, parent)
 
-    def _take(self, process: _Process, call: str, arguments: str, result: int) -> None:
+    def _take(self, process: _Traced, call: str, arguments: str, result: int) -> None:
         texts = [bytes.fromhex(text.replace("\\x", "")) for text in TEXT.findall(arguments)]
         plain = TEXT.sub('""', arguments)
         numbers = [int(text) if text.isdecimal() else None for text in plain.split(", ")]
@@ -277,7 +277,7 @@ class _Recording:
         elif texts:
             self._rename(process, call, plain, texts)
 
-    def _path(self, process: _Process, call: str, plain: str, name: bytes, place: int = 0) -> str:
+    def _path(self, process: _Traced, call: str, plain: str, name: bytes, place: int = 0) -> str:
         """Return the path of a *name* that may be relative to the folder in the argument at *place*."""
         folder = process.folder
         if call.endswith(("at", "at2")):
@@ -293,7 +293,7 @@ class _Recording:
             return "."
         return path[len(self.root) + 1 :] if path.startswith(f"{self.root}/") else None
 
-    def _open(self, process: _Process, path: str, call: str, plain: str, descriptor: int) -> None:
+    def _open(self, process: _Traced, path: str, call: str, plain: str, descriptor: int) -> None:
         process.opened.pop(descriptor, None)
         name = self._name(path)
         if name is None:
@@ -346,7 +346,7 @@ class _Recording:
         elif opened is not None and (name := self._name(opened.path)) is not None:
             self.changes.append(Change("sync", name))
 
-    def _copy(self, process: _Process, target: int | None, source: int | None, plain: str, count: int) -> None:
+    def _copy(self, process: _Traced, target: int | None, source: int | None, plain: str, count: int) -> None:
         """Take what the system copied from one file to another; a file elsewhere must still be there."""
         opened, origin = process.opened.get(target or 0), process.opened.get(source or 0)
         if opened is None or opened.file is None or origin is None or not count:
@@ -363,7 +363,7 @@ class _Recording:
         if given is None:
             origin.offset += count
 
-    def _rename(self, process: _Process, call: str, plain: str, texts: list[bytes]) -> None:
+    def _rename(self, process: _Traced, call: str, plain: str, texts: list[bytes]) -> None:
         name = self._name(self._path(process, call, plain, texts[0]))
         kind = call.removesuffix("2").removesuffix("at")
         if kind == "unlink" and "AT_REMOVEDIR" in plain:

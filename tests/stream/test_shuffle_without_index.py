@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from itertools import islice
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, ShardWriter, Stream, World, readers
+from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, World, expand_urls, readers
 from tarshards.errors import ShardIndexError, StateError, WorldError
 from tarshards.stream import sources
 
@@ -187,3 +189,30 @@ def test_classes_in_order_are_told_only_where_they_should_be_shuffled(by_class, 
     classes(Stream.from_shards(urls))
     classes(Stream.from_shards(urls, shuffle=True))  # the buffer holds them all
     assert not caplog.text
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("make", [None, in_processes, in_threads])
+def test_a_shard_that_is_damaged_before_a_state_is_replayed_is_an_error(make_shards, shuffle, make):
+    """Without it, as many samples would be skipped as before, and those of sound shards would be missing."""
+
+    def loader():
+        dataset = ShardDataset if make is in_processes else Stream.from_shards
+        stream = dataset(urls, shuffle=shuffle, on_error=Ledger(max_errors=9))
+        return stream if make is None else make(stream)
+
+    urls = make_shards(3, 40)
+    begun = loader()
+    iterator = iter(begun)
+    for _ in range(60 if make is None else 4):
+        next(iterator)
+    state = json.loads(json.dumps(begun.state_dict()))
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert len(list(resumed)) > 0
+    for url in [*expand_urls(urls)][:2]:
+        os.truncate(url, 5 * 1536)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    with pytest.raises(StateError, match="a shard has changed, or is damaged"):
+        list(resumed)

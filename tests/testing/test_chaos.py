@@ -12,7 +12,7 @@ from soak import SOAK
 
 from tarshards import ShardWriter, write_samples
 from tarshards.testing import chaos
-from tarshards.testing.chaos import NEMESES, Outcome, Sample, Suite, World, draw, main, our_readers, preload
+from tarshards.testing.chaos import NEMESES, RoundOutcome, RoundWorld, Sample, Suite, draw, main, our_readers, preload
 from tarshards.testing.chaos_shards import ShardCopies, beginning, changed, read_truth, resized
 
 ROUNDS = 40
@@ -66,7 +66,7 @@ def check(suite: Suite) -> None:
     assert not [(world, outcome) for world, outcome in told if NEMESES[world.nemesis].exact]
 
 
-def play(name: str, nemesis: str, urls: list[str], copies: ShardCopies, folder, monkeypatch) -> list[Outcome]:
+def play(name: str, nemesis: str, urls: list[str], copies: ShardCopies, folder, monkeypatch) -> list[RoundOutcome]:
     """Return the outcomes of some rounds of a user's loader with one nemesis."""
     monkeypatch.setattr(chaos, "NEMESES", {nemesis: NEMESES[nemesis]})
     if name == "Hangs":
@@ -87,7 +87,7 @@ def test_what_is_wrong_with_a_loader_is_found(name, urls, copies, tmp_path, monk
     assert outcome in {each.outcome for each in found}, found
 
 
-@pytest.mark.parametrize("nemesis", ["nothing", "kill a rank", "a truncated shard"])
+@pytest.mark.parametrize("nemesis", ["nothing", "kill a rank", "a missing shard"])
 def test_a_loader_that_is_right(nemesis, urls, copies, tmp_path, monkeypatch):
     found = play("Plain", nemesis, urls, copies, tmp_path, monkeypatch)
     allowed = {"exact"} if NEMESES[nemesis].exact else {"exact", "told"}
@@ -103,14 +103,14 @@ def test_a_round_is_drawn_from_the_seed_and_its_number():
 
 
 def test_what_was_delivered_is_compared_with_the_plan(urls, copies, tmp_path):
-    world = World(0, 0, "planned", "copy", "nothing", True, 1, False)
+    world = RoundWorld(0, 0, "planned", "copy", "nothing", True, 1, False)
     round = chaos.Round(world, copies, urls, tmp_path)
     every = [Sample(key, fields, 0) for samples in copies.truth[0].values() for key, fields in samples.items()]
     by_key = {sample.key: sample for sample in every}
     right = [by_key[key]._replace(position=place) for place, key in enumerate(round.expected)]
 
     def judge(samples, errors=(), lost=()):
-        outcome = round._judge(Outcome(), samples, list(errors), list(lost))
+        outcome = round._judge(RoundOutcome(), samples, list(errors), list(lost))
         return outcome.outcome, outcome.lost, outcome.repeated, outcome.wrong, outcome.misplaced
 
     assert judge(right) == ("exact", 0, 0, 0, 0)

@@ -44,7 +44,7 @@ from tarshards.samples.ledger import Tally
 from tarshards.stream.collate import not_as_long, sequences
 from tarshards.stream.following import Count
 from tarshards.stream.other_names import explains
-from tarshards.stream.sources import PlannedSource, Progress, version_of
+from tarshards.stream.sources import PlannedSource, Progress, check_replayed, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
 TOGETHER = 1 << 11  # samples that are located at once
@@ -365,6 +365,7 @@ class ArrayLoader(ResumableLoader):
                 with closing(self._in_order(locates(thread), this)) as results:
                     for number, assembled in enumerate(results):
                         if not len(assembled.samples):
+                            check_replayed(this.last if number < this.passed else None, None)
                             break
                         failed += len(assembled.failures)
                         if self.maker.drop_last and len(assembled.samples) < self.maker.size:
@@ -372,6 +373,8 @@ class ArrayLoader(ResumableLoader):
                             break
                         if number >= this.passed:
                             yield assembled.batch
+                        elif number == this.passed - 1:
+                            check_replayed(this.last, assembled.batch)
                         delivered += len(assembled.samples) - len(assembled.failures)  # a batch waits for the next
             finally:
                 thread.shutdown(cancel_futures=True)

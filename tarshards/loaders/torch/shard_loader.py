@@ -31,7 +31,7 @@ from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_packed, collate_ragged, cut_arrays
 from tarshards.stream.other_names import OPTIONS, explains
-from tarshards.stream.sources import PlannedSource, version_of
+from tarshards.stream.sources import PlannedSource, check_replayed, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
 if TYPE_CHECKING:
@@ -157,10 +157,14 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                     made.outcome.settle(arrived)
                 if replayed:
                     replayed -= 1
+                    if not replayed:
+                        check_replayed(this.last, made.batch)
                 else:
                     yield made.batch
                 if this.plan is None and self.passes.stream.is_followed:  # each batch waits for the next
                     made.outcome.settle(arrived)
+            if replayed:
+                check_replayed(this.last, None)
         finally:
             self.ledger.add(arrived)
         if this.plan is not None and len(tallies) < max(1, self.num_workers):
