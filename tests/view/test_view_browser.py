@@ -163,6 +163,22 @@ def test_filters_have_links_and_go_by_the_keyboard(page, server):
     page.wait_for_selector(".status.error")
 
 
+def test_going_back_from_a_sample_finds_the_place_in_the_grid(page, server):
+    page.goto(server.url)
+    cards(page)
+    page.eval_on_selector(".scroller", "each => each.scrollTop = 1500")
+    before = cards(page)
+    page.click(f".card[aria-label='{before[3]}'] b")
+    page.wait_for_selector("[data-shown]")
+    assert page.text_content("h2") == before[3]
+    page.keyboard.press("ArrowRight")
+    until(page, f"document.querySelector('h2')?.textContent === '{before[4]}'")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".card.active")
+    assert cards(page) == before
+    assert page.get_attribute(".card.active", "aria-label") == before[4]
+
+
 def test_a_bar_of_a_histogram_filters(page, server):
     page.goto(server.url)
     cards(page)

@@ -67,10 +67,10 @@ function tell(found) {
   epoch.told(found);
 }
 
-/** Select these samples, or with *only* unset, those that are selected no more. */
-function mark(rows, only = false) {
+/** Select these samples; unless it *adds* them, those that are selected already are no longer. */
+function mark(rows, adds = false) {
   for (const row of rows) {
-    if (marked.has(row.number) && !only) marked.delete(row.number);
+    if (marked.has(row.number) && !adds) marked.delete(row.number);
     else if (marked.size < MOST_MARKED) marked.set(row.number, row.key);
   }
   tellSelection();
