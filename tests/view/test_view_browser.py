@@ -21,6 +21,7 @@ from shard_rig import HOSTILE, get, sample, serving, write_set
 from tarshards import ShardWriter, TarWriter
 from tarshards.index.build import build_index
 from tarshards.samples.codecs import encode_field
+from tarshards.samples.lines import read_keys
 from tarshards.view.contact_sheet import write_contact_sheet
 from tarshards.view.static_page import write_static_page
 
@@ -253,14 +254,27 @@ def test_nothing_of_a_sample_is_executed(page, server):
 
 
 def test_hostile_keys_and_names_stay_text(page, tmp_path):
+    keys = ["<img src=x onerror=alert(1)>", "javascript:alert(1)", "\x1b[31mred\u202e", "caf\udce9", "\U00010080\\"]
     with TarWriter(str(tmp_path / "a.tar")) as writer:
-        for key in ("<img src=x onerror=alert(1)>", "javascript:alert(1)", "\x1b[31mred\u202e", "caf\udce9"):
+        for key in keys:
             writer.write({"__key__": key, "<b>x": b"<i>1</i>", "json": {"<u>": HOSTILE}})
     with serving(str(tmp_path / "a.tar")) as server:
         page.goto(server.url)
-        assert cards(page) == ["<img src=x onerror=alert(1)>", "javascript:alert(1)", "\\x1b[31mred\\u202e", "caf\\xe9"]
+        assert cards(page) == [
+            "<img src=x onerror=alert(1)>",
+            "javascript:alert(1)",
+            "\\x1b[31mred\\u202e",
+            "caf\\xe9",
+            keys[4],
+        ]
         assert page.locator(".card :is(i i, u, img)").count() == 0
-        for number in range(4):
+        page.keyboard.press("Space")
+        for _ in range(4):
+            page.keyboard.press("Shift+ArrowRight")
+        with page.expect_download() as download:
+            page.click("text=save keys")
+        assert list(read_keys(str(download.value.path()))) == keys
+        for number in range(5):
             show(page, f"{server.url}#sample={number}")
             assert "alert" not in page.title()
 
