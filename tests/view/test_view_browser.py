@@ -227,6 +227,30 @@ def test_a_batch_is_that_of_its_step(page, server):
     until(page, "/batch 3 of/.test(document.querySelector('aside').textContent)")
 
 
+def test_damage_and_a_ledger_link_to_their_samples(page, tmp_path):
+    urls = write_set(tmp_path)
+    key = sample(27)["__key__"]
+    left_out = [{"shard": "set-001.tar", "key": key, "field": "jpg", "offset": 512, "reason": HOSTILE}]
+    with serving(urls, left_out=left_out) as server:
+        offset = server.api.sample({"number": "25"})["fields"][0]["offset"] - 512
+        with open(tmp_path / "set-001.tar", "r+b") as file:
+            file.seek(offset)
+            file.write(b"XXXX")
+        page.goto(server.url)
+        page.click("text=ledger (1)")
+        page.click(f"td >> text={key}")
+        page.wait_for_selector("[data-shown]")
+        assert page.text_content("h2") == key
+        page.click("text=shards")
+        page.click("tr:nth-child(2) >> text=check")
+        page.wait_for_selector(".damage .gap")
+        assert page.locator(".damage .gap").count() == 1
+        assert f"offset {offset:,}" in page.text_content("[aria-label=damage]")
+        page.click("tr:nth-child(2) >> text=set-001.tar")
+        until(page, "/20 samples/.test(document.querySelector('.status').textContent)")
+        assert cards(page)[0] == sample(20)["__key__"]
+
+
 def test_shards_without_indexes_grow_as_one_scrolls(page, tmp_path):
     with serving(write_set(tmp_path, 200, index=False)) as server:
         page.goto(server.url)
