@@ -40,6 +40,7 @@ def test_build(tmp_path, compiler, module, make_shards):
     done = subprocess.run(run, cwd=tmp_path / "lib", env=environment, capture_output=True, text=True)
     assert done.stdout.split() == [module, "6"], done.stderr
     assert (tmp_path / "lib/tarshards/py.typed").exists()
+    assert {path.suffix for path in (tmp_path / "lib/tarshards/view/page").iterdir()} == {".js", ".css"}
 
 
 @pytest.mark.parametrize("free_threaded", [False, True])

@@ -10,9 +10,8 @@ import numpy as np
 
 from tarshards.errors import TarshardsError
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.fields import find_field
 from tarshards.verbs.show import NUMBERS
-from tarshards.view.queries import column_of
+from tarshards.view.queries import column_of, members_of
 from tarshards.view.viewed_shards import ViewedShards
 
 BARS = 24
@@ -52,10 +51,8 @@ def _of_sizes(viewed: ViewedShards, field: str) -> dict[str, Any]:
             continue
         index = viewed.index(shard)
         samples += len(index)
-        found = find_field(index.fields, [field])
-        if found is not None:
-            sizes = index.size[index.field == index.fields.index(found)]
-            counts.update(np.ceil(np.log2(sizes.astype(np.float64) + 1)).astype(int).tolist())
+        sizes = members_of(viewed, shard, index, field)[:, 3]
+        counts.update(np.ceil(np.log2(sizes.astype(np.float64) + 1)).astype(int).tolist())
     bars = []
     for power, count in sorted(counts.items()):
         least, most = 1 << power >> 1, (1 << power) - 1

@@ -71,6 +71,7 @@ class Found:
         self.about: dict[str, Any] = {}  # more for the page: how many batches the epoch has
         self._parts: list[np.ndarray] = []
         self._total = 0
+        self._error: Exception | None = None
         self._lock = RLock()
         self._search = self._begin()
 
@@ -82,24 +83,31 @@ class Found:
             return self._parts[0]
 
     def advance(self, samples: int, seconds: float) -> None:
-        """Search until this many *samples* are found, or the time is over."""
-        end = monotonic() + seconds
+        """Search until this many *samples* are found, or the time is over.
+
+        An error that ends the search is raised again whenever one searches on.
+        """
         with self._lock:
-            while not self.is_done and self._total < samples and monotonic() < end:
-                part = next(self._search, None)
-                if part is None or self._total >= MOST:
-                    self._finish()
-                    return
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            try:
+                self._advance(samples, monotonic() + seconds)
+            except Exception as error:
+                self._error = error
+                raise
+
+    def _advance(self, samples: int, end: float) -> None:
+        while not self.is_done and self._total < samples and monotonic() < end:
+            part = next(self._search, None)
+            if part is not None and self._total < MOST:
                 self._parts.append(part)
                 self._total += len(part)
-
-    def _finish(self) -> None:
-        self.is_done = True
-        if self.query.duplicates:
-            self._parts = [self._repeated(self.numbers)]
-        if self.query.order:
-            self._parts = [self._ordered(self.numbers)]
-        self._total = len(self.numbers)
+                continue
+            if self.query.duplicates:
+                self._parts = [self._repeated(self.numbers)]
+            if self.query.order:
+                self._parts = [self._ordered(self.numbers)]
+            self.is_done = True
 
     # The search.
 
@@ -118,8 +126,12 @@ class Found:
             count, begin = viewed.count(shard), viewed.begin(shard)
             if not count:
                 continue
-            index = viewed.index(shard)
-            kept = self._by_index(index, np.ones(count, np.bool_))
+            try:
+                index = viewed.index(shard)
+            except TarshardsError as error:
+                self._fail(error, count)
+                continue
+            kept = self._by_index(shard, index, np.ones(count, np.bool_))
             for at in range(0, count, AT_ONCE):
                 some = at + np.flatnonzero(kept[at : at + AT_ONCE])
                 if query.match:
@@ -128,16 +140,15 @@ class Found:
                 self.searched += min(AT_ONCE, count - at)
                 yield found
 
-    def _by_index(self, index: Index, kept: np.ndarray) -> np.ndarray:
+    def _by_index(self, shard: int, index: Index, kept: np.ndarray) -> np.ndarray:
         """Return which samples of a shard have the field, of the right size."""
-        name, least, most = parse_sizes(self.query.sizes) if self.query.sizes else (self.query.field, 0, 1 << 63)
+        name, least, most = parse_sizes(self.query.sizes) if self.query.sizes else (self.query.field, 0, 1 << 62)
         for field in {self.query.field, name} - {""}:
-            found = find_field(index.fields, [field])
-            members = np.flatnonzero(index.field == (-1 if found is None else index.fields.index(found)))
+            members = members_of(self.viewed, shard, index, field)
             if field == name:
-                members = members[(index.size[members] >= least) & (index.size[members] <= most)]
+                members = members[(members[:, 3] >= least) & (members[:, 3] <= most)]
             mask = np.zeros(len(kept), np.bool_)
-            mask[index.sample[members]] = True
+            mask[members[:, 0]] = True
             kept = kept & mask
         return kept
 
@@ -165,9 +176,12 @@ class Found:
                     raise sample
                 mask[at] = self._condition(sample)
             except TarshardsError as error:
-                self.failed += 1
-                self.reason = self.reason or str(error)
+                self._fail(error)
         return numbers[mask]
+
+    def _fail(self, error: TarshardsError, samples: int = 1) -> None:
+        self.failed += samples
+        self.reason = self.reason or str(error)
 
     # What needs all that were found.
 
@@ -213,9 +227,8 @@ class Found:
         shards = np.array([self.viewed.place(number).shard for number in numbers.tolist()], np.int64)
         for shard in np.unique(shards).tolist():
             index, mine = self.viewed.index(shard), np.flatnonzero(shards == shard)
-            found = find_field(index.fields, [field]) if field else None
-            weights = index.size * (index.field == index.fields.index(found) if found else not field)
-            each = np.bincount(index.sample, weights=weights, minlength=len(index))
+            members = members_of(self.viewed, shard, index, field) if field else self.viewed.members(shard)
+            each = np.bincount(members[:, 0], weights=members[:, 3], minlength=len(index))
             sizes[mine] = each[numbers[mine] - self.viewed.begin(shard)]
         return sizes
 
@@ -231,6 +244,13 @@ def parse_sizes(text: str) -> tuple[str, int, int]:
     if not field or not least.isdigit() or not most.isdigit():
         raise ValueError(f"sizes are written as FIELD:LEAST-MOST, not {text!r}")
     return field, int(least), int(most)
+
+
+def members_of(viewed: ViewedShards, shard: int, index: Index, field: str) -> np.ndarray:
+    """Return the sample, field, offset and size of each member of a shard that is of *field*."""
+    found = find_field(index.fields, [field])
+    members = viewed.members(shard)
+    return members[members[:, 1] == (-1 if found is None else index.fields.index(found))]
 
 
 def column_of(viewed: ViewedShards, name: str) -> np.ndarray:

@@ -7,6 +7,7 @@ import logging
 import re
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from hmac import compare_digest
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +24,7 @@ log = logging.getLogger("tarshards")
 
 HOSTS = frozenset(["127.0.0.1", "localhost", "::1"])
 IDLE = 60  # seconds after which a connection without requests is closed
+PIECE = 1 << 18  # bytes of a member that are read and sent at once
 RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 #: What is sent with every answer that is not the page itself: nothing in it runs, whatever it is.
 CLOSED = "sandbox; default-src 'none'; frame-ancestors 'none'"
@@ -30,6 +32,10 @@ POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' blob: data:; "
     "media-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors {frames}"
 )
+
+
+class RangeError(ValueError):
+    """A range outside of its file."""
 
 
 class ByteRange(NamedTuple):
@@ -40,7 +46,7 @@ class ByteRange(NamedTuple):
 
     @classmethod
     def of(cls, header: str | None, size: int) -> ByteRange | None:
-        """Return the range that a header names, None for the whole file; raise ValueError for one outside of it.
+        """Return the range that a header names, None for the whole file; raise RangeError for one outside of it.
 
         >>> ByteRange.of("bytes=2-", 10), ByteRange.of("bytes=-3", 10), ByteRange.of("lines=1-", 10)
         (ByteRange(begin=2, end=10), ByteRange(begin=7, end=10), None)
@@ -52,7 +58,7 @@ class ByteRange(NamedTuple):
         begin = int(first) if first else max(size - int(last), 0)
         end = min(int(last) + 1, size) if first and last else size
         if not begin < end:
-            raise ValueError(f"no bytes {header} of {size}")
+            raise RangeError(f"no bytes {header} of {size}")
         return cls(begin, end)
 
 
@@ -98,9 +104,10 @@ class ViewHandler(BaseHTTPRequestHandler):
     def _is_allowed(self, token: str) -> bool:
         """Whether the request has the token, and comes from a page of this server, or by hand."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        if urlsplit(f"//{host}").hostname not in HOSTS or origin not in (None, f"http://{host}"):
-            return False
-        return compare_digest(token.encode(), self.server.token.encode())
+        with suppress(ValueError):  # a malformed host
+            if urlsplit(f"//{host}").hostname in HOSTS and origin in (None, f"http://{host}"):
+                return compare_digest(token.encode(), self.server.token.encode())
+        return False
 
     def _send_page(self) -> None:
         nonce = secrets.token_urlsafe(16)
@@ -117,27 +124,33 @@ class ViewHandler(BaseHTTPRequestHandler):
         try:
             answer = method(parameters)
             if isinstance(answer, MemberFile):
-                self._send_file(answer)
-                return
-            kind, body = answer if isinstance(answer, tuple) else ("application/json", json.dumps(answer).encode())
+                asked = ByteRange.of(self.headers.get("Range"), answer.size)
+                begin, end = asked or ByteRange(0, answer.size)
+                answer.seek(begin)
+                piece = answer.read(min(PIECE, end - begin))
+        except RangeError as error:
+            self._send_error(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, str(error))
         except (TarshardsError, ValueError, TypeError, LookupError, OSError, ImportError) as error:
             self._send_error(HTTPStatus.BAD_REQUEST, str(error))
         except Exception as error:
             log.exception("%s", path)
             self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
         else:
-            self._send(HTTPStatus.OK, kind, body)
+            if isinstance(answer, MemberFile):
+                self._send_file(answer, asked, piece)
+            elif isinstance(answer, tuple):
+                self._send(HTTPStatus.OK, *answer)
+            else:
+                self._send(HTTPStatus.OK, "application/json", json.dumps(answer).encode())
 
     def _send_error(self, status: HTTPStatus, reason: str) -> None:
         self._send(status, "application/json", json.dumps({"error": reason}).encode())
 
-    def _send_file(self, file: MemberFile) -> None:
-        """Send a member, or the bytes of it that are asked for, piece by piece."""
-        try:
-            asked = ByteRange.of(self.headers.get("Range"), file.size)
-        except ValueError as error:
-            self._send_error(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, str(error))
-            return
+    def _send_file(self, file: MemberFile, asked: ByteRange | None, piece: bytes) -> None:
+        """Send a member, or the bytes that were *asked* for, of which *piece* has been read.
+
+        Where reading fails after that, the connection is closed before the bytes are complete.
+        """
         begin, end = asked or ByteRange(0, file.size)
         self._begin(HTTPStatus.OK if asked is None else HTTPStatus.PARTIAL_CONTENT, media_type(file.name), end - begin)
         self.send_header("Accept-Ranges", "bytes")
@@ -145,15 +158,10 @@ class ViewHandler(BaseHTTPRequestHandler):
         if asked is not None:
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{file.size}")
         self.end_headers()
-        if self.command == "HEAD":
-            return
-        self.close_connection = True  # where reading fails now, only that the bytes end can say so
-        file.seek(begin)
-        while begin < end:
-            piece = file.read(min(1 << 18, end - begin))
+        while piece and self.command != "HEAD":
             self.wfile.write(piece)
             begin += len(piece)
-        self.close_connection = False
+            piece = file.read(min(PIECE, end - begin))
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes, policy: str = CLOSED) -> None:
         self._begin(status, kind, len(body), policy)

@@ -52,6 +52,8 @@ def _name_for(page: Location, url: str) -> str:
     elif shard.url.startswith(page.folder):
         return shard.url[len(page.folder) :]
     if urlsplit(shard.url).scheme in ("http", "https"):
+        if shard.url != shard.name:
+            raise OpenError("the page would show the credentials or the query in the URL of this shard", url=shard.name)
         return shard.url
     raise OpenError(
         "a page in that folder cannot reach this shard: it is neither below it nor at an http URL", url=shard.name

@@ -6,6 +6,7 @@ from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from threading import RLock
 from typing import Any, NamedTuple
@@ -132,6 +133,11 @@ class ViewedShards:
             raise ShardIndexError("this shard could not be indexed", url=self.shards[shard].location(self.remote).name)
         return index
 
+    def members(self, shard: int) -> np.ndarray:
+        """Return the sample, field, offset and size of each member of a shard: int64, a row each."""
+        index = self.index(shard)
+        return index.entries(np.arange(index.members))
+
     def open(self, shard: int) -> OpenShard:
         """Return a shard as it is now."""
         if self.sequence is not None:
@@ -197,7 +203,11 @@ class ViewedShards:
         run: list[Place] = []
         begin = 0
         for shard, sample in sorted(places.values()):
-            index = self.index(shard)
+            try:
+                index = self.index(shard)
+            except TarshardsError:
+                yield [Place(shard, sample)]  # whose row says why
+                continue
             first, end = index.table.span(sample)
             follows = bool(run) and (shard, sample - 1) == run[-1]
             if run and not (follows and sum(index.data_range(end - 1)) - begin <= TOGETHER):
@@ -214,8 +224,7 @@ class ViewedShards:
         try:
             opened = self.open(shard)
         except TarshardsError as error:
-            index, name = self.index(shard), self.shards[shard].location(self.remote).name
-            return [self._row(place, index, name) | {"error": str(error)} for place in run]
+            return [self._unread(place, error) for place in run]
         index = opened.index
         rows = [self._row(place, index, opened.name) for place in run]
         begin, end = index.table.span(run[0].sample)[0], index.table.span(run[-1].sample)[1]
@@ -248,6 +257,14 @@ class ViewedShards:
         if place.sample in index.faults:
             row["error"] = index.faults[place.sample].reason
         return row
+
+    def _unread(self, place: Place, error: TarshardsError) -> dict[str, Any]:
+        """Return the row of a sample whose shard or index cannot be opened."""
+        name = self.shards[place.shard].location(self.remote).name
+        row = {"number": self.begin(place.shard) + place.sample, "key": "", "shard": name, "fields": []}
+        with suppress(TarshardsError):
+            row = self._row(place, self.index(place.shard), name)
+        return row | {"error": str(error)}
 
     def _head(self, opened: OpenShard, member: int, held: list[Any]) -> bytes:
         if held and member not in opened.index.elsewhere:

@@ -51,3 +51,13 @@ def test_shards_that_a_page_cannot_read_are_refused(tmp_path):
     with pytest.raises(ShardIndexError, match="tarindex"):
         write_static_page(write_set(tmp_path / "plain", index=False), str(tmp_path / "plain"))
     assert not list(tmp_path.rglob("index.html"))
+
+
+@pytest.mark.parametrize("secret", ["?key=secret", "me:secret@"])
+def test_a_page_shows_no_credentials(tmp_path, secret):
+    write_set(tmp_path, 20)
+    with range_server.serving(tmp_path) as site:
+        url = f"{site.url}/set-000.tar"
+        url = url.replace("//", f"//{secret}") if "@" in secret else url + secret
+        with pytest.raises(OpenError, match="would show"):
+            write_static_page(url, str(tmp_path / "pages"))

@@ -117,10 +117,34 @@ def test_each_bar_has_the_query_that_keeps_its_samples(api, of):
         assert len(keys(api, **bar["query"])) == bar["count"]
 
 
+def test_a_damaged_index_costs_its_shard_only(tmp_path):
+    urls = write_set(tmp_path)
+    with open(tmp_path / "set-001.tar.index", "r+b") as file:
+        file.seek(400)
+        file.write(b"damage")
+    api = ViewApi(urls)
+    rows = api.rows({"begin": "18", "count": "24"})["rows"]
+    assert [row["key"] for row in rows] == [*KEYS[18:20], *[""] * 20, *KEYS[40:42]]
+    assert all(("damaged" in row.get("error", "")) == (20 <= row["number"] < 40) for row in rows)
+    found = api.rows({"begin": "0", "count": "100", "match": "part1"})
+    assert [row["key"] for row in found["rows"]] == [key for key in KEYS[:20] + KEYS[40:] if "part1" in key]
+    assert (found["failed"], "damaged" in found["reason"]) == (20, True)
+
+
+def test_a_missing_shard_costs_its_samples_only(tmp_path):
+    urls = write_set(tmp_path)
+    api = ViewApi(urls)
+    (tmp_path / "set-001.tar").unlink()
+    rows = api.rows({"begin": "18", "count": "24"})["rows"]
+    assert [row["key"] for row in rows] == KEYS[18:42]
+    assert ["error" in row for row in rows] == [False] * 2 + [True] * 20 + [False] * 2
+
+
 @pytest.mark.parametrize("query", [{"sizes": "raw"}, {"order": "nonsense"}, {"where": "("}, {"duplicates": "x"}])
 def test_queries_that_are_none_are_refused(api, query):
-    with pytest.raises((ValueError, ShardIndexError)):
-        keys(api, **query)
+    for _ in range(2):  # not only at first
+        with pytest.raises((ValueError, ShardIndexError)):
+            keys(api, **query)
 
 
 def test_shards_without_indexes_are_indexed_as_far_as_one_scrolls(tmp_path):

@@ -46,6 +46,8 @@ def test_without_the_token_everything_is_forbidden(server, path):
         ({"Host": "example.com"}, 403),
         ({"Host": "127.0.0.1.example.com:80"}, 403),
         ({"Host": "user@example.com"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Host": ""}, 403),
         ({"Origin": "http://example.com"}, 403),
         ({"Origin": "null"}, 403),
         ({"Host": "localhost:9000", "Origin": "http://localhost:9001"}, 403),
@@ -125,6 +127,19 @@ def test_what_cannot_be_answered_says_why(server, path):
     assert status == 400
     assert json.loads(body)["error"]
     assert headers["Content-Type"] == "application/json"
+
+
+def test_a_field_that_cannot_be_read_is_an_error_and_not_bytes(tmp_path):
+    urls = write_set(tmp_path, 20)
+    with serving(urls) as server:
+        offset = get_json(f"{server.url}sample?number=3")["fields"][0]["offset"]
+        with open(tmp_path / "set-000.tar", "r+b") as file:
+            file.seek(offset - 512)
+            file.write(b"other.name")
+        name = get_json(f"{server.url}sample?number=3")["fields"][0]["name"]
+        status, _, body = get(f"{server.url}field?number=3&field={name}", Range="bytes=0-1")
+        assert status == 400
+        assert "stale index" in json.loads(body)["error"]
 
 
 def test_no_file_of_the_machine_is_served(server):

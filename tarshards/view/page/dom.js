@@ -33,7 +33,7 @@ export function shorten(text, length) {
 }
 
 export function counted(number, unit) {
-  return `${number.toLocaleString("en")} ${unit}${number === 1 ? "" : "s"}`;
+  return `${number.toLocaleString("en")} ${number === 1 ? unit : `${unit.replace(/y$/, "ie")}s`}`;
 }
 
 export function inBytes(size) {

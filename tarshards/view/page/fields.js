@@ -81,7 +81,7 @@ function branch(value, name, isOpen) {
     return element("div", {}, element("i", {}, label), leaf(value));
   }
   const entries = Object.entries(value);
-  const about = Array.isArray(value) ? `[${counted(entries.length, "item")}]` : `{${counted(entries.length, "entry").replace("entrys", "entries")}}`;
+  const about = Array.isArray(value) ? `[${counted(entries.length, "item")}]` : `{${counted(entries.length, "entry")}}`;
   const inner = element("div", { class: "inner" });
   const details = element("details", {}, element("summary", {}, element("i", {}, label), about), inner);
   let shown = 0;

@@ -29,6 +29,7 @@ export class Grid {
   reset(total = 0) {
     this.requests?.forEach((request) => request.abort());
     [this.pages, this.requests, this.cards] = [new Map(), new Map(), new Map()];
+    this.failed = new Set(); // pages that are not asked for again before one scrolls
     [this.total, this.done, this.top, this.active, this.expected] = [total, false, 0, 0, 0];
     this.generation = (this.generation ?? 0) + 1;
     this.layer.replaceChildren();
@@ -60,6 +61,7 @@ export class Grid {
 
   /** Scroll to a height of the whole grid. */
   moveTo(top) {
+    if (top !== this.top) this.failed.clear();
     this.top = Math.max(0, Math.min(top, this.height - this.scroller.clientHeight));
     this.scroller.scrollTop = this.top / this.#scale;
     this.expected = this.scroller.scrollTop;
@@ -79,6 +81,7 @@ export class Grid {
     if (Math.abs(this.scroller.scrollTop - this.expected) < 1.5) return;
     this.expected = this.scroller.scrollTop;
     this.top = this.scroller.scrollTop * this.#scale;
+    this.failed.clear();
     this.#render();
   }
 
@@ -187,7 +190,9 @@ export class Grid {
       for (let page = Math.floor(first / PAGE); page <= Math.floor(Math.max(end - 1, 0) / PAGE); page += 1) wanted.add(page);
       if (end >= this.total && !this.done) wanted.add(Math.floor(end / PAGE));
       for (const [page, request] of this.requests) if (!wanted.has(page)) request.abort();
-      for (const page of wanted) if (!this.#isWhole(page) && !this.requests.has(page)) this.#ask(page);
+      for (const page of wanted) {
+        if (!this.#isWhole(page) && !this.requests.has(page) && !this.failed.has(page)) this.#ask(page);
+      }
     }, this.pages.size ? REST : 0);
   }
 
@@ -212,7 +217,7 @@ export class Grid {
       if (hasGrown) this.#resize();
     } catch (error) {
       if (error.name === "AbortError" || generation !== this.generation) return;
-      this.done = true;
+      this.failed.add(page);
       this.told({ error: error.message });
     } finally {
       if (generation === this.generation) {

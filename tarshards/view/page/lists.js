@@ -53,7 +53,7 @@ export async function showLedger(host, source) {
     element("td", {}, line(entry.shard ?? "")), element("td", {}, entry.offset === null || entry.offset === undefined ? "" : String(entry.offset)),
     element("td", {}, entry.key ? element("a", { href: linkTo({ key: entry.key }) }, line(entry.key)) : ""),
     element("td", {}, line(entry.field ?? "")), element("td", {}, line(entry.reason ?? ""))));
-  host.replaceChildren(element("nav", {}, element("a", { href: "#" }, "back")), element("h2", {}, `${counted(total, "entry").replace("entrys", "entries")} of the ledger`),
+  host.replaceChildren(element("nav", {}, element("a", { href: "#" }, "back")), element("h2", {}, `${counted(total, "entry")} of the ledger`),
     element("table", {}, element("thead", {}, element("tr", {}, ...["shard", "offset", "key", "field", "reason"].map((name) => element("th", {}, name)))),
       element("tbody", {}, ...rows)));
 }

@@ -67,10 +67,10 @@ function tell(found) {
   epoch.told(found);
 }
 
-/** Select these samples, or with *only* unset, those that are selected no more. */
-function mark(rows, only = false) {
+/** Select these samples; unless it *adds* them, those that are selected already are no longer. */
+function mark(rows, adds = false) {
   for (const row of rows) {
-    if (marked.has(row.number) && !only) marked.delete(row.number);
+    if (marked.has(row.number) && !adds) marked.delete(row.number);
     else if (marked.size < MOST_MARKED) marked.set(row.number, row.key);
   }
   tellSelection();
@@ -87,8 +87,8 @@ function tellSelection() {
 
 /** Return a key as a line that `targrep --keys` reads. */
 function escaped(key) {
-  return key.replace(/[\u0000-\u001f\u007f\\]|[\udc80-\udcff](?![\udc00-\udfff])/g, (found) => {
-    const code = found.charCodeAt(0);
+  return key.replace(/[\u0000-\u001f\u007f\\\udc80-\udcff]/gu, (found) => {
+    const code = found.codePointAt(0);
     return found === "\\" ? "\\\\" : `\\x${(code >= 0xdc80 ? code - 0xdc00 : code).toString(16).padStart(2, "0")}`;
   });
 }
@@ -107,31 +107,32 @@ async function follow() {
   tellSelection();
   const hasDetail = ["show", "key", "sample"].some((name) => entries[name] !== undefined);
   [detail.hidden, grid.scroller.hidden] = [!hasDetail, hasDetail];
-  detail.removeAttribute("data-shown");
   if (!hasDetail) {
     detail.replaceChildren();
     grid.show(grid.active);
     grid.scroller.focus({ preventScroll: true });
     return;
   }
+  const host = element("div"); // what an earlier address still fills is not shown any more
+  detail.replaceChildren(host);
   try {
-    await showDetail(entries);
+    await showDetail(host, entries);
   } catch (error) {
-    detail.replaceChildren(element("p", { class: "error" }, line(error.message)), button("back", leave));
+    host.replaceChildren(element("p", { class: "error" }, line(error.message)), button("back", leave));
   }
 }
 
-async function showDetail(entries) {
+async function showDetail(host, entries) {
   if (entries.show === "shards") {
-    await showShards(detail, source, { begin: Number(entries.begin ?? 0), check: entries.check });
+    await showShards(host, source, { begin: Number(entries.begin ?? 0), check: entries.check });
   } else if (entries.show === "ledger") {
-    await showLedger(detail, source);
+    await showLedger(host, source);
   } else if (entries.key !== undefined) {
     const numbers = await source.find(entries.key);
     if (!numbers.length) throw new Error(`no sample has the key ${entries.key}`);
-    await showSample(detail, numbers[0], source, stepsFrom({ sample: numbers[0] }));
+    await showSample(host, numbers[0], source, stepsFrom({ sample: numbers[0] }));
   } else {
-    await showSample(detail, Number(entries.sample), source, stepsFrom(entries));
+    await showSample(host, Number(entries.sample), source, stepsFrom(entries));
   }
 }
 

@@ -72,12 +72,14 @@ export async function decompressed(field, bytes, limit) {
   const reader = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")).getReader();
   const parts = [];
   let size = 0;
-  while (size < limit) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    parts.push(value);
-    size += value.length;
+  try {
+    for (let part = await reader.read(); !part.done && size < limit; part = await reader.read()) {
+      parts.push(part.value);
+      size += part.value.length;
+    }
+    await reader.cancel();
+  } catch (error) {
+    if (!parts.length) throw error; // only the beginning of the field was given
   }
-  await reader.cancel();
   return new Uint8Array(await new Blob(parts).arrayBuffer()).slice(0, limit);
 }
