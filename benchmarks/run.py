@@ -39,6 +39,7 @@ PROGRAMS = (
     "handover",
     "crops",
     "feeding",
+    "engines",
     "planning",
     "packing",
     "columns",
