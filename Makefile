@@ -33,7 +33,7 @@ test-pythons:
 
 # Tests against other packages and servers: DALI, Dask, trainers, Kubernetes' schema and client, S3, Slurm; and
 # webdataset's own tests, which only its source distribution contains.
-test-interop: $(VENV)/.interop $(VENV)/squirrel $(VENV)/torchtitan
+test-interop: $(VENV)/.interop $(VENV)/squirrel $(VENV)/torchtitan $(VENV)/daft
 	-$(BIN)/python tests/compat/run_upstream.py --fetch
 	$(BIN)/python -m pytest $(PARALLEL) -m interop $(PYTEST)
 
@@ -45,6 +45,10 @@ $(VENV)/squirrel: $(VENV)/.interop
 # torchtitan, too: it requires an old version of datasets, and much that its loaders do not use.
 $(VENV)/torchtitan: $(VENV)/.interop
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ torchtitan==0.3.0
+
+# So is Daft: it requires an older pyarrow and tqdm than we test with, which it also works with.
+$(VENV)/daft: $(VENV)/.interop
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ daft==0.7.26
 
 # Long schedules, fuzzing and kills: the property and kill tests of `make test`, each SOAK times as often.
 SOAK ?= 20

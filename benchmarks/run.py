@@ -40,6 +40,7 @@ PROGRAMS = (
     "handover",
     "crops",
     "feeding",
+    "engines",
     "planning",
     "packing",
     "columns",

@@ -180,6 +180,13 @@ def squirrel(monkeypatch):
     pytest.importorskip("squirrel", reason="squirrel-core is not installed")
 
 
+@pytest.fixture
+def daft(monkeypatch):
+    """Daft's package, which `make test-interop` installs in a folder of its own, for programs with our path."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(sys.prefix, "daft"))])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
 @pytest.fixture(scope="session")
 def s3_server():
     from object_store import serving

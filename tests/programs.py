@@ -29,6 +29,7 @@ PACKAGES = {
     "gm": ["graphicsmagick"],
     "GNU tar": ["tar"],
     "gzip": ["gzip"],
+    "java": ["default-jre-headless"],
     "kubectl": ["kubernetes-client"],
     "lz4": ["lz4"],
     "lzma": ["xz-utils"],

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import range_server
-from programs import warnings_of
+from programs import need, warnings_of
+
+from tarshards import IndexedShards
 
 pytest.importorskip("torch")
 
@@ -241,6 +243,18 @@ def test_feeding(follow, tmp_path):
     assert "tcp://127.0.0.1:7701\t" in printed
     assert "silent" not in printed
     assert json.loads((tmp_path / "feeders.json").read_text())["kind"] == "List"
+
+
+@pytest.mark.interop
+def test_clusters(daft, follow, tmp_path):
+    for package in ("ray", "pyspark", "daft"):
+        pytest.importorskip(package, reason=f"needs {package}")
+    need("java")
+    printed = follow("clusters.md")
+    for name, engine in (("ray", "Ray"), ("spark", "Spark"), ("daft", "Daft")):
+        assert f"2000 rows on {engine}\n" in printed
+        samples = list(IndexedShards(str(tmp_path / f"{name}.shards.json")))
+        assert sorted(sample["__key__"] for sample in samples) == [f"{i:06d}" for i in range(2000) if i % 10 < 5]
 
 
 def test_audio_text_and_ragged_batches(follow):

@@ -46,7 +46,7 @@ class Hidden:
 sys.meta_path.insert(0, Hidden())
 """
 OPTIONAL = ["torch", "nvidia", "s3fs", "gcsfs", "aiohttp", "cbor2", "rich", "rich_pixels", "yaml", "dask"]
-OPTIONAL += ["distributed", "kubernetes"]
+OPTIONAL += ["distributed", "kubernetes", "ray", "pyspark", "daft"]
 
 
 def run_without(hidden: list[str], code: str) -> subprocess.CompletedProcess[str]:
@@ -91,6 +91,9 @@ assert sum(len(batch["cls"]) for batch in loader) == 6
         ("list(read_samples('simplecache::http://host/a.tar'))", "http"),
         ("list(Stream([1]).dask_map(str))", "dask"),
         ("from tarshards.verbs.mix import read_sources; read_sources('mix.yaml')", "yaml"),
+        ("import tarshards.engines.ray", "ray"),
+        ("import tarshards.engines.spark", "spark"),
+        ("import tarshards.engines.daft", "daft"),
         ("from tarshards.run.jobs.kubernetes import _import; _import('kubernetes')", "kubernetes"),
     ],
 )

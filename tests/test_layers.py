@@ -10,13 +10,17 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tarshards"
 PACKAGES = ["errors", "parallel", "storage", "tar", "samples", "index", "epoch", "stream", "loaders", "write"]
-PACKAGES += ["verbs", "run", "formats", "catalog", "feed", "view", "cli", "testing", "webdataset", "__main__"]
+PACKAGES += ["verbs", "run", "formats", "catalog", "feed", "view", "engines", "cli", "testing", "webdataset"]
+PACKAGES += ["__main__"]
 ENGINES = {
     "zmq": {"feed"},
+    "ray": {"engines"},
+    "pyspark": {"engines"},
+    "daft": {"engines"},
     "torch": {"loaders", "samples", "webdataset"},  # samples: imagespecs and .pth give tensors; webdataset: its classes
     "nvidia": {"loaders"},
     "kubernetes": {"run"},
-    "pyarrow": {"formats", "index"},
+    "pyarrow": {"engines", "formats", "index"},
     "datasets": {"formats"},
     "dask": {"stream"},
     "distributed": {"stream"},

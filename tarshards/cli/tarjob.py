@@ -1,4 +1,4 @@
-"""Run a command for each of many shards: here, by Slurm, or by Kubernetes."""
+"""Run a command for each of many shards: here, on Ray, by Slurm, or by Kubernetes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tarshards.errors import OpenError, StateError, TarshardsError, UrlError, vi
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-BACKENDS = ("local", "slurm", "kubernetes")
+BACKENDS = ("local", "ray", "slurm", "kubernetes")
 #: The options that only some backends have.
 KNOWN_TO = {
     **dict.fromkeys(("cpu", "memory", "storage", "gpu", "deadline"), ("slurm", "kubernetes")),
@@ -35,7 +35,7 @@ KNOWN_TO = {
         ("kubernetes",),
     ),
     "wait": ("slurm", "kubernetes"),
-    "max_failed": ("local", "kubernetes"),
+    "max_failed": ("local", "ray", "kubernetes"),
 }
 HEADINGS = {
     heading: tuple(f"--{name.replace('_', '-')}" for name, known in KNOWN_TO.items() if known == backends)
@@ -179,7 +179,7 @@ def _run(**options: Any) -> None:
     from tarshards.run.jobs.job_folder import JobFolder
     from tarshards.run.jobs.job_options import Options, configured_image
     from tarshards.run.jobs.job_plan import check_markers, make_plan
-    from tarshards.run.jobs.scheduler import make_scheduler, submit
+    from tarshards.run.jobs.scheduler import ATTENDED, make_scheduler, submit
 
     names = ("zipped", "inputs", "outputs", "state", "name")
     wait, dry_run, group = options.pop("wait"), options.pop("dry_run"), options.pop("group")
@@ -202,8 +202,8 @@ def _run(**options: Any) -> None:
             check_outputs(plan, options["patch"])
         wanted, folder = Options(**options), JobFolder(plan.name)
         if dry_run:
-            local = backend == "local"
-            text = _preview(plan) if local else make_scheduler(backend, wanted, folder).preview(plan)
+            attended = backend in ATTENDED
+            text = _preview(plan) if attended else make_scheduler(backend, wanted, folder).preview(plan)
     except UrlError as error:  # the items are words of the command line
         raise click.UsageError(str(error)) from error
     except TarshardsError:
@@ -213,8 +213,8 @@ def _run(**options: Any) -> None:
     if dry_run:
         click.echo(text, nl=False)
         return
-    if backend == "local":
-        _run_here(plan, folder, wanted, quiet=quiet)
+    if backend in ATTENDED:
+        _attend(plan, folder, wanted, backend, quiet=quiet)
     with usage_errors():
         status = submit(plan, folder, backend, wanted)
     if status.ended:
@@ -262,16 +262,21 @@ def _preview(plan: Any) -> str:
     return "".join(f"{join(plan.arguments(item))}\n" for item in plan.items)
 
 
-def _run_here(plan: Any, folder: Any, options: Any, *, quiet: bool, again: bool = False) -> None:
-    """Run a plan on this machine, and exit."""
+def _attend(plan: Any, folder: Any, options: Any, backend: str, *, quiet: bool, again: bool = False) -> None:
+    """Run a plan on this machine, or from it on Ray, and exit."""
     from dataclasses import asdict
 
     from tarshards.run.jobs.local_run import run_local
     from tarshards.run.jobs.status import Display, survey
 
-    slots = options.parallelism or len(os.sched_getaffinity(0))
+    slots, executor = options.parallelism or len(os.sched_getaffinity(0)), None
+    if backend == "ray":
+        from tarshards.engines.ray import RayExecutor
+
+        executor = RayExecutor(num_cpus=plan.cores or 1)
+        slots = options.parallelism or executor.slots
     with folder.locked() as killed:
-        folder.save(plan, engine="local", options=asdict(options), parts=[])
+        folder.save(plan, engine=backend, options=asdict(options), parts=[])
         begun = survey(plan)
         with Display(plan, begun, quiet=quiet) as display:
             status = run_local(
@@ -283,6 +288,7 @@ def _run_here(plan: Any, folder: Any, options: Any, *, quiet: bool, again: bool 
                 max_failed=options.max_failed,
                 again=again,
                 killed=killed,
+                executor=executor,
                 show=display.update,
             )
     _finish(plan, status, [], quiet)
@@ -350,12 +356,12 @@ def show_status(name: str | None, wait: bool, quiet: bool) -> None:
 @quiet_option
 def retry(name: str | None, wait: bool, quiet: bool) -> None:
     """Run the items of the job NAME that are not done, including those that ended with status 42."""
-    from tarshards.run.jobs.scheduler import options_of, submit
+    from tarshards.run.jobs.scheduler import ATTENDED, options_of, submit
 
     folder = _folder(name)
     plan, record = folder.load()
-    if record["engine"] == "local":
-        _run_here(plan, folder, options_of(record), quiet=quiet, again=True)
+    if record["engine"] in ATTENDED:
+        _attend(plan, folder, options_of(record), record["engine"], quiet=quiet, again=True)
     status = submit(plan, folder, record["engine"], options_of(record), again=True)
     if status.ended:
         _finish(plan, status, [], quiet)

@@ -721,5 +721,10 @@ class Store(Transport):
             if not is_missing(error):
                 raise
 
+    def rename(self, location: Location, target: Location) -> None:
+        (store, path), (_, to) = find_store(location), find_store(target)
+        Requests(target).attempt(lambda: store.cp_file(path, to))
+        self.remove(location)
+
 
 TRANSPORT = Store()

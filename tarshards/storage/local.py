@@ -66,6 +66,14 @@ class Local(Transport):
         except (OSError, ValueError) as exc:
             raise failure(exc, location.name) from exc
 
+    def rename(self, location: Location, target: Location) -> None:
+        path = os.path.realpath(str(target.path))
+        try:
+            with synced_folder(os.path.dirname(path)) if target.sync else nullcontext():
+                os.replace(str(location.path), path)
+        except (OSError, ValueError) as exc:
+            raise failure(exc, target.name) from exc
+
 
 TRANSPORT = Local()
 

@@ -538,6 +538,18 @@ class Location:
         """Remove it, if it exists; raise OpenError if that fails, or its scheme cannot remove."""
         self._transport.remove(self)
 
+    @property
+    def can_rename(self) -> bool:
+        """Whether files like it can be renamed: those of streams and web servers cannot."""
+        return type(self._transport).rename is not Transport.rename
+
+    def rename(self, target: Location) -> None:
+        """Give it the name *target* on the same file system or in the same store, in place of a file of that name.
+
+        A local file is renamed in one step; a store copies an object, and then removes it. Raises OpenError.
+        """
+        self._transport.rename(self, target)
+
     def make_folder(self) -> None:
         """Create the folder of a local file, and those above it; stores need none."""
         self._transport.make_folder(self)
@@ -597,6 +609,9 @@ class Transport:
 
     def remove(self, location: Location) -> None:
         raise OpenError("a stream, which cannot be removed", url=location.name)
+
+    def rename(self, location: Location, target: Location) -> None:
+        raise OpenError("cannot be renamed", url=location.name)
 
 
 def _matches(pattern: str) -> list[str]:

@@ -1,11 +1,13 @@
-"""Runs the tasks of a plan on this machine."""
+"""Runs the tasks of a plan on this machine, or from it."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Generator
+from concurrent.futures import Executor
 from contextlib import closing
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from tarshards.parallel.signals import TICK
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_plan import Item, JobPlan
+from tarshards.run.jobs.remote_worker import RemoteWorker
 from tarshards.run.jobs.status import Show, Status
 from tarshards.run.jobs.worker import ItemResult, Worker
 from tarshards.storage.location import look_up
@@ -29,9 +32,12 @@ def run_local(
     max_failed: int | None = None,
     again: bool = False,
     killed: bool = False,
+    executor: Executor | None = None,
     show: Show = lambda status: None,
 ) -> Status:
     """Run the items that *status* does not count as done, *slots* tasks at once, and return the final status.
+
+    Commands run on this machine, or where *executor* calls functions.
 
     An item whose command fails is retried after all others, up to *retries* times, unless it ended with status 42; an
     item that did so in an earlier run runs only with *again*. More than *max_failed* failures end the run. An
@@ -49,7 +55,8 @@ def run_local(
         return status
     status.ended = False
     failed: dict[int, Record] = {}  # to be retried
-    with Worker(plan, run=f"{os.getpid()}-{time.time_ns()}", owner=folder.path) as worker:
+    make_worker = Worker if executor is None else partial(RemoteWorker, executor)
+    with make_worker(plan, run=f"{os.getpid()}-{time.time_ns()}", owner=folder.path) as worker:
         for left in range(retries, -1, -1):
             failed = {}
             with closing(_results(worker, todo, folder, slots)) as events:
@@ -77,7 +84,7 @@ def _rest(plan: JobPlan, numbers: set[int]) -> set[int]:
 
 
 def _results(
-    worker: Worker, tasks: list[tuple[Item, ...]], folder: JobFolder, slots: int
+    worker: Worker | RemoteWorker, tasks: list[tuple[Item, ...]], folder: JobFolder, slots: int
 ) -> Generator[ItemResult | int, None, None]:
     """Yield the result of each item as it ends; also n when a task of n items begins, and -n when it ends."""
     events: SimpleQueue[Any] = SimpleQueue()

@@ -15,6 +15,7 @@ from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.run.jobs.status import Show, Status, survey
 
 SCHEDULERS = {"slurm": "Slurm", "kubernetes": "Kubernetes"}
+ATTENDED = ("local", "ray")  # a process of this machine runs the job or waits for its calls
 PAUSE = 1.0  # seconds between two queries of a local job
 
 
@@ -101,7 +102,7 @@ def status_of(folder: JobFolder) -> tuple[JobPlan, Status, list[str]]:
     """Return the plan of a job, its status, and its scheduler's notes."""
     plan, record = folder.load()
     status = survey(plan)
-    if record["engine"] == "local":
+    if record["engine"] in ATTENDED:
         status.ended = not folder.runs()
         return plan, status, []
     poll = make_scheduler(record["engine"], options_of(record), folder).poll(record["parts"])
@@ -113,7 +114,7 @@ def wait(folder: JobFolder, show: Show) -> tuple[JobPlan, Status, list[str]]:
     """Wait until the job has ended, showing its status as it changes."""
     plan, record = folder.load()
     status = survey(plan)
-    if record["engine"] == "local":
+    if record["engine"] in ATTENDED:
         while folder.runs():
             time.sleep(PAUSE)
             status = survey(plan, status)
@@ -139,7 +140,7 @@ def wait(folder: JobFolder, show: Show) -> tuple[JobPlan, Status, list[str]]:
 def log_of(folder: JobFolder, item: Item) -> str:
     """Return the log of the latest task with *item*."""
     _, record = folder.load()
-    if record["engine"] == "local":
+    if record["engine"] in ATTENDED:
         try:
             with open(folder.log(item.number), encoding="utf-8", errors="replace") as file:
                 return file.read()
@@ -156,7 +157,7 @@ def log_of(folder: JobFolder, item: Item) -> str:
 def cancel(folder: JobFolder, *, patience: float = 10.0) -> bool:
     """End the running tasks of the job; return False if there were none."""
     _, record = folder.load()
-    if record["engine"] == "local":
+    if record["engine"] in ATTENDED:
         running = folder.terminate()
         deadline = time.monotonic() + patience
         while running and folder.runs() and time.monotonic() < deadline:

@@ -1,0 +1,141 @@
+"""Ray: shards as a dataset of Ray Data, datasets to shards, and an executor on a cluster; the only importer of ``ray``.
+
+dataset = ray.data.read_datasource(RaySource("train.shards.json"))
+dataset.map(resize).write_datasink(RaySink("small-{shard:06d}.tar"))
+map_shards(filter_samples, "in-{000..999}.tar", "out-{000..999}.tar", executor=RayExecutor())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from tarshards.engines.tasks import ShardOutput, ShardTable
+from tarshards.samples.codecs.registry import require
+
+require("ray.data", extra="ray")
+
+import ray  # noqa: E402
+from ray.data import Datasink, Datasource, ReadTask  # noqa: E402
+from ray.data.block import BlockAccessor, BlockMetadata  # noqa: E402
+
+if TYPE_CHECKING:
+    from tarshards.storage.manifest import Shard
+
+
+class RaySource(Datasource):
+    """The samples of indexed shards, for ``ray.data.read_datasource``; the arguments are those of ``ShardTable``.
+
+    A task reads a range of positions, so one large shard is read by many. Its rows and bytes are those that the index
+    names, not estimates.
+    """
+
+    def __init__(self, urls: Any, **options: Any):
+        super().__init__()
+        self._table = ShardTable(urls, **options)
+
+    def get_name(self) -> str:
+        return "tarshards"
+
+    def estimate_inmemory_data_size(self) -> int:
+        return self._table.size
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
+    ) -> list[ReadTask]:
+        tasks = []
+        for part in self._table.ranges(parallelism):
+            about = BlockMetadata(
+                num_rows=len(part),
+                size_bytes=part.size,
+                input_files=[shard.url for shard in part.shards],
+                exec_stats=None,
+            )
+            tasks.append(ReadTask(part.read, about, schema=part.schema, per_task_row_limit=per_task_row_limit))
+        return tasks
+
+
+class RaySink(Datasink):
+    """Rows with a ``__key__`` to shards, for ``write_datasink``; the arguments are those of ``ShardOutput``.
+
+    Each task writes shards of its own; with *max_samples*, Ray gives it at least that many rows.
+    """
+
+    def __init__(self, pattern: Any, **options: Any):
+        self._output = ShardOutput(pattern, **options)
+        self._least = options.get("max_samples")
+
+    def get_name(self) -> str:
+        return "tarshards"
+
+    @property
+    def min_rows_per_write(self) -> int | None:
+        return self._least
+
+    def write(self, blocks: Iterable[Any], ctx: Any) -> tuple[int, list[Shard]]:
+        return ctx.task_idx, self._output.write(BlockAccessor.for_block(block).to_arrow() for block in blocks)
+
+    def on_write_complete(self, write_result: Any) -> None:
+        self._output.commit(shards for _, shards in sorted(write_result.write_returns, key=itemgetter(0)))
+
+    def on_write_failed(self, error: Exception) -> None:
+        self._output.abort()
+
+
+class RayExecutor(Executor):
+    """Calls functions on a Ray cluster, for ``map_shards(executor=...)`` and the like.
+
+    It is the one that ``ray.init`` has connected this process to, else that of ``RAY_ADDRESS`` or of this machine.
+
+    *options* are those of ``ray.remote``, such as ``num_cpus=2``. By default Ray repeats the call of a worker that
+    dies three times; its outputs are atomic, so this loses and doubles nothing.
+    """
+
+    def __init__(self, **options: Any):
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False, logging_level="WARNING")
+        self._call = ray.remote(**options)(_call) if options else ray.remote(_call)
+        self._cores = options.get("num_cpus", 1)
+        self._futures: set[Future[Any]] = set()
+
+    @property
+    def slots(self) -> int:
+        """The calls that the cores of the cluster take at once, as it is now."""
+        return max(1, int(ray.cluster_resources().get("CPU", 0) / self._cores)) if self._cores else 1
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        reference = self._call.remote(function, args, named)
+
+        def settle(done: Future[Any]) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            if (error := done.exception()) is None:
+                future.set_result(done.result())
+            else:
+                future.set_exception(getattr(error, "cause", None) or error)
+
+        def end(future: Future[Any]) -> None:
+            self._futures.discard(future)
+            if future.cancelled():
+                ray.cancel(reference)
+
+        self._futures.add(future)
+        future.add_done_callback(end)
+        reference.future().add_done_callback(settle)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for future in list(self._futures):
+            if cancel_futures:
+                future.cancel()
+            elif wait:
+                with suppress(Exception):  # of the call: its future has it
+                    future.exception()
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    return function(*args, **named)

@@ -1,0 +1,293 @@
+"""What the tasks of an engine read and write: ranges of positions as Arrow tables, and shards that count once.
+
+A task may run twice, or die halfway. So tasks write under names of their own, in a folder beside the output, and report
+what they have written; ``ShardOutput.commit`` gives the shards that it is told of their names, and removes the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count, dropwhile, pairwise
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import numpy as np
+
+from tarshards.errors import OpenError, SampleError, TarshardsError
+from tarshards.formats.arrow import Tables, arrow
+from tarshards.formats.exporting import LOOKED_AT
+from tarshards.formats.naming import Columns
+from tarshards.index.access import SampleSequence
+from tarshards.index.inventory import for_each_shard
+from tarshards.index.manifests import Writing, remove_manifest, update_manifests, with_digests
+from tarshards.index.sidecar import Index
+from tarshards.samples.fields import FieldNames, origin_of
+from tarshards.samples.keys import Sample
+from tarshards.storage.claims import Claims
+from tarshards.storage.derived import INDEX, forget
+from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard, Shards, series_url
+from tarshards.storage.remote import Remote
+from tarshards.write.shards import (
+    MOST_BYTES,
+    MOST_SAMPLES,
+    ShardWriter,
+    TarWriter,
+    made_shard,
+    name_leftovers,
+    shard_name,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KEY = "__key__"
+TABLE = 1 << 24  # bytes of fields in a table
+TASK = 1 << 27  # bytes of fields of a task, where the engine names no number of tasks
+
+
+class ShardTable:
+    """The samples of indexed shards as rows: the column ``__key__``, text, and a column of bytes for each field.
+
+    A sample without a field has a null. *fields* names those to read (a list of names, or words in one string). With
+    *decoded*, columns are what ``export_dataset`` makes of the first 100 samples: text, numbers, lists and tensors;
+    JSON is text, and images stay bytes. *remote* is as for ``Opening``.
+
+    Raises ShardIndexError where a shard has no index.
+    """
+
+    def __init__(
+        self,
+        urls: Any,
+        *,
+        fields: str | Iterable[str] | None = None,
+        decoded: bool = False,
+        remote: Remote | None = None,
+    ):
+        names = FieldNames.of(fields)
+        self.fields = None if names is None else tuple(names)
+        self.decoded, self.remote = decoded, remote
+        self.samples = SampleSequence(urls, fields=self.fields, remote=remote)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @cached_property
+    def _described(self) -> tuple[list[str], list[Shard], list[int]]:
+        """The fields of all shards, the shards, and the bytes of their fields to read; every index is loaded."""
+        shards = self.samples.shards
+        fields: dict[str, None] = {}
+        found, sizes = [], []
+        locations = [shards.location(number) for number in range(len(shards.urls))]
+        numbers = {location: number for number, location in enumerate(locations)}
+        indexes = for_each_shard(lambda location: shards.index(numbers[location]), locations)
+        for location, index in zip(locations, indexes):
+            fields |= dict.fromkeys(filter(self._is_read, index.fields))
+            found.append(index.shard(location.absolute().url))
+            sizes.append(self._size(index, 0, len(index)))
+        return list(fields), found, sizes
+
+    def _is_read(self, field: str) -> bool:
+        return self.samples.fields is None or field in self.samples.fields
+
+    def _size(self, index: Index, begin: int, end: int) -> int:
+        """Return the bytes of the fields to read of the samples from *begin* to *end* of a shard."""
+        first, last = index.firsts(np.array([begin, end])).tolist()
+        are_read = np.array([*map(self._is_read, index.fields)], np.bool_)
+        _, fields, _, sizes = index.entries(np.arange(first, last)).T
+        size = int(sizes[are_read[fields]].sum())
+        for member in index.elsewhere:
+            if first <= member < last and are_read[index.table.entry(member)[1]]:
+                size += index.content_size(member) - index.data_range(member)[1]
+        return size
+
+    @property
+    def size(self) -> int:
+        """The bytes of the fields of all samples."""
+        return sum(self._described[2])
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The schema of the tables."""
+        pa = arrow()
+        if self.decoded:
+            return Tables(Columns({}, []), self.samples[:LOOKED_AT]).schema
+        return pa.schema([(KEY, pa.string()), *((field, pa.binary()) for field in self._described[0])])
+
+    def ranges(self, tasks: int | None = None) -> list[SampleRange]:
+        """Return at most this number of ranges of equal length, which together are all samples, in their order.
+
+        By default each has about 128 MiB, and there are at least as many as cores.
+        """
+        _, shards, sizes = self._described
+        if tasks is None:
+            tasks = max(os.cpu_count() or 1, -(-self.size // TASK))
+        ends = np.cumsum([0, *self.samples.counts]).tolist()
+        found = []
+        for begin, end in pairwise(sorted({len(self) * number // tasks for number in range(tasks + 1)})):
+            first = bisect_right(ends, begin) - 1
+            last = bisect_left(ends, end)
+            size = 0
+            for number in range(first, last):
+                part = max(begin, ends[number]) - ends[number], min(end, ends[number + 1]) - ends[number]
+                is_whole = part == (0, ends[number + 1] - ends[number])
+                size += sizes[number] if is_whole else self._size(self.samples.shards.index(number), *part)
+            own = begin - ends[first], end - ends[first]
+            found.append(
+                SampleRange(shards[first:last], *own, size, self.schema, self.fields, self.decoded, self.remote)
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class SampleRange:
+    """The samples from *begin* to *end* of *shards*, read by one task; *size* is the bytes of their fields."""
+
+    shards: list[Shard]
+    begin: int
+    end: int
+    size: int
+    schema: pa.Schema
+    fields: tuple[str, ...] | None
+    decoded: bool
+    remote: Remote | None
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def read(self) -> Iterator[pa.Table]:
+        """Yield the samples as tables of about 16 MiB; raise TarshardsError, which names it, for one at fault."""
+        samples = SampleSequence(Shards.of(self.shards), fields=self.fields, remote=self.remote)
+        block: list[Sample] = []
+        size = 0
+        for sample in samples[self.begin : self.end]:
+            block.append(sample)
+            size += sum(map(len, sample.values()))
+            if size >= TABLE:
+                yield self._table(block)
+                block, size = [], 0
+        if block:
+            yield self._table(block)
+
+    def _table(self, samples: list[Sample]) -> pa.Table:
+        if self.decoded:
+            tables = Tables(Columns({}, [], self.schema.serialize().to_pybytes()), ())
+            return tables.table([row for row, _ in tables.rows(samples, _refuse)])
+        pa = arrow()
+        columns = [pa.array([sample.get(field.name) for sample in samples], field.type) for field in self.schema]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def _refuse(sample: Sample, error: TarshardsError) -> None:
+    raise type(error)(error.reason, **origin_of(sample), field=error.field) from error
+
+
+class ShardOutput:
+    """Shards named by *pattern*, which many tasks write; they appear when ``commit`` is told what the tasks wrote.
+
+    *pattern*, *max_samples*, *max_bytes* and *sync* are as for ``ShardWriter``; *max_samples* and *max_bytes* are the
+    most of a shard, and each task writes shards of its own. The output lies where files can be renamed: on a file
+    system that all hosts share, or in an object store. Objects are copied there by the store.
+    """
+
+    def __init__(
+        self,
+        pattern: str | os.PathLike[str],
+        *,
+        max_samples: int | None = MOST_SAMPLES,
+        max_bytes: int | None = MOST_BYTES,
+        sync: bool = True,
+    ):
+        self.limits: dict[str, Any] = {"max_samples": max_samples, "max_bytes": max_bytes, "sync": sync}
+        ShardWriter(pattern, **self.limits).abort()  # raises for wrong arguments
+        self.pattern = Location.of(pattern, sync=sync).absolute()
+        if not self.pattern.can_rename:
+            raise OpenError("files cannot be renamed here, as the shards of tasks are", url=self.pattern.name)
+        self.folder = f"{self.pattern.folder}.{uuid4().hex}.tasks/"
+
+    def write(self, tables: Iterable[pa.Table | pa.RecordBatch]) -> list[Shard]:
+        """Write the rows of *tables* to shards of this task, and return these, for ``commit``."""
+        own = self.pattern.at(f"{self.folder}{uuid4().hex}-{self.pattern.base}{self.pattern.query}")
+        own.make_folder()
+        shards = []
+
+        def finish(name: str, writer: TarWriter) -> None:
+            shards.append(made_shard(name, writer.samples, writer.size))
+
+        with ShardWriter(own.url, **self.limits, on_finish=finish) as writer:
+            for table in tables:
+                for sample in samples_of(table):
+                    writer.write(sample)
+        return shards
+
+    def commit(self, written: Iterable[Iterable[Shard]], *, append: bool = False) -> list[Shard]:
+        """Give the shards that each task has *written* their names, in this order, and write their manifest.
+
+        The names begin at number 0, and replace shards of these names; with *append* they follow the last one that
+        exists. Returns the shards.
+        """
+        shards = [shard for each in written for shard in each]
+        numbers: Iterator[int] = count()
+        if append:
+            numbers = dropwhile(lambda number: self._target(number).exists(), numbers)
+        with Claims() as claims:
+            targets = [self._target(number) for number, _ in zip(numbers, shards)]
+            for target in targets:
+                claims.take(target)
+            if not append:
+                remove_manifest(series_url(self._target(0).url))
+            made = []
+            for shard, target in zip(shards, targets):
+                source = self.pattern.at(shard.url)
+                forget(target)
+                source.rename(target)
+                if shard.indexed:
+                    source.sibling(INDEX).rename(target.sibling(INDEX))
+                made.append(shard._replace(url=target.url))
+            made = with_digests(made)
+            list(update_manifests(made, how=Writing(sync=self.pattern.sync)))
+        self.abort()
+        if not append:
+            name_leftovers(self.pattern.url, len(made))
+        return made
+
+    def _target(self, number: int) -> Location:
+        return self.pattern.at(shard_name(self.pattern, number))
+
+    def abort(self) -> None:
+        """Remove what tasks have written and was not committed."""
+        folder = Location(self.folder)
+        if folder.path is not None:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            return
+        for url in self.pattern.at(f"{self.folder}*").glob():
+            self.pattern.at(url).remove()
+
+
+def samples_of(table: pa.Table | pa.RecordBatch) -> Iterator[Sample]:
+    """Yield the rows of *table* as samples; a null is no field.
+
+    Raises SampleError where there is no column ``__key__``.
+    """
+    names = table.column_names
+    if KEY not in names:
+        raise SampleError(f"a row needs a column {KEY}; there are {', '.join(names)}")
+    for row in zip(*map(_values, names, table.columns)):
+        yield {name: value for name, value in zip(names, row) if value is not None}
+
+
+def _values(name: str, column: Any) -> list[Any]:
+    """Return the values of a column as codecs take them: lists and tensors of ``.npy`` fields as arrays."""
+    pa, shape = arrow(), [-1]
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        shape = column.type.shape
+        column = column.cast(column.type.storage_type)
+    elif name.rpartition(".")[2] != "npy" or not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        values: list[Any] = column.to_pylist()
+        return values
+    return [each.values.to_numpy(zero_copy_only=False).reshape(shape) if each.is_valid else None for each in column]
