@@ -244,8 +244,7 @@ def main() -> None:
     about = (
         "Batches by a feeder on the same machine, over loopback, beside the local ArrayLoader: decoded crops of JPEGs "
         "as uint8, in batches of 64; the same with 3 ms of work a sample; rows of 110 KB with 3 ms of sleep a sample, "
-        f"in batches of 16, and as they are. Medians of {ROUNDS} interleaved epochs; feeder and training share the "
-        "cores."
+        f"in batches of 16, and as they are. Medians of {ROUNDS} interleaved epochs; both sides share the cores."
     )
     record("Feeding", [about, "", *lines, "", machine("numpy", "pyzmq")])
 
