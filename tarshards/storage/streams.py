@@ -100,19 +100,22 @@ class OutputStream(io.RawIOBase):
                 return
             self._write_growing()
         if self._file is not None and not self.closed:
+            self._copies = True  # a signal now would leave the range out
             with suppress(OSError):  # a full disk, or too many open files: the next write raises it
                 self._file.flush()
                 self._growing = GrowingRange(file_range)
+            self._copies = False
+            if self._growing is not None:
                 return
         for piece in file_range.pieces():
             self.write(piece)
 
     def _write_growing(self) -> None:
         """Write the bytes of the growing range, and those that were written after it."""
-        growing, self._growing = self._growing, None
-        if growing is None:
+        if self._growing is None:
             return
         self._copies = True
+        growing, self._growing = self._growing, None
         try:
             for piece in growing.pieces(growing.copy_to(self._file.fileno())):
                 self.write(piece)
