@@ -237,7 +237,7 @@ class TarWriter(_Writer):
 
     def _discard(self, rest: Iterable[bytes | FileRange | MemberFile]) -> None:
         """Discard the archive, or end it after the *rest* of the sample that is being written."""
-        whole = (part.pieces() if type(part) in (FileRange, MemberFile) else (part,) for part in rest)
+        whole = (part.pieces() if isinstance(part, FileRange | MemberFile) else (part,) for part in rest)
         self._stream.end(chain(chain.from_iterable(whole), [CUT]))
         self._stream.abort()
 
