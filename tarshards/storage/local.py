@@ -16,7 +16,7 @@ from tarshards.parallel.signals import defer_signals
 from tarshards.storage.derived import INDEX
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.locks import NoLocksError, is_at, sweep, try_lock
-from tarshards.storage.streams import OutputStream, failure
+from tarshards.storage.streams import LastingFile, OutputStream, failure
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import LocalRanges
@@ -105,8 +105,8 @@ def _cure(exc: Exception, path: str, mode: str) -> str:
 def _open_writer(path: str, location: Location) -> OutputStream:
     """Return an OutputStream that replaces the file at *path* in one step, when all bytes are written."""
     if path.startswith(_DESCRIPTORS) or _is_special(path):
-        file = io.BufferedWriter(io.FileIO(path, "wb"))
-        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file, lasts=True)
+        file = LastingFile(io.FileIO(path, "wb"))
+        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file)
 
     with defer_signals():
         return _open_temporary(os.path.realpath(path), location)

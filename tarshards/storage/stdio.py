@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 
 from tarshards.storage.location import Location, Transport
-from tarshards.storage.streams import OutputStream, failure
-
-BUFFER = 1 << 16  # bytes; what a pipe holds
+from tarshards.storage.streams import LastingFile, OutputStream, failure
 
 
 class Stdio(Transport):
@@ -15,10 +13,10 @@ class Stdio(Transport):
         try:
             if mode == "rb":
                 return io.FileIO(0, closefd=False)
-            file = io.BufferedWriter(io.FileIO(1, "wb", closefd=False), BUFFER)
+            file = LastingFile(io.FileIO(1, "wb", closefd=False))
         except OSError as exc:
             raise failure(exc, location.name) from exc
-        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file, lasts=True)
+        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file)
 
     def exists(self, location: Location) -> bool:
         return True

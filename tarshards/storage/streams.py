@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
+from select import select
 from typing import Any
 from warnings import warn
 
 from tarshards.errors import OpenError
 from tarshards.storage.redaction import redacted
 
+BUFFER = 1 << 16  # bytes; what a pipe holds
+PATIENCE = 2.0  # seconds in which a reader has to take something of what ends a tar
 LONG = 1 << 23  # bytes of a range before it is copied: longer ones save nothing, and a reader of a pipe waits for them
 
 
@@ -47,7 +51,7 @@ class OutputStream(io.RawIOBase):
 
     Committing has two steps. *finish* does whatever may still fail, such as writing a buffer; *commit* gives the file
     its name. `before_commit` is called between them. *file* is the file object that *write* writes to, if it has a
-    descriptor.
+    descriptor; where it is a ``LastingFile``, its bytes cannot be discarded, but ended by `end`.
 
     Leaving a with-block by an exception aborts. A stream that is never closed aborts too, with a RuntimeWarning.
     """
@@ -63,11 +67,11 @@ class OutputStream(io.RawIOBase):
         commit: Callable[[], object],
         discard: Callable[[], object],
         file: Any = None,
-        lasts: bool = False,
     ):
-        self.name, self.lasts = name, lasts
+        self.name = name
         self._file = file
         self._growing: GrowingRange | None = None
+        self._copies = False  # whether the system is copying a range
         self._write, self._finish, self._commit, self._discard = write, finish, commit, discard
         self._process = os.getpid()
 
@@ -96,23 +100,28 @@ class OutputStream(io.RawIOBase):
                 return
             self._write_growing()
         if self._file is not None and not self.closed:
+            self._copies = True  # a signal now would leave the range out
             with suppress(OSError):  # a full disk, or too many open files: the next write raises it
                 self._file.flush()
                 self._growing = GrowingRange(file_range)
+            self._copies = False
+            if self._growing is not None:
                 return
         for piece in file_range.pieces():
             self.write(piece)
 
     def _write_growing(self) -> None:
         """Write the bytes of the growing range, and those that were written after it."""
-        growing, self._growing = self._growing, None
-        if growing is None:
+        if self._growing is None:
             return
+        self._copies = True
+        growing, self._growing = self._growing, None
         try:
             for piece in growing.pieces(growing.copy_to(self._file.fileno())):
                 self.write(piece)
             for data in growing.after:
                 self.write(data)
+            self._copies = False
         finally:
             growing.close()
 
@@ -129,6 +138,16 @@ class OutputStream(io.RawIOBase):
                 raise failure(exc, self.name) from exc
             raise
         super().close()
+
+    def end(self, pieces: Iterable[Any]) -> None:
+        """Complete a write that a signal interrupted, and write *pieces*, where `abort` cannot discard anything.
+
+        Nothing is written where it is unknown what was: the system was copying, or the file failed.
+        """
+        if isinstance(self._file, LastingFile) and not self._copies and not self.closed:
+            with suppress(OSError):
+                self._write_growing()
+                self._file.end(pieces)
 
     def abort(self) -> None:
         """Close the stream and discard what was written, as far as the transport can."""
@@ -152,6 +171,50 @@ class OutputStream(io.RawIOBase):
             # Not a ResourceWarning, which Python does not show by default.
             reason = "not closed, so what was written is lost; write in a with-block, or call close()"
             warn(f"{self.name}: {reason}", RuntimeWarning, stacklevel=2, source=self)
+
+
+class LastingFile(io.BufferedWriter):
+    """A file whose bytes cannot be discarded, such as a pipe: ``end`` completes a write that a signal interrupted."""
+
+    def __init__(self, raw: io.FileIO):
+        super().__init__(raw, BUFFER)
+        self._left: Sequence[Any] = ()  # pieces of the write that was interrupted
+
+    def write(self, data: Any, /) -> int:
+        pieces = [data]
+        if len(data) > BUFFER:
+            pieces = [memoryview(data)[at : at + BUFFER] for at in range(0, len(data), BUFFER)]
+        written: list[int] = []
+        try:
+            # Without Python code between pieces: one that raises was not written, as it fits into the buffer.
+            written.extend(map(super().write, pieces))
+        except BaseException:
+            self._left = pieces[len(written) :]
+            raise
+        return len(data)
+
+    def end(self, pieces: Iterable[Any]) -> None:
+        """Write what is left of a write and then *pieces*, unless the reader takes nothing for some time."""
+        blocks = os.get_blocking(self.fileno())
+        os.set_blocking(self.fileno(), False)
+        try:
+            for piece in chain(self._left, pieces):
+                for at in range(0, len(piece), BUFFER):
+                    self._drain()
+                    super().write(memoryview(piece)[at : at + BUFFER])
+            self._drain()
+        finally:
+            os.set_blocking(self.fileno(), blocks)
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                self.flush()
+            except BlockingIOError:
+                if not select([], [self.fileno()], [], PATIENCE)[1]:
+                    raise
+            else:
+                return
 
 
 def spooled(name: str, put: Callable[[Any], object]) -> OutputStream:

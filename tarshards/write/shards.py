@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -211,8 +212,9 @@ class TarWriter(_Writer):
                 self.index.save(self._location.as_output)
 
     def _send(self, parts: Iterable[bytes | FileRange | MemberFile]) -> None:
+        rest = iter(parts)
         try:
-            for part in parts:
+            for part in rest:
                 if type(part) is FileRange:
                     self._stream.copy(part)
                     for piece in () if self._digest is None else part.pieces():
@@ -222,16 +224,21 @@ class TarWriter(_Writer):
                     self._stream.write(data)
                     if self._digest is not None:
                         self._digest.update(data)
-        except BaseException:
+        except OSError:
             self._stream.abort()  # part of a sample may have been written
+            raise
+        except BaseException:
+            self._discard(rest)
             raise
 
     def abort(self) -> None:
         """Discard the archive; where its bytes cannot be discarded, end it so that every reader finds it truncated."""
-        if self._stream.lasts and not self._stream.closed:
-            with suppress(OSError):
-                self._stream.write(CUT)
-                self._stream.close()
+        self._discard(())
+
+    def _discard(self, rest: Iterable[bytes | FileRange | MemberFile]) -> None:
+        """Discard the archive, or end it after the *rest* of the sample that is being written."""
+        whole = (part.pieces() if isinstance(part, FileRange | MemberFile) else (part,) for part in rest)
+        self._stream.end(chain(chain.from_iterable(whole), [CUT]))
         self._stream.abort()
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 
 import pytest
 
-from tarshards import Stream, TarError, write_samples
+from tarshards import Stream, TarError, group_members, read_members, write_samples
+from tarshards.tar.read import CUT
 
 READERS = ["tar tf out.tar", "tar tf - <out.tar", "cat out.tar | tar tf -"]
 READERS += ["bsdtar tf out.tar", "cat out.tar | bsdtar tf -"] if shutil.which("bsdtar") else []
@@ -93,3 +97,39 @@ for name in sys.argv[1:]:
     done = shell(f"{sys.executable} script.py out-??.tar")
     lines = [f"{samples} {{'ReadError'}}" for samples in FAILING.values()]
     assert (done.returncode, done.stdout.splitlines()) == (0, lines)
+
+
+@pytest.mark.parametrize("line", ["tarcat s.tar", "tarcat --rekey '{index:06d}' s.tar", "tarcat big.tar"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_while_the_reader_is_slow(tmp_path, path_with_started_tools, line, number):
+    """The pipe is full then, and the signal interrupts a write: the tar that comes out is as after another error."""
+    write_samples(({"__key__": f"{i:06d}", "cls": i, "txt": "x" * 400} for i in range(2000)), tmp_path / "s.tar")
+    write_samples([{"__key__": f"{i}", "bin": bytes(300_000), "cls": i} for i in range(9)], tmp_path / "big.tar.gz")
+    environment = {**os.environ, "PATH": path_with_started_tools}
+    line = line.replace("big.tar", "big.tar.gz")
+    tool = subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=tmp_path, env=environment, stdout=-1, stderr=-1)
+    head = tool.stdout.read(100_000)
+    time.sleep(0.3)
+    tool.send_signal(number)
+    time.sleep(0.2)
+    data = head + tool.stdout.read()
+    assert (tool.wait(), tool.stderr.read()) == (128 + number, b"")
+    tool.stdout.close(), tool.stderr.close()
+    assert data.endswith(CUT)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive, pytest.raises(tarfile.ReadError):
+        list(archive)
+    whole = list(group_members(read_members(io.BytesIO(data[: -len(CUT)]), end="optional")))
+    assert all(len(sample) == 4 for sample in whole)
+    done = subprocess.run(["tar", "tf", "-"], input=data, capture_output=True)
+    assert done.returncode == 2
+
+
+def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(tmp_path, path_with_started_tools):
+    write_samples(({"__key__": f"{i:06d}", "cls": i, "txt": "x" * 400} for i in range(2000)), tmp_path / "s.tar")
+    environment = {**os.environ, "PATH": path_with_started_tools}
+    tool = subprocess.Popen(["tarcat", "s.tar"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+    tool.stdout.read(1)
+    time.sleep(0.3)
+    tool.send_signal(signal.SIGTERM)
+    assert tool.wait(60) == 143
+    tool.stdout.close()

@@ -273,7 +273,7 @@ def test_a_full_disk_is_an_open_error():
         stream.close()
     stream = open_url("/dev/full", "wb")
     with pytest.raises(OpenError, match="/dev/full: No space left on device"):
-        stream.write(DATA)
+        stream.write(bytes(100_000))
     stream.abort()
 
 
