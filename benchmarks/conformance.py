@@ -95,7 +95,8 @@ def page(cases: list[Case], told: dict[str, list[str]]) -> list[str]:
     return [
         f"{len(cases)} cases, {len(told)} readers. **same**: an outcome that the case allows. **error**: an error, or "
         "a message, where the case has samples to be read. **silent loss**: a normal end, though samples, fields or an "
-        "error are missing. **wrong bytes**: a sample that was never written, or with other bytes or fields. "
+        "error are missing. **wrong bytes**: a sample that was never written, or with other bytes or fields, "
+        "or half of one where an error is due. "
         "**not read**: expressions, where a reader takes files. `make bench ONLY=conformance,NAME` repeats a line.",
         "",
         f"| name | version: reader | {' | '.join(VERDICTS)} | not read | date |",
@@ -131,6 +132,7 @@ def main(names: list[str]) -> None:
     if unknown := {*names} - {*READERS}:
         raise SystemExit(f"no reader {', '.join(unknown)}; there are: {', '.join(READERS)}")
     cases, told = load_cases(), kept()
+    os.chdir(HERE.parent)  # where no module has the name of a reader
     folders = [str(HERE / "readers"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     failed = []
