@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from environments import PEERS, make, read_peer
 from measure import record
 
 from tarshards import __version__
-from tarshards.testing.conformance import VERDICTS, Case, Result, counts, examine, kinds_of, load_cases
+from tarshards.testing.conformance import VERDICTS, Case, CaseResult, counts, examine, kinds_of, load_cases
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "conformance.md"
@@ -32,7 +31,6 @@ class Reader:
 
     function: str
     about: str
-    system: str = ""  # a program that is examined, rather than a package
 
 
 READERS = {
@@ -48,17 +46,12 @@ READERS = {
     "spdl-file": Reader("spdl_:read_file", "`iter_tarfile` of a file, grouped by the rule"),
     "ray": Reader("ray_:read", "`read_webdataset`, the work of a task"),
     "daft": Reader("daft_:read", "`read_webdataset`, the work of a task"),
-    "gnu-tar": Reader("programs_:read_by_tar", "`tar -x`, grouped by the rule", "tar"),
-    "bsdtar": Reader("programs_:read_by_bsdtar", "`bsdtar -x`, grouped by the rule", "bsdtar"),
 }
 
 
 def environment(reader: Reader) -> tuple[str, str]:
     """Return the Python for a reader, and the version of what is examined."""
     file = f"{reader.function.partition(':')[0]}.py"
-    if reader.system:
-        told = subprocess.run([reader.system, "--version"], capture_output=True, text=True, check=True).stdout
-        return sys.executable, re.search(r"\d[\w.]*", told)[0]  # type: ignore[index]
     if not (HERE / "readers" / file).exists():
         return sys.executable, __version__
     peer = read_peer(PEERS / file if (PEERS / file).exists() else HERE / "readers" / file)
@@ -69,7 +62,7 @@ def environment(reader: Reader) -> tuple[str, str]:
     return make(peer), version
 
 
-def row(name: str, version: str, results: list[Result]) -> str:
+def row(name: str, version: str, results: list[CaseResult]) -> str:
     cells = [
         f"**{count}**" if count and verdict in WRONG else str(count or "")
         for verdict, count in zip((*VERDICTS, None), counts(results))
@@ -78,7 +71,7 @@ def row(name: str, version: str, results: list[Result]) -> str:
     return f"| {name} | {version}: {about} | {' | '.join(cells)} | {time.strftime('%Y-%m-%d')} |"
 
 
-def by_kind(name: str, results: list[Result]) -> str:
+def by_kind(name: str, results: list[CaseResult]) -> str:
     """Return the row of cases that were lost or changed silently, or ended in a crash or hang, by their kinds."""
     cells = []
     for kind in sorted(kinds_of(results)):
@@ -88,7 +81,7 @@ def by_kind(name: str, results: list[Result]) -> str:
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def details(name: str, results: list[Result]) -> list[str]:
+def details(name: str, results: list[CaseResult]) -> list[str]:
     lines = []
     for verdict in VERDICTS[1:]:
         if names := sorted(result.case.name for result in results if result.verdict == verdict):
@@ -102,7 +95,8 @@ def page(cases: list[Case], told: dict[str, list[str]]) -> list[str]:
     return [
         f"{len(cases)} cases, {len(told)} readers. **same**: an outcome that the case allows. **error**: an error, or "
         "a message, where the case has samples to be read. **silent loss**: a normal end, though samples, fields or an "
-        "error are missing. **wrong bytes**: a sample that was never written, or with other bytes or fields. "
+        "error are missing. **wrong bytes**: a sample that was never written, or with other bytes or fields, "
+        "or half of one where an error is due. "
         "**not read**: expressions, where a reader takes files. `make bench ONLY=conformance,NAME` repeats a line.",
         "",
         f"| name | version: reader | {' | '.join(VERDICTS)} | not read | date |",
@@ -138,6 +132,7 @@ def main(names: list[str]) -> None:
     if unknown := {*names} - {*READERS}:
         raise SystemExit(f"no reader {', '.join(unknown)}; there are: {', '.join(READERS)}")
     cases, told = load_cases(), kept()
+    os.chdir(HERE.parent)  # where no module has the name of a reader
     folders = [str(HERE / "readers"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     failed = []

@@ -15,6 +15,7 @@ FILES = sorted((BENCHMARKS / "peers").glob("[!_]*.py"))
 sys.path.append(str(BENCHMARKS))
 
 import checks  # noqa: E402
+import conformance  # noqa: E402
 import cost  # noqa: E402
 import environments  # noqa: E402
 import figures  # noqa: E402
@@ -58,6 +59,22 @@ def test_a_peers_file_is_short_and_says_what_it_is(path):
     text = path.read_text()
     assert ast.get_docstring(ast.parse(text))
     assert len(text.splitlines()) < 300
+
+
+def test_every_reader_of_the_conformance_table_has_its_function():
+    for reader in conformance.READERS.values():
+        file, _, function = reader.function.partition(":")
+        path = BENCHMARKS / "readers" / f"{file}.py"
+        assert file == "tarshards" or function in environments.read_peer(path).functions
+    names = {reader.function.partition(":")[0] for reader in conformance.READERS.values()}
+    assert names == {"tarshards", *(path.stem for path in path.parent.glob("[!_]*.py"))}
+
+
+def test_the_conformance_table_has_a_row_for_each_reader_and_ours_is_without_fault():
+    told = conformance.kept()
+    assert told.keys() == conformance.READERS.keys()
+    cases = len(list(conformance.PAGE.parents[1].glob("spec/cases/*/expected.json")))
+    assert told["tarshards"][0].split("|")[3:10] == [f" {cases} ", *["  "] * 6]
 
 
 def test_every_program_is_in_reach_of_make_bench():

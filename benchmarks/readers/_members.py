@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-RULE = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)
+RULE = re.compile(r"^((?:.*/|)[^./]+)[.]([^/]*)$", re.DOTALL)
 
 
 def one_file(expression: str) -> str:
@@ -34,10 +32,3 @@ def grouped(members: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
         sample[field] = bytes(data)
     if sample:
         yield sample
-
-
-def fields_of(path: str) -> list[str]:
-    """Return the fields that a user of these data knows: those in the outcomes of the case, else txt and cls."""
-    told = json.loads(Path(path).with_name("expected.json").read_text())
-    names = {field for outcome in told["outcomes"] for sample in outcome["samples"] for field in sample}
-    return sorted(names - {"__key__"}) or ["cls", "txt"]

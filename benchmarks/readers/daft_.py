@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from _members import one_file
 from daft.io.webdataset import _webdataset as module
 
 PACKAGES = ("daft==0.7.26",)
@@ -12,7 +13,7 @@ module._is_eagerly_decoded = lambda field: False
 
 
 def read(expression: str) -> Iterator[dict[str, Any]]:
-    for path in module._resolve_archive_paths(expression, None):
+    for path in module._resolve_archive_paths(one_file(expression), None):  # it takes globs, in no order
         for sample in module._iter_archive_samples(path, None):
             yield {name: value_of(value) for name, value in sample.items()}
 

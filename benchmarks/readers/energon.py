@@ -42,5 +42,5 @@ def read(expression: str) -> Iterator[dict[str, Any]]:
         options = {"worker_config": WorkerConfig(rank=0, world_size=1, num_workers=0), "batch_size": 1}
         dataset = get_val_dataset(folder, split_part="train", task_encoder=Encoder(), **options)
         for (sample,) in get_loader(dataset):
-            key = sample["__key__"].partition("/")[2]  # after the name of the shard
+            key = sample["__key__"]
             yield {"__key__": key, **{name: data for name, data in sample.items() if not name.startswith("__")}}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stderr
 from typing import Any
 
 import torch.utils.data  # noqa: F401 - which webdataset imports at first use
@@ -22,7 +24,8 @@ def read_by_wids(expression: str) -> Iterator[dict[str, Any]]:
     path = one_file(expression)
     shards = [{"url": path, "nsamples": compute_num_samples(path), "filesize": os.path.getsize(path)}]
     with tempfile.TemporaryDirectory() as cache:
-        dataset = ShardListDataset(shards, cache_dir=cache, transformations=[])
+        with redirect_stderr(io.StringIO()):  # to which it prints a summary of each set
+            dataset = ShardListDataset(shards, cache_dir=cache, transformations=[])
         for i in range(len(dataset)):
             yield {name.removeprefix("."): value_of(value) for name, value in dataset[i].items()}
 

@@ -48,7 +48,8 @@ def keys() -> None:
         "key-hidden-extension",
         "A hidden file with an extension has no key either.",
         [".hidden.txt", "d/.x.txt", "a.txt"],
-        s("a", txt="2"),
+        good(s("a", txt="2")),
+        good(s("d/", {"x.txt": "1"}), s("a", txt="2")),
     )
     add("key-hidden-folder", "A hidden folder is part of a key like any other.", [".d/a.txt"], s(".d/a", txt="0"))
     add(
@@ -61,7 +62,9 @@ def keys() -> None:
         "key-reserved-folder",
         "A component __x__ marks members that belong to no sample.",
         ["__meta__/a.txt", "d/__x__/b.txt", "a.txt"],
-        s("a", txt="2"),
+        good(s("a", txt="2")),
+        good(s("d/__x__/b", txt="1"), s("a", txt="2")),
+        good(s("__meta__/a", txt="0"), s("d/__x__/b", txt="1"), s("a", txt="2")),
     )
     add(
         "key-reserved-file",
@@ -207,7 +210,13 @@ def fields() -> None:
         ]
         case("field", name, why, b"".join(members) + END, *outcomes)
 
-    add("field-upper-case", "Fields are in lower case.", ["a.JPG", "a.Seg.PNG"], s("a", {"seg.png": "1"}, jpg="0"))
+    add(
+        "field-upper-case",
+        "Fields are in lower case.",
+        ["a.JPG", "a.Seg.PNG"],
+        good(s("a", {"seg.png": "1"}, jpg="0")),
+        good(s("a", {"Seg.PNG": "1"}, JPG="0")),
+    )
     add(
         "field-unicode-case",
         "Letters that are not ASCII have a lower case too.",

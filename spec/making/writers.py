@@ -38,7 +38,18 @@ def writers() -> None:
         + member("./d/._a.jpg", apple)
         + member("./d/a.jpg", "one")
         + END,
-        s("./d/a", jpg="one"),
+        good(s("./d/a", jpg="one")),
+        good(s("./d/", {"_a.jpg": apple}), s("./d/a", jpg="one")),
+    )
+    add(
+        "macos-appledouble-between",
+        "AppleDouble files in a folder stand between the members of a sample: it must not come apart.",
+        member("d/._a.jpg", apple)
+        + member("d/a.jpg", "one")
+        + member("d/._a.cls", apple)
+        + member("d/a.cls", "1")
+        + END,
+        s("d/a", jpg="one", cls="1"),
     )
     add(
         "macos-pax",
@@ -60,13 +71,16 @@ def writers() -> None:
         "macos-zip-folder",
         "The folder __MACOSX, of macOS' archiver, has AppleDouble files only.",
         member("a.jpg", "one") + member("__MACOSX/._a.jpg", apple) + END,
-        s("a", jpg="one"),
+        good(s("a", jpg="one")),
+        good(s("a", jpg="one"), s("__MACOSX/", {"_a.jpg": apple})),
     )
     add(
         "macos-ds-store",
         "The Finder's .DS_Store has no key.",
         member(".DS_Store", b"\0\0\0\1Bud1") + member("d/.DS_Store", b"x") + A + END,
-        SA,
+        good(SA),
+        good(s("d/", ds_store="x"), SA),
+        good(s("d/", DS_Store="x"), SA),
     )
     add(
         "windows-thumbs",
@@ -124,7 +138,8 @@ def writers() -> None:
         + member("d/.wh..wh..opq", "", **go)
         + member("d/a.txt", "one", **go)
         + END,
-        s("d/a", txt="one"),
+        good(s("d/a", txt="one")),
+        good(s("d/", {"wh.b.txt": "", "wh..wh..opq": ""}), s("d/a", txt="one")),
     )
     add(
         "docker-xattr",
@@ -176,8 +191,8 @@ def writers() -> None:
         "webdataset-metadata",
         "Members whose name has a component __x__ are about the archive, not samples.",
         member("__meta__/set.json", "{}") + AB + member("__end__", "x") + END,
-        SA,
-        SB,
+        good(SA, SB),
+        good(s("__meta__/set", json="{}"), SA, SB),
     )
     add(
         "gnu-posix",
@@ -229,7 +244,7 @@ def writers() -> None:
         + header("set/", 0, kind=b"5", mode=b"0000775\0")
         + member("set/a.txt", "one", mode=b"0000664\0")
         + END
-        + bytes(BLOCK),
+        + bytes(13 * BLOCK),
         s("set/a", txt="one"),
     )
     add(
@@ -302,7 +317,7 @@ def writers() -> None:
         good(SA),
         good(s("a", txt="one", cls="1")),
     )
-    add("append", "tar -r adds members where the zeros were.", A + B + END + bytes(14 * BLOCK), SA, SB)
+    add("append", "tar -r adds members where the zeros were.", A + B + END + bytes(10 * BLOCK), SA, SB)
     add(
         "append-newer",
         "tar -r and -u add a file again when it has changed: two members of one name.",

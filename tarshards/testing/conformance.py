@@ -19,6 +19,7 @@ import click
 
 from tarshards.cli.program import tool
 from tarshards.errors import visible
+from tarshards.samples.keys import Sample
 
 CASES = Path(__file__).parents[2] / "spec" / "cases"
 LIMIT = 10  # seconds for a case
@@ -26,10 +27,8 @@ LIMIT = 10  # seconds for a case
 #: What a reader may make of a case, from right to worst.
 VERDICTS = ("same", "error", "silent loss", "wrong bytes", "crash", "hang")
 
-Sample = dict[str, Any]
 
-
-class Outcome(NamedTuple):
+class Allowed(NamedTuple):
     """What a reader may deliver: *samples*, or an *error* after some or all of them."""
 
     samples: list[Sample]
@@ -43,10 +42,10 @@ class Case(NamedTuple):
     kind: str
     why: str
     expression: str
-    outcomes: list[Outcome]
+    outcomes: list[Allowed]
 
 
-class Delivery(NamedTuple):
+class ReaderOutput(NamedTuple):
     """What a reader made of a case: *ending* is end, error, crash, hang, or cannot."""
 
     samples: list[Sample]
@@ -54,7 +53,7 @@ class Delivery(NamedTuple):
     log: list[str]
 
 
-class Result(NamedTuple):
+class CaseResult(NamedTuple):
     """A case with a verdict, or None where the reader reads nothing of the kind, and the reader's last words."""
 
     case: Case
@@ -67,12 +66,14 @@ def load_cases(folder: Path = CASES) -> list[Case]:
     cases = []
     for path in sorted(folder.glob("*/expected.json")):
         told = json.loads(path.read_text())
-        outcomes = [Outcome(each["samples"], each.get("error")) for each in told["outcomes"]]
+        outcomes = [Allowed(each["samples"], each.get("error")) for each in told["outcomes"]]
         cases.append(Case(path.parent.name, told["kind"], told["why"], str(path.parent / told["read"]), outcomes))
     return cases
 
 
-def examine(reader: str, cases: Sequence[Case], *, limit: int = LIMIT, python: str = sys.executable) -> list[Result]:
+def examine(
+    reader: str, cases: Sequence[Case], *, limit: int = LIMIT, python: str = sys.executable
+) -> list[CaseResult]:
     """Return the results of *reader* for each case.
 
     *reader* is a function of an expression that returns samples, `module:function`, which *python* imports, or a
@@ -84,14 +85,14 @@ def examine(reader: str, cases: Sequence[Case], *, limit: int = LIMIT, python: s
     worker = str(Path(__file__).with_name("conformance_worker.py"))
     lines = "".join(f"{json.dumps(case.expression)}\n" for case in cases)
     done = subprocess.run([python, worker, reader, str(limit)], input=lines, capture_output=True, text=True)
-    deliveries = [Delivery(**json.loads(line)) for line in done.stdout.splitlines()]
+    deliveries = [ReaderOutput(**json.loads(line)) for line in done.stdout.splitlines()]
     if len(deliveries) != len(cases):
         raise OSError(f"{reader}: {(done.stderr.strip().splitlines() or ['no answer'])[-1]}")
     usual = {shape(line) for case, delivery in zip(cases, deliveries) if case.name == "plain" for line in delivery.log}
-    return [Result(case, *judge(case, delivery, usual)) for case, delivery in zip(cases, deliveries)]
+    return [CaseResult(case, *judge(case, delivery, usual)) for case, delivery in zip(cases, deliveries)]
 
 
-def judge(case: Case, delivery: Delivery, usual: Iterable[str] = ()) -> tuple[str | None, str]:
+def judge(case: Case, delivery: ReaderOutput, usual: Iterable[str] = ()) -> tuple[str | None, str]:
     """Return the verdict on what was delivered, and the reader's last words.
 
     A reader also tells of a fault by a message that is none of the *usual* ones, those about a sound archive.
@@ -106,15 +107,15 @@ def judge(case: Case, delivery: Delivery, usual: Iterable[str] = ()) -> tuple[st
     return min(verdicts, key=VERDICTS.index), words
 
 
-def compare(outcome: Outcome, delivery: Delivery, *, told: bool) -> str:
+def compare(outcome: Allowed, delivery: ReaderOutput, *, told: bool) -> str:
     """Return the verdict by one outcome; *told* says whether a message tells of a fault.
 
     >>> one, two = {"__key__": "a", "txt": "1", "cls": "1"}, {"__key__": "b", "txt": "2"}
-    >>> compare(Outcome([one, two], None), Delivery([one], "end", []), told=False)
+    >>> compare(Allowed([one, two], None), ReaderOutput([one], "end", []), told=False)
     'silent loss'
-    >>> compare(Outcome([one, two], None), Delivery([{"__key__": "a", "txt": "1"}, two], "end", []), told=False)
+    >>> compare(Allowed([one, two], None), ReaderOutput([{"__key__": "a", "txt": "1"}, two], "end", []), told=False)
     'silent loss'
-    >>> compare(Outcome([one], {"class": "archive"}), Delivery([two], "error", []), told=True)
+    >>> compare(Allowed([one], {"class": "archive"}), ReaderOutput([two], "error", []), told=True)
     'wrong bytes'
     """
     expected, samples = outcome.samples, delivery.samples
@@ -151,13 +152,13 @@ def shape(line: str) -> str:
     return re.sub(r"\S*/\S*|0x[0-9a-f]+|\d+", "0", line).strip()
 
 
-def counts(results: Iterable[Result]) -> list[int]:
+def counts(results: Iterable[CaseResult]) -> list[int]:
     """Return the number of results of each verdict, and of those without one."""
     found = Counter(result.verdict for result in results)
     return [found[verdict] for verdict in (*VERDICTS, None)]
 
 
-def table(results: list[Result]) -> list[str]:
+def table(results: list[CaseResult]) -> list[str]:
     """Return the lines of a table of the verdicts by the kinds of cases, and of all cases that are not right."""
     kinds = {kind: [result for result in results if result.case.kind == kind] for kind in kinds_of(results)}
     lines = [f"{'':14}" + "".join(f"{verdict:>13}" for verdict in (*VERDICTS, "not read"))]
@@ -170,7 +171,7 @@ def table(results: list[Result]) -> list[str]:
     return lines
 
 
-def kinds_of(results: list[Result]) -> list[str]:
+def kinds_of(results: list[CaseResult]) -> list[str]:
     return list(dict.fromkeys(result.case.kind for result in results))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -13,13 +14,15 @@ import pytest
 from programs import load_kernel, need
 from twins import use_twin
 
-from tarshards import IndexedShards, Ledger, read_samples
+from tarshards import EpochPlan, IndexedShards, Ledger, read_samples
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError, UrlError
 from tarshards.index import _headers_py
 from tarshards.index.build import build_index
 from tarshards.samples.keys import split_name
+from tarshards.samples.read import group_members
 from tarshards.tar import _tar_py
-from tarshards.testing.conformance import CASES, Delivery, examine, judge, load_cases
+from tarshards.tar.read import read_members
+from tarshards.testing.conformance import CASES, ReaderOutput, examine, judge, load_cases
 
 SPEC = CASES.parent
 EVERY = load_cases()
@@ -108,6 +111,30 @@ def test_each_case_is_read_as_the_page_recommends(twin):
     assert wrong == {}
 
 
+class Pipe(io.BytesIO):
+    """A stream that cannot seek, and returns few bytes at a time."""
+
+    def seekable(self):
+        return False
+
+    def read(self, size=-1):
+        return super().read(min(size, 700))
+
+
+def test_a_pipe_gives_the_same_or_says_that_it_cannot_go_back_to_the_target_of_a_link(twin):
+    wrong = {}
+    for case in EVERY:
+        if case.kind not in ("compression", "expression"):
+            with open(case.expression, "rb") as file:
+                found, error = delivered(group_members(read_members(Pipe(file.read()), url="-"), url="-"))
+            outcome = case.outcomes[0]
+            same = error is None and found == outcome.samples and outcome.error is None
+            is_told = error is not None and (outcome.error is not None or "pipes and compressed" in error.reason)
+            if not (same or (is_told and all(sample in outcome.samples for sample in found))):
+                wrong[case.name] = found, error
+    assert wrong == {}
+
+
 def test_an_index_gives_what_the_stream_gives(twin, tmp_path):
     """Only of plain archives: others have no index. A fault is an error when the index is made, or when it is used."""
     wrong = {}
@@ -135,7 +162,7 @@ def test_reading_past_damage_delivers_nothing_wrong(twin):
         with suppress(TarshardsError):
             found, error = delivered(read_samples(case.expression, on_error=ledger, on_damage="resync"))
             told = ["told"] if ledger.failed or ledger.quarantined else []
-            verdict, _ = judge(case, Delivery(found, "error" if error else "end", told))
+            verdict, _ = judge(case, ReaderOutput(found, "error" if error else "end", told))
             if verdict not in ("same", "error"):
                 wrong[case.name] = verdict, found, error
     assert wrong == {}
@@ -299,14 +326,14 @@ def test_a_reader_gets_its_verdict(readers, reader, verdict):
 def test_an_error_where_one_is_due_is_right_and_its_lack_is_not(readers):
     cut = NAMED["cut-in-data"]
     assert [examine(f"own_readers:{name}", [cut])[0].verdict for name in ("right", "short")] == ["same", "same"]
-    assert judge(cut, Delivery(cut.outcomes[0].samples, "end", []))[0] == "silent loss"
+    assert judge(cut, ReaderOutput(cut.outcomes[0].samples, "end", []))[0] == "silent loss"
     half = [*cut.outcomes[0].samples, {"__key__": "c", "txt": "x" * 500}]
-    assert judge(cut, Delivery(half, "error", ["cut"]))[0] == "wrong bytes"
+    assert judge(cut, ReaderOutput(half, "error", ["cut"]))[0] == "wrong bytes"
 
 
 def test_samples_in_another_order_are_wrong():
     plain = NAMED["plain"]
-    assert judge(plain, Delivery(plain.outcomes[0].samples[::-1], "end", []))[0] == "wrong bytes"
+    assert judge(plain, ReaderOutput(plain.outcomes[0].samples[::-1], "end", []))[0] == "wrong bytes"
 
 
 def test_a_command_is_a_reader_too(tmp_path):
@@ -341,3 +368,18 @@ def run(*words):
 def test_a_reader_that_cannot_be_imported_is_an_error():
     with pytest.raises(OSError, match="no_such_module"):
         examine("no_such_module:read", [NAMED["plain"]])
+
+
+def test_the_vectors_are_what_the_package_computes(monkeypatch):
+    monkeypatch.syspath_prepend(str(SPEC))
+    from make_vectors import indexes, orders
+
+    told = json.loads((SPEC / "vectors.json").read_text())
+    assert (told["indexes"], told["orders"]) == (indexes(), orders())
+
+
+def test_the_states_of_the_vectors_lead_to_the_rest_of_their_epochs():
+    for order in json.loads((SPEC / "vectors.json").read_text())["orders"]:
+        options = {"ranks": order.get("ranks", 1), "tail": order.get("tail", "exact")}
+        rest = EpochPlan.restore(order["samples"], order["state"], **options)
+        assert len(order["first"]) + len(rest) == order["length"]

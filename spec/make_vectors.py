@@ -1,0 +1,51 @@
+"""Write `vectors.json`: indexes of some cases, and orders and states of some epochs, as docs/ describes them.
+
+`python spec/make_vectors.py` computes them with tarshards: other programs compare what they read or compute.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tarshards import EpochPlan
+from tarshards.index.build import build_index
+
+SPEC = Path(__file__).parent
+INDEXED = ("plain", "hard-link", "symlink-before", "sparse-1.0", "pax-path-utf8", "python-latin1", "field-twice")
+INDEXED += ("key-again", "append", "empty-archive", "only-directories")
+EPOCHS: tuple[tuple[list[int], dict[str, Any]], ...] = (
+    ([10], {"seed": 0, "epoch": 0}),
+    ([10], {"seed": 0, "epoch": 1}),
+    ([10], {"seed": 1, "epoch": 0}),
+    ([3, 0, 5, 1], {"seed": 7, "epoch": 2}),
+    ([7, 7, 7], {"seed": 0, "epoch": 0, "ranks": 4, "tail": "pad"}),
+    ([7, 7, 7], {"seed": 0, "epoch": 0, "ranks": 4, "tail": "drop"}),
+    ([500, 300, 200], {"seed": 0, "epoch": 0, "pool": 192, "block": 4}),
+)
+
+
+def indexes() -> list[dict[str, str]]:
+    """Return the bytes of the sidecar of each case, in hexadecimal digits."""
+    return [{"case": name, "index": build_index(str(SPEC / "cases" / name / "a.tar")).pack().hex()} for name in INDEXED]
+
+
+def orders() -> list[dict[str, Any]]:
+    """Return the shard and sample of the first positions of each epoch, and the state after them."""
+    found = []
+    for counts, options in EPOCHS:
+        plan = EpochPlan(counts, **options)
+        count = min(len(plan), 24)
+        places = [list(map(int, plan[position])) for position in range(count)]
+        found.append({"samples": counts, **options, "length": len(plan), "first": places, "state": plan.state(count)})
+    return found
+
+
+def main() -> None:
+    told = {"indexes": indexes(), "orders": orders()}
+    (SPEC / "vectors.json").write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
