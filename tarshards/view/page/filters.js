@@ -125,5 +125,10 @@ export function makeEpoch() {
       about.textContent = `batch ${found.about.step} of ${found.about.batches.toLocaleString("en")} of this rank, epoch ${found.about.epoch}`;
     }
   };
-  return { panel, update, told };
+  /** Count batches from the state of a loader. */
+  const begin = (given) => {
+    state = given;
+    if (given) loaded.textContent = "state given";
+  };
+  return { panel, update, told, begin };
 }
