@@ -13,6 +13,8 @@ from tarshards.cli.output import OUTPUT, check_output, overwrite_option, sync_op
 from tarshards.cli.parameters import FILE, index_dir_option, shards_argument, typed
 from tarshards.cli.program import refuse, tool, usage_errors
 
+MOST = 1 << 30  # bytes of a list of what was left out, and of a checkpoint
+
 
 @tool(
     epilog="Only this machine reaches the address, which has a secret token; elsewhere: ssh -L PORT:127.0.0.1:PORT.",
@@ -23,11 +25,14 @@ from tarshards.cli.program import refuse, tool, usage_errors
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Serve there.  [default: any free]")
 @click.option("--browse", is_flag=True, help="Open the page in a browser.")
 @click.option("--ledger", type=FILE, metavar="FILE", help="JSON list of what a ledger left out, for the page to link.")
+@click.option("--state", type=FILE, metavar="FILE", help="State or checkpoint from which batches are counted.")
 @click.option("--static", type=OUTPUT, metavar="FOLDER", help="Write a page into FOLDER, which needs no tarview.")
 @overwrite_option
 @sync_option
 @takes_shards
-def main(shards: ShardArguments, port: int, browse: bool, ledger: str | None, static: Any, overwrite: bool) -> None:
+def main(
+    shards: ShardArguments, port: int, browse: bool, ledger: str | None, state: str | None, static: Any, overwrite: bool
+) -> None:
     """Show what is in SHARDS on a page for a browser on this machine, wherever they lie.
 
     Nothing is written. Shards without an index are indexed in memory, as far as one scrolls.
@@ -40,10 +45,12 @@ def main(shards: ShardArguments, port: int, browse: bool, ledger: str | None, st
         check_output(Location.of(f"{static.url.rstrip('/')}/{PAGE}"), overwrite, is_field=True)
         click.echo(write_static_page(shards.named(), static).name)
         return
+    from tarshards.view.epoch_batches import read_state
     from tarshards.view.server import ViewServer
     from tarshards.view.view_api import ViewApi
 
-    server = ViewServer(ViewApi(shards.named(), left_out=_entries(ledger)), port)
+    begun = None if state is None else read_state(typed(state).read(MOST))
+    server = ViewServer(ViewApi(shards.named(), left_out=_entries(ledger), state=begun), port)
     click.echo(server.url)
     sys.stdout.flush()
     if browse:
@@ -60,7 +67,7 @@ def _entries(ledger: str | None) -> list[dict[str, Any]]:
     if ledger is None:
         return []
     with usage_errors("--ledger"):
-        entries = json.loads(typed(ledger).read(1 << 28))
+        entries = json.loads(typed(ledger).read(MOST))
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise ValueError("a JSON list of objects with shard, key, field, offset and reason")
     return entries

@@ -10,11 +10,13 @@ import numpy as np
 
 from tarshards.errors import StateError, whole_number
 from tarshards.loaders.batches import BatchMaker
+from tarshards.samples.codecs import decode_field
 from tarshards.stream.sources import check_state
 from tarshards.stream.stream import Stream
 from tarshards.view.viewed_shards import ViewedShards
 
 DEFAULTS = {"seed": 0, "epoch": 0, "rank": 0, "ranks": 1, "batch_size": 32, "shuffle": True, "state": None}
+NO_STATE = "no state of a loader: it has digest, position and lanes"
 
 
 class EpochBatches:
@@ -64,9 +66,21 @@ class EpochBatches:
     def _state(given: Any, maker: BatchMaker) -> Mapping[str, Any]:
         state = state_in(given)
         if state is None:
-            raise StateError("no state of a loader: it has digest, position and lanes")
+            raise StateError(NO_STATE)
         check_state(state, maker.stream.source, ["epoch"])
         return state
+
+
+def read_state(data: bytes) -> dict[str, Any]:
+    """Return the state in a file: JSON, or a checkpoint of torch, which runs no code.
+
+    Raises StateError where there is none, and DecodeError for a damaged file, or more than tensors and containers.
+    """
+    field = {b"{": "json", b"[": "json", b"P": "pth"}.get(data.lstrip()[:1])  # torch writes zip archives: PK...
+    state = None if field is None else state_in(decode_field(field, data))
+    if state is None:
+        raise StateError(NO_STATE)
+    return state
 
 
 def state_in(value: Any) -> dict[str, Any] | None:
@@ -79,4 +93,4 @@ def state_in(value: Any) -> dict[str, Any] | None:
         if value.keys() >= {"digest", "position", "lanes"}:
             return value
         return next(filter(None, map(state_in, value.values())), None)
-    return next(filter(None, map(state_in, value)), None) if isinstance(value, list) else None
+    return next(filter(None, map(state_in, value)), None) if isinstance(value, list | tuple) else None

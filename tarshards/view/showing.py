@@ -36,14 +36,16 @@ def show(
     urls: Any,
     *,
     ledger: Ledger | Iterable[Mapping[str, Any]] = (),
+    state: Mapping[str, Any] | None = None,
     remote: Remote | None = None,
     height: int = 700,
 ) -> Shown:
     """Serve a page of the samples of *urls*, a shard expression, to browsers on this machine; a notebook shows it.
 
-    *ledger*, of a run, adds the list of the samples that it left out, with links to them. *height* is that of the frame
-    in pixels. The page is served until ``close()`` or the end of the process. Its URL has a secret token.
+    *ledger*, of a run, adds the list of the samples that it left out, with links to them. *state*, of a loader, is
+    where the page counts batches from. *height* is that of the frame in pixels. The page is served until ``close()``
+    or the end of the process. Its URL has a secret token.
     """
     if isinstance(ledger, Ledger):
         ledger = [entry._asdict() for entry in ledger.quarantined]
-    return Shown(ViewServer(ViewApi(urls, remote=remote, left_out=ledger), framed=True), height)
+    return Shown(ViewServer(ViewApi(urls, remote=remote, left_out=ledger, state=state), framed=True), height)

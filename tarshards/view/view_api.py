@@ -21,9 +21,17 @@ MOST_ROWS = 500  # of an answer
 
 
 class ViewApi:
-    """The samples of *urls* for a page; *left_out* are entries of a ledger, which it lists."""
+    """The samples of *urls* for a page; *left_out* are entries of a ledger, which it lists, *state* is of a loader."""
 
-    def __init__(self, urls: Any, *, remote: Remote | None = None, left_out: Iterable[Mapping[str, Any]] = ()):
+    def __init__(
+        self,
+        urls: Any,
+        *,
+        remote: Remote | None = None,
+        left_out: Iterable[Mapping[str, Any]] = (),
+        state: Mapping[str, Any] | None = None,
+    ):
+        self.state = state
         self.viewed = ViewedShards(urls, remote)
         self.name, self.queries = self.viewed.name, Queries(self.viewed)
         self.left_out = [dict(entry) for entry in left_out]
@@ -52,6 +60,7 @@ class ViewApi:
             "indexed": viewed.sequence is not None,
             "shards": len(viewed.shards),
             "left_out": len(self.left_out),
+            "state": self.state,
         }
 
     def rows(self, parameters: Parameters) -> Answer:

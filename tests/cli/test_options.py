@@ -66,7 +66,7 @@ VARIES = {
     "--size": "the default depends on what else a tool has to limit shards",
     "--tmpdir": "the default depends on what is kept there",
     "--split": "tarimport takes one split of a dataset, the others a dot of a name",
-    "--state": "tarproc keeps samples in a file, tarjob markers in a folder",
+    "--state": "tarproc keeps samples in a file, tarjob markers in a folder, and tarview reads that of a loader",
     "--name": "tarjob names a job, tarcard a dataset, tarfeed the objects of a cluster",
     "--image": "tarfeed has no image of its own, so that one is required",
     "--port": "tarfeed names the first port of a pod, tarview one of this machine",

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import numpy as np
 import pytest
 import range_server
 from shard_rig import sample, write_set
-from with_torch import ShardDataset, ShardLoader, needs_torch
+from with_torch import ShardDataset, ShardLoader, needs_torch, torch
 
 from tarshards import Ledger, ShardWriter, Stream, TarWriter, build_columns
-from tarshards.errors import ShardIndexError, StateError
+from tarshards.errors import DecodeError, ShardIndexError, StateError
 from tarshards.index.build import build_index
 from tarshards.samples.lines import read_keys
 from tarshards.view import show
+from tarshards.view.epoch_batches import read_state
 from tarshards.view.view_api import ViewApi
 
 
@@ -151,7 +153,7 @@ def test_shards_without_indexes_are_indexed_as_far_as_one_scrolls(tmp_path):
     urls = write_set(tmp_path, index=False)
     api = ViewApi(urls)
     assert api.about({}) | {"name": ""} == {
-        "name": "", "total": 0, "done": False, "indexed": False, "shards": 3, "left_out": 0,
+        "name": "", "total": 0, "done": False, "indexed": False, "shards": 3, "left_out": 0, "state": None,
     }  # fmt: skip
     assert keys(api, 0, 10) == KEYS[:10]
     assert api.viewed.known_shards == 1
@@ -230,6 +232,16 @@ def test_a_state_is_where_the_batches_are_counted_from(api, urls):
     assert keys(api, step="0", epoch=json.dumps(epoch)) == expected
     with pytest.raises(StateError, match="no state"):
         keys(api, step="0", epoch=json.dumps({"state": {"step": 3}}))
+    assert read_state(json.dumps(checkpoint).encode()) == checkpoint["loaders"][0]
+    file = io.BytesIO()
+    torch.save({"model": torch.zeros(3), "loaders": (loader.state_dict(),)}, file)
+    assert read_state(file.getvalue())["digest"] == checkpoint["loaders"][0]["digest"]
+    with pytest.raises(StateError, match="no state"):
+        read_state(b'{"step": 3}')
+    file = io.BytesIO()
+    torch.save({"loaders": ShardLoader}, file)
+    with pytest.raises(DecodeError, match="containers"):
+        read_state(file.getvalue())
 
 
 def test_the_damage_of_a_shard_has_its_places(tmp_path):

@@ -30,11 +30,13 @@ export function makeFilter(source, find) {
   const duplicates = source.offers.has("queries") ? element("select", { name: "duplicates", "aria-label": "duplicates" },
     ...["", "key", "content"].map((value) => element("option", { value }, value ? `same ${value}` : "all samples"))) : null;
   if (duplicates) form.append(duplicates);
-  form.append(element("button", {}, "show"), button("clear", () => go({})));
+  const rest = element("small", {}); // what other parts of the page have chosen
+  form.append(element("button", {}, "show"), button("clear", () => go({})), rest);
   const update = () => {
     const entries = route();
     for (const [name, input] of Object.entries(inputs)) input.value = name === "key" ? "" : (entries[name] ?? "");
     if (duplicates) duplicates.value = entries.duplicates ?? "";
+    rest.textContent = ["sizes", "shard", "step"].filter((name) => entries[name]).map((name) => `${name} ${line(entries[name])}`).join(", ");
   };
   return { form, inputs, update };
 }
@@ -125,5 +127,10 @@ export function makeEpoch() {
       about.textContent = `batch ${found.about.step} of ${found.about.batches.toLocaleString("en")} of this rank, epoch ${found.about.epoch}`;
     }
   };
-  return { panel, update, told };
+  /** Count batches from the state of a loader. */
+  const begin = (given) => {
+    state = given;
+    if (given) loaded.textContent = "state given";
+  };
+  return { panel, update, told, begin };
 }

@@ -176,6 +176,7 @@ window.addEventListener("hashchange", follow);
 const parts = lay();
 source.about().then((found) => {
   about = found;
+  epoch.begin(found.state ?? null);
   document.title = `tarview: ${line(found.name)}`;
   parts.title.textContent = line(found.name);
   parts.ledger.hidden = !found.left_out;
