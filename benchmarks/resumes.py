@@ -137,12 +137,12 @@ def lines(found: dict[str, dict[str, Any]]) -> list[str]:
         if not (result := found.get(peer)) or "error" in result:
             continue
         name = ", ".join(result["versions"])
-        cells = [result["cells"][column] for column in CELLS]
+        cells = [result["cells"].get(column, {"found": "not run", "words": ""}) for column in CELLS]
         rows.append(f"| {name} | " + " | ".join(cell["found"] for cell in cells) + " |")
         issues = f"; known: {tried.issues}" if tried.issues else ""
         notes.append(f"- {name} ({result['date']}): {tried.about}{issues}. `benchmarks/resumes.py {peer}`")
         for column, cell in zip(CELLS, cells):
-            if cell["found"] != "yes":
+            if cell["found"] not in ("yes", "not run"):
                 notes.append(f"  - {column}: {first_lines(cell)}")
     return [ABOUT, *rows, "", *notes]
 
