@@ -212,8 +212,8 @@ def energon(folder: Path, kind: str) -> Make:
                     rank=setup.rank, world_size=setup.ranks, num_workers=setup.workers, seed_offset=setup.seed
                 ),
                 batch_size=setup.batch_size,
-                shuffle_buffer_size=10,
-                max_samples_per_sequence=10,
+                shuffle_buffer_size=10 if kind == "shuffled" else None,
+                max_samples_per_sequence=10 if kind == "shuffled" else None,
                 task_encoder=Encoder(),
                 virtual_epoch_length=setup.total // setup.ranks // setup.batch_size,
             )
@@ -291,11 +291,16 @@ def litdata(folder: Path, kind: str) -> Make:
             writer.merge(1)
         return str(place)
 
-    def make(setup: Setup) -> Any:
-        world = env._DistributedEnv(setup.ranks, setup.rank, 1)
+    def be_rank(rank: int, ranks: int) -> None:
+        world = env._DistributedEnv(ranks, rank, 1)
         env._DistributedEnv.detect = classmethod(lambda cls: world)
+
+    def make(setup: Setup) -> Any:
         firsts = [0, OTHER] if kind == "mixture" else [0]
-        parts = [StreamingDataset(written(setup.shards, first), shuffle=True, seed=setup.seed + 42) for first in firsts]
+        be_rank(0, 1)  # a writer waits for those of all ranks
+        places = [written(setup.shards, first) for first in firsts]
+        be_rank(setup.rank, setup.ranks)
+        parts = [StreamingDataset(place, shuffle=True, seed=setup.seed + 42) for place in places]
         data = CombinedStreamingDataset(parts, seed=setup.seed + 42) if len(parts) > 1 else parts[0]
         return StreamingDataLoader(data, batch_size=setup.batch_size, num_workers=setup.workers)
 
@@ -325,8 +330,7 @@ def streaming(folder: Path, kind: str) -> Make:
 
     def make(setup: Setup) -> Any:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}
-        if setup.rank == 0:
-            streaming.base.util.clean_stale_shared_memory()
+        streaming.base.util.clean_stale_shared_memory()
         firsts = [0, OTHER] if kind == "mixture" else [0]
         data = StreamingDataset(
             streams=[Stream(local=written(setup.shards, first)) for first in firsts],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -87,7 +88,7 @@ of four samples on 2 ranks with 2 workers in batches of 2, and is resumed
 
 "yes": every sample of the epoch comes once, then the next epoch, in the same order where the setup is the same. Other
 words are the kinds of faults above, of the first that was found: an error is "refused" or "raised", the others are
-silent. `make bench ONLY=resumes` repeats all.
+silent. A stop is given as whole epochs + batches. `make bench ONLY=resumes` repeats all.
 """
 
 
@@ -136,21 +137,23 @@ def lines(found: dict[str, dict[str, Any]]) -> list[str]:
         if not (result := found.get(peer)) or "error" in result:
             continue
         name = ", ".join(result["versions"])
-        cells = [result["cells"][column] for column in CELLS]
+        cells = [result["cells"].get(column, {"found": "not run", "words": ""}) for column in CELLS]
         rows.append(f"| {name} | " + " | ".join(cell["found"] for cell in cells) + " |")
         issues = f"; known: {tried.issues}" if tried.issues else ""
         notes.append(f"- {name} ({result['date']}): {tried.about}{issues}. `benchmarks/resumes.py {peer}`")
         for column, cell in zip(CELLS, cells):
-            if cell["found"] != "yes":
+            if cell["found"] not in ("yes", "not run"):
                 notes.append(f"  - {column}: {first_lines(cell)}")
     return [ABOUT, *rows, "", *notes]
 
 
 def first_lines(cell: dict[str, str]) -> str:
-    """What a cell says, on one line, without what a table or a list would take for its own."""
-    words = " ".join(cell["words"].split("chain: ")[0].split())
+    """What a cell says, on one line, and at which stops."""
+    words = "; ".join(cell["words"].split("chain: ")[0].strip().split("\n"))
     words = words.removeprefix(f"{cell['found']}: ").replace("|", "/").replace("`", "'").replace("*", "")
-    return f"{cell['found']}: {words[:WORDS]}{'…' if len(words) > WORDS else ''}"
+    stops = " then ".join(re.findall(r"stop=(\S+)", cell.get("chain", "")))
+    at = f" at stop {stops}" if stops else ""
+    return f"{cell['found']}{at}: {words[:WORDS]}{'…' if len(words) > WORDS else ''}"
 
 
 def main() -> None:
@@ -165,6 +168,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(json.dumps(test(sys.argv[1])))
+        with os.fdopen(os.dup(1), "w") as answer:
+            os.dup2(2, 1)  # peers print
+            answer.write(json.dumps(test(sys.argv[1])))
     else:
         main()

@@ -79,7 +79,7 @@ class Tested:
     - *processes*: run each rank in a process of its own, all at the same time, begun as ``multiprocessing`` begins
       processes here. Otherwise ranks run one after the other in this process. Both set RANK, WORLD_SIZE, LOCAL_RANK
       and LOCAL_WORLD_SIZE.
-    - *limit*: the seconds after which a run hangs.
+    - *limit*: the seconds after which a run is taken to hang.
     """
 
     make_loader: Callable[[Setup], Any]
