@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CHOSEN = 4  # shards of those that are given
 WHOLE = 1 << 28  # bytes of shards that are read whole, at most
-LIMIT = 60.0  # seconds of one leg of a round; one takes less than two unless it hangs
+LIMIT = 60.0  # seconds without a sample of any rank, after which they hang
 LEGS = 8
 BLOCK = 4  # samples of a block of the plan, so that small sets have many
 BAD = ("silent", "hung", "died", "audit")
@@ -158,7 +158,7 @@ class Round:
             outcome.legs.append(f"{ranks} ranks, {workers} workers, stop at {stop}: {' | '.join(map(str, results))}")
             if not results:
                 stacks = [path.read_text(errors="replace") for path in sorted(self.folder.glob("*.stderr"))]
-                outcome.outcome, outcome.words = "hung", f"longer than {LIMIT:.0f} seconds\n{''.join(stacks)}"
+                outcome.outcome, outcome.words = "hung", f"no sample for {LIMIT:.0f} seconds\n{''.join(stacks)}"
                 return outcome
             for name in ("audit", "died"):
                 for words in filter(None, (result.fault(name, self) for result in results)):
@@ -364,20 +364,23 @@ def _are_equal(states: list[str]) -> bool:
 
 
 def run_jobs(jobs: list[dict[str, Any]]) -> bool:
-    """Run a process for each job; wake those that have stopped. Return False if they have not ended after LIMIT."""
+    """Run a process for each job; wake those that have stopped. Return False if they hang."""
     from tarshards.testing.chaos_rank import STOPPED, run
 
     context = multiprocessing.get_context("forkserver")
     processes = [context.Process(target=run, args=(job,)) for job in jobs]
     for process in processes:
         process.start()
-    end = time.monotonic() + LIMIT
+    end, delivered = time.monotonic() + LIMIT, 0
     try:
         while any(process.is_alive() for process in processes) and time.monotonic() < end:
             next(process for process in processes if process.is_alive()).join(STOPPED)
             for process in processes:
                 if process.is_alive():
                     _wake(process.pid or 0)
+            size = sum(os.path.getsize(job["output"]) for job in jobs if os.path.exists(job["output"]))
+            if size > delivered:
+                end, delivered = time.monotonic() + LIMIT, size
         hung = [process for process in processes if process.is_alive()]
         for process in hung:
             os.killpg(process.pid or 0, signal.SIGUSR1)
