@@ -151,7 +151,7 @@ class Round:
             stop = self.rng.choice([None, self.rng.randrange(1, 12)]) if leg < LEGS - 2 else None
             self.jobs = [self._job(leg, rank, ranks, workers, stop, state) for rank in range(ranks)]
             self.others = []
-            if leg == armed or (stop is None and not self.is_armed):
+            if arms := not self.is_armed and (leg == armed or stop is None):
                 self.is_armed = True
                 NEMESES[self.world.nemesis].arm(self)
             results = list(map(RankResult.of, self.jobs)) if run_jobs([*self.jobs, *self.others]) else []
@@ -167,7 +167,7 @@ class Round:
             errors = [result.error for result in results if result.error]
             lost += [entry for result in results for entry in result.lost]
             is_over = all(result.is_read for result in results)
-            if is_over or (errors and not self._resumes):
+            if is_over or (errors and not (arms and "worker" in self.world.nemesis)):  # else training goes on
                 for rank, result in enumerate(results):
                     counted += result.samples(rank, ranks, start, None)
                 break
@@ -188,11 +188,6 @@ class Round:
             outcome.outcome, outcome.words = "hung", f"not over after {LEGS} legs"
             return outcome
         return self._judge(outcome, counted, errors, lost)
-
-    @property
-    def _resumes(self) -> bool:
-        """Whether an error is that of a worker that was killed, after which training goes on."""
-        return "worker" in self.world.nemesis
 
     def _job(self, leg: int, rank: int, ranks: int, workers: int, stop: int | None, state: Any) -> dict[str, Any]:
         world = self.world
