@@ -211,7 +211,7 @@ class CacheFolder:
 
     def _parsed(self, raw: bytes) -> tuple[dict[str, Any], bool]:
         """Return the counts, and whether they are complete."""
-        raw = raw if raw.strip(b"\0") else b""  # a power loss may leave a file of zeros
+        raw = raw if raw[1:].strip(b"\0") else raw[:1]  # a power loss may leave zeros, after the mark too
         if raw[1 : 1 + len(self.BEGIN)] != self.BEGIN[: max(0, len(raw) - 1)]:
             raise OpenError("not the counts of a cache: name another folder", url=f"{self.path}/{COUNTS}")
         try:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CHOSEN = 4  # shards of those that are given
 WHOLE = 1 << 28  # bytes of shards that are read whole, at most
-LIMIT = 60.0  # seconds of one leg of a round; one takes less than two unless it hangs
+LIMIT = 60.0  # seconds without a sample of any rank, after which they hang
 LEGS = 8
 BLOCK = 4  # samples of a block of the plan, so that small sets have many
 BAD = ("silent", "hung", "died", "audit")
@@ -151,14 +151,14 @@ class Round:
             stop = self.rng.choice([None, self.rng.randrange(1, 12)]) if leg < LEGS - 2 else None
             self.jobs = [self._job(leg, rank, ranks, workers, stop, state) for rank in range(ranks)]
             self.others = []
-            if leg == armed or (stop is None and not self.is_armed):
+            if arms := not self.is_armed and (leg == armed or stop is None):
                 self.is_armed = True
                 NEMESES[self.world.nemesis].arm(self)
             results = list(map(RankResult.of, self.jobs)) if run_jobs([*self.jobs, *self.others]) else []
             outcome.legs.append(f"{ranks} ranks, {workers} workers, stop at {stop}: {' | '.join(map(str, results))}")
             if not results:
                 stacks = [path.read_text(errors="replace") for path in sorted(self.folder.glob("*.stderr"))]
-                outcome.outcome, outcome.words = "hung", f"longer than {LIMIT:.0f} seconds\n{''.join(stacks)}"
+                outcome.outcome, outcome.words = "hung", f"no sample for {LIMIT:.0f} seconds\n{''.join(stacks)}"
                 return outcome
             for name in ("audit", "died"):
                 for words in filter(None, (result.fault(name, self) for result in results)):
@@ -167,7 +167,7 @@ class Round:
             errors = [result.error for result in results if result.error]
             lost += [entry for result in results for entry in result.lost]
             is_over = all(result.is_read for result in results)
-            if is_over or (errors and not self._resumes):
+            if is_over or (errors and not (arms and "worker" in self.world.nemesis)):  # else training goes on
                 for rank, result in enumerate(results):
                     counted += result.samples(rank, ranks, start, None)
                 break
@@ -188,11 +188,6 @@ class Round:
             outcome.outcome, outcome.words = "hung", f"not over after {LEGS} legs"
             return outcome
         return self._judge(outcome, counted, errors, lost)
-
-    @property
-    def _resumes(self) -> bool:
-        """Whether an error is that of a worker that was killed, after which training goes on."""
-        return "worker" in self.world.nemesis
 
     def _job(self, leg: int, rank: int, ranks: int, workers: int, stop: int | None, state: Any) -> dict[str, Any]:
         world = self.world
@@ -364,20 +359,23 @@ def _are_equal(states: list[str]) -> bool:
 
 
 def run_jobs(jobs: list[dict[str, Any]]) -> bool:
-    """Run a process for each job; wake those that have stopped. Return False if they have not ended after LIMIT."""
+    """Run a process for each job; wake those that have stopped. Return False if they hang."""
     from tarshards.testing.chaos_rank import STOPPED, run
 
     context = multiprocessing.get_context("forkserver")
     processes = [context.Process(target=run, args=(job,)) for job in jobs]
     for process in processes:
         process.start()
-    end = time.monotonic() + LIMIT
+    end, delivered = time.monotonic() + LIMIT, 0
     try:
         while any(process.is_alive() for process in processes) and time.monotonic() < end:
             next(process for process in processes if process.is_alive()).join(STOPPED)
             for process in processes:
                 if process.is_alive():
                     _wake(process.pid or 0)
+            size = sum(os.path.getsize(job["output"]) for job in jobs if os.path.exists(job["output"]))
+            if size > delivered:
+                end, delivered = time.monotonic() + LIMIT, size
         hung = [process for process in processes if process.is_alive()]
         for process in hung:
             os.killpg(process.pid or 0, signal.SIGUSR1)

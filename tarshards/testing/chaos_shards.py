@@ -18,6 +18,7 @@ from tarshards.storage.opening import open_shard
 
 SAMPLES = 40  # of a shard that are copied, at most
 FIRST, MOST = 1 << 20, 1 << 26  # bytes that are read of a shard: at first, and at most to find two samples
+LEAST = 8  # bytes of a member that other versions change: labels are shorter
 END = bytes(1024)
 
 Fields = dict[str, str]  # the digests of the fields of a sample
@@ -83,24 +84,24 @@ def _ends(data: bytes) -> tuple[list[int], bool]:
 
 
 def changed(archive: bytes) -> bytes:
-    """Return an archive with the same headers and other data."""
+    """Return an archive with the same headers and other data in each member of LEAST bytes."""
     data = bytearray(archive)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
-            if member.isfile() and member.size:
+            if member.isfile() and member.size >= LEAST:
                 data[member.offset_data] ^= 1
     return bytes(data)
 
 
 def resized(archive: bytes) -> bytes:
-    """Return an archive with one byte more in each member."""
+    """Return an archive with one byte more in each member of LEAST bytes."""
     target = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar, tarfile.open(fileobj=target, mode="w") as out:
         for member in tar:
             if member.isfile():
                 file = tar.extractfile(member)
                 assert file is not None
-                content = file.read() + b"!"
+                content = file.read() + b"!" * (member.size >= LEAST)
                 member.size = len(content)
                 member.pax_headers = {name: text for name, text in member.pax_headers.items() if name != "size"}
                 out.addfile(member, io.BytesIO(content))

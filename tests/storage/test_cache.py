@@ -881,6 +881,17 @@ def test_a_file_of_counts_that_is_not_ours_is_an_error(tmp_path):
     assert (tmp_path / "tarshards-cache").read_text() == "precious"
 
 
+@pytest.mark.parametrize("counts", [bytes(200), b"!" + bytes(199), b" " + bytes(199), b"!", b""])
+def test_counts_that_a_power_loss_has_made_zeros_are_counted_again(tmp_path, fetches, counts):
+    block = make_block(0)
+    fetches.take(open_cache(tmp_path), block)
+    module._leave_all()
+    (tmp_path / "tarshards-cache").write_bytes(counts)
+    cache = BlockCache(str(tmp_path), LEAST_CACHE)
+    assert cache.folder.read_counts()["pinned"] > 0
+    cache.leave()
+
+
 # Disks that store nothing.
 
 

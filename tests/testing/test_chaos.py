@@ -41,6 +41,12 @@ def copies(urls, tmp_path_factory) -> ShardCopies:
     return ShardCopies.make(urls, tmp_path_factory.mktemp("copies") / "shards")
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """A busy machine is no hang."""
+    monkeypatch.setattr(chaos, "LIMIT", 600.0)
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_our_loaders(urls, copies, tmp_path, part):
     suite = Suite(urls, 5, ["stream", "planned", "arrays"], ["stream", "planned", "arrays"])
