@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from tarshards.errors import SampleError, UrlError, shortened
 from tarshards.formats.mds import INDEX, plan_mds
-from tarshards.formats.msgpack_shards import stem_of
+from tarshards.formats.msgpack_shards import FILE_NUMBER, stem_of
 from tarshards.formats.pieces import (
     CsvPiece,
     Keys,
@@ -45,7 +44,6 @@ FILES: dict[str, Callable[[list[str], list[str], int | None], Plan]] = {
 FORMATS = (*FILES, "folder", "huggingface")
 _SUFFIXES = {"parquet": "parquet", "pq": "parquet", "csv": "csv", "tsv": "csv", "jsonl": "jsonl", "ndjson": "jsonl"}
 _SUFFIXES |= {"tfrecord": "tfrecord", "tfrecords": "tfrecord", "tfrec": "tfrecord", "zarr": "zarr"}
-_PART = re.compile(r"-\d+-of-\d+$")  # the number of a file, which TensorFlow puts at the end of its name
 
 
 def plan_input(
@@ -132,7 +130,7 @@ def _files_in(folder: str, format: str) -> str:
 def _format_of(urls: Sequence[str]) -> str:
     """Return the format by the names of files; raise UrlError if they are of no known format."""
     location = Location.of(urls[0])
-    suffix = _PART.sub("", without_suffix(location.base.lower())).rpartition(".")[2]
+    suffix = FILE_NUMBER.sub("", without_suffix(location.base.lower())).rpartition(".")[2]
     if suffix not in _SUFFIXES:
         known = ", ".join(f".{suffix}" for suffix in _SUFFIXES)
         raise UrlError(

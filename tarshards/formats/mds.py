@@ -13,13 +13,14 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpenError, SampleError, UrlError
 from tarshards.formats.pieces import Plan, RecordPiece, file_identity, lose
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
+from tarshards.storage.streams import read_at_most
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +49,9 @@ class MdsPiece(RecordPiece):
     def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
             with open_shard(self.url) as stream:
-                data = _read(stream)
+                data = read_at_most(stream, MOST_FILE + 1, 1 << 20)
+            if len(data) > MOST_FILE:
+                raise ValueError(f"more than {MOST_FILE:,} bytes")
             (count,) = struct.unpack_from("<I", data)
             offsets = struct.unpack_from(f"<{count + 1}I", data, 4)
             if count != self.count or offsets[-1] != len(data):
@@ -65,17 +68,6 @@ class MdsPiece(RecordPiece):
                 yield number, _sample(data[offsets[number] : offsets[number + 1]], decoders)
             except (ValueError, struct.error, LookupError) as error:
                 lose(ledger, SampleError(str(error), url=self.origin(number)))
-
-
-def _read(stream: BinaryIO) -> bytes:
-    """Read a whole file; raise ValueError if it is too large for its offsets."""
-    parts, size = [], 0
-    while data := stream.read(1 << 20):
-        parts.append(data)
-        size += len(data)
-        if size > MOST_FILE:
-            raise ValueError(f"more than {MOST_FILE:,} bytes")
-    return b"".join(parts)
 
 
 def _sample(data: bytes, columns: list[tuple[str, int | None, Callable[[bytes], Any]]]) -> dict[str, Any]:

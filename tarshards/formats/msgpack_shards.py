@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 PIECE = 1 << 18  # bytes unpacked at once
+FILE_NUMBER = re.compile(r"-\d+-of-\d+$")  # TensorFlow puts it at the end of the names of files
 MOST_BYTES = 1 << 30  # of a sample
 MOST_ITEMS = 1 << 20  # of a list or map, whose memory is allocated before they are read
 
@@ -98,7 +99,7 @@ def stem_of(location: Location) -> str:
     if location.scheme == "-":
         return "stdin"
     stem, _, rest = location.base.lstrip(".").partition(".")
-    part = re.search(r"-\d+-of-\d+$", rest)
+    part = FILE_NUMBER.search(rest)
     return stem.strip("_") + (part[0] if part else "") or "file"
 
 

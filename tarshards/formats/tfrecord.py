@@ -21,6 +21,7 @@ from tarshards.errors import OpenError, SampleError
 from tarshards.formats.pieces import Plan, RecordPiece, file_identity, lose
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.opening import open_shard
+from tarshards.storage.streams import read_at_most
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +66,7 @@ def read_records(stream: BinaryIO) -> Iterator[bytes | None]:
     Raises EOFError where no more records can be found: the file ends within one, or a length does not match its
     checksum.
     """
-    while head := _read(stream, 12):
+    while head := read_at_most(stream, 12, PIECE):
         if len(head) < 12:
             raise EOFError("the file ends within a record")
         length, checksum = struct.unpack("<QI", head)
@@ -73,19 +74,10 @@ def read_records(stream: BinaryIO) -> Iterator[bytes | None]:
             raise EOFError("not a TFRecord: the length of a record does not match its checksum")
         if length > MOST_BYTES:
             raise EOFError(f"a record of {length:,} bytes, more than {MOST_BYTES:,}")
-        data = _read(stream, length + 4)
+        data = read_at_most(stream, length + 4, PIECE)
         if len(data) < length + 4:
             raise EOFError("the file ends within a record")
         yield data[:-4] if masked(data[:-4]) == int.from_bytes(data[-4:], "little") else None
-
-
-def _read(stream: BinaryIO, size: int) -> bytes:
-    """Read *size* bytes, fewer at the end."""
-    parts = []
-    while size and (data := stream.read(min(size, PIECE))):
-        parts.append(data)
-        size -= len(data)
-    return b"".join(parts)
 
 
 def masked(data: bytes) -> int:

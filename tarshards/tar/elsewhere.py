@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.storage.compression import MAX_RATIO, is_bomb
+from tarshards.storage.streams import read_at_most
 from tarshards.tar.read import (
     AFTER_END,
     BLOCK,
@@ -139,7 +140,7 @@ class SpecialMembers:
             steps.append(Step(offsets[-1], name, link, 0))
             path = link if kind == "hard link" else posixpath.join(posixpath.dirname(name), link)
             path = posixpath.normpath(path)
-            every = self._places.get(path, [])
+            every = self._offsets.get(path, [])
             found = [offset for offset in every if offset < offsets[-1]] if kind == "hard link" else every
             if not found:
                 if path == "." or path in self._folders:
@@ -190,7 +191,7 @@ class SpecialMembers:
         return name, self._read(header + first, start - first), end - start, kind
 
     @cached_property
-    def _places(self) -> dict[str, list[int]]:
+    def _offsets(self) -> dict[str, list[int]]:
         """The offsets of the first headers of all members, by their names."""
         offsets: dict[str, list[int]] = {}
         for name, header in self._names():
@@ -200,19 +201,16 @@ class SpecialMembers:
     @cached_property
     def _folders(self) -> set[str]:
         """The folders of all members."""
-        return {name[:end] for name in self._places for end, letter in enumerate(name) if letter == "/"}
+        return {name[:end] for name in self._offsets for end, letter in enumerate(name) if letter == "/"}
 
 
 def _read_at(stream: Any, begin: int, offset: int, size: int) -> bytes:
     """Read *size* bytes at an offset of the archive that begins at *begin*; the stream keeps its position."""
     here = stream.tell()
     stream.seek(begin + offset)
-    parts = []
-    while size and (data := stream.read(size)):
-        parts.append(data)
-        size -= len(data)
+    data = read_at_most(stream, size, size)
     stream.seek(here)
-    return b"".join(parts)
+    return data
 
 
 def _refuse(offset: int, size: int) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed
+from soak import SOAK
 from torch.utils.data import DataLoader
 
 from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, Stream, World, readers, torch_iterable
@@ -48,7 +49,8 @@ def classes(samples) -> list[int]:
     return [int(sample["cls"]) for sample in samples]
 
 
-@pytest.mark.parametrize("shards", range(4, 18))
+@pytest.mark.soak
+@pytest.mark.parametrize("shards", range(4, 18, 1 if SOAK > 1 else 3))
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
 def test_every_world_is_a_partition(make_shards, shards, world_size, num_workers):
@@ -65,7 +67,8 @@ def test_every_world_is_a_partition(make_shards, shards, world_size, num_workers
         assert sorted(seen) == list(range(3 * shards))
 
 
-@pytest.mark.parametrize("shards", [4, 9, 17])
+@pytest.mark.soak
+@pytest.mark.parametrize("shards", [4, 9, 17] if SOAK > 1 else [4, 9])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 def test_exactly_once_with_real_workers(make_shards, monkeypatch, shards, world_size, workers):
