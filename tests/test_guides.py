@@ -250,7 +250,7 @@ def test_clusters(daft, follow, tmp_path):
     for package in ("ray", "pyspark", "daft"):
         pytest.importorskip(package, reason=f"needs {package}")
     need("java")
-    printed = follow("clusters.md")
+    printed = follow("clusters.md", PYTHONWARNINGS="ignore")
     for name, engine in (("ray", "Ray"), ("spark", "Spark"), ("daft", "Daft")):
         assert f"2000 rows on {engine}\n" in printed
         samples = list(IndexedShards(str(tmp_path / f"{name}.shards.json")))

@@ -1,7 +1,9 @@
 """Daft: shards as a data frame, and data frames to shards; the only importer of ``daft``.
 
-frame = DaftSource("train-{000..146}.tar").read()
-frame.write_sink(DaftSink("copy-{shard:06d}.tar"))
+For example:
+
+    frame = DaftSource("train-{000..146}.tar").read()
+    frame.write_sink(DaftSink("copy-{shard:06d}.tar"))
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Ray: shards as a dataset of Ray Data, datasets to shards, and an executor on a cluster; the only importer of ``ray``.
 
-dataset = ray.data.read_datasource(RaySource("train.shards.json"))
-dataset.map(resize).write_datasink(RaySink("small-{shard:06d}.tar"))
-map_shards(filter_samples, "in-{000..999}.tar", "out-{000..999}.tar", executor=RayExecutor())
+For example:
+
+    dataset = RaySource("train.shards.json").read()
+    dataset.map(resize).write_datasink(RaySink("small-{shard:06d}.tar"))
+    map_shards(filter_samples, "in-{000..999}.tar", "out-{000..999}.tar", executor=RayExecutor())
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RaySource(Datasource):
-    """The samples of indexed shards, for ``ray.data.read_datasource``; the arguments are those of ``ShardTable``.
+    """The samples of indexed shards; ``read()`` is the dataset. The arguments are those of ``ShardTable``.
 
     A task reads a range of positions, so one large shard is read by many. Its rows and bytes are those that the index
     names, not estimates.
@@ -36,6 +38,15 @@ class RaySource(Datasource):
     def __init__(self, urls: Any, **options: Any):
         super().__init__()
         self._table = ShardTable(urls, **options)
+
+    def read(self, tasks: int | None = None) -> ray.data.Dataset:
+        """Return the dataset; *tasks* is as for ``ShardTable.ranges``, and the cores are those of the cluster.
+
+        Where ``ray.data.read_datasource`` chooses the number, small datasets have a task or block for each MiB, each of
+        which takes Ray several times the CPU of reading it.
+        """
+        tasks = tasks or self._table.tasks(_cluster_cores())
+        return ray.data.read_datasource(self, override_num_blocks=tasks)
 
     def get_name(self) -> str:
         return "tarshards"
@@ -95,8 +106,7 @@ class RayExecutor(Executor):
     """
 
     def __init__(self, **options: Any):
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False, logging_level="WARNING")
+        _connect()
         self._call = ray.remote(**options)(_call) if options else ray.remote(_call)
         self._cores = options.get("num_cpus", 1)
         self._futures: set[Future[Any]] = set()
@@ -104,7 +114,7 @@ class RayExecutor(Executor):
     @property
     def slots(self) -> int:
         """The calls that the cores of the cluster take at once, as it is now."""
-        return max(1, int(ray.cluster_resources().get("CPU", 0) / self._cores)) if self._cores else 1
+        return max(1, int(_cluster_cores() / self._cores)) if self._cores else 1
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -139,3 +149,13 @@ class RayExecutor(Executor):
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     return function(*args, **named)
+
+
+def _connect() -> None:
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, logging_level="WARNING")
+
+
+def _cluster_cores() -> int:
+    _connect()
+    return int(ray.cluster_resources().get("CPU", 1))

@@ -1,8 +1,10 @@
 """Spark: shards as the format "tarshards" of data frames; the only importer of ``pyspark``.
 
-spark.dataSource.register(SparkSource)
-frame = spark.read.format("tarshards").load("train-{000..146}.tar")
-frame.write.format("tarshards").mode("overwrite").save("/shared/copy-{shard:06d}.tar")
+For example:
+
+    spark.dataSource.register(SparkSource)
+    frame = spark.read.format("tarshards").load("train-{000..146}.tar")
+    frame.write.format("tarshards").mode("overwrite").save("/shared/copy-{shard:06d}.tar")
 """
 
 from __future__ import annotations
@@ -48,12 +50,12 @@ class SparkSource(DataSource):
         fields = self._table().schema.names[1:]
         return StructType([StructField(KEY, StringType()), *(StructField(each, BinaryType()) for each in fields)])
 
-    def _table(self, fields: list[str] | str | None = None) -> ShardTable:
-        return ShardTable(self.options["path"], fields=fields or self.options.get("fields"))
+    def _table(self) -> ShardTable:
+        return ShardTable(self.options["path"], fields=self.options.get("fields"))
 
     def reader(self, schema: StructType) -> _SparkReader:
         tasks = self.options.get("tasks")
-        return _SparkReader(self._table([name for name in schema.names if name != KEY]), tasks and int(tasks))
+        return _SparkReader(self._table(), schema.names, tasks and int(tasks))
 
     def writer(self, schema: StructType, overwrite: bool) -> _SparkWriter:
         limits: Any = {name: int(self.options[name]) for name in ("max_samples", "max_bytes") if name in self.options}
@@ -61,8 +63,8 @@ class SparkSource(DataSource):
 
 
 class _SparkReader(DataSourceReader):
-    def __init__(self, table: ShardTable, tasks: int | None):
-        self.table, self.tasks = table, tasks
+    def __init__(self, table: ShardTable, columns: list[str], tasks: int | None):
+        self.table, self.columns, self.tasks = table, columns, tasks
 
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(part) for part in self.table.ranges(self.tasks)]
@@ -70,7 +72,7 @@ class _SparkReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         part: SampleRange = partition.value
         for table in part.read():
-            yield from table.to_batches()
+            yield from table.select(self.columns).to_batches()
 
 
 @dataclass

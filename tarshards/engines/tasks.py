@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KEY = "__key__"
-TABLE = 1 << 24  # bytes of fields in a table
-TASK = 1 << 27  # bytes of fields of a task, where the engine names no number of tasks
+TABLE = 1 << 24  # bytes of fields in a table; half and double take as much CPU
+TASK = 1 << 27  # bytes of fields of a task: the size of a block or partition in Ray and Spark
 
 
 class ShardTable:
@@ -119,14 +119,17 @@ class ShardTable:
             return Tables(Columns({}, []), self.samples[:LOOKED_AT]).schema
         return pa.schema([(KEY, pa.string()), *((field, pa.binary()) for field in self._described[0])])
 
+    def tasks(self, cores: int) -> int:
+        """Return into how many tasks to divide the samples for this number of cores."""
+        return max(2 * cores, -(-self.size // TASK))
+
     def ranges(self, tasks: int | None = None) -> list[SampleRange]:
         """Return at most this number of ranges of equal length, which together are all samples, in their order.
 
-        By default each has about 128 MiB, and there are at least as many as cores.
+        By default each has at most about 128 MiB, and there are two for each core of this machine.
         """
         _, shards, sizes = self._described
-        if tasks is None:
-            tasks = max(os.cpu_count() or 1, -(-self.size // TASK))
+        tasks = tasks or self.tasks(os.cpu_count() or 1)
         ends = np.cumsum([0, *self.samples.counts]).tolist()
         found = []
         for begin, end in pairwise(sorted({len(self) * number // tasks for number in range(tasks + 1)})):

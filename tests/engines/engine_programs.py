@@ -38,7 +38,7 @@ def on_ray(shards: str, pattern: str, changed: Callable[[str, bytes], bytes]) ->
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    dataset = ray.data.read_datasource(RaySource(shards), override_num_blocks=5)
+    dataset = RaySource(shards).read(5)
     tell(dataset.iter_rows())
 
     def change_row(row: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,8 @@ def shards(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("set")
     with ShardWriter(str(folder / "set-%d.tar"), max_samples=SAMPLES - 500) as writer:
         for i in range(SAMPLES):
-            writer.write({"__key__": f"{i:06d}", "bin": f"{i}".encode() * (1 + i % 50), "cls": i % 10})
+            extra = {"txt": "one of the first shard"} if i == 7 else {}
+            writer.write({"__key__": f"{i:06d}", "bin": f"{i}".encode() * (1 + i % 50), "cls": i % 10, **extra})
     return str(folder / "set-{0..1}.tar")
 
 
@@ -54,7 +55,11 @@ def test_each_sample_is_read_and_written_once_though_a_worker_is_killed(engine, 
     assert (tmp_path / "killed").exists()
     source = digests(IndexedShards(shards))
     assert Counter(tuple(line.split()) for line in (tmp_path / "read").read_text().splitlines()) == source
-    assert digests(IndexedShards(str(tmp_path / "copy/out.shards.json")), backwards=True) == source
+    copies = IndexedShards(str(tmp_path / "copy/out.shards.json"))
+    assert digests(copies, backwards=True) == source
+    assert [(each["__key__"], each["txt"]) for each in copies if "txt" in each] == [
+        ("000007", b"one of the first shard")
+    ]
     written = sorted(path.name for path in tmp_path.glob("copy/*.tar"))
     assert written == [f"out-{number:03d}.tar" for number in range(len(written))]
     assert len(written) >= SAMPLES / 150
