@@ -1,4 +1,4 @@
-"""``python -m tarshards``, and the command ``tarshards``: what is installed; ``tarshards chaos`` tests a loader."""
+"""``python -m tarshards``, and the command ``tarshards``: what is installed, and checks of loaders and readers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 import tarshards
 from tarshards.cli.program import Verbs
-from tarshards.testing import chaos
+from tarshards.testing import chaos, conformance, loader_commands
 
 KERNELS = ("tar._tar", "storage._mapped", "index._sidecars", "index._headers", "index._rows", "index._pixels")
 FOR_DEVELOPERS = {"bench", "demo", "interop", "test", "test-core"}  # extras
@@ -22,15 +22,22 @@ FOR_DEVELOPERS = {"bench", "demo", "interop", "test", "test-core"}  # extras
 class MainVerbs(Verbs):
     """The commands that are no tools of their own."""
 
-    verbs: ClassVar[dict[str, click.Command]] = {"chaos": chaos.main}
+    verbs: ClassVar[dict[str, click.Command]] = {
+        "chaos": chaos.main,
+        "conformance": conformance.main,
+        "epoch": loader_commands.epoch,
+        "resume": loader_commands.resume,
+        "shuffle": loader_commands.shuffle,
+    }
 
 
 @click.command(cls=MainVerbs)
-@MainVerbs.argument("[chaos SHARDS...]")
+@MainVerbs.argument("[CHECK ...]")
 def main(words: tuple[str, ...]) -> None:
     """Show the versions of tarshards and Python, the kernels that are compiled and the extras that are installed.
 
-    chaos SHARDS tests a loader, ours or yours, while ranks, network, shards and machine fail.
+    Checks, of ours or yours: resume, epoch and shuffle of a loader, conformance of a reader of tar files, and chaos, in
+    which a loader reads SHARDS while ranks, network, shards and machine fail. Each has --help.
 
     The tools are programs of their own: tarcat, tarsplit, tarproc and others, each with --help.
     """

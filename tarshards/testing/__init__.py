@@ -1,4 +1,4 @@
-"""Checks that users run on their own loaders, data and writers, in Python, in pytest and as ``python -m``.
+"""Checks that users run on their own loaders, data and writers, in Python, in pytest and as commands of ``tarshards``.
 
 A kit for any loader, with the standard library alone, in the order of reading:
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from tarshards import __version__
+from tarshards.cli.parameters import seed_option
 from tarshards.cli.program import say, tool
 
 if TYPE_CHECKING:
@@ -681,10 +682,12 @@ def preload(readers: Sequence[str]) -> None:
 
 @tool(example="tarshards chaos --minutes 10 'train-{000..099}.tar'")
 @click.argument("shards", nargs=-1, required=True)
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=10.0, help="How long to go on.")
+@click.option(
+    "--minutes", type=click.FloatRange(0, min_open=True), default=10.0, metavar="N", help="How long to go on."
+)
 @click.option("--loader", metavar="MODULE:FUNCTION", help="Your loader: a function of a list of URLs.")
-@click.option("--seed", type=int, default=0, help="What all rounds are drawn from.")
-@click.option("--round", "number", type=click.IntRange(0), help="Run only this round, again.")
+@seed_option
+@click.option("--round", "number", type=click.IntRange(0), metavar="N", help="Run only this round, again.")
 @click.option("--report", type=click.Path(dir_okay=False), help="Write FILE.md and FILE.json.", metavar="FILE")
 def main(
     shards: tuple[str, ...], minutes: float, loader: str | None, seed: int, number: int | None, report: str | None

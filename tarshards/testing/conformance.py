@@ -175,10 +175,17 @@ def kinds_of(results: list[CaseResult]) -> list[str]:
     return list(dict.fromkeys(result.case.kind for result in results))
 
 
-@tool(name="conformance", example="python -m tarshards.testing conformance tarshards:read_samples")
+@tool(name="conformance", example="tarshards conformance tarshards:read_samples")
 @click.argument("reader")
-@click.option("--cases", "folder", type=click.Path(path_type=Path), default=CASES, help="The folder of the cases.")
-@click.option("--limit", type=click.IntRange(1), default=LIMIT, help="Seconds for a case.")
+@click.option(
+    "--cases",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    default=CASES,
+    help="The folder of the cases.",
+)
+@click.option("--limit", type=click.IntRange(1), default=LIMIT, metavar="SECONDS", help="Seconds for a case.")
 def main(reader: str, folder: Path, limit: int) -> None:
     """Run the cases of the convention over READER, and print what it makes of them.
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from tarshards.cli.program import usage_errors
+from tarshards.cli.parameters import seed_option
+from tarshards.cli.program import tool, usage_errors
 from tarshards.testing.chains import Chain, LoaderFault
 from tarshards.testing.epochs import check_epoch
 from tarshards.testing.resume import CHANGES, check_chain, check_resume
@@ -52,7 +53,7 @@ class Function(click.ParamType):
 def of_loader(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what all these commands share."""
     for add in (
-        click.option("--limit", default=30.0, help="Seconds after which a run hangs."),
+        click.option("--limit", default=30.0, metavar="SECONDS", help="Seconds after which a run hangs."),
         click.option("--processes", is_flag=True, help="Run each rank in a process of its own."),
         click.option(
             "--steady",
@@ -66,7 +67,12 @@ def of_loader(command: Callable[..., Any]) -> Callable[..., Any]:
             default="exact",
             help="Samples that do not divide: each comes once, some come twice, or some do not come.",
         ),
-        click.option("--read", type=Function(), help="Function from a batch to the numbers of its samples."),
+        click.option(
+            "--read",
+            type=Function(),
+            metavar="MODULE:FUNCTION",
+            help="Function from a batch to the numbers of its samples.",
+        ),
         click.argument("make_loader", type=Function(), metavar="MODULE:FUNCTION"),
     ):
         command = add(command)
@@ -86,13 +92,19 @@ def conclude(check: Callable[..., Any], make_loader: Any, read: Any, **options: 
     click.echo(f"ok: {report}")
 
 
-@click.command()
-@click.option("--chain", help="Run only this chain, as a fault names it.")
-@click.option("--seed", default=0, help="Seed of the random chains.")
-@click.option("--chains", default=50, help="Random chains of larger worlds.")
-@click.option("--worlds", default=500, help="Small worlds, of 14,976.")
-@click.option("--times", default=2, help="Resumes in a row.")
-@click.option("--changes", type=Names(*CHANGES), default=",".join(CHANGES), help="What may differ after a resume.")
+@tool()
+@click.option("--chain", metavar="TEXT", help="Run only this chain, as a fault names it.")
+@seed_option
+@click.option("--chains", default=50, metavar="N", help="Random chains of larger worlds.")
+@click.option("--worlds", default=500, metavar="N", help="Small worlds, of 14,976.")
+@click.option("--times", default=2, metavar="N", help="Resumes in a row.")
+@click.option(
+    "--changes",
+    type=Names(*CHANGES),
+    default=",".join(CHANGES),
+    metavar="NAME,...",
+    help="What may differ after a resume.",
+)
 @of_loader
 def resume(chain: str | None, make_loader: Any, read: Any, **options: Any) -> None:
     """Stop a loader in small worlds at every batch, and resume it.
@@ -109,8 +121,8 @@ def resume(chain: str | None, make_loader: Any, read: Any, **options: Any) -> No
     conclude(partial(check_chain, chain=one), make_loader, read, **tested)
 
 
-@click.command()
-@click.option("--setups", default=500, help="Small setups, of 1,872.")
+@tool()
+@click.option("--setups", default=500, metavar="N", help="Small setups, of 1,872.")
 @of_loader
 def epoch(make_loader: Any, read: Any, **options: Any) -> None:
     """Compare three epochs over all ranks with the dataset, and the steps of the ranks with each other.
@@ -120,10 +132,16 @@ def epoch(make_loader: Any, read: Any, **options: Any) -> None:
     conclude(check_epoch, make_loader, read, **options)
 
 
-@click.command()
-@click.option("--degrees", type=Names(*DEGREES), default=",".join(DEGREES), help="What is promised to be random.")
-@click.option("--window", type=int, help="Samples that are mixed with each other. [default: all]")
-@click.option("--seeds", default=150, help="Seeds to draw orders of.")
+@tool()
+@click.option(
+    "--degrees",
+    type=Names(*DEGREES),
+    default=",".join(DEGREES),
+    metavar="NAME,...",
+    help="What is promised to be random.",
+)
+@click.option("--window", type=int, metavar="N", help="Samples that are mixed with each other.  [default: all]")
+@click.option("--seeds", default=150, metavar="N", help="Seeds to draw orders of.")
 @of_loader
 def shuffle(make_loader: Any, read: Any, **options: Any) -> None:
     """Compare the orders of a loader with true permutations.

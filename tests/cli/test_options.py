@@ -92,7 +92,16 @@ WORDS = {
         "N",
     ),
     *("NAME", "OPTION", "PATTERN", "POLICY", "QUANTITY", "SECONDS", "SHARDS", "SIZE", "TEMPLATE", "TEXT", "URL"),
-    *("FIELD[:KIND]", "NAME=R,...", "NAME=TYPE,...", "N|SIZE", "FOLDER|FILE", "SECRET:PATH", "SECRET|NAME=SECRET:KEY"),
+    *(
+        "FIELD[:KIND]",
+        "NAME,...",
+        "NAME=R,...",
+        "NAME=TYPE,...",
+        "N|SIZE",
+        "FOLDER|FILE",
+        "SECRET:PATH",
+        "SECRET|NAME=SECRET:KEY",
+    ),
     *("first|last|N", "now|soon,fail=N|N%"),
 }
 
@@ -163,7 +172,8 @@ def test_values_are_named_by_the_same_words():
 
 @pytest.mark.parametrize("tool", tools())
 def test_every_tool_has_help_and_version(tool, path_with_tools):
-    command = [sys.executable, "-m", "tarshards"] if tool == "tarshards" else tool.split()
+    name, *verb = tool.split()
+    command = [sys.executable, "-m", "tarshards", *verb] if name == "tarshards" else [name, *verb]
     options = {"env": {**os.environ, "PATH": path_with_tools}, "stdin": subprocess.DEVNULL}
 
     def run(*arguments: str) -> str:
@@ -174,7 +184,6 @@ def test_every_tool_has_help_and_version(tool, path_with_tools):
     assert run("-h") == run("--help")
     assert run("-h").startswith(f"Usage: {tool} ")
     assert not [line for line in run("-h").splitlines() if line != line.rstrip()], "a name without an explanation"
-    name = tool.split()[0]
     shown = name if name == "tarshards" else f"{name} (tarshards)"
     assert run("--version") == f"{shown} {tarshards.__version__}\n"
 

@@ -361,7 +361,7 @@ def test_the_command_prints_a_table_and_tells_by_its_exit_code(readers):
 
 
 def run(*words):
-    command = [sys.executable, "-m", "tarshards.testing", "conformance", *words]
+    command = [sys.executable, "-m", "tarshards", "conformance", *words]
     return subprocess.run(command, capture_output=True, text=True)
 
 

@@ -211,7 +211,7 @@ HERE = {**os.environ, "PYTHONPATH": str(Path(tarshards.__file__).parents[1])}
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tarshards.testing", *words]
+    command = [sys.executable, "-m", "tarshards", *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, env=HERE)
 
 
