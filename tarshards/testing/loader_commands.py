@@ -33,7 +33,7 @@ class Names(click.ParamType):
         return names
 
 
-class Function(click.ParamType):
+class FunctionName(click.ParamType):
     """A function that a module of the current folder or of the environment has."""
 
     name = "MODULE:FUNCTION"
@@ -66,8 +66,8 @@ def of_loader(command: Callable[..., Any]) -> Callable[..., Any]:
             default="exact",
             help="Samples that do not divide: each comes once, some come twice, or some do not come.",
         ),
-        click.option("--read", type=Function(), help="Function from a batch to the numbers of its samples."),
-        click.argument("make_loader", type=Function(), metavar="MODULE:FUNCTION"),
+        click.option("--read", type=FunctionName(), help="Function from a batch to the numbers of its samples."),
+        click.argument("make_loader", type=FunctionName(), metavar="MODULE:FUNCTION"),
     ):
         command = add(command)
     return command
