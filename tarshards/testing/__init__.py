@@ -22,15 +22,15 @@ from __future__ import annotations
 
 from tarshards.testing.chains import Chain, LoaderFault
 from tarshards.testing.epochs import check_epoch
-from tarshards.testing.resume import Report, check_chain, check_resume, each_world, small_worlds
+from tarshards.testing.resume import Checked, check_chain, check_resume, each_world, small_worlds
 from tarshards.testing.runs import Tested
 from tarshards.testing.setups import Setup, numbers_of, write_shards
 from tarshards.testing.shuffle import check_shuffle
 
 __all__ = [
     "Chain",
+    "Checked",
     "LoaderFault",
-    "Report",
     "Setup",
     "Tested",
     "check_chain",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tarshards.testing.chains import Chain, Leg, LoaderFault, Trial, flat, least, numbered, shown
-from tarshards.testing.resume import Report
+from tarshards.testing.resume import Checked
 from tarshards.testing.runs import Run, Tested
 from tarshards.testing.setups import Setup, small_setups, spread
 
@@ -22,7 +22,7 @@ def check_epoch(
     expected: Callable[[Setup], Iterable[int]] = all_numbers,
     setups: int | None = 500,
     **options: Any,
-) -> Report:
+) -> Checked:
     """Take a loader through three epochs in small worlds; raise LoaderFault at the first that is wrong.
 
     Each epoch over all ranks has to deliver
@@ -43,7 +43,7 @@ def check_epoch(
             _check_setup(trial, setup, expected)
     except LoaderFault as fault:
         raise least(fault, lambda chain: _check_setup(trial, chain.setups[0], expected)) from None
-    return Report(worlds=len(chosen), runs=trial.runs)
+    return Checked(worlds=len(chosen), runs=trial.runs)
 
 
 def _check_setup(trial: Trial, setup: Setup, expected: Callable[[Setup], Iterable[int]]) -> None:

@@ -22,7 +22,7 @@ from tarshards.testing.shuffle import DEGREES, check_shuffle
 class Names(click.ParamType):
     """Some of the given names, joined by commas."""
 
-    name = "NAMES"
+    name = "NAME,..."
 
     def __init__(self, *names: str):
         self.names = names
@@ -34,7 +34,7 @@ class Names(click.ParamType):
         return names
 
 
-class Function(click.ParamType):
+class FunctionName(click.ParamType):
     """A function that a module of the current folder or of the environment has."""
 
     name = "MODULE:FUNCTION"
@@ -69,11 +69,11 @@ def of_loader(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--read",
-            type=Function(),
+            type=FunctionName(),
             metavar="MODULE:FUNCTION",
             help="Function from a batch to the numbers of its samples.",
         ),
-        click.argument("make_loader", type=Function(), metavar="MODULE:FUNCTION"),
+        click.argument("make_loader", type=FunctionName(), metavar="MODULE:FUNCTION"),
     ):
         command = add(command)
     return command

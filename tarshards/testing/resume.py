@@ -18,7 +18,7 @@ World = tuple[Setup, Setup]  #: before a resume, and after it
 
 
 @dataclass(frozen=True)
-class Report:
+class Checked:
     """What a check has run: small worlds, random chains, resumes, and ranks."""
 
     worlds: int = 0
@@ -39,7 +39,7 @@ def check_resume(
     chains: int = 50,
     seed: int = 0,
     **options: Any,
-) -> Report:
+) -> Checked:
     """Stop a loader in small worlds at every batch, and resume it; raise LoaderFault at the first that is wrong.
 
     A world is a dataset (up to 3 shards of up to 4 samples) with a setup before the resume (up to 3 ranks, 3 workers
@@ -72,14 +72,14 @@ def check_resume(
             follow_random(trial, random.Random(f"{seed}/{number}"), changes)
     except LoaderFault as fault:
         raise least(fault, trial.follow) from None
-    return Report(len(chosen), chains, trial.resumes, trial.runs)
+    return Checked(len(chosen), chains, trial.resumes, trial.runs)
 
 
-def check_chain(make_loader: Callable[[Setup], Any], chain: Chain | str, **options: Any) -> Report:
+def check_chain(make_loader: Callable[[Setup], Any], chain: Chain | str, **options: Any) -> Checked:
     """Run one chain, such as a fault names; raise LoaderFault if a resume is wrong."""
     trial = Trial(Tested(make_loader, **options))
     trial.follow(Chain.parse(chain) if isinstance(chain, str) else chain)
-    return Report(chains=1, resumes=trial.resumes, runs=trial.runs)
+    return Checked(chains=1, resumes=trial.resumes, runs=trial.runs)
 
 
 def small_worlds(count: int | None = None, changes: Sequence[str] = tuple(CHANGES)) -> list[World]:

@@ -70,6 +70,7 @@ VARIES = {
     "--name": "tarjob names a job, tarcard a dataset, tarfeed the objects of a cluster",
     "--image": "tarfeed has no image of its own, so that one is required",
     "--port": "tarfeed names the first port of a pod, tarview one of this machine",
+    "--limit": "one case of a reader is shorter than a run of a loader",
     "--output": "one file, a pattern for many, or a folder",
     "--quiet": "targrep writes nothing, as grep does, and tarcheck only errors",
     "--dry-run": "tarjob runs commands and writes no files",
