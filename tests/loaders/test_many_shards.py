@@ -45,7 +45,8 @@ def few(request, monkeypatch) -> None:
 
 def count_open(folder: Path) -> int:
     """Return how many shards in *folder* this process has mapped, or open."""
-    count = len(re.findall(rb" %b/.*\.tar$" % os.fsencode(folder), Path("/proc/self/maps").read_bytes(), re.MULTILINE))
+    mapped = rb" %b/.*\.tar$" % os.fsencode(re.escape(str(folder)))
+    count = len(re.findall(mapped, Path("/proc/self/maps").read_bytes(), re.MULTILINE))
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
             name = os.readlink(f"/proc/self/fd/{descriptor}")
