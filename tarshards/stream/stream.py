@@ -275,9 +275,10 @@ class Stream(SampleOps):
             else:
                 if progress.delivered:
                     check_replayed(progress.last, next(islice(samples, progress.delivered - 1, None), None))
-                for sample in samples:
-                    progress.delivered += 1
-                    progress.last = last_key(sample)
+                begin = progress.delivered + 1
+                for progress.delivered, sample in enumerate(samples, begin):
+                    key = sample.get("__key__") if type(sample) is dict else None  # the call takes longer
+                    progress.last = key if type(key) is str else last_key(sample)
                     yield sample
             for op in self.ops:
                 if op.function is ops.decode and isinstance(found := decoding_of(*op.args, **op.options), Decoding):
