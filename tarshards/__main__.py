@@ -30,14 +30,18 @@ class MainVerbs(Verbs):
         "shuffle": loader_commands.shuffle,
     }
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        with formatter.section("Checks"):
+            formatter.write_dl([(name, verb.get_short_help_str(80)) for name, verb in self.verbs.items()])
+
 
 @click.command(cls=MainVerbs)
 @MainVerbs.argument("[CHECK ...]")
 def main(words: tuple[str, ...]) -> None:
     """Show the versions of tarshards and Python, the kernels that are compiled and the extras that are installed.
 
-    Checks, of ours or yours: resume, epoch and shuffle of a loader, conformance of a reader of tar files, and chaos, in
-    which a loader reads SHARDS while ranks, network, shards and machine fail. Each has --help.
+    With a CHECK: check a loader or a reader of tar files, ours or yours.
 
     The tools are programs of their own: tarcat, tarsplit, tarproc and others, each with --help.
     """

@@ -1,7 +1,7 @@
 """What the tasks of an engine read and write: ranges of positions as Arrow tables, and shards that count once.
 
 A task may run twice, or die halfway. So tasks write under names of their own, in a folder beside the output, and report
-what they have written; ``ShardOutput.commit`` gives the shards that it is told of their names, and removes the rest.
+what they have written; ``ShardOutput.commit`` gives the reported shards their names, and removes the rest.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _refuse(sample: Sample, error: TarshardsError) -> None:
 
 
 class ShardOutput:
-    """Shards named by *pattern*, which many tasks write; they appear when ``commit`` is told what the tasks wrote.
+    """Shards named by *pattern*, which many tasks write; they appear when ``commit`` has what the tasks report.
 
     *pattern*, *max_samples*, *max_bytes* and *sync* are as for ``ShardWriter``; *max_samples* and *max_bytes* are the
     most of a shard, and each task writes shards of its own. The output lies where files can be renamed: on a file

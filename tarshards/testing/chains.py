@@ -87,18 +87,18 @@ class LoaderFault(AssertionError):
     """
 
     def __init__(
-        self, kind: str, words: str, chain: Chain | None = None, samples: tuple[int, ...] = (), told: str = ""
+        self, kind: str, words: str, chain: Chain | None = None, samples: tuple[int, ...] = (), details: str = ""
     ):
-        self.kind, self.words, self.chain, self.samples, self.told = kind, words, chain, samples, told
+        self.kind, self.words, self.chain, self.samples, self.details = kind, words, chain, samples, details
         lines = [f"{kind}: {words}"]
-        if told:
-            lines.append(told)
+        if details:
+            lines.append(details)
         if chain:
             lines.append(f"chain: {chain}")
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> Any:
-        return LoaderFault, (self.kind, self.words, self.chain, self.samples, self.told)
+        return LoaderFault, (self.kind, self.words, self.chain, self.samples, self.details)
 
 
 @dataclass
@@ -214,10 +214,10 @@ class Trial:
             due, came = root.union(new.epoch + number), before + new.union(number)
             if found := self.tested.amiss(due, came, new.setup):
                 kind, samples = found
-                told = [f"before the resume: {shown_samples(before)}"]
-                told += [f"rank {rank} after it: {shown(run.passes[number])}" for rank, run in enumerate(new.runs)]
-                told.append(f"due in all: {shown_samples(due)}")
-                raise LoaderFault(kind, f"{numbered(samples)} {WHERE[number]}", chain, samples, "\n".join(told))
+                details = [f"before the resume: {shown_samples(before)}"]
+                details += [f"rank {rank} after it: {shown(run.passes[number])}" for rank, run in enumerate(new.runs)]
+                details.append(f"due in all: {shown_samples(due)}")
+                raise LoaderFault(kind, f"{numbered(samples)} {WHERE[number]}", chain, samples, "\n".join(details))
         is_same = leg.setup == new.setup
         if is_same or self.tested.is_steady(leg.setup, new.setup):
             for rank, run in enumerate(new.runs):
@@ -225,7 +225,7 @@ class Trial:
                     if due_batches != batches if is_same else flat(due_batches) != flat(batches):
                         words = f"not in the order that was due {WHERE[number]}"
                         lines = f"rank {rank}, due: {shown(due_batches)}\nrank {rank}, came: {shown(batches)}"
-                        raise LoaderFault("reordered", words, chain, told=lines)
+                        raise LoaderFault("reordered", words, chain, details=lines)
 
 
 def least(fault: LoaderFault, run: Callable[[Chain], None]) -> LoaderFault:

@@ -68,7 +68,7 @@ class RoundWorld:
 
 @dataclass
 class RoundOutcome:
-    """What a round came to: *exact*, *told* (an error or the ledger), or one of BAD; and what of the plan is not so."""
+    """What a round came to: *exact*, *reported* (by an error or the ledger), or one of BAD; and what differs."""
 
     outcome: str = "exact"
     lost: int = 0
@@ -269,7 +269,7 @@ class Round:
             outcome.outcome = "silent"
             outcome.words = " ".join([*errors, *unnamed[:3]])
         elif errors or +missing:
-            outcome.outcome = "told"
+            outcome.outcome = "reported"
             outcome.words = errors[0] if errors else f"{len(+missing)} samples in the ledger"
         return outcome
 
@@ -322,15 +322,15 @@ class RankResult:
         result = cls(job)
         path = Path(job["output"])
         for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
-            told = json.loads(line)
-            if "samples" in told:
-                result.steps.append(told["samples"])
-            if "saved" in told:
-                result.saved.append(told["saved"])
-            result.is_read |= "read" in told
-            result.has_ended |= not {"ended", "error", "audit"}.isdisjoint(told)
-            result.error, result.audit = told.get("error", result.error), told.get("audit", result.audit)
-            result.lost = told.get("lost", result.lost)  # all so far
+            message = json.loads(line)
+            if "samples" in message:
+                result.steps.append(message["samples"])
+            if "saved" in message:
+                result.saved.append(message["saved"])
+            result.is_read |= "read" in message
+            result.has_ended |= not {"ended", "error", "audit"}.isdisjoint(message)
+            result.error, result.audit = message.get("error", result.error), message.get("audit", result.audit)
+            result.lost = message.get("lost", result.lost)  # all so far
         return result
 
     def samples(self, rank: int, ranks: int, start: int, stop: int | None) -> Iterator[Sample]:
@@ -635,15 +635,15 @@ class Suite:
         lines = [
             f"# Chaos, tarshards {__version__}, seed {self.seed}, {time.strftime('%Y-%m-%d')}\n",
             f"{len(self.rounds)} rounds over the beginnings of {', '.join(self.urls)}. *exact*: each sample once, in",
-            "its place, with its bytes. *told*: less, and an error or the ledger names what is missing.\n",
-            "| reader | nemesis | rounds | exact | told | silent | hung | died | lost | repeated | wrong |",
+            "its place, with its bytes. *reported*: less, and an error or the ledger names what is missing.\n",
+            "| reader | nemesis | rounds | exact | reported | silent | hung | died | lost | repeated | wrong |",
             "|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         kinds = sorted({(world.reader, world.nemesis) for world, _ in self.rounds})
         for reader, name in kinds:
             some = [outcome for world, outcome in self.rounds if (world.reader, world.nemesis) == (reader, name)]
             counts = Counter(outcome.outcome for outcome in some)
-            cells = [len(some), counts["exact"], counts["told"], counts["silent"] + counts["audit"], counts["hung"]]
+            cells = [len(some), counts["exact"], counts["reported"], counts["silent"] + counts["audit"], counts["hung"]]
             cells += [
                 counts["died"],
                 *(sum(getattr(each, of) for each in some) for of in ("lost", "repeated", "wrong")),

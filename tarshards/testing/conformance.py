@@ -65,9 +65,11 @@ def load_cases(folder: Path = CASES) -> list[Case]:
     """Return the cases of a folder, by their names."""
     cases = []
     for path in sorted(folder.glob("*/expected.json")):
-        told = json.loads(path.read_text())
-        outcomes = [Allowed(each["samples"], each.get("error")) for each in told["outcomes"]]
-        cases.append(Case(path.parent.name, told["kind"], told["why"], str(path.parent / told["read"]), outcomes))
+        expected = json.loads(path.read_text())
+        outcomes = [Allowed(each["samples"], each.get("error")) for each in expected["outcomes"]]
+        cases.append(
+            Case(path.parent.name, expected["kind"], expected["why"], str(path.parent / expected["read"]), outcomes)
+        )
     return cases
 
 
@@ -103,19 +105,19 @@ def judge(case: Case, delivery: ReaderOutput, usual: Iterable[str] = ()) -> tupl
         return None, words
     if delivery.ending in VERDICTS[-2:]:
         return delivery.ending, words
-    verdicts = [compare(outcome, delivery, told=bool(news)) for outcome in case.outcomes]
+    verdicts = [compare(outcome, delivery, reported=bool(news)) for outcome in case.outcomes]
     return min(verdicts, key=VERDICTS.index), words
 
 
-def compare(outcome: Allowed, delivery: ReaderOutput, *, told: bool) -> str:
-    """Return the verdict by one outcome; *told* says whether a message tells of a fault.
+def compare(outcome: Allowed, delivery: ReaderOutput, *, reported: bool) -> str:
+    """Return the verdict by one outcome; *reported* says whether a message tells of a fault.
 
     >>> one, two = {"__key__": "a", "txt": "1", "cls": "1"}, {"__key__": "b", "txt": "2"}
-    >>> compare(Allowed([one, two], None), ReaderOutput([one], "end", []), told=False)
+    >>> compare(Allowed([one, two], None), ReaderOutput([one], "end", []), reported=False)
     'silent loss'
-    >>> compare(Allowed([one, two], None), ReaderOutput([{"__key__": "a", "txt": "1"}, two], "end", []), told=False)
+    >>> compare(Allowed([one, two], None), ReaderOutput([{"__key__": "a", "txt": "1"}, two], "end", []), reported=False)
     'silent loss'
-    >>> compare(Allowed([one], {"class": "archive"}), ReaderOutput([two], "error", []), told=True)
+    >>> compare(Allowed([one], {"class": "archive"}), ReaderOutput([two], "error", []), reported=True)
     'wrong bytes'
     """
     expected, samples = outcome.samples, delivery.samples
@@ -131,11 +133,11 @@ def compare(outcome: Allowed, delivery: ReaderOutput, *, told: bool) -> str:
             left.remove(sample)
         else:
             others.append(sample)
-    if outcome.error is not None and not others and (failed or told):
+    if outcome.error is not None and not others and (failed or reported):
         return "same"
     if any(not is_part(sample, expected) for sample in others) or (not left and not others and samples != expected):
         return "wrong bytes"
-    return "error" if failed or told else "silent loss"
+    return "error" if failed or reported else "silent loss"
 
 
 def without_keys(samples: list[Sample]) -> list[Sample]:

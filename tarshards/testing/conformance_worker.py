@@ -27,14 +27,14 @@ ENDINGS = {0: "end", CANNOT: "cannot"}
 
 def plain(sample: Any) -> dict[str, Any]:
     """Return a sample as JSON has it: fields are text with one character a byte, and other entries are left out."""
-    told = {}
+    shown = {}
     for name, value in dict(sample).items():
         if name == "__key__":
-            told[name] = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+            shown[name] = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
         elif not (name.startswith("__") and name.endswith("__")) and value is not None:
             data = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else bytes(memoryview(value))
-            told[name] = data.decode("latin-1")
-    return told
+            shown[name] = data.decode("latin-1")
+    return shown
 
 
 def read_by(function: Callable[[str], Iterable[Any]]) -> Callable[[str, int], int]:

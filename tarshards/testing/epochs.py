@@ -58,21 +58,23 @@ def _check_setup(trial: Trial, setup: Setup, expected: Callable[[Setup], Iterabl
 
 def _check_pass(tested: Tested, leg: Leg, number: int, due: Counter[int]) -> None:
     setup, where = leg.setup, f"in epoch {number}"
-    told = "\n".join(f"rank {rank}: {shown(run.passes[number])}" for rank, run in enumerate(leg.runs))
+    details = "\n".join(f"rank {rank}: {shown(run.passes[number])}" for rank, run in enumerate(leg.runs))
     steps = [len(run.passes[number]) for run in leg.runs]
     if found := tested.amiss(due, leg.union(number), setup):
         kind, samples = found
-        raise LoaderFault(kind, f"{numbered(samples)} {where}", Chain((setup,)), samples, told)
+        raise LoaderFault(kind, f"{numbered(samples)} {where}", Chain((setup,)), samples, details)
     if max(steps) - min(steps) > (tested.tail == "exact"):
         words = f"steps of the ranks {where}: {' '.join(map(str, steps))}"
-        raise LoaderFault("uneven", words, Chain((setup,)), told=told)
+        raise LoaderFault("uneven", words, Chain((setup,)), details=details)
     for run in leg.runs:
         batches = run.passes[number]
         if max(map(len, batches), default=0) > setup.batch_size:
-            raise LoaderFault("length", f"a batch of more than {setup.batch_size} {where}", Chain((setup,)), told=told)
+            raise LoaderFault(
+                "length", f"a batch of more than {setup.batch_size} {where}", Chain((setup,)), details=details
+            )
         if run.lengths and run.lengths[number] not in (-1, len(batches)):
             words = f"len() is {run.lengths[number]} {where} of {len(batches)} batches"
-            raise LoaderFault("length", words, Chain((setup,)), told=told)
+            raise LoaderFault("length", words, Chain((setup,)), details=details)
 
 
 def _check_order(leg: Leg, runs: list[Run]) -> None:
@@ -80,6 +82,6 @@ def _check_order(leg: Leg, runs: list[Run]) -> None:
     for rank, (first, second) in enumerate(zip(leg.runs, runs)):
         for number, (one, other) in enumerate(zip(first.passes, second.passes)):
             if flat(one) != flat(other):
-                told = f"rank {rank}, once: {shown(one)}\nrank {rank}, then: {shown(other)}"
+                details = f"rank {rank}, once: {shown(one)}\nrank {rank}, then: {shown(other)}"
                 words = f"not in one order in epoch {number}"
-                raise LoaderFault("reordered", words, Chain((leg.setup,)), told=told)
+                raise LoaderFault("reordered", words, Chain((leg.setup,)), details=details)

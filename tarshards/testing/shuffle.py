@@ -58,8 +58,8 @@ def check_shuffle(
             distance = _distance(degree, orders, window, "samples" in degrees)
             if distance > FAR:
                 words = f"{distance:.0f} standard deviations from a uniform order, {ranks} ranks, {workers} workers"
-                told = "\n".join(f"seed {seed}: {shown([tuple(orders[seed][0])])}" for seed in range(3))
-                raise LoaderFault(degree, words, Chain((setups[0],)), told=told)
+                details = "\n".join(f"seed {seed}: {shown([tuple(orders[seed][0])])}" for seed in range(3))
+                raise LoaderFault(degree, words, Chain((setups[0],)), details=details)
             found[degree] = max(found[degree], distance)
     return found
 

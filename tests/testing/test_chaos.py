@@ -68,8 +68,8 @@ def test_our_loader_with_worker_processes(urls, copies, tmp_path):
 
 def check(suite: Suite) -> None:
     assert not suite.bad, suite.as_markdown()
-    told = [(world, outcome) for world, outcome in suite.rounds if outcome.outcome == "told"]
-    assert not [(world, outcome) for world, outcome in told if NEMESES[world.nemesis].exact]
+    reported = [(world, outcome) for world, outcome in suite.rounds if outcome.outcome == "reported"]
+    assert not [(world, outcome) for world, outcome in reported if NEMESES[world.nemesis].exact]
 
 
 def play(name: str, nemesis: str, urls: list[str], copies: ShardCopies, folder, monkeypatch) -> list[RoundOutcome]:
@@ -96,7 +96,7 @@ def test_what_is_wrong_with_a_loader_is_found(name, urls, copies, tmp_path, monk
 @pytest.mark.parametrize("nemesis", ["nothing", "kill a rank", "a missing shard"])
 def test_a_loader_that_is_right(nemesis, urls, copies, tmp_path, monkeypatch):
     found = play("Plain", nemesis, urls, copies, tmp_path, monkeypatch)
-    allowed = {"exact"} if NEMESES[nemesis].exact else {"exact", "told"}
+    allowed = {"exact"} if NEMESES[nemesis].exact else {"exact", "reported"}
     assert {each.outcome for each in found} <= allowed, found
 
 
@@ -121,11 +121,11 @@ def test_what_was_delivered_is_compared_with_the_plan(urls, copies, tmp_path):
 
     assert judge(right) == ("exact", 0, 0, 0, 0)
     assert judge(right[1:]) == ("silent", 1, 0, 0, 0)
-    assert judge(right[1:], ["OpenError"]) == ("told", 0, 0, 0, 0)
-    assert judge(right[1:], lost=[(None, right[0].key)]) == ("told", 0, 0, 0, 0)
+    assert judge(right[1:], ["OpenError"]) == ("reported", 0, 0, 0, 0)
+    assert judge(right[1:], lost=[(None, right[0].key)]) == ("reported", 0, 0, 0, 0)
     assert judge(right[1:], lost=[(None, right[1].key)]) == ("silent", 1, 0, 0, 0)
     shard = round._shard_of(right[0].key)
-    assert judge(right[1:], lost=[(shard, None)]) == ("told", 0, 0, 0, 0)
+    assert judge(right[1:], lost=[(shard, None)]) == ("reported", 0, 0, 0, 0)
     assert judge([*right, right[0]], ["OpenError"]) == ("silent", 0, 1, 0, 0)
     assert judge([right[0]._replace(fields={}), *right[1:]], ["OpenError"]) == ("silent", 0, 0, 1, 0)
     swapped = [right[1]._replace(position=0), right[0]._replace(position=1), *right[2:]]
@@ -151,6 +151,6 @@ def test_command(urls, tmp_path):
     assert done.exception is None, done.output
     assert (tmp_path / "report.md").read_text() == done.stdout
     (played,) = json.loads((tmp_path / "report.json").read_text())["rounds"]
-    assert played["outcome"] in ("exact", "told")
+    assert played["outcome"] in ("exact", "reported")
     assert played["repeat"] == f"tarshards chaos --seed 0 --round 0 {' '.join(urls)}"
     assert re.search(rf"\| {played['reader']} \| {played['nemesis']} \| 1 \|", done.stdout)

@@ -235,7 +235,7 @@ def test_the_command():
         (["resume", "toy_loaders"], "toy_loaders: .*name a function as module:function"),
         (["resume", "toy_loaders:Planned", "--changes", "rank"], "rank is none of ranks, workers, batch_size"),
         (["resume", "toy_loaders:Planned", "--chain", "x"], "--chain: 'x' is not a chain"),
-        (["no-such-check"], "No such command"),
+        (["no-such-check"], "the first word is chaos"),
     ],
 )
 def test_wrong_command_lines(words, told):
