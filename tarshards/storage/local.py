@@ -161,7 +161,7 @@ def _flushing(file: io.BufferedWriter[io.FileIO]) -> Callable[[Any], None]:
 def _make_folder(path: str, sync: bool) -> None:
     """Create the folder *path*, and wait until its name is on the disk: else the files in it may go with it."""
     above = os.path.dirname(path.rstrip("/"))
-    if above and not os.path.isdir(above):
+    if above and not os.path.exists(above):
         _make_folder(above, sync)
     if not os.path.isdir(path):
         with synced_folder(above or ".") if sync else nullcontext():
