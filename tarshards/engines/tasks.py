@@ -245,13 +245,13 @@ class ShardOutput:
             if not append:
                 remove_manifest(series_url(self._target(0).url))
             made = []
-            for shard, target in zip(shards, targets):
+            for shard, output in zip(shards, targets):
                 source = self.pattern.at(shard.url)
-                forget(target)
-                source.rename(target)
+                forget(output)
+                source.rename(output)
                 if shard.indexed:
-                    source.sibling(INDEX).rename(target.sibling(INDEX))
-                made.append(shard._replace(url=target.url))
+                    source.sibling(INDEX).rename(output.sibling(INDEX))
+                made.append(shard._replace(url=output.url))
             made = with_digests(made)
             list(update_manifests(made, how=Writing(sync=self.pattern.sync)))
         self.abort()
