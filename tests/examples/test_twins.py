@@ -14,7 +14,7 @@ from with_torch import needs_torch
 
 from tarshards import ShardWriter
 
-pytestmark = needs_torch
+pytestmark = [pytest.mark.interop, needs_torch]
 
 ROOT = Path(__file__).parents[2]
 OURS, THEIRS = ROOT / "examples", Path(__file__).with_name("twins")
@@ -92,7 +92,6 @@ def test_evaluation(shards):
     assert re.match(r"accuracy [\d.]+% of 128; sample 7 is of class 7", run(OURS / "evaluation.py", shards))
 
 
-@pytest.mark.interop
 @pytest.mark.parametrize("name", LINES)
 def test_the_twin_does_the_same(shards, name):
     pytest.importorskip("wids" if name == "evaluation" else "webdataset")
