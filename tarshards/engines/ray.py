@@ -102,7 +102,8 @@ class RayExecutor(Executor):
     It is the one that ``ray.init`` has connected this process to, else that of ``RAY_ADDRESS`` or of this machine.
 
     *options* are those of ``ray.remote``, such as ``num_cpus=2``. By default Ray repeats the call of a worker that
-    dies three times; its outputs are atomic, so this loses and doubles nothing.
+    dies three times; its outputs are atomic, so this loses and doubles nothing. A call that is cancelled is interrupted
+    between lines of Python, not while it waits in C.
     """
 
     def __init__(self, **options: Any):
