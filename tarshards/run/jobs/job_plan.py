@@ -22,7 +22,7 @@ PLACEHOLDER = re.compile(r"\{(?:(#)|(\d*)([./]?))\}")
 TOOLS = {
     *("lines2tar", "tar2json", "tar2tsv", "tarcard", "tarcat", "tarcheck", "tarconvert", "tarcreate", "tarexport"),
     *("tarfirst", "targrep", "tarimport", "tarmerge", "tarmix", "tarpcat", "tarproc", "tarreshard", "tarscat"),
-    *("tarshow", "tarsort", "tarsplit"),
+    *("tarshow", "tarsort", "tarsplit", "tarview"),
 }
 EXPANDED = re.compile(r"[$`*?~]")  # what bash replaces
 SLOTS = re.compile(r"\0(?:-[pj]\0?|--parallel[=\0])(\d+)(?=\0)")  # among words that each have a \0 around them
