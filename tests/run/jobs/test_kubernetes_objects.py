@@ -236,7 +236,7 @@ REFUSED = [
     (service(), "the name is no DNS label"),
     (service("x", {"port": 0}), "is no port"),
     (service("x", {"port": 1}, {"port": 2}), "several ports need names"),
-    ({"kind": "Pod", "metadata": {"name": "a"}}, "a Job, a ConfigMap or a Service, not Pod"),
+    ({"kind": "Pod", "metadata": {"name": "a"}}, "a Job, a Deployment, a ConfigMap or a Service, not Pod"),
 ]
 
 
