@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module, metadata
 from typing import ClassVar
 
@@ -13,22 +13,38 @@ import click
 
 import tarshards
 from tarshards.cli.program import Verbs
-from tarshards.testing import chaos, conformance, loader_commands
 
 KERNELS = ("tar._tar", "storage._mapped", "index._sidecars", "index._headers", "index._rows", "index._pixels")
 FOR_DEVELOPERS = {"bench", "demo", "interop", "test", "test-core"}  # extras
 
 
-class MainVerbs(Verbs):
-    """The commands that are no tools of their own."""
+class Checks(Mapping[str, click.Command]):
+    """The commands that are no tools of their own, each imported on first use."""
 
-    verbs: ClassVar[dict[str, click.Command]] = {
-        "chaos": chaos.main,
-        "conformance": conformance.main,
-        "epoch": loader_commands.epoch,
-        "resume": loader_commands.resume,
-        "shuffle": loader_commands.shuffle,
+    modules: ClassVar[dict[str, str]] = {
+        "chaos": "chaos:main",
+        "conformance": "conformance:main",
+        "epoch": "loader_commands:epoch",
+        "resume": "loader_commands:resume",
+        "shuffle": "loader_commands:shuffle",
     }
+
+    def __getitem__(self, name: str) -> click.Command:
+        module, function = self.modules[name].split(":")
+        command: click.Command = getattr(import_module(f"tarshards.testing.{module}"), function)
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.modules)
+
+    def __len__(self) -> int:
+        return len(self.modules)
+
+
+class MainVerbs(Verbs):
+    """The program ``tarshards``, whose verbs are the checks."""
+
+    verbs: ClassVar[Mapping[str, click.Command]] = Checks()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)

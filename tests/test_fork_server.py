@@ -39,7 +39,8 @@ LINES = [
     "TZ=Asia/Tokyo tarcheck -v a.tar",
     "tarcat pipe:'>began; exec sleep 9 2>&-' & until [ -e began ]; do sleep 0.01; done; kill $!; wait $!; echo $?",
     # Killed, it reads no more: who writes to it is told.
-    "mkfifo f; tarcat f >/dev/null 2>&- & exec 9>f 2>&-; kill -9 $!; wait $!; echo $?; trap '' PIPE; while echo >&9; do :; done",
+    "mkfifo f; tarcat f >/dev/null 2>&- & exec 9>f 2>&-; kill -9 $!; wait $!; echo $?; trap '' PIPE; "
+    "while echo >&9; do :; done",
 ]
 
 

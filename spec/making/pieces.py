@@ -1,4 +1,4 @@
-"""The pieces of which the cases are made, byte by byte: headers, members, extended headers, and compressed frames."""
+"""The pieces that make up the cases, byte by byte: headers, members, extended headers, and compressed frames."""
 
 from __future__ import annotations
 

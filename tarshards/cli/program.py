@@ -7,7 +7,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from errno import EEXIST
 from operator import itemgetter
@@ -143,7 +143,7 @@ class Program(click.Command):
 class Verbs(Program):
     """A program whose first word may be one of other commands, its *verbs*."""
 
-    verbs: ClassVar[dict[str, click.Command]] = {}
+    verbs: ClassVar[Mapping[str, click.Command]] = {}
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
         verb = self.verbs.get(args[0]) if args else None
@@ -165,7 +165,7 @@ class Verbs(Program):
     def unknown(cls, words: tuple[str, ...]) -> click.UsageError:
         """Return the error for *words* that do not begin with a verb."""
         *others, last = cls.verbs
-        known = f"{', '.join(others)} or {last}" if others else last
+        known = f"{', '.join(others)} or {last}"
         return click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
 
     @classmethod

@@ -229,7 +229,7 @@ class Trial:
 
 
 def least(fault: LoaderFault, run: Callable[[Chain], None]) -> LoaderFault:
-    """Return a fault with a chain of which nothing can be left out, or the least found in time.
+    """Return a fault with the shortest chain found in time; if time sufficed, every part of it is needed.
 
     *run* raises the fault of a chain, or ValueError if the chain cannot be run.
     """

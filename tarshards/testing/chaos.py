@@ -715,11 +715,11 @@ def main(
     with tempfile.TemporaryDirectory(prefix="tarshards-chaos-") as folder:
         copies = ShardCopies.make(chosen, Path(folder, "shards"))
         suite.learn(copies, Path(folder, "undisturbed"))
-        for place in [number] if number is not None else range(sys.maxsize):
-            outcome = suite.play(copies, place, Path(folder, f"{place}"))
+        for each in [number] if number is not None else range(sys.maxsize):
+            outcome = suite.play(copies, each, Path(folder, f"{each}"))
             world = suite.rounds[-1][0]
             if number is not None or outcome.outcome in BAD:
-                say(f"round {place}, {world.reader}, {world.source}, {world.nemesis}: {outcome}")
+                say(f"round {each}, {world.reader}, {world.source}, {world.nemesis}: {outcome}")
             if time.monotonic() >= end:
                 break
     click.echo(suite.as_markdown(), nl=False)
@@ -728,7 +728,3 @@ def main(
         Path(f"{report}.json").write_text(json.dumps(suite.as_json(), indent=1) + "\n")
     if suite.bad:
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

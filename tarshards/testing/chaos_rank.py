@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tarshards.epoch.world import World
 from tarshards.errors import AuditError
 from tarshards.loaders.arrays import readers
 from tarshards.loaders.arrays.array_loader import ArrayLoader
+from tarshards.run.samples.runners import load
 from tarshards.samples.ledger import Ledger
 from tarshards.storage import tuning
 from tarshards.storage.remote import Remote
@@ -96,8 +96,7 @@ def open_loader(job: dict[str, Any], ledger: Ledger | None) -> Any:
     """Return the loader: the user's function of the shards, or one of ours."""
     kind, urls = job["reader"], job["urls"]
     if ":" in kind:
-        module, name = kind.split(":")
-        return getattr(import_module(module), name)(urls)
+        return load(kind)(urls)
     options = {"index": kind != "stream", "shuffle": job["shuffle"], "seed": job["seed"], "on_error": ledger}
     if kind != "stream":
         options |= {"block": job["block"], "tail": "exact"}
@@ -122,7 +121,7 @@ def samples_of(item: Any) -> Iterator[tuple[str, dict[str, str]]]:
     if isinstance(item, dict):
         names = [name for name in item if not name.startswith("__")]
         item = [
-            {"__key__": key, **{name: item[name][place] for name in names}} for place, key in enumerate(item["__key__"])
+            {"__key__": key, **{name: item[name][row] for name in names}} for row, key in enumerate(item["__key__"])
         ]
     for sample in item:
         yield (

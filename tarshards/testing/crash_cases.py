@@ -232,13 +232,13 @@ def part(manifest: Path, number: int) -> list[tuple[str, bytes]]:
     shards = IndexedShards(str(manifest))
     counts = shards.counts.tolist()
     begin = sum(counts[:number])
-    return content(shards[place] for place in range(begin, begin + counts[number]))
+    return content(shards[sample] for sample in range(begin, begin + counts[number]))
 
 
 def by_key(manifest: Path, number: int) -> list[tuple[str, bytes]]:
     """Return the samples of a shard by the keys that are to be in it."""
     shards = IndexedShards(str(manifest))
-    keys = [f"{place:03d}" for place in range(COUNT)][number * EACH : (number + 1) * EACH]
+    keys = [f"{sample:03d}" for sample in range(COUNT)][number * EACH : (number + 1) * EACH]
     return [(key, shards[key]["txt"]) for key in keys]
 
 

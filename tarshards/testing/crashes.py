@@ -198,14 +198,13 @@ def _variants(came: Sequence[Change], lost: int) -> Iterator[tuple[list[Change],
             yield [*came[:-1], torn], f", of the last {size} bytes of {len(came[-1].data)}: {came[-1]}", 0
     losable = list(_losable(came))
     for number in range(1, lost + 1):
-        for places in combinations(losable, number):
-            for zeros in product(*((False, True) if came[place].kind == "write" else (False,) for place in places)):
+        for numbers in combinations(losable, number):
+            for zeros in product(*((False, True) if came[at].kind == "write" else (False,) for at in numbers)):
                 left: list[Change] = [*came]
-                for place, is_zeros in reversed(list(zip(places, zeros))):
-                    left[place : place + 1] = [_zeroed(came[place])] if is_zeros else []
+                for at, is_zeros in reversed(list(zip(numbers, zeros))):
+                    left[at : at + 1] = [_zeroed(came[at])] if is_zeros else []
                 words = " and ".join(
-                    f"{place + 1}: {came[place]}{' (zeros)' if is_zeros else ''}"
-                    for place, is_zeros in zip(places, zeros)
+                    f"{at + 1}: {came[at]}{' (zeros)' if is_zeros else ''}" for at, is_zeros in zip(numbers, zeros)
                 )
                 yield left, f", without {words}", number
 
@@ -223,12 +222,12 @@ def _zeroed(change: Change) -> Change:
 
 
 def _losable(came: Sequence[Change]) -> Iterator[int]:
-    """Yield the places of the changes that no sync has made to last; POSIX promises no more than that."""
+    """Yield the numbers of the changes that no sync has made to last; POSIX promises no more than that."""
     files: set[int] = set()
     folders: set[str] = set()
     is_all = False
     found = []
-    for place, change in reversed(list(enumerate(came))):
+    for at, change in reversed(list(enumerate(came))):
         if change.kind == "sync":
             if change.file is not None:
                 files.add(change.file)
@@ -238,9 +237,9 @@ def _losable(came: Sequence[Change]) -> Iterator[int]:
                 is_all = True
         elif change.kind in ("write", "resize"):
             if not is_all and change.file not in files:
-                found.append(place)
+                found.append(at)
         elif not is_all and (os.path.dirname(change.target or change.name) or ".") not in folders:
-            found.append(place)
+            found.append(at)
     yield from reversed(found)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,12 @@ class FunctionName(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Callable[..., Any]:
         if callable(value):
             return value
-        module, _, name = value.partition(":")
+        from tarshards.run.samples.runners import load
+
         sys.path.insert(0, str(Path.cwd()))
         try:
-            return getattr(import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
+            return load(value)
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
             self.fail(f"{value}: {error}; name a function as module:function", param, ctx)
 
 

@@ -52,7 +52,7 @@ class Setup:
 
 
 def small_setups(shards: int = 3, samples: int = 4, ranks: int = 3, workers: int = 3, size: int = 3) -> Iterator[Setup]:
-    """Yield every setup of up to so many shards of so many samples, ranks, workers and samples in a batch.
+    """Yield every setup up to these numbers of shards, samples in a shard, ranks, workers and samples in a batch.
 
     Shards that differ only in their order are one setup, with the larger ones first.
     """
@@ -99,7 +99,7 @@ def numbers_of(batch: Any) -> list[int]:
 
 
 def write_shards(folder: str | Path, shards: Iterable[int], *, index: bool = True) -> list[str]:
-    """Write tar shards of so many samples below *folder*, unless they are there; return their paths.
+    """Write tar shards with these numbers of samples below *folder*, unless they are there; return their paths.
 
     Each sample has its number as key and in the field "cls".
     """

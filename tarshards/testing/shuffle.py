@@ -93,21 +93,21 @@ def _check_repeats(setups: list[Setup], orders: list[list[Order]], degrees: Sequ
 def _distance(degree: str, orders: list[list[Order]], window: int | None, is_within: bool) -> float:
     """How far a degree is from uniform, in standard deviations."""
     epochs = [order for both in orders for order in both]
-    within = _places_in_shards if is_within else _places_of_shards
+    within = _positions_in_shards if is_within else _positions_of_shards
     if degree == "epochs":
         return excess(p for first, second in orders for p in map(_from_to, within(first), within(second)))
     if degree == "seeds":
         firsts = [first for first, _ in orders]
         return excess(p for one, other in pairwise(firsts) for p in map(_from_to, within(one), within(other)))
     if degree == "shards":
-        return excess(p for order in epochs for p in _places_of_shards(order))
+        return excess(p for order in epochs for p in _positions_of_shards(order))
     if degree == "samples":
-        return excess(p for order in epochs for p in _places_in_shards(order))
+        return excess(p for order in epochs for p in _positions_in_shards(order))
     if degree == "workers":
-        return excess(_from_to(*two) for order in epochs for two in combinations(_places_in_shards(order), 2))
+        return excess(_from_to(*two) for order in epochs for two in combinations(_positions_in_shards(order), 2))
     if window is None:
         return excess(_inverse(order) for order in epochs)
-    moved = [abs(place - due) for order in epochs for place, due in _moves(order)]
+    moved = [abs(position - due) for order in epochs for position, due in _moves(order)]
     return 0.0 if sum(moved) / len(moved) >= window / 6 else math.inf
 
 
@@ -127,33 +127,33 @@ def excess(permutations: Iterable[Permutation]) -> float:
 
 
 def _inverse(order: Sequence[int]) -> list[int]:
-    """The place of each number of an order."""
-    places = [0] * len(order)
-    for place, number in enumerate(order):
-        places[number] = place
-    return places
+    """The position of each number of an order."""
+    positions = [0] * len(order)
+    for position, number in enumerate(order):
+        positions[number] = position
+    return positions
 
 
 def _from_to(one: Permutation, other: Permutation) -> list[int]:
-    """The permutation that leads from the places in one order to those in the other."""
+    """The permutation that leads from the positions in one order to those in the other."""
     return [other[number] for number in _inverse(one)]
 
 
-def _places_of_shards(order: Order) -> list[Permutation]:
-    """The place of each shard in the order of their mean places."""
-    places, numbers = _inverse(order), Setup(SHARDS).numbers
-    by_mean = sorted(range(len(SHARDS)), key=lambda shard: sum(places[number] for number in numbers[shard]))
+def _positions_of_shards(order: Order) -> list[Permutation]:
+    """The position of each shard in the order of their mean positions."""
+    positions, numbers = _inverse(order), Setup(SHARDS).numbers
+    by_mean = sorted(range(len(SHARDS)), key=lambda shard: sum(positions[number] for number in numbers[shard]))
     return [_inverse(by_mean)]
 
 
-def _places_in_shards(order: Order) -> list[Permutation]:
-    """For each shard the place of each of its samples among them."""
-    places = _inverse(order)
-    return [_inverse(sorted(range(len(own)), key=lambda i: places[own[i]])) for own in Setup(SHARDS).numbers]
+def _positions_in_shards(order: Order) -> list[Permutation]:
+    """For each shard the position of each of its samples among them."""
+    positions = _inverse(order)
+    return [_inverse(sorted(range(len(own)), key=lambda i: positions[own[i]])) for own in Setup(SHARDS).numbers]
 
 
 def _moves(order: Order) -> list[tuple[int, int]]:
-    """For each sample its place, and where it were if the shards were read one after the other in their order."""
-    (of_shards,) = _places_of_shards(order)
+    """For each sample its position, and where it were if the shards were read one after the other in their order."""
+    (of_shards,) = _positions_of_shards(order)
     due = sorted(range(len(order)), key=lambda number: (of_shards[number // SHARDS[0]], number))
     return list(zip(_inverse(order), _inverse(due)))

@@ -58,5 +58,5 @@ def media_types() -> dict[str, str]:
 
 
 def has_media(field: str) -> bool:
-    """Return whether a field holds a picture, sound or video, of which the first bytes say nothing to a reader."""
+    """Return whether a field holds a picture, sound or video, whose first bytes say nothing to a reader."""
     return extension_of(field) in NATIVE or extension_of(field) in image.EXTENSIONS

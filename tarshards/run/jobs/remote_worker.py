@@ -16,7 +16,7 @@ class RemoteWorker:
     """Has the methods of ``Worker``; the working directory must be at the same path on all machines."""
 
     def __init__(self, executor: Executor, plan: JobPlan, *, run: str, owner: str):
-        self._executor, self._call = executor, _Call(plan, run, owner, os.getcwd())
+        self._executor, self._call = executor, _ItemCall(plan, run, owner, os.getcwd())
         self.stopped = False
 
     def __enter__(self) -> RemoteWorker:
@@ -43,7 +43,7 @@ class RemoteWorker:
         return result
 
 
-class _Call:
+class _ItemCall:
     def __init__(self, plan: JobPlan, run: str, owner: str, folder: str):
         self.plan, self.run, self.owner, self.folder = plan._replace(tasks=()), run, owner, folder
 
