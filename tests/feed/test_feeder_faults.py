@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import multiprocessing
 import os
 import random
@@ -213,6 +215,8 @@ def resident(pid: int) -> int:
 
 def test_a_slow_consumer_holds_the_memory_of_few_batches_on_both_sides(make_feeder):
     """*prefetch* and one here, and there one more than the feeder makes at once; the rest is what malloc keeps."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else batches would be in memory that earlier tests freed, also in the fork
     prefetch, feeder = 4, make_feeder(spec="large").start()
     loader = RemoteLoader("feed_specs:large", feeder.address, prefetch=prefetch, timeout=60)
     pids = [os.getpid(), feeder.process.pid]
