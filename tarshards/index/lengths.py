@@ -23,8 +23,8 @@ def lengths_of(shards: SampleReader, name: str) -> NDArray[np.int64]:
 
     A column holds the lengths themselves. The length of a ``.npy`` field is its rows, of any other field its bytes. In
     local shards each header of ``.npy`` is read; in remote ones, all arrays are assumed to have the dtype and the other
-    dimensions of the first. Raises SampleError
-    for a sample without the field, and DecodeError, which names it, for one that is no array.
+    dimensions of the first. Raises SampleError for a sample without the field, and DecodeError, which names it, for
+    one that is no array.
     """
     return np.concatenate([_lengths(each, name) for each in shards.sequences])
 

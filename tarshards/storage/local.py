@@ -69,8 +69,7 @@ class Local(Transport):
     def rename(self, location: Location, target: Location) -> None:
         path = os.path.realpath(str(target.path))
         try:
-            with synced_folder(os.path.dirname(path)) if target.sync else nullcontext():
-                os.replace(str(location.path), path)
+            _replace(str(location.path), path, target.sync)
         except (OSError, ValueError) as exc:
             raise failure(exc, target.name) from exc
 
@@ -124,8 +123,7 @@ def _open_temporary(target: str, location: Location) -> OutputStream:
 
     def commit() -> None:
         # Most file systems may write the name before the bytes: after a power loss the file would be zeros.
-        with synced_folder(os.path.dirname(target)) if location.sync else nullcontext():
-            os.replace(temporary, target)
+        _replace(temporary, target, location.sync)
         os.close(descriptor)
 
     def discard(unlink: Callable[[str], None] = os.unlink, close: Callable[[int], None] = os.close) -> None:
@@ -138,6 +136,12 @@ def _open_temporary(target: str, location: Location) -> OutputStream:
 
     write = _flushing(file) if location.sync else file.write
     return OutputStream(location.name, write, finish=finish, commit=commit, discard=discard, file=file)
+
+
+def _replace(path: str, target: str, sync: bool) -> None:
+    """Rename a file, and wait until its new name is on the disk."""
+    with synced_folder(os.path.dirname(target)) if sync else nullcontext():
+        os.replace(path, target)
 
 
 def _flushing(file: io.BufferedWriter[io.FileIO]) -> Callable[[Any], None]:

@@ -185,6 +185,7 @@ def kinds_of(results: list[CaseResult]) -> list[str]:
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     default=CASES,
+    show_default="spec/cases of the checkout",
     help="The folder of the cases.",
 )
 @click.option("--limit", type=click.IntRange(1), default=LIMIT, metavar="SECONDS", help="Seconds for a case.")
