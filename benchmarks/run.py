@@ -53,6 +53,7 @@ PROGRAMS = (
     "stages",
     "formats",
     "cost",
+    "view",
     "growth",
     "conformance",
 )

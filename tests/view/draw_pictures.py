@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import videos
-from programs import find
+from rigs.browser import chromium
 from shard_rig import serving
 
 from tarshards import ShardWriter
@@ -88,12 +88,9 @@ def write(folder: str) -> None:
 
 
 def main(*names: str) -> None:
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         os.chdir(folder)
         write(folder)
-        browser = playwright.chromium.launch(executable_path=find("chromium"), args=["--no-sandbox"])
 
         def draw(name: str, urls: str, address: str, *clicks: str, show: str = "", **options: Any) -> None:
             if names and name not in names:

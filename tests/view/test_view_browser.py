@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import videos
 from programs import find, need
+from rigs import browser
+from rigs.browser import SOON
 from shard_rig import HOSTILE, get, sample, serving, write_set
 
 from tarshards import ShardWriter, TarWriter
@@ -27,18 +29,13 @@ from tarshards.view.static_page import write_static_page
 
 pytestmark = pytest.mark.interop
 
-SOON = 15_000  # milliseconds
-
 
 @pytest.fixture(scope="module")
 def chromium():
     need("chromium")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with sync_api.sync_playwright() as playwright:
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=find("chromium"), args=options)
-        yield browser
-        browser.close()
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with browser.chromium() as each:
+        yield each
 
 
 @pytest.fixture
@@ -71,13 +68,7 @@ def until(page, expression):
 def cards(page):
     """Return the keys of the cards in sight, in their order, once all are there."""
     time.sleep(0.05)  # scrolling takes a frame
-    every = "all.map(card => [Number(card.dataset.position), card.querySelector('b')?.textContent])"
-    found = [[0, None]]
-    end = time.monotonic() + SOON / 1000
-    while not found or None in [key for _, key in found]:
-        assert time.monotonic() < end, found
-        found = page.eval_on_selector_all(".card", f"all => {every}")
-    return [key for _, key in sorted(found)]
+    return browser.cards(page)
 
 
 def show(page, url):
