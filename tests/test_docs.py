@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tarshards import __version__
 from tarshards.index import members, sidecar
 from tarshards.samples import conditions
 from tarshards.storage import compression, expressions, manifest, ranges
@@ -87,3 +88,25 @@ def test_the_limits_are_those_of_the_code():
         ranges.MOST_MAPPED,
         conditions.MAX_LENGTH,
     ]
+
+
+def test_entries_of_the_changelog_are_short_and_releases_dated():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    titles = re.findall(r"^## (.*)", text, re.MULTILINE)
+    assert titles[0] == "Unreleased"
+    dates = [re.fullmatch(r"\d+\.\d+\.\d+ \((\d{4}-\d\d-\d\d)\)", title)[1] for title in titles[1:]]
+    assert dates == sorted(dates, reverse=True)
+    entries = re.split(r"^- ", text[text.index("## Unreleased") :], flags=re.MULTILINE)[1:]
+    for entry in entries:
+        lines = entry.partition("\n#")[0].strip().splitlines()
+        assert len(lines) <= 2, entry
+        assert all(len(line) <= 120 for line in ("- " + entry).splitlines()), entry
+
+
+def test_the_version_is_the_latest_release_everywhere():
+    release, date = re.search(r"^## ([\d.]+) \((.*)\)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE).groups()
+    assert release == __version__
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {release}\ndate-released: {date}\n" in citation
+    assert f"`tarcat (tarshards) {release}`" in (ROOT / "docs/tools/index.md").read_text()
+    assert f"tarshards-{release}-" in (ROOT / "docs/start.md").read_text()
