@@ -56,6 +56,20 @@ def test_the_page_on_architecture_describes_each_package():
     assert sorted(rows) == sorted(packages | modules)
 
 
+def test_the_layers_of_the_page_on_invariants_are_all_packages():
+    text = (ROOT / "docs/invariants.md").read_text()
+    (table,) = re.findall(r"^\| layer .*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    rows = [row.split("|")[2:4] for row in table.splitlines()]
+    folder = ROOT / "tarshards"
+    packages = [path.parent.name for path in folder.glob("*/__init__.py")]
+    modules = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(names for names, _ in rows))) == sorted(packages + modules)
+    for names, files in rows:
+        opened = re.findall(r"`tarshards/(\S+)`", files)
+        assert opened
+        assert all((folder / path).is_file() and re.split(r"[/.]", path)[0] in names for path in opened)
+
+
 @pytest.mark.parametrize(
     ("page", "title", "mark", "count"),
     [("docs/invariants.md", "The ten laws", r"^\d+\. ", 10), ("README.md", "What it promises", r"^- \*\*", 5)],
