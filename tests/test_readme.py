@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from programs import warnings_of
 from with_torch import needs_torch
 
@@ -38,10 +39,17 @@ def test_the_readme_is_short_and_begins_with_the_two_commands():
     assert [line.split("  ")[0] for line in text.splitlines()[3:5]] == ["make demo", "make test"]
 
 
+@pytest.mark.parametrize("picture", ["pipeline", "speed"])
+def test_pictures_are_the_same_in_light_and_dark(picture):
+    texts = [(ROOT / f"docs/images/{picture}-{theme}.svg").read_text() for theme in ("light", "dark")]
+    assert texts[0] != texts[1]
+    assert len({re.sub(r"#[0-9a-f]{6}", "", text) for text in texts}) == 1, "but for their colours"
+    assert all(f"docs/images/{picture}-{theme}.svg" in README.read_text() for theme in ("light", "dark"))
+
+
 @needs_torch
 def test_training_in_the_readme(tmp_path, python_with_torch):
-    (program,) = blocks(README, "python")
-    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "train.py").write_text("".join(blocks(README, "python")))
     done = subprocess.run([python_with_torch, "-W", "error", "train.py"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, warnings_of(done.stderr)) == (0, "")
     assert done.stdout.startswith(f"{8000 - 4096} samples were left\n")
