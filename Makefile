@@ -53,7 +53,8 @@ $(VENV)/daft: $(VENV)/.interop
 # Long schedules, fuzzing and kills: the property and kill tests of `make test`, each SOAK times as often.
 SOAK ?= 20
 soak: $(VENV)/.test
-	TARSHARDS_SOAK=$(SOAK) $(BIN)/python -m pytest $(PARALLEL) -m "soak or hypothesis and not interop" $(PYTEST)
+	TARSHARDS_SOAK=$(SOAK) $(BIN)/python -m pytest $(PARALLEL) -o faulthandler_timeout=3600 \
+	    -m "soak or hypothesis and not interop" $(PYTEST)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -1,8 +1,12 @@
-"""Draw the plots of the report: one per task, with bars for medians and whiskers from slowest to fastest round."""
+"""Draw the plots of the report: one per task, with bars for medians and whiskers from slowest to fastest round.
+
+And the README's figure of a few of them.
+"""
 
 from __future__ import annotations
 
 import math
+from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,10 +15,44 @@ from figures import OURS, TIMES, YES, Row, bests, groups, named
 
 BLUE, LIGHT, GREY, PALE, INK = "#1f5fa8", "#7ea6d3", "#9aa0a6", "#d8dadd", "#333333"
 
+#: The colours of the README's figure: text, quiet text, our bars, other bars.
+THEMES = {
+    "light": {"ink": "#1f2328", "quiet": "#59636e", "ours": BLUE, "theirs": "#c3cad2"},
+    "dark": {"ink": "#f0f6fc", "quiet": "#9198a1", "ours": "#58a6ff", "theirs": "#444c56"},
+}
+FONT = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
+
 NOTE = (
     "Medians; whiskers from the slowest to the fastest round;\n"
     "in brackets workers or threads; hatched: not the whole set."
 )
+
+
+def overview(panels: dict[str, list[tuple[str, float, str]]], note: str, theme: str) -> str:
+    """Return an SVG of these panels, two in a row, each of bars: a name, a rate, and what is written behind the bar."""
+    colours, names, longest, wide, step = THEMES[theme], 92, 230, 450, 22
+    drawn, top = [], 20
+
+    def text(x: float, y: float, words: str, colour: str, **more: str) -> None:
+        options = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
+        drawn.append(f'<text x="{x:.0f}" y="{y}" fill="{colours[colour]}"{options}>{escape(words)}</text>')
+
+    for pair in (list(panels.items())[first : first + 2] for first in range(0, len(panels), 2)):
+        for left, (title, bars) in zip((0, wide), pair):
+            text(left, top, title, "ink", font_weight="600")
+            most = max(rate for _, rate, _ in bars)
+            for place, (name, rate, words) in enumerate(bars):
+                x, y, length = left + names, top + 12 + step * place, max(2, longest * rate / most)
+                shade, colour = ("ink", "ours") if name == OURS else ("quiet", "theirs")
+                text(x - 8, y + 13, name, shade, text_anchor="end")
+                box = f'x="{x}" y="{y + 1}" width="{length:.1f}" height="{step - 6}" rx="2"'
+                drawn.append(f'<rect {box} fill="{colours[colour]}"/>')
+                text(x + length + 8, y + 13, words, shade)
+        top += 12 + step * max(len(bars) for _, bars in pair) + 36
+    text(0, top - 8, note, "quiet", font_size="12")
+    size = f'viewBox="0 0 {2 * wide - 60} {top}" width="{2 * wide - 60}" height="{top}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}" font-size="13" role="img">'
+    return "\n".join([head, f"<title>{escape(note)}</title>", *drawn, "</svg>"]) + "\n"
 
 
 def panel(axes: Any, title: str, rows: list[Row], task: str) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from measure import RESULTS
-from readme import README, glance
+from tables import ROOT, glance
 
-DOCS = README.parent / "docs"
+README, DOCS = ROOT / "README.md", ROOT / "docs"
 WIDTH = 120
 QUOTE = re.compile(
     r"(?:(?<=\n\n)|^(?=- ))(?P<lead>(?:- )?)(?:(?!\n\n|\n- ).)*?<!--figures:(?P<name>\w+)-->$", re.MULTILINE | re.DOTALL
@@ -59,7 +59,7 @@ def number(cell: str) -> float:
 
 
 def measured(results: Results) -> str:
-    """When the tables of the README were measured."""
+    """When the tables of docs/benchmarks.md were measured."""
     days = sorted({cells["measured"] for cells in results.summary.values()})
     return f"Measured on {days[0]}." if len(days) == 1 else f"Measured from {days[0]} to {days[-1]}."
 

@@ -29,9 +29,9 @@ from figures import (
     speed,
 )
 from measure import RESULTS, SCATTER, about, put
-from readme import glance, why
 from sets import CHECKED, LINKED, PART
 from suite import FRESH, LEAST, PARTS, ROOT
+from tables import glance, why
 
 TITLES = {
     "stream": "Raw iteration by every peer",

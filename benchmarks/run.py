@@ -1,10 +1,10 @@
 """Run all benchmarks, or those of one name; this is the program behind `make bench`.
 
-`make bench` runs the suite, the faults, the single programs and the report. Any run but smoke then writes the README's
-tables, and the figures that the README and the docs quote, anew from RESULTS.md.
+`make bench` runs the suite, the faults, the single programs and the report. Any run but smoke then writes the tables of
+docs/benchmarks.md, the README's figure, and what the README and the docs quote, anew from RESULTS.md.
 `make bench ONLY=NAME` runs one of them: core (the ratios that must not get worse; exit 1 if one falls short), smoke (a
 small, quick run of all but the single programs that only checks), chaos (what peers lose when things go wrong), suite,
-readme (the parts of the suite that the README's tables show, for the peers in them), faults, report, a task of the
+tables (the parts of the suite that docs/benchmarks.md shows, for the peers in them), faults, report, a task of the
 suite, a part of it such as stream,raw-1m, a single program, or a part of one such as growth,tools; of several in
 quotes: ONLY="stream cold". PEERS=a,b restricts the suite to some peers.
 """
@@ -22,9 +22,9 @@ import faults
 import figures
 import growth
 import quotes
-import readme
 import report
 import suite
+import tables
 from environments import all_peers, try_again
 
 HERE = Path(__file__).parent
@@ -80,15 +80,15 @@ def program(name: str) -> int:
 
 def main(only: list[str], names: list[str]) -> None:
     """Run the benchmarks of these names; of none, all."""
-    known = {"core", "chaos", "smoke", "suite", "readme", "faults", "report", *TASKS, *PROGRAMS, *PROGRAM_PARTS}
+    known = {"core", "chaos", "smoke", "suite", "tables", "faults", "report", *TASKS, *PROGRAMS, *PROGRAM_PARTS}
     if unknown := sorted({*only} - known):
         raise SystemExit(f"no benchmark {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
     try_again()
     if "smoke" in only:
         smoke()
     parts = [part for part in suite.PARTS if not only or {"suite", part[0], ",".join(part)} & {*only}]
-    if "readme" in only:
-        parts, names = readme.parts(), names or [*figures.FORMS, *readme.peers()]
+    if "tables" in only:
+        parts, names = tables.parts(), names or [*figures.FORMS, *tables.peers()]
     if parts:
         suite.main(parts, names)
     if not only or "faults" in only:
@@ -98,7 +98,7 @@ def main(only: list[str], names: list[str]) -> None:
     failed = [
         name for name in ("core", "chaos", *PROGRAMS, *PROGRAM_PARTS) if name in (only or PROGRAMS) and program(name)
     ]
-    readme.main()
+    tables.main()
     quotes.main()
     raise SystemExit(f"failed: {', '.join(failed)}" if failed else 0)
 
@@ -106,7 +106,7 @@ def main(only: list[str], names: list[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "only", nargs="*", help="core, chaos, smoke, suite, readme, faults, report, tasks, parts, programs"
+        "only", nargs="*", help="core, chaos, smoke, suite, tables, faults, report, tasks, parts, programs"
     )
     parser.add_argument("--peers", default="", help="of the suite only these, joined by commas")
     options = parser.parse_args()

@@ -76,7 +76,7 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.write.shards import TarWriter as TarWriter
     from tarshards.write.shards import write_samples as write_samples
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: The modules that are public namespaces.
 _NAMESPACES = {

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -21,11 +22,11 @@ import environments  # noqa: E402
 import figures  # noqa: E402
 import measure  # noqa: E402
 import quotes  # noqa: E402
-import readme  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
 import sets  # noqa: E402
 import suite  # noqa: E402
+import tables  # noqa: E402
 
 PEERS = ["cat", "datago", "datasets", "dali", "deeplake", "energon", "ffcv", "gnu_tar", "grain", "lance", "litdata"]
 PEERS += ["ray", "simplejpeg", "spdl", "squirrel", "streaming", "tarfile", "torch_files", "torchvision", "webdataset"]
@@ -194,24 +195,47 @@ def test_rows_that_were_not_measured_now_stay_in_the_summary(tmp_path):
     for name in "raw-2k", "raw-110k":
         rows = [row("tarshards", "stream", shuffled=True), row("litdata", "stream", shuffled=True)]
         measure.put({"The suite at a glance": report.summary([measured("stream", name, rows)], page)}, page)
-    assert [*readme.glance(page)] == ["stream, raw-2k, shuffled", "stream, raw-110k, shuffled"]
-    assert readme.glance(page)["stream, raw-2k, shuffled"] == {
+    assert [*tables.glance(page)] == ["stream, raw-2k, shuffled", "stream, raw-110k, shuffled"]
+    assert tables.glance(page)["stream, raw-2k, shuffled"] == {
         "measured": "today",
         "tarshards": "10",
         "litdata": "1.00",
     }
 
 
-def test_what_the_readme_shows_is_measured():
-    assert {*readme.parts()} <= {*suite.PARTS}
-    assert readme.peers() <= {*PEERS}
+def test_what_the_page_shows_is_measured():
+    assert {*tables.parts()} <= {*suite.PARTS}
+    assert tables.peers() <= {*PEERS}
 
 
-def test_the_tables_of_the_readme_are_those_of_the_results():
-    text, summary = readme.README.read_text(), readme.glance(measure.RESULTS)
-    for lines in (*(readme.table(head, summary) for head in readme.TABLES), readme.behind(summary)):
+def test_the_tables_of_the_page_are_those_of_the_results():
+    text, summary = tables.PAGE.read_text(), tables.glance(measure.RESULTS)
+    for lines in (*(tables.table(head, summary) for head in tables.TABLES), tables.behind(summary)):
         assert len(lines) > 3
         assert "\n".join(lines) + "\n\n" in text, "make bench ONLY=report writes them"
+
+
+@pytest.mark.parametrize("theme", tables.THEMES)
+def test_the_figure_of_the_readme_is_that_of_the_results(theme):
+    drawn = tables.figure(tables.glance(measure.RESULTS), theme)
+    assert (tables.IMAGES / f"speed-{theme}.svg").read_text() == drawn, "make bench ONLY=report writes it"
+    ElementTree.fromstring(drawn)
+    assert drawn.count("<rect") > 3 * len(tables.PANELS)
+
+
+def test_bars_of_the_figure_are_rates():
+    cells = {
+        "measured": "today",
+        "tarshards": "~1,000",
+        "webdataset": "~4.0",
+        "ffcv": "**0.80**",
+        "litdata": "2 (wrong)",
+    }
+    assert tables.bars(cells) == [
+        ("FFCV", 1250, "0.80 x"),
+        ("tarshards", 1000, "~1,000/s"),
+        ("webdataset", 250, "~4.0 x"),
+    ]
 
 
 def test_the_figures_of_readme_and_docs_are_those_of_the_results():
@@ -245,8 +269,8 @@ def test_rows_whose_rounds_differ_are_marked():
     summary = report.summary([measured("stream", "raw-2k", rows)], Path("none"))
     assert "| stream, raw-2k | today | 10 | ~2.0 |" in summary
     slower = {"stream, raw-2k": {"measured": "today", "tarshards": "10", "litdata": "**~0.50**"}}
-    assert readme.behind(slower)[2].startswith("| stream, raw-2k | ~0.50 litdata |")
-    assert [readme.times(cell) for cell in ("~2.0", "**~0.5**", "3 (wrong)")] == ["~2.0 x", "**~0.5 x**", ""]
+    assert tables.behind(slower)[2].startswith("| stream, raw-2k | ~0.50 litdata |")
+    assert [tables.times(cell) for cell in ("~2.0", "**~0.5**", "3 (wrong)")] == ["~2.0 x", "**~0.5 x**", ""]
 
 
 def test_work_between_the_rounds_is_reported():

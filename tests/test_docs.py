@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tarshards import __version__
+from tarshards.index import members, sidecar
+from tarshards.samples import conditions
+from tarshards.storage import compression, expressions, manifest, ranges
+from tarshards.tar import _tar_py, read
+
 ROOT = Path(__file__).parents[1]
 TOOLS = sorted(path.name for path in (ROOT / "bin").iterdir())
 
@@ -39,9 +45,8 @@ def test_pages_count_and_name_all_tools():
     assert re.findall(r"the (\S+) tools\b", readme) == [str(len(TOOLS))]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
-def test_pages_describe_each_package(page):
-    text = (ROOT / page).read_text()
+def test_the_page_on_architecture_describes_each_package():
+    text = (ROOT / "docs/architecture.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|", text[text.index("## Packages") :], re.MULTILINE)
     folder = ROOT / "tarshards"
     packages = {path.parent.name for path in folder.glob("*/__init__.py")}
@@ -49,12 +54,71 @@ def test_pages_describe_each_package(page):
     assert sorted(rows) == sorted(packages | modules)
 
 
-def test_each_law_names_tests_that_exist():
-    page = (ROOT / "docs/invariants.md").read_text()
-    laws = re.split(r"^\d+\. ", page[: page.index("## Where")], flags=re.MULTILINE)[1:]
-    assert len(laws) == 10
+def test_the_layers_of_the_page_on_invariants_are_all_packages():
+    text = (ROOT / "docs/invariants.md").read_text()
+    (table,) = re.findall(r"^\| layer .*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    rows = [row.split("|")[2:4] for row in table.splitlines()]
+    folder = ROOT / "tarshards"
+    packages = [path.parent.name for path in folder.glob("*/__init__.py")]
+    modules = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(names for names, _ in rows))) == sorted(packages + modules)
+    for names, files in rows:
+        opened = re.findall(r"`tarshards/(\S+)`", files)
+        assert opened
+        assert all((folder / path).is_file() and re.split(r"[/.]", path)[0] in names for path in opened)
+
+
+@pytest.mark.parametrize(
+    ("page", "title", "mark", "count"),
+    [("docs/invariants.md", "The ten laws", r"^\d+\. ", 10), ("README.md", "What it promises", r"^- \*\*", 5)],
+)
+def test_each_law_and_promise_names_tests_that_exist(page, title, mark, count):
+    (section,) = re.findall(rf"^## {title}\n(.*?)^## ", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    laws = re.split(mark, section, flags=re.MULTILINE)[1:]
+    assert len(laws) == count
     for law in laws:
         tests = re.findall(r"`(tests/\S+\.py)::(\w+)`", law)
         assert tests, law
         for path, name in tests:
             assert f"\ndef {name}(" in (ROOT / path).read_text(), (path, name)
+
+
+def test_the_limits_are_those_of_the_code():
+    page = (ROOT / "docs/limits.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| ([\d,]+)(?: (\w+))?[^|]*\|", page[page.index("## Limits on") :], re.MULTILINE)
+    units = {"GiB": 1 << 30, "MiB": 1 << 20}
+    told = {name.partition(",")[0]: int(number.replace(",", "")) * units.get(unit, 1) for name, number, unit in rows}
+    assert [*told.values()] == [
+        read.MEMBER_LIMIT,
+        compression.MAX_RATIO,
+        _tar_py.MAX_EXTENDED,
+        read.MAX_END,
+        expressions.MOST_SHARDS,
+        members.MAX_FIELDS,
+        sidecar.MAX_BYTES,
+        manifest.MAX_BYTES,
+        ranges.MOST_MAPPED,
+        conditions.MAX_LENGTH,
+    ]
+
+
+def test_entries_of_the_changelog_are_short_and_releases_dated():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    titles = re.findall(r"^## (.*)", text, re.MULTILINE)
+    assert titles[0] == "Unreleased"
+    dates = [re.fullmatch(r"\d+\.\d+\.\d+ \((\d{4}-\d\d-\d\d)\)", title)[1] for title in titles[1:]]
+    assert dates == sorted(dates, reverse=True)
+    entries = re.split(r"^- ", text[text.index("## Unreleased") :], flags=re.MULTILINE)[1:]
+    for entry in entries:
+        lines = entry.partition("\n#")[0].strip().splitlines()
+        assert len(lines) <= 2, entry
+        assert all(len(line) <= 120 for line in ("- " + entry).splitlines()), entry
+
+
+def test_the_version_is_the_latest_release_everywhere():
+    release, date = re.search(r"^## ([\d.]+) \((.*)\)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE).groups()
+    assert release == __version__
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {release}\ndate-released: {date}\n" in citation
+    assert f"`tarcat (tarshards) {release}`" in (ROOT / "docs/tools/index.md").read_text()
+    assert f"tarshards-{release}-" in (ROOT / "docs/start.md").read_text()

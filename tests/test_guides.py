@@ -1,4 +1,4 @@
-"""The guides run: the blocks of each page, in order, in an empty folder, as a reader would run them."""
+"""The start page and the guides run: the blocks of each, in order, in an empty folder, as a reader would run them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_guide_is_in_the_readme():
 
 
 def test_links_between_pages_lead_somewhere():
-    for path in [ROOT / "README.md", *ROOT.glob("docs/*.md"), *GUIDES.glob("*.md"), *ROOT.glob("docs/tools/*.md")]:
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *GUIDES.glob("*.md"), *ROOT.glob("docs/tools/*.md")]:
         for link, anchor in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", path.read_text()):
             target = path.parent / link if link else path
             assert target.exists(), f"{path}: {link}"
@@ -100,6 +100,18 @@ def test_links_between_pages_lead_somewhere():
                 heads = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
                 anchors = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
                 assert anchor[1:] in anchors, f"{path}: {link}{anchor}"
+
+
+def test_start(follow):
+    printed = follow("../start.md")
+    assert "400 samples in bars-00.tar bars-01.tar bars-02.tar bars-03.tar\n" in printed
+    assert re.findall(r"^begins at sample (\d+) of epoch (\d)", printed, re.MULTILINE) == [
+        ("0", "0"),
+        ("96", "0"),
+        ("192", "0"),
+    ]
+    assert float(re.findall(r"loss ([\d.]+)$", printed, re.MULTILINE)[-1]) < 0.5
+    assert re.search(r"^delivered +400 samples", printed, re.MULTILINE)
 
 
 @pytest.mark.interop

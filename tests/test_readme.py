@@ -1,4 +1,4 @@
-"""The examples in the README run."""
+"""The examples in the README and on the tour run, and the lists of the pages are complete."""
 
 from __future__ import annotations
 
@@ -9,22 +9,63 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from programs import warnings_of
 from with_torch import needs_torch
 
 import tarshards
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+README, TOUR = ROOT / "README.md", ROOT / "docs/tour.md"
 
 
-def blocks(language: str) -> list[str]:
-    return [text for name, text in BLOCKS if name == language]
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def run_shell(page: Path, folder: Path, path: str) -> list[str]:
+    """Run the one block of shell of a page in a folder, and return the lines that it prints."""
+    (script,) = blocks(page, "bash")
+    command = ["bash", "-eu", "-c", script]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_the_readme_is_short_and_begins_with_the_two_commands():
+    text = README.read_text()
+    assert len(text.splitlines()) <= 130
+    assert re.search(r"^[^#\s].*", text, re.MULTILINE)[0] == "```"
+    assert [line.split("  ")[0] for line in text.splitlines()[3:5]] == ["make demo", "make test"]
+
+
+@pytest.mark.parametrize("picture", ["pipeline", "speed"])
+def test_pictures_are_the_same_in_light_and_dark(picture):
+    texts = [(ROOT / f"docs/images/{picture}-{theme}.svg").read_text() for theme in ("light", "dark")]
+    assert texts[0] != texts[1]
+    assert len({re.sub(r"#[0-9a-f]{6}", "", text) for text in texts}) == 1, "but for their colours"
+    assert all(f"docs/images/{picture}-{theme}.svg" in README.read_text() for theme in ("light", "dark"))
+
+
+@needs_torch
+def test_training_in_the_readme(tmp_path, python_with_torch):
+    (tmp_path / "train.py").write_text("".join(blocks(README, "python")))
+    done = subprocess.run([python_with_torch, "-W", "error", "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, warnings_of(done.stderr)) == (0, "")
+    assert done.stdout.startswith(f"{8000 - 4096} samples were left\n")
+    assert re.search(r"^delivered +8000 samples", done.stdout, re.MULTILINE)
+
+
+def test_the_shell_in_the_readme(tmp_path, path_with_tools):
+    printed = run_shell(README, tmp_path, path_with_tools)
+    assert printed[0] == './001\tcls:4=1\ttxt:9="text 001\\n"'
+    assert printed[3] == "__key__\tcls\tsize"
+    assert len([*tmp_path.glob("copy-*.tar.gz")]) == 4
 
 
 @needs_torch
 def test_reading_is_three_lines(make_shards):
-    (three_lines, _) = blocks("python")
+    (three_lines, _) = blocks(TOUR, "python")
     body = "".join(f"    {line}\n" for line in three_lines.splitlines())
     body = body.replace('"train-{000..146}.tar"', repr(make_shards(2)))
     space = {name: getattr(tarshards, name) for name in tarshards.__all__}
@@ -35,7 +76,7 @@ def test_reading_is_three_lines(make_shards):
 @needs_torch
 def test_one_screen_of_python(tmp_path, python_with_torch):
     program = tmp_path / "screen.py"
-    program.write_text(blocks("python")[1])
+    program.write_text(blocks(TOUR, "python")[1])
     done = subprocess.run([python_with_torch, "-W", "error", program], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, warnings_of(done.stderr)) == (0, "")
     assert re.search(r"planned +14592 samples, \d+ not taken \(\d broken off: unaudited\)", done.stdout)
@@ -53,29 +94,20 @@ def test_the_page_on_training(tmp_path, python_with_torch):
 
 
 def test_one_screen_of_shell(tmp_path, path_with_tools):
-    environment = {**os.environ, "PATH": path_with_tools}
-    command = ["bash", "-eu", "-c", blocks("bash")[0]]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0] == './001\tcls:4=1\ttxt:9="text 001\\n"'
-
-
-def test_every_package_is_in_the_table():
-    text = (ROOT / "README.md").read_text()
-    packages = {path.stem for path in (ROOT / "tarshards").iterdir() if not path.stem.startswith("_")} - {"py"}
-    for package in packages:
-        assert f"| `{package}`" in text
+    assert run_shell(TOUR, tmp_path, path_with_tools)[0] == './001\tcls:4=1\ttxt:9="text 001\\n"'
 
 
 def tables(head: str) -> list[list[str]]:
     """The rows of the table whose head begins with *head*, each a list of its cells."""
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs/fields.md").read_text()
     (body,) = re.findall(rf"^\| {re.escape(head)}.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in body.splitlines()]
 
 
 def test_every_op_is_in_the_list():
-    listed = re.search(r"`Stream` and `ShardDataset`: `([a-z_\s]+)`", (ROOT / "README.md").read_text())[1].split()
+    listed = re.search(r"`Stream` and `ShardDataset`: `([a-z_\s]+)`", (ROOT / "docs/training.md").read_text())[
+        1
+    ].split()
     methods = {name for name in vars(tarshards.ops) if hasattr(tarshards.Stream, name) and not name.startswith("_")}
     assert sorted(listed) == sorted(methods)
 

@@ -132,6 +132,7 @@ def test_new_members_and_shards_of_ours_have_the_fixed_one(shell, tmp_path):
     assert set(map(repr, metadata(tmp_path / "source.tar").values())) == set(map(repr, pack_before.values()))
 
 
+@pytest.mark.interop  # pyarrow
 def test_columns_are_refused(tmp_path, shell):
     write_samples([{"__key__": "a", "txt": "x", "json": {"n": 1}}], tmp_path / "s.tar")
     shell("tarindex -q --columns length:txt s.tar")

@@ -5,13 +5,14 @@ A test names the rows that it runs by their left column; the last test compares 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
 import re
 import subprocess
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -231,6 +232,10 @@ def process_sample(sample):
     return {"__key__": sample["__key__"], "png": sample["jpg"].resize((16, 16)), "cls": str(sample["cls"])}
 
 
+def process_pickled(sample):
+    return process_sample(pickle.loads(pickle.dumps(sample)))
+
+
 def process_bytes(sample):
     return {**sample, "cls": b"%d" % (int(sample["cls"]) + 1)}
 
@@ -252,8 +257,8 @@ def test_map_reduce(here):
         exec(f"{sink}\n{loop}\n    {write}\n{close}", names)
     written = list(read_samples("out2.tar"))
     assert [sample["cls"] for sample in written] == [b"%d" % i for i in range(COUNT // 4)]
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        mapped = eval(code("`pool.imap", 0)[0], {**names, "pool": pool})
+    with ThreadPool(2) as pool:  # Pool() forks, which may hang in a process that has run other tests' threads
+        mapped = eval(code("`pool.imap", 0)[0], {**names, "pool": pool, "process_sample": process_pickled})
         exec(
             f"{code('`with TarWriter', 0)[0]}\n    for sample in mapped: sink.write(sample)",
             {**names, "mapped": mapped},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
+import pickle
+from multiprocessing.pool import ThreadPool
 
 import numpy as np
 import pytest
@@ -32,6 +33,10 @@ def url(tmp_path, monkeypatch):
 
 def process_sample(sample):
     return {"__key__": sample["__key__"], "png": sample["jpg"].resize((256, 256)), "cls": str(sample["cls"])}
+
+
+def process_pickled(sample):
+    return process_sample(pickle.loads(pickle.dumps(sample)))
 
 
 def test_extensions_decode_to_numpy(url):
@@ -77,13 +82,13 @@ def test_map_reduce(url):
     assert [sample["cls"] for sample in read_samples("out2.tar")] == [b"%d" % i for i in range(25)]
 
     def process_shard(input_shard, output_shard):
-        processed = pool.imap_unordered(process_sample, WebDataset(input_shard, decoder="pil"))
+        processed = pool.imap_unordered(process_pickled, WebDataset(input_shard, decoder="pil"))
         with TarWriter(output_shard) as sink:
             for sample in processed:
                 sink.write(sample)
 
-    with mp.get_context("fork").Pool(2) as pool:
-        processed = pool.imap_unordered(process_sample, WebDataset("imagenet_train-0000.tar", decoder="pil"))
+    with ThreadPool(2) as pool:  # Pool() forks, which may hang in a process that has run other tests' threads
+        processed = pool.imap_unordered(process_pickled, WebDataset("imagenet_train-0000.tar", decoder="pil"))
         with TarWriter("out3.tar") as sink:
             for sample in processed:
                 sink.write(sample)

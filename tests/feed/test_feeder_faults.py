@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import multiprocessing
 import os
 import random
@@ -11,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import feed_specs
@@ -214,21 +213,21 @@ def resident(pid: int) -> int:
 
 
 def test_a_slow_consumer_holds_the_memory_of_few_batches_on_both_sides(make_feeder):
-    """*prefetch* and one here, and there one more than the feeder makes at once; the rest is what malloc keeps."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # else batches would be in memory that earlier tests freed, also in the fork
+    """*prefetch* and one here, and there one more than the feeder makes at once."""
+    M_MMAP_THRESHOLD = -3  # else batches would be in memory that earlier tests freed, also in the fork
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
     prefetch, feeder = 4, make_feeder(spec="large").start()
     loader = RemoteLoader("feed_specs:large", feeder.address, prefetch=prefetch, timeout=60)
     pids = [os.getpid(), feeder.process.pid]
     before, most = [resident(pid) for pid in pids], [0, 0]
-    for number, batch in enumerate(loader):
-        assert len(batch["large"]) == feed_specs.LARGE
-        time.sleep(0.5 if number in (1, 20) else 0.01)
-        most = [max(high, resident(pid)) for high, pid in zip(most, pids)]
+    with closing(loader):
+        for number, batch in enumerate(loader):
+            assert len(batch["large"]) == feed_specs.LARGE
+            time.sleep(0.5 if number in (1, 20) else 0.01)
+            most = [max(high, resident(pid)) for high, pid in zip(most, pids)]
     assert number == 99
     used = [(high - low) / feed_specs.LARGE for high, low in zip(most, before)]  # in batches
     assert all(1 < batches < 3 * prefetch for batches in used), used
-    loader.close()
 
 
 @pytest.mark.soak

@@ -36,7 +36,14 @@ def folder(tmp_path) -> Path:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", [name for name in CASES if SOAK > 1 or name not in SOAKED])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.interop] if CASES[name].needs else [])
+        for name in CASES
+        if SOAK > 1 or name not in SOAKED
+    ],
+)
 def test_our_writers(tmp_path, name):
     if CASES[name].needs:
         pytest.importorskip(CASES[name].needs)

@@ -1,15 +1,20 @@
-"""The README's tables of figures: rows and columns of the summary in RESULTS.md. Run as a program, it rewrites them."""
+"""The tables of docs/benchmarks.md and the figure of the README, from the summary in RESULTS.md.
+
+Run as a program, it rewrites them.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from charts import THEMES, overview
 from measure import RESULTS
 
-README = RESULTS.parents[1] / "README.md"
+ROOT = RESULTS.parents[1]
+PAGE, IMAGES = ROOT / "docs/benchmarks.md", ROOT / "docs/images"
 OURS = "tarshards"
-COLUMNS = {  # what the README says -> peers, of whom the first that was measured is shown
+COLUMNS = {  # what the page says -> peers, of whom the first that was measured is shown
     "webdataset": ("webdataset",),
     "FFCV": ("ffcv",),
     "litdata": ("litdata",),
@@ -19,7 +24,7 @@ COLUMNS = {  # what the README says -> peers, of whom the first that was measure
     "Grain": ("grain",),
     "Lance": ("lance",),
 }
-ROWS = {  # what the README says -> a row of the summary
+ROWS = {  # what the page says -> a row of the summary
     "2 KB, in order": "stream, raw-2k, in order",
     "2 KB, in order, un-indexed": "stream, raw-2k, in order, un-indexed",
     "2 KB, shuffled": "stream, raw-2k, shuffled",
@@ -71,6 +76,12 @@ COLD = {
     "shuffled": "cold, raw-110k, shuffled",
     "shuffled, un-indexed": "cold, raw-110k, shuffled, un-indexed",
     "shuffled, rows": "cold, raw-110k, shuffled, rows",
+}
+PANELS = {  # what the figure says -> a row of the summary
+    "2 KB samples, shuffled": "stream, raw-2k, shuffled",
+    "110 KB samples, shuffled, 2 worker processes": "stream, raw-110k, shuffled, 2 processes",
+    "93 float32, shuffled batches of 1,024": "arrays, otto, batches of 1,024",
+    "JPEG 256 x 256, random resized crop to 224": "crop, photos256",
 }
 WHY = {  # a pattern of rows of the summary -> why tarshards may be slower there; the first that fits
     "decode, .*": "Decoding takes most of the time, and simplejpeg is our decoder alone.",
@@ -154,9 +165,31 @@ def times(cell: str) -> str:
     return f"{found[1]}{found[2]} x{found[3]}" if found else ""
 
 
-def main(page: Path = RESULTS, readme: Path = README) -> None:
-    """Write the tables of the README anew."""
-    summary, text = glance(page), readme.read_text()
+def bars(cells: dict[str, str]) -> list[tuple[str, float, str]]:
+    """Return the rates in a row of the summary, the fastest first: peer, samples a second, words for the bar."""
+    ours = float(cells[OURS].strip("~").replace(",", ""))
+    found = [(OURS, ours, f"{cells[OURS]}/s")]
+    for name, peers in COLUMNS.items():
+        told = next((times(cells[peer]) for peer in peers if peer in cells), "")
+        if told:
+            found.append((name, ours / float(told.strip("*~ x").replace(",", "")), told.strip("*")))
+    return sorted(found, key=lambda bar: -bar[1])
+
+
+def figure(summary: dict[str, dict[str, str]], theme: str) -> str:
+    """Return the figure of the README, an SVG."""
+    rows = {words: summary[name] for words, name in PANELS.items() if name in summary}
+    days = sorted({cells["measured"] for cells in rows.values()})
+    note = (
+        "Samples a second, each library at its best on two cores, page cache warm. N x: tarshards is N times as fast. "
+        f"Measured {' to '.join(dict.fromkeys((days[0], days[-1])))}."
+    )
+    return overview({words: bars(cells) for words, cells in rows.items()}, note, theme)
+
+
+def main(results: Path = RESULTS, page: Path = PAGE, images: Path = IMAGES) -> None:
+    """Write the tables of the page and the figure anew."""
+    summary, text = glance(results), page.read_text()
     tables = {head: table(head, summary) for head in TABLES} | {BEHIND: behind(summary)}
     for head, written in tables.items():
         lines = "\n".join(written) + "\n"
@@ -164,8 +197,10 @@ def main(page: Path = RESULTS, readme: Path = README) -> None:
             rf"^\| {re.escape(head)} \|.*\n(?:\|.*\n)*", lambda found, lines=lines: lines, text, flags=re.MULTILINE
         )
         if found != 1:
-            raise SystemExit(f"{readme.name} has {found} tables of {head!r}, not one")
-    readme.write_text(text)
+            raise SystemExit(f"{page.name} has {found} tables of {head!r}, not one")
+    page.write_text(text)
+    for theme in THEMES:
+        (images / f"speed-{theme}.svg").write_text(figure(summary, theme))
 
 
 if __name__ == "__main__":
