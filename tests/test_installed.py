@@ -1,8 +1,9 @@
-"""After `pip install`, man finds the manual, and bash, zsh and fish complete command lines."""
+"""After `pip install`: the start page works, man finds the manual, and bash, zsh and fish complete command lines."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -12,11 +13,14 @@ from pathlib import Path
 
 import pytest
 from programs import BASH_COMPLETION, find, need
+from test_guides import steps
 from test_install import copy_sources
+from test_site import build_site
 
 pytestmark = pytest.mark.interop
 
-TOOLS = sorted(path.name for path in (Path(__file__).parents[1] / "bin").iterdir())
+ROOT = Path(__file__).parents[1]
+TOOLS = sorted(path.name for path in (ROOT / "bin").iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +48,24 @@ def environment(installed, tmp_path) -> dict[str, str]:
     data = f"{installed}/share:/usr/local/share:/usr/share"
     path = f"{installed}/bin:{os.environ['PATH']}"
     return {**ours, "PATH": path, "XDG_DATA_DIRS": data, "HOME": str(tmp_path), "TERM": "dumb", "MANPAGER": "cat"}
+
+
+def test_the_first_ten_minutes_of_a_newcomer(environment, tmp_path, tmp_path_factory):
+    """The blocks of the start page, as the site has it, in order, in an empty folder."""
+    pytest.importorskip("torch", reason="needs torch")
+    page = tmp_path_factory.mktemp("site") / "start.md"
+    page.write_text(build_site.text_of(ROOT / "docs/start.md", "start.md"))
+    printed = ""
+    for kind, text in steps(str(page)):
+        if kind.endswith(".py"):
+            (tmp_path / kind).write_text(text)
+            continue
+        command = {"bash": ["bash", "-euo", "pipefail", "-c", text], "python": ["python", "-c", text]}[kind]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{text}\n{done.stderr}"
+        printed += done.stdout
+    assert "kernels   0 of 6 compiled" in printed
+    assert re.findall(r"^begins at sample (\d+)", printed, re.MULTILINE) == ["0", "96", "192"]
 
 
 @pytest.mark.parametrize("tool", [*TOOLS, "tarshards"])
