@@ -118,7 +118,7 @@ def same(value, other) -> bool:
 
 
 def what_comes_back(extension, value):
-    """Return the result of ``decode`` that the README gives for a value that the codec of an extension accepts."""
+    """Return the result of ``decode`` that docs/fields.md gives for a value that the codec of an extension accepts."""
     if extension in ("json", "jsn") and isinstance(value, str):
         return json.loads(value)
     if extension in ("json", "jsn", "mp", "msg", "msgpack", "cbor"):
