@@ -71,6 +71,7 @@ def stage() -> None:
         write(target, text_of(path, target))
     for target, text in reference().items():
         write(target, text)
+    shutil.copy(ROOT / "docs/site.css", STAGED)
 
 
 def text_of(path: Path, target: str) -> str:
@@ -135,7 +136,7 @@ def manual(name: str) -> str:
     program = getattr(import_module(module), function)
     commands = {name: program} | {f"{name} {verb}": each for verb, each in getattr(program, "verbs", {}).items()}
     helps = [
-        command.get_help(click.Context(command, info_name=words, terminal_width=100, max_content_width=100))
+        command.get_help(click.Context(command, info_name=words, **command.context_settings | {"terminal_width": 86}))
         for words, command in commands.items()
         if not command.hidden
     ]
