@@ -1,5 +1,5 @@
-# The commands: demo, test, test-core, test-pythons, test-interop, soak, lint, bench, asan, programs. Each sets up what
-# it needs in .venv, test-core in an environment for each Python.
+# The commands: demo, test, test-core, test-pythons, test-interop, soak, lint, docs, bench, asan, programs. Each sets up
+# what it needs in .venv, test-core in an environment for each Python, docs in .venv-docs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -61,6 +61,12 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation site in site/, without a network once .venv-docs is there; a warning or a broken link is an error.
+DOCS := .venv-docs
+docs:
+	$(MAKE) VENV=$(DOCS) $(DOCS)/.docs
+	$(DOCS)/bin/python docs/build_site.py
+
 # All benchmarks, or some: make bench ONLY=core; tasks, programs or parts: ONLY="cold growth,tools"; peers: PEERS=a,b
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py $(ONLY) $(PEERS:%=--peers=%)
@@ -79,7 +85,7 @@ $(VENV)/.%: $(PACKAGE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* build data *.egg-info .hypothesis tarshards/*/*.so
+	rm -rf $(VENV) .venv-* build site data *.egg-info .hypothesis tarshards/*/*.so
 
-.PHONY: demo test test-core test-pythons test-interop soak lint bench asan programs clean
+.PHONY: demo test test-core test-pythons test-interop soak lint docs bench asan programs clean
 .PRECIOUS: $(VENV)/.%

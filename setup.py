@@ -1,12 +1,14 @@
-"""Build the native kernels; everything else stands in setup.cfg.
+"""Build the native kernels, and man pages and completions of the programs; everything else stands in setup.cfg.
 
 They are optional: without a compiler the install succeeds and their pure-Python twins do the work. One build serves all
 Pythons from 3.11 on, by the limited API, which a free-threaded Python does not have: it gets a build of its own.
 """
 
+import sys
 import sysconfig
+from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
 
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
@@ -24,7 +26,24 @@ def native(name, *headers):
     )
 
 
+class InstallData(Distribution().get_command_class("install_data")):
+    """Write what man and shells read about each program to share/, made from the program's options."""
+
+    def run(self):
+        sys.path.insert(0, str(Path(__file__).parent))
+        from tarshards.cli.manual import share_files
+
+        scripts = self.distribution.entry_points["console_scripts"]
+        for name, text in share_files(dict(script.split(" = ") for script in scripts)):
+            path = Path(self.install_dir, "share", name)
+            self.mkpath(str(path.parent))
+            path.write_text(text)
+            self.outfiles.append(str(path))
+
+
 setup(
+    cmdclass={"install_data": InstallData},
+    data_files=[("share", [])],  # which install_data writes
     ext_modules=[
         native("tar/_tar", "_tar.h"),
         native("storage/_mapped", "_guard.h"),

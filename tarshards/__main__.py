@@ -15,7 +15,7 @@ import tarshards
 from tarshards.cli.program import Verbs
 
 KERNELS = ("tar._tar", "storage._mapped", "index._sidecars", "index._headers", "index._rows", "index._pixels")
-FOR_DEVELOPERS = {"bench", "demo", "interop", "test", "test-core"}  # extras
+FOR_DEVELOPERS = {"bench", "demo", "docs", "interop", "test", "test-core"}  # extras
 
 
 class Checks(Mapping[str, click.Command]):

@@ -15,16 +15,19 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+BASH_COMPLETION = "bash-completion"
 COMPILER = "a C compiler"
 TUN = "root with /dev/net/tun"  # which no package gives
 WEBDAV = "nginx with WebDAV"
 WEBDAV_MODULE = Path("/usr/lib/nginx/modules/ngx_http_dav_ext_module.so")
 PACKAGES = {
     COMPILER: ["gcc", "libc6-dev", "python3-dev"],
+    BASH_COMPLETION: ["bash-completion"],
     "bsdtar": ["libarchive-tools"],
     "bzip2": ["bzip2"],
     "chromium": ["chromium"],
     "curl": ["curl"],
+    "fish": ["fish"],
     "git": ["git"],
     "gm": ["graphicsmagick"],
     "GNU tar": ["tar"],
@@ -33,6 +36,7 @@ PACKAGES = {
     "kubectl": ["kubernetes-client"],
     "lz4": ["lz4"],
     "lzma": ["xz-utils"],
+    "man": ["man-db"],
     "mariadbd": ["mariadb-server"],
     "munged": ["munge"],
     "nginx": ["nginx-light"],
@@ -44,6 +48,7 @@ PACKAGES = {
     "unshare": ["util-linux"],
     WEBDAV: ["nginx-light", "libnginx-mod-http-dav-ext"],
     "xz": ["xz-utils"],
+    "zsh": ["zsh"],
     "zstd": ["zstd"],
 }
 
@@ -56,6 +61,8 @@ def find(program: str) -> str | None:
 @cache
 def is_installed(name: str) -> bool:
     """Tell whether the key *name* of PACKAGES is here, or TUN."""
+    if name == BASH_COMPLETION:
+        return Path("/usr/share/bash-completion/bash_completion").exists()
     if name == COMPILER:
         return find("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
     if name == TUN:

@@ -102,6 +102,12 @@ def test_links_between_pages_lead_somewhere():
                 assert anchor[1:] in anchors, f"{path}: {link}{anchor}"
 
 
+def test_skill(follow):
+    """The file from which coding agents learn to use the package."""
+    printed = follow("../../skills/tarshards/SKILL.md")
+    assert re.search(r"^filtered +\d+ samples: \d+ filter\(is_small\)$", printed, re.MULTILINE)
+
+
 def test_start(follow):
     printed = follow("../start.md")
     assert "400 samples in bars-00.tar bars-01.tar bars-02.tar bars-03.tar\n" in printed

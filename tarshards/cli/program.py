@@ -63,8 +63,8 @@ class Program(click.Command):
             )
         )
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under their headings, in columns of the same width."""
+    def options_by_heading(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """Return the rows of the options, each its names and its meaning, under the headings that have any."""
         shared = {name: heading for heading, names in self.headings.items() for name in names}
         order = {name: number for number, name in enumerate(shared)}
         found: dict[str, list[tuple[int, str, str]]] = {heading: [] for heading in self.headings}
@@ -72,12 +72,17 @@ class Program(click.Command):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
                 name = max(param.opts, key=len)
                 found[shared.get(name, "Options")].append((order.get(name, 0), *record))
-        width = min(30, max(len(term) for rows in found.values() for _, term, _ in rows))
+        for rows in found.values():
+            rows.sort(key=itemgetter(0))
+        return {heading: [row[1:] for row in rows] for heading, rows in found.items() if rows}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings, in columns of the same width."""
+        found = self.options_by_heading(ctx)
+        width = min(30, max(len(term) for rows in found.values() for term, _ in rows))
         for heading, rows in found.items():
-            if rows:
-                with formatter.section(heading):
-                    rows.sort(key=itemgetter(0))
-                    formatter.write_dl([(term.ljust(width), text) for _, term, text in rows])
+            with formatter.section(heading):
+                formatter.write_dl([(term.ljust(width), text) for term, text in rows])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)

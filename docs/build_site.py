@@ -1,0 +1,293 @@
+"""Build the documentation site; `make docs` runs this file.
+
+It stages the pages in build/docs: those of docs/ and of other folders, and the derived ones. Zensical builds them into
+site/, and MkDocs, whose successor it is, into build/mkdocs. Every link of both is then followed. site/ also gets the
+Markdown of each page beside it, and llms.txt, a list of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from html.parser import HTMLParser
+from importlib import import_module
+from os.path import normpath, relpath
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import click
+import error_messages as errors
+import yaml
+
+import tarshards
+
+ROOT = Path(__file__).parents[1]
+STAGED = ROOT / "build/docs"
+#: Pages that do not lie in docs/, and where they are staged.
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "benchmarks/PROFILE.md": "benchmarks/profile.md",
+    "benchmarks/RESULTS.md": "benchmarks/results.md",
+    "examples/README.md": "examples.md",
+    "skills/tarshards/SKILL.md": "skill.md",
+    "spec/webdataset-tar.md": "webdataset-tar.md",
+}
+IMAGES = {".png", ".svg", ".gif"}
+#: The public packages that are no attributes of tarshards, and which of their modules or names are shown.
+PACKAGES = {
+    "testing": ["testing"],
+    "engines": ["engines.ray", "engines.spark", "engines.daft"],
+}
+CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+#: Code, a link in Markdown, one in HTML, or a bracket that begins none: whichever comes first.
+PART = re.compile(rf'{CODE.pattern}|{LINK.pattern}|`[^`\n]+`|((?:src|srcset|href)=")([^"]+)|\[', CODE.flags)
+FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
+
+
+class SiteError(Exception):
+    """What is wrong with the pages."""
+
+
+def pages() -> dict[Path, str]:
+    """Return where each page of the repository is staged."""
+    found = {path: str(path.relative_to(ROOT / "docs")) for path in sorted((ROOT / "docs").rglob("*.md"))}
+    return found | {ROOT / name: target for name, target in ELSEWHERE.items()}
+
+
+def stage() -> None:
+    """Write all pages, and the images that they show, to build/docs."""
+    shutil.rmtree(STAGED, ignore_errors=True)
+    for path, target in pages().items():
+        write(target, text_of(path, target))
+    for target, text in reference().items():
+        write(target, text)
+    shutil.copy(ROOT / "docs/site.css", STAGED)
+
+
+def text_of(path: Path, target: str) -> str:
+    """Return the text of the page *path* as it is staged at *target*."""
+    text = FRONT_MATTER.sub("", path.read_text())
+    if target.startswith("tools/") and target != "tools/index.md":
+        text += manual(path.stem)
+    if target == "troubleshooting.md":
+        text += messages()
+    return linked(text, path, target)
+
+
+def write(target: str, text: str) -> None:
+    path = STAGED / target
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def linked(text: str, path: Path, target: str) -> str:
+    """Return the text of the page *path* with the links that it needs as *target*.
+
+    A link to a file that is no page of the site becomes its text.
+    """
+    staged = pages()
+
+    def moved(link: str) -> str | None:
+        url = urlsplit(link)
+        if url.scheme or not url.path:
+            return link
+        file = Path(normpath(path.parent / unquote(url.path)))
+        if not file.exists():
+            raise SiteError(f"{path.relative_to(ROOT)}: no such file: {link}")
+        there = staged.get(file)
+        if there is None and file.suffix in IMAGES:
+            there = str(file.relative_to(ROOT)).removeprefix("docs/")
+            (STAGED / there).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, STAGED / there)
+        if there is None:
+            return None
+        return relpath(there, Path(target).parent) + (f"#{url.fragment}" if url.fragment else "")
+
+    def replaced(found: re.Match[str]) -> str:
+        mark, words, link, attribute, source = found.groups()
+        if link and (there := moved(link)):
+            return f"{mark}[{PART.sub(replaced, words)}]({there})"
+        if link:
+            return str(PART.sub(replaced, words))
+        if source and (there := moved(source)):
+            is_below = "" if target.endswith("index.md") or urlsplit(there).scheme else "../"
+            return f"{attribute}{is_below}{there}"
+        return "\\[" if found[0] == "[" else found[0]
+
+    return PART.sub(replaced, text)
+
+
+def manual(name: str) -> str:
+    """Return what a program says of itself, for the end of its page."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    scripts = dict(line.split(" = ") for line in setup["options.entry_points"]["console_scripts"].strip().splitlines())
+    module, function = scripts[name].split(":")
+    program = getattr(import_module(module), function)
+    commands = {name: program} | {f"{name} {verb}": each for verb, each in getattr(program, "verbs", {}).items()}
+    helps = [
+        command.get_help(click.Context(command, info_name=words, **command.context_settings | {"terminal_width": 86}))
+        for words, command in commands.items()
+        if not command.hidden
+    ]
+    text = "\n\n\n".join(helps)
+    return f"\n## Manual\n\n`man {name}` and `{name} --help` show this.\n\n```text\n{text}\n```\n"
+
+
+def messages() -> str:
+    """Return the list of all messages, by the classes of their errors, for the end of the page on errors."""
+    lines = ["", "## All messages", "", "Those that the code writes out; … stands for what differs.", ""]
+    for kind, texts in errors.messages().items():
+        lines += [f'??? note "{kind}: {len(texts)} messages"', "", *(f"    - `` {text} ``" for text in texts), ""]
+    return "\n".join(lines)
+
+
+def reference() -> dict[str, str]:
+    """Return the pages on the public names, in the groups of docs/architecture.md, and on the public packages."""
+    table = (ROOT / "docs/architecture.md").read_text().partition("## The public names\n")[2].partition("\n## ")[0]
+    groups = {
+        row[0]: re.findall(r"`(\w+)`", row[1]) for row in re.findall(r"^\| (\w[^|]*) \| (.*) \|$", table, re.MULTILINE)
+    }
+    found = {}
+    index = [
+        "# The API",
+        "",
+        "What `tarshards` exports; anything else in its packages may change.",
+        "",
+        "| | |",
+        "|---|---|",
+    ]
+    for group, names in groups.items():
+        page = f"{group.replace(' ', '-')}.md"
+        index.append(f"| [{group}]({page}) | {', '.join(f'[`{name}`]({page}#{path_of(name)})' for name in names)} |")
+        parts = [f"# {group[0].upper()}{group[1:]}", f"{quoted(names)} of `tarshards`."]
+        parts += [f"::: {path_of(name)}" for name in names]
+        if group == "read":
+            parts += ["::: tarshards.index.opening_options.Opening", "::: tarshards.epoch.epoch_options.EpochOptions"]
+        found[f"reference/{page}"] = "\n\n".join(parts) + "\n"
+    for page, modules in PACKAGES.items():
+        names = [f"tarshards.{module}" for module in modules]
+        index.append(f"| [{page}]({page}.md) | {quoted(names)} |")
+        parts = [f"# {page[0].upper()}{page[1:]}", f"The public names of {quoted(names)}."]
+        found[f"reference/{page}.md"] = "\n\n".join([*parts, *(f"::: {name}" for name in names)]) + "\n"
+    return found | {"reference/index.md": "\n".join([*index, ""])}
+
+
+def quoted(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def path_of(name: str) -> str:
+    """Return the full name of a public name."""
+    if module := tarshards._NAMESPACES.get(name):
+        return f"tarshards.{module}"
+    return f"tarshards.{tarshards._MODULE_OF[name]}.{name}"
+
+
+class Page(HTMLParser):
+    """What a built page links to, what it loads, and the ids in it."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.links: set[str] = set()
+        self.loads: set[str] = set()
+        self.ids: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value is not None}
+        self.ids |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.add(given["href"])
+        elif tag == "link" and given.get("rel") in ("stylesheet", "icon") and "href" in given:
+            self.loads.add(given["href"])
+        self.loads |= {given[name].split()[0] for name in ("src", "srcset") if given.get(name)}
+
+
+def check(site: Path) -> None:
+    """Raise SiteError if a link of a built site leads nowhere, or a page loads something from elsewhere."""
+    found = {path: Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
+    wrong = []
+    for path, page in found.items():
+        for link in sorted(page.links | page.loads):
+            url = urlsplit(link)
+            if url.scheme == "data" or (url.scheme and link not in page.loads):
+                continue
+            file = path if not url.path else Path(normpath(path.parent / unquote(url.path)))
+            file = file / "index.html" if file.is_dir() else file
+            is_there = not url.scheme and file.exists() and not url.path.startswith("/")
+            if path.name == "404.html":  # which a server shows for any name
+                continue
+            if not is_there or (url.fragment and file in found and unquote(url.fragment) not in found[file].ids):
+                wrong.append(f"{path.relative_to(site)}: {link}")
+    if wrong:
+        raise SiteError("\n".join([f"{site}: links to what is not there", *wrong]))
+
+
+def add_text(site: Path) -> None:
+    """Write the Markdown of each page beside the page, and llms.txt, which lists them as in the navigation."""
+    for path in STAGED.rglob("*.md"):
+        target = site / path.relative_to(STAGED)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    lines = ["# tarshards", "", f"> {setting('site_description')}", ""]
+    for entry in setting("nav"):
+        lines += listed(entry)
+    (site / "llms.txt").write_text("\n".join([*lines, ""]))
+
+
+def setting(name: str) -> Any:
+    class Loader(yaml.SafeLoader):
+        """Reads mkdocs.yml without the objects of Python that it may name."""
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+    return yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)[name]
+
+
+def listed(entry: Any, depth: int = 2) -> list[str]:
+    """Return the lines of llms.txt for an entry of the navigation."""
+    title, content = next(iter(entry.items())) if isinstance(entry, dict) else ("", entry)
+    if isinstance(content, list):
+        return ["", f"{'#' * depth} {title}", "", *(line for each in content for line in listed(each, depth + 1))]
+    text = (STAGED / content).read_text()
+    title = re.search(r"^# (.+)$", text, re.MULTILINE)[1].replace("`", "")
+    return [f"- [{title}]({content}): {summary(text)}"]
+
+
+def summary(text: str) -> str:
+    """Return the first sentence of a page."""
+    paragraphs = (each for each in re.split(r"\n\s*\n", CODE.sub("", text)))
+    first = next((each for each in paragraphs if re.match(r"[\w`*\[]", each.strip())), "")
+    words = LINK.sub(r"\2", " ".join(first.split()))
+    return re.split(r"(?<=[.:])\s", words)[0].rstrip(":")
+
+
+def main() -> None:
+    stage()
+    programs = Path(sys.executable).parent
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    for command in (
+        [programs / "zensical", "build", "--clean", "--strict"],
+        [programs / "mkdocs", "build", "--clean", "--strict", "--quiet", "--site-dir", "build/mkdocs"],
+    ):
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    for site in (ROOT / "site", ROOT / "build/mkdocs"):
+        check(site)
+    add_text(ROOT / "site")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (SiteError, subprocess.CalledProcessError) as error:
+        sys.exit(f"docs: {error}")
