@@ -82,11 +82,33 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """Give every property test half of its examples, or in `make soak` SOAK times as many."""
-    factor = SOAK if SOAK > 1 else 0.5
+    """Give every property test a quarter of its examples, but at least 15; or in `make soak` SOAK times as many."""
     for test in {getattr(item, "obj", None) for item in items}:
         if (ours := getattr(test, "_hypothesis_internal_use_settings", None)) is not None:
-            test._hypothesis_internal_use_settings = settings(ours, max_examples=int(factor * ours.max_examples))
+            count = SOAK * ours.max_examples if SOAK > 1 else max(15, ours.max_examples // 4)
+            test._hypothesis_internal_use_settings = settings(ours, max_examples=count)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test that forks in a process of its own: a fork of this one may wait for a lock that a thread held here."""
+    forks = pyfuncitem.get_closest_marker("forks") or "kill_at" in pyfuncitem.fixturenames
+    if not forks or ALONE in os.environ:
+        return None
+    fixture = pyfuncitem._request.getfixturevalue
+    folder = fixture("tmp_path_factory").mktemp("alone")
+    command = [fixture("python_with_torch"), "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    imported = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # hypothesis, before the fork
+    done = subprocess.run(
+        [*command, "-W", imported, f"--basetemp={folder}", pyfuncitem.nodeid],
+        cwd=pyfuncitem.config.rootpath,
+        env={**os.environ, ALONE: "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return True
 
 
 def fail_skipped(report: Any, item: pytest.Item | pytest.Collector) -> None:
@@ -143,6 +165,7 @@ for number, handler in (signal.SIGINT, signal.default_int_handler), (signal.SIGH
 
 BIN = Path(__file__).parents[1] / "bin"
 KILLED = 9
+ALONE = "TARSHARDS_TEST_ALONE"  # a variable of the process of one test
 FORKS = pytest.StashKey[Path]()  # the folder of the fork servers that the processes of a run share
 
 
@@ -239,7 +262,7 @@ def make_uneven(tmp_path):
     return make
 
 
-@pytest.fixture(params=["fork", "spawn", "forkserver"])
+@pytest.fixture(params=[pytest.param("fork", marks=pytest.mark.forks), "spawn", "forkserver"])
 def start_method(request):
     """Begin processes in each way: by fork as Python 3.11 to 3.13 does on Linux, by forkserver as 3.14 does."""
     if request.param != "fork":

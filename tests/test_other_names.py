@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 from with_torch import ShardDataset, ShardLoader
@@ -94,7 +95,7 @@ class TestFunctionsThatCannotBeSent:
         words = (
             r"map_shards: the function <lambda> \(.*test_other_names\.py, line \d+\) cannot be sent to another process"
         )
-        for executor in (None, ProcessPoolExecutor(1)):
+        for executor in (None, ProcessPoolExecutor(1, get_context("spawn"))):
             with pytest.raises(TypeError, match=words) as caught:
                 map_shards(lambda samples: samples, urls, str(tmp_path / "out-{shard:03d}.tar"), executor=executor)
             assert ".tar" not in str(caught.value)
@@ -106,7 +107,7 @@ class TestFunctionsThatCannotBeSent:
         assert [report.samples_out for report in reports] == [3, 3]
 
     def test_others_name_it_too(self, urls, tmp_path):
-        with ProcessPoolExecutor(1) as processes:
+        with ProcessPoolExecutor(1, get_context("spawn")) as processes:
             for name, use in {
                 "to_sample=": lambda f: write_dataset([1], tmp_path / "w-%d.tar", to_sample=f, executor=processes),
                 "select": lambda f: Stream.from_shards(urls).select(f, executor=processes),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class DaftSource(DataSource):
     """The samples of indexed shards; ``read()`` is the data frame. The arguments are those of ``ShardTable``.
 
-    *tasks* is the number of ranges of positions that are read, by default as many as cores or more.
+    *tasks* is the number of ranges of positions that are read, as for ``ShardTable.ranges``.
     """
 
     def __init__(self, urls: Any, *, tasks: int | None = None, **options: Any):
@@ -62,9 +62,9 @@ class _DaftTask(DataSourceTask):
 
 
 class DaftSink(DataSink[list[Any]]):
-    """Rows with a ``__key__`` to shards, for ``write_sink``; the arguments are those of ``ShardOutput``.
+    """Writes rows with a ``__key__`` to shards, for ``write_sink``; the arguments are those of ``ShardOutput``.
 
-    Each partition that Daft writes becomes at least one shard: ``frame.into_batches(n)`` before makes them larger.
+    Each partition that Daft writes becomes at least one shard; ``frame.into_batches(n)`` first makes them larger.
     """
 
     def __init__(self, pattern: Any, **options: Any):

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class RaySource(Datasource):
     """The samples of indexed shards; ``read()`` is the dataset. The arguments are those of ``ShardTable``.
 
-    A task reads a range of positions, so one large shard is read by many. Its rows and bytes are those that the index
-    names, not estimates.
+    A task reads a range of positions, so one large shard is read by many. Its rows and bytes are counted in the
+    indexes, not estimated.
     """
 
     def __init__(self, urls: Any, **options: Any):
@@ -40,10 +40,10 @@ class RaySource(Datasource):
         self._table = ShardTable(urls, **options)
 
     def read(self, tasks: int | None = None) -> ray.data.Dataset:
-        """Return the dataset; *tasks* is as for ``ShardTable.ranges``, and the cores are those of the cluster.
+        """Return the dataset; *tasks* is as for ``ShardTable.ranges``, with the cores of the cluster.
 
-        Where ``ray.data.read_datasource`` chooses the number, small datasets have a task or block for each MiB, each of
-        which takes Ray several times the CPU of reading it.
+        If ``ray.data.read_datasource`` chose the number, small datasets would have a task or block for each MiB, each
+        of which takes Ray several times the CPU of reading it.
         """
         tasks = tasks or self._table.tasks(_cluster_cores())
         return ray.data.read_datasource(self, override_num_blocks=tasks)
@@ -70,7 +70,7 @@ class RaySource(Datasource):
 
 
 class RaySink(Datasink):
-    """Rows with a ``__key__`` to shards, for ``write_datasink``; the arguments are those of ``ShardOutput``.
+    """Writes rows with a ``__key__`` to shards, for ``write_datasink``; the arguments are those of ``ShardOutput``.
 
     Each task writes shards of its own; with *max_samples*, Ray gives it at least that many rows.
     """
@@ -99,11 +99,11 @@ class RaySink(Datasink):
 class RayExecutor(Executor):
     """Calls functions on a Ray cluster, for ``map_shards(executor=...)`` and the like.
 
-    It is the one that ``ray.init`` has connected this process to, else that of ``RAY_ADDRESS`` or of this machine.
+    The cluster is the one that ``ray.init`` connected this process to, else that of ``RAY_ADDRESS``, else this machine.
 
-    *options* are those of ``ray.remote``, such as ``num_cpus=2``. By default Ray repeats the call of a worker that
-    dies three times; its outputs are atomic, so this loses and doubles nothing. A call that is cancelled is interrupted
-    between lines of Python, not while it waits in C.
+    *options* are those of ``ray.remote``, such as ``num_cpus=2``. By default Ray repeats a call up to three times
+    if its worker dies; outputs are atomic, so nothing is lost or doubled. A cancelled call is interrupted between lines
+    of Python, not while it waits in C.
     """
 
     def __init__(self, **options: Any):
@@ -114,7 +114,7 @@ class RayExecutor(Executor):
 
     @property
     def slots(self) -> int:
-        """The calls that the cores of the cluster take at once, as it is now."""
+        """The number of calls that the cluster runs at once with its present cores."""
         return max(1, int(_cluster_cores() / self._cores)) if self._cores else 1
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
@@ -144,7 +144,7 @@ class RayExecutor(Executor):
             if cancel_futures:
                 future.cancel()
             elif wait:
-                with suppress(Exception):  # of the call: its future has it
+                with suppress(Exception):  # the future has it
                     future.exception()
 
 

@@ -58,7 +58,7 @@ class ShardTable:
     *decoded*, columns are what ``export_dataset`` makes of the first 100 samples: text, numbers, lists and tensors;
     JSON is text, and images stay bytes. *remote* is as for ``Opening``.
 
-    Raises ShardIndexError where a shard has no index.
+    Raises ShardIndexError if a shard has no index.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class ShardTable:
         return pa.schema([(KEY, pa.string()), *((field, pa.binary()) for field in self._described[0])])
 
     def tasks(self, cores: int) -> int:
-        """Return into how many tasks to divide the samples for this number of cores."""
+        """Return the number of tasks for this number of cores."""
         return max(2 * cores, -(-self.size // TASK))
 
     def ranges(self, tasks: int | None = None) -> list[SampleRange]:
-        """Return at most this number of ranges of equal length, which together are all samples, in their order.
+        """Return at most *tasks* ranges of equal length that together cover all samples in order.
 
-        By default each has at most about 128 MiB, and there are two for each core of this machine.
+        By default a range has at most about 128 MiB, and there are at least two for each core of this machine.
         """
         _, shards, sizes = self._described
         tasks = tasks or self.tasks(os.cpu_count() or 1)
@@ -164,7 +164,7 @@ class SampleRange:
         return self.end - self.begin
 
     def read(self) -> Iterator[pa.Table]:
-        """Yield the samples as tables of about 16 MiB; raise TarshardsError, which names it, for one at fault."""
+        """Yield the samples as tables of about 16 MiB; raise TarshardsError for a faulty sample."""
         samples = SampleSequence(Shards.of(self.shards), fields=self.fields, remote=self.remote)
         block: list[Sample] = []
         size = 0
@@ -191,11 +191,11 @@ def _refuse(sample: Sample, error: TarshardsError) -> None:
 
 
 class ShardOutput:
-    """Shards named by *pattern*, which many tasks write; they appear when ``commit`` has what the tasks report.
+    """Shards named by *pattern* that many tasks write; they appear once ``commit`` has the reports of the tasks.
 
-    *pattern*, *max_samples*, *max_bytes* and *sync* are as for ``ShardWriter``; *max_samples* and *max_bytes* are the
-    most of a shard, and each task writes shards of its own. The output lies where files can be renamed: on a file
-    system that all hosts share, or in an object store. Objects are copied there by the store.
+    *pattern*, *max_samples*, *max_bytes* and *sync* are as for ``ShardWriter``. Each task writes shards of its own, so
+    many are smaller than these limits. Files must be renamed, so the output is on a file system that all hosts share,
+    or in an object store, which copies its objects itself.
     """
 
     def __init__(
@@ -210,11 +210,11 @@ class ShardOutput:
         ShardWriter(pattern, **self.limits).abort()  # raises for wrong arguments
         self.pattern = Location.of(pattern, sync=sync).absolute()
         if not self.pattern.can_rename:
-            raise OpenError("files cannot be renamed here, as the shards of tasks are", url=self.pattern.name)
+            raise OpenError("the shards of tasks are renamed, which is impossible here", url=self.pattern.name)
         self.folder = f"{self.pattern.folder}.{uuid4().hex}.tasks/"
 
     def write(self, tables: Iterable[pa.Table | pa.RecordBatch]) -> list[Shard]:
-        """Write the rows of *tables* to shards of this task, and return these, for ``commit``."""
+        """Write the rows of *tables* to shards of this task; return the shards, for ``commit``."""
         own = self.pattern.at(f"{self.folder}{uuid4().hex}-{self.pattern.base}{self.pattern.query}")
         own.make_folder()
         shards = []
@@ -229,10 +229,9 @@ class ShardOutput:
         return shards
 
     def commit(self, written: Iterable[Iterable[Shard]], *, append: bool = False) -> list[Shard]:
-        """Give the shards that each task has *written* their names, in this order, and write their manifest.
+        """Rename the shards that each task has *written*, in this order, and write their manifest; return the shards.
 
-        The names begin at number 0, and replace shards of these names; with *append* they follow the last one that
-        exists. Returns the shards.
+        They are numbered from 0, and replace existing shards; with *append* they follow the last existing one.
         """
         shards = [shard for each in written for shard in each]
         numbers: Iterator[int] = count()
@@ -263,7 +262,7 @@ class ShardOutput:
         return self.pattern.at(shard_name(self.pattern, number))
 
     def abort(self) -> None:
-        """Remove what tasks have written and was not committed."""
+        """Remove what tasks have written and nobody committed."""
         folder = Location(self.folder)
         if folder.path is not None:
             shutil.rmtree(folder.path, ignore_errors=True)
@@ -273,9 +272,9 @@ class ShardOutput:
 
 
 def samples_of(table: pa.Table | pa.RecordBatch) -> Iterator[Sample]:
-    """Yield the rows of *table* as samples; a null is no field.
+    """Yield the rows of *table* as samples, without fields that are null.
 
-    Raises SampleError where there is no column ``__key__``.
+    Raises SampleError if there is no column ``__key__``.
     """
     names = table.column_names
     if KEY not in names:

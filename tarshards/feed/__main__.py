@@ -1,4 +1,4 @@
-"""One of the processes of `tarfeed serve -p`: serves until stdin, which its parent holds, is closed."""
+"""One of the processes of `tarfeed serve -p`: serves until its parent closes stdin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tarshards.feed.feeder import Feeder
 
 
 def main() -> None:
-    """Serve as the arguments of ``Feeder`` in JSON say; exit with 1 after an error of ours."""
+    """Serve with the arguments of ``Feeder`` in JSON; exit with 1 after a TarshardsError."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         feeder = Feeder(**json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Feeders on a Kubernetes cluster: a Deployment, and a headless Service whose name stands for all of its pods."""
+"""Feeders on a Kubernetes cluster: a Deployment, and a headless Service whose name resolves to all of its pods."""
 
 from __future__ import annotations
 

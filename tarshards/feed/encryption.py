@@ -1,4 +1,4 @@
-"""Encryption of what feeders send, by CURVE, and the addresses that require it."""
+"""Encryption of feeding with CURVE, and the addresses that require it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_keys(folder: str) -> list[str]:
 
 
 def serve_with(socket: Any, folder: str) -> Any:
-    """Have *socket* accept only consumers with one of the public client keys in *folder*; return what checks them."""
+    """Have *socket* accept only consumers with one of the public client keys in *folder*; return its authenticator."""
     from zmq.auth.thread import ThreadAuthenticator
 
     public, secret = _load(folder, SERVER, "key_secret")

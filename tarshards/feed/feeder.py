@@ -47,7 +47,7 @@ class _Collected(Ledger):
 
     def __init__(self) -> None:
         super().__init__(max_errors=float("inf"))
-        self.errors: list[tuple[bool, Exception]] = []  # each with whether its sample had been read
+        self.errors: list[tuple[bool, Exception]] = []  # and whether the sample had been read
 
     def __call__(self, error: Exception) -> None:
         self.errors.append((False, error))
@@ -61,7 +61,7 @@ class Feeder:
 
     *threads* batches are made at once (by default as many as there are cores); Python code in the pipeline runs in one
     of them at a time, so run several feeders for such a loader. With *keys*, a folder, only consumers with its client
-    key are answered; unless *encrypted*, an address on the network needs no keys.
+    key are answered; with *encrypted* False, an address on the network needs no keys.
 
     Raises UrlError for an invalid address or spec, and OpenError for an address or keys that cannot be used.
     """
@@ -75,7 +75,7 @@ class Feeder:
         self._identity = identity(spec, loader)
         self._instance = uuid4().hex
         self.threads = threads or len(os.sched_getaffinity(0))
-        self._passes: dict[bytes, str] = {}  # the one that each consumer is in
+        self._passes: dict[bytes, str] = {}  # of each consumer, the current one
         self._work: SimpleQueue[_Request | None] = SimpleQueue()
         self._done: deque[tuple[bytes, list[Any]]] = deque()
         self._lock, self._stopwatch = Lock(), Stopwatch()
@@ -101,7 +101,7 @@ class Feeder:
             Thread(target=self._serve, args=(_without_state(maker),), name="tarshards-feed", daemon=True).start()
 
     def run(self, until_closed: int | None = None) -> None:
-        """Answer until a signal's handler raises, *stop* is called, or the descriptor *until_closed* is closed."""
+        """Answer until a signal handler raises, ``stop`` is called, or the descriptor *until_closed* is closed."""
         poller = self._zmq.Poller()
         poller.register(self._socket, self._zmq.POLLIN)
         poller.register(self._woken, select.POLLIN)
@@ -168,7 +168,7 @@ class Feeder:
             self._send(consumer, encode({"kind": "status", **self.status()}))
 
     def status(self) -> dict[str, Any]:
-        """Return the counts of batches, bytes and failures, and the fraction of the time in which threads make some."""
+        """Return the counts of batches and bytes, and the fraction of the time that threads spend on batches."""
         seconds = perf_counter() - self._begun
         return self._counts | {
             "seconds": round(seconds, 1),
@@ -211,14 +211,14 @@ def _made(maker: BatchMaker, request: _Request, begun: float, stopwatch: Stopwat
         reply["work"] = [perf_counter() - begun, list(vars(traffic).values())]
         return encode(reply | {"batch": batch})
     except Exception as error:
-        # The cause may lie in this host: then another feeder succeeds.
+        # The cause may be this host: another feeder may succeed.
         again = isinstance(error, OSError | MemoryError)
         text = "".join(format_exception(error))
         return encode(reply | {"kind": "failed", "again": again, "error": encoded_error(error), "traceback": text})
 
 
 def _as_data(tally: Tally) -> dict[str, Any]:
-    """Return the counts that are not zero; errors travel beside them."""
+    """Return the counts that are not zero; errors are sent separately."""
     counts = {name: value for name, value in vars(tally).items() if value and not isinstance(value, list)}
     return {name: dict(value) if isinstance(value, Counter) else value for name, value in counts.items()}
 

@@ -88,8 +88,8 @@ class Feeders:
     """The feeders at *addresses*: ``tcp://host:port`` with braces, or ``dns:name:port``, all addresses of a name.
 
     Only feeders with the *identity* are used; a warning says how another one differs. If one is silent for *patience*
-    seconds, others make its batches, and it is used again once it answers. Names are looked up
-    again every 10 seconds, so that feeders may join and leave.
+    seconds, others make its batches; it is used again once it answers. Names are looked up again every 10 seconds, so
+    that feeders may join and leave.
 
     Raises UrlError for an invalid address, and OpenError for keys that cannot be read.
     """
@@ -178,7 +178,7 @@ class Feeders:
             self._context = self._poller = None
 
     def active(self, seconds: float) -> set[_Feeder]:
-        """Wait for *seconds* at most; return the feeders that sent something, or whose connection has changed."""
+        """Wait for *seconds* at most; return the feeders that sent something or whose connection changed."""
         return {self._by_socket[socket] for socket, _ in self._poller.poll(1000 * min(seconds, TICK))}
 
     def refuse(self, feeder: _Feeder, reason: str) -> None:
@@ -191,7 +191,7 @@ class Feeders:
             raise OpenError(f"no feeder can be used: {words}")
 
     def welcome(self, feeder: _Feeder, words: Mapping[str, Any]) -> bool:
-        """Note what a feeder is; return whether it is another process than before."""
+        """Record what a feeder says of itself; return whether it is a new process."""
         is_new = feeder.instance != words["instance"]
         feeder.instance, feeder.capacity, feeder.threads = words["instance"], words["capacity"], words["threads"]
         if found := differences(self._identity, words["identity"]):
@@ -204,7 +204,7 @@ class Feeders:
         return iter(list(self._feeders.values()))
 
     def silence(self) -> OpenError:
-        """Return the error for the case that no feeder answers."""
+        """Return the error to raise if no feeder answers."""
         words = "; ".join(
             f"{feeder.address}: {feeder.refusal or f'silent for {monotonic() - feeder.heard:.0f} s'}" for feeder in self
         )
@@ -214,8 +214,8 @@ class Feeders:
 class Delivery:
     """The batches of one pass, in order: *total* of them, which *request* and their number describe to a feeder.
 
-    At most *window* batches are held or being made (default: twice what all feeders make at once). Batches of *near*
-    successive numbers are given to one feeder where that is possible, since they have blocks of the data in common.
+    At most *window* batches are held or being made (default: twice what all feeders make at once). Groups of *near*
+    successive batches are made by one feeder if possible, since they have blocks of the data in common.
     """
 
     def __init__(
@@ -224,9 +224,9 @@ class Delivery:
         self._feeders, self._name, self._request, self._total = feeders, name, request, total
         self._window, self._near = window, max(1, near)
         self._position = 0  # the batch that is taken next
-        self._end, self._waiting = 0, set[int]()  # those below the end that no feeder makes
+        self._end, self._waiting = 0, set[int]()  # those below the end that no feeder is making
         self._failed: dict[int, dict[str, TarshardsError]] = {}  # by number and feeder
-        self._near_ones: dict[int, str] = {}  # which feeder has begun with some near ones
+        self._near_ones: dict[int, str] = {}  # the feeder that began with each group
         self._arrived: dict[int, tuple[_Feeder, dict[str, Any]]] = {}
         self.again = 0  # batches that were asked for a second time
 
@@ -237,7 +237,7 @@ class Delivery:
         and the error of a batch that cannot be made.
         """
         self._position = number
-        entered = monotonic()  # before that, nobody read messages
+        entered = monotonic()  # messages were not read before
         self._near_ones = {near: name for near, name in self._near_ones.items() if near >= number // self._near}
         self._handle(entered)
         while number not in self._arrived:
@@ -255,7 +255,7 @@ class Delivery:
         return feeder.address, sum(each.threads for each in self._feeders.ready), words
 
     def _check_failed(self) -> None:
-        """Raise the error of a batch that all feeders have failed to read, of those that are ready or may soon be."""
+        """Raise the error of a batch that every feeder that is ready, or may soon be, has failed to read."""
         if self._failed:
             hopeful = [each for each in self._feeders if each.is_ready or each.may_answer(self._feeders.patience)]
             for errors in self._failed.values():
@@ -301,7 +301,7 @@ class Delivery:
         return True
 
     def _handle(self, entered: float, seconds: float = 0) -> None:
-        """Handle all messages, for which to wait *seconds*, and take batches back from feeders that are silent."""
+        """Wait up to *seconds* for messages, handle them all, and take back the batches of silent feeders."""
         for feeder in self._feeders.active(seconds):
             for change in feeder.changes():
                 if change == "open":
@@ -360,7 +360,7 @@ class Delivery:
 def ask_status(
     addresses: Iterable[str], *, keys: str | None, encrypted: bool, seconds: float = 5.0
 ) -> dict[str, dict[str, Any] | None]:
-    """Return what each feeder says of itself, None for one that does not answer within *seconds*."""
+    """Return the status of each feeder, None for one that does not answer within *seconds*."""
     feeders = Feeders(addresses, {}, keys=keys, encrypted=encrypted, patience=seconds, timeout=seconds)
     feeders.connect()
     try:

@@ -40,12 +40,12 @@ def loader_of(spec: str) -> ResumableLoader:
     if not isinstance(loader, ResumableLoader):
         raise UrlError(f"it returns {shortened(loader)}, not a ShardLoader or an ArrayLoader", url=spec)
     if not loader.passes.maker.is_planned:
-        raise UrlError("batches that others make require indexed shards; run `tarindex` first", url=spec)
+        raise UrlError("feeding requires indexed shards; run `tarindex` first", url=spec)
     return loader
 
 
 def identity(spec: str, loader: ResumableLoader) -> dict[str, str]:
-    """Return what feeder and consumer must have in common, by what an error calls it.
+    """Return what feeder and consumer must have in common, by the names that errors use.
 
     This is the source file of the spec's module, the dataset with its order, the batch size, and the versions of Python
     and of the packages that make batches. Other modules that the spec imports are not part of it.
@@ -68,7 +68,7 @@ def identity(spec: str, loader: ResumableLoader) -> dict[str, str]:
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, Any]) -> str:
-    """Return in words what differs between the identities of a consumer and a feeder; "" if nothing does.
+    """Describe how the identities of a consumer and a feeder differ; return "" if they are equal.
 
     >>> differences({"data": "1f", "torch": "2.13.0"}, {"data": "1f", "torch": "2.12.0"})
     'torch (2.12.0, here 2.13.0)'

@@ -2,7 +2,7 @@
 
 A header is a map with the key "kind". A consumer sends "hello", which a feeder answers with "welcome" (identity,
 instance, capacity); "make" (pass, epoch, state, rank, ranks, g), answered by "batch" or "failed"; "leave" (pass), after
-which batches of this pass are not needed; and "status", answered by "status". Arrays travel without being copied, in
+which no more batches of this pass are needed; and "status", answered by "status". Arrays are sent without a copy, in
 the byte order and memory layout of the feeder.
 """
 
@@ -110,7 +110,7 @@ def encoded_error(error: BaseException) -> dict[str, Any]:
 
 
 def decoded_error(data: dict[str, Any], feeder: str, traceback: str = "") -> TarshardsError:
-    """Return an error that a feeder sent, with *feeder* in its text; one that is not ours becomes an OpError."""
+    """Return an error that a feeder sent, with *feeder* in its text; one of another class becomes an OpError."""
     kind = getattr(errors, data["class"], None)
     if not (isinstance(kind, type) and issubclass(kind, TarshardsError)):
         kind = OpError

@@ -46,7 +46,7 @@ class RemoteLoader(ResumableLoader):
     """The batches of the loader that *spec* names, made by *feeders* on other hosts: the same ones, in the same order.
 
     *spec* is ``module:function``, whose function returns a ``ShardLoader`` or ``ArrayLoader`` of indexed shards, here
-    and at each feeder (``tarfeed serve SPEC``); from here only its indexes are read. *feeders* are addresses
+    and at each feeder (``tarfeed serve SPEC``); only its indexes are read here. *feeders* are addresses
     ``tcp://host:port``, also with braces, or ``dns:name:port``, every address of a name. Batch g depends on the spec,
     the data, epoch, state and rank alone, so that any feeder may make it: one that is silent for *patience* seconds is
     replaced by the others, and each batch is delivered once. Feeders with another source of the spec, other data or
@@ -134,7 +134,7 @@ class RemoteLoader(ResumableLoader):
 
 
 class _ReadElsewhere:
-    """The shards of a loop whose samples others read: their names and counts alone."""
+    """The shards of a loop whose samples feeders read: their names and counts alone."""
 
     def __init__(self, shards: Any):
         self._shards = shards

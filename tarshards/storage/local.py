@@ -45,7 +45,7 @@ class Local(Transport):
         folder = os.path.dirname(str(location.path))
         if folder:
             try:
-                _make_folder(folder, location.sync)
+                _make_folder(folder, location)
             except (OSError, ValueError) as exc:
                 raise failure(exc, folder) from exc
 
@@ -69,7 +69,7 @@ class Local(Transport):
     def rename(self, location: Location, target: Location) -> None:
         path = os.path.realpath(str(target.path))
         try:
-            _replace(str(location.path), path, target.sync)
+            _replace(str(location.path), path, target)
         except (OSError, ValueError) as exc:
             raise failure(exc, target.name) from exc
 
@@ -123,7 +123,7 @@ def _open_temporary(target: str, location: Location) -> OutputStream:
 
     def commit() -> None:
         # Most file systems may write the name before the bytes: after a power loss the file would be zeros.
-        _replace(temporary, target, location.sync)
+        _replace(temporary, target, location)
         os.close(descriptor)
 
     def discard(unlink: Callable[[str], None] = os.unlink, close: Callable[[int], None] = os.close) -> None:
@@ -138,9 +138,9 @@ def _open_temporary(target: str, location: Location) -> OutputStream:
     return OutputStream(location.name, write, finish=finish, commit=commit, discard=discard, file=file)
 
 
-def _replace(path: str, target: str, sync: bool) -> None:
+def _replace(path: str, target: str, location: Location) -> None:
     """Rename a file, and wait until its new name is on the disk."""
-    with synced_folder(os.path.dirname(target)) if sync else nullcontext():
+    with synced_folder(os.path.dirname(target)) if location.sync else nullcontext():
         os.replace(path, target)
 
 
@@ -162,13 +162,13 @@ def _flushing(file: io.BufferedWriter[io.FileIO]) -> Callable[[Any], None]:
     return write
 
 
-def _make_folder(path: str, sync: bool) -> None:
+def _make_folder(path: str, location: Location) -> None:
     """Create the folder *path*, and wait until its name is on the disk: else the files in it may go with it."""
     above = os.path.dirname(path.rstrip("/"))
     if above and not os.path.exists(above):
-        _make_folder(above, sync)
+        _make_folder(above, location)
     if not os.path.isdir(path):
-        with synced_folder(above or ".") if sync else nullcontext():
+        with synced_folder(above or ".") if location.sync else nullcontext():
             os.makedirs(path, exist_ok=True)
 
 

@@ -1,12 +1,12 @@
-"""A browser page over shards: what is in them, wherever they lie.
+"""A browser page that shows what is in shards, local or remote.
 
 - ``media_types``: which fields are pictures, sound or video
-- ``viewed_shards``: the samples by number, with or without indexes; ``epoch_batches``: those of a batch
-- ``queries``: filters, order, duplicates; ``histograms``, ``damage_map``, ``pictures``: what else is shown of samples
-- ``view_api``: what the page asks for, as methods; ``server``: the web server of these
-- ``page_text``: the page, whose style and modules are in the folder ``page``; ``contact_sheet``: some samples as one
-  file of it
-- ``static_page``: the page beside shards on any web server
+- ``viewed_shards``: samples by number, with or without indexes; ``epoch_batches``: the samples of a batch
+- ``queries``: filters, order, duplicates; ``histograms``, ``damage_map``, ``pictures``: what else the page shows
+- ``view_api``: the requests of the page, as methods; ``server``: serves them over HTTP
+- ``page_text``: the HTML of the page, whose style and modules are in the folder ``page``; ``contact_sheet``: samples
+  in one HTML file
+- ``static_page``: a page beside the shards, for any web server
 - ``showing``: ``show``, for notebooks and the tool
 """
 

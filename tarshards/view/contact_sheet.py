@@ -1,4 +1,4 @@
-"""Samples as one HTML file: the page with small pictures and the first bytes of other fields in it."""
+"""Samples in one HTML file: thumbnails of images, and the first bytes of other fields."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ HEAD = 4096  # bytes of a field
 
 
 def write_contact_sheet(samples: Iterable[Sample], target: str | Location, *, title: str) -> int:
-    """Write *samples* to *target*, a path or URL, as a page of pictures and texts; return their number.
+    """Write *samples* to *target*, a path or URL, as one HTML page; return their number.
 
-    Images are scaled down, of other fields the page has the first bytes. It runs its own script only, and loads
-    nothing. The file appears under its name once it is complete.
+    The page has thumbnails of images and the first bytes of other fields. It runs only its own script, and loads
+    nothing else. The file appears under its name once it is complete.
     """
     count = 0
     begin, end = whole_page(title, {"transport": "embedded", "name": title})

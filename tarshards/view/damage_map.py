@@ -1,4 +1,4 @@
-"""Where a shard is damaged: what `tarcheck` finds, by offset, and the bytes that are no members."""
+"""Where a shard is damaged: the findings of `tarcheck` by offset, and the bytes that belong to no member."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def damage_map(shard: Shard) -> dict[str, Any]:
-    """Return the size of a shard, its gaps and its findings; a remote shard is copied for it."""
+    """Return the size of a shard, its gaps and its findings; a remote shard is copied first."""
     about: dict[str, Any] = {"size": 0, "gaps": []}
 
     def note(file: PlainFile, survey: Survey) -> None:

@@ -1,4 +1,4 @@
-"""The batches of an epoch as a rank of a training sees them, without reading the others."""
+"""The batches of an epoch as one rank of a training run gets them, without reading the others."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tarshards.stream.stream import Stream
 from tarshards.view.viewed_shards import ViewedShards
 
 DEFAULTS = {"seed": 0, "epoch": 0, "rank": 0, "ranks": 1, "batch_size": 32, "shuffle": True, "state": None}
-NO_STATE = "no state of a loader: it has digest, position and lanes"
+NO_STATE = "not the state of a loader, which has digest, position and lanes"
 
 
 class EpochBatches:
     """Finds the samples of batch g of a rank: those that ``ShardLoader`` gives it, before any op of its stream.
 
-    An epoch is described in JSON by entries of DEFAULTS; *state* is a ``state_dict()``, or anything that holds one, and
-    its batches are counted from there.
+    An epoch is described by a JSON object with keys of DEFAULTS. Its *state* is a ``state_dict()`` or contains one;
+    batches are then counted from that state.
     """
 
     def __init__(self, viewed: ViewedShards):
@@ -33,7 +33,7 @@ class EpochBatches:
     def find(self, epoch: str, step: str) -> tuple[np.ndarray, dict[str, Any]]:
         """Return the numbers of the samples of batch *step*, and how many batches the rank has.
 
-        Raises ValueError for malformed parameters, StateError for the state of another dataset, and IndexError where
+        Raises ValueError for malformed parameters, StateError for the state of another dataset, and IndexError if
         there is no such batch.
         """
         wanted = {**DEFAULTS, **(json.loads(epoch) if epoch else {})}
@@ -42,7 +42,7 @@ class EpochBatches:
         g = whole_number("step", int(step), 0)
         rank, ranks = (whole_number(name, wanted[name], least) for name, least in (("rank", 0), ("ranks", 1)))
         if rank >= ranks:
-            raise ValueError(f"the {ranks} ranks are numbered from 0, so none is {rank}")
+            raise ValueError(f"there is no rank {rank} of {ranks}, which are numbered from 0")
         maker = self._maker(wanted["seed"], wanted["shuffle"], wanted["batch_size"])
         state, number = None, wanted["epoch"]
         if wanted["state"] is not None:
@@ -72,9 +72,10 @@ class EpochBatches:
 
 
 def read_state(data: bytes) -> dict[str, Any]:
-    """Return the state in a file: JSON, or a checkpoint of torch, which runs no code.
+    """Return the state of a loader in a file, JSON or a checkpoint of torch; no code in it is run.
 
-    Raises StateError where there is none, and DecodeError for a damaged file, or more than tensors and containers.
+    Raises StateError if there is none, and DecodeError for a damaged file, or for objects that are neither tensors nor
+    containers.
     """
     field = {b"{": "json", b"[": "json", b"P": "pth"}.get(data.lstrip()[:1])  # torch writes zip archives: PK...
     state = None if field is None else state_in(decode_field(field, data))

@@ -1,4 +1,4 @@
-"""How values spread over samples: bytes of fields, classes, columns; each bar with the query that keeps it."""
+"""Histograms of field sizes, classes and columns; each bar has the query that selects its samples."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ READ = 4_000  # samples whose classes are read, evenly spaced if there are more
 def histogram(viewed: ViewedShards, of: str, numbers: np.ndarray | None = None) -> dict[str, Any]:
     """Return the bars of ``size:FIELD``, ``class:FIELD`` or ``column:NAME``, over *numbers* or all samples.
 
-    Each bar has a *label*, a *count*, and the *query* that keeps its samples. *samples* of *total* were looked at.
-    Raises ValueError for anything else.
+    Each bar has a *label*, a *count*, and the *query* that selects its samples. *samples* of *total* were examined.
+    Raises ValueError for another *of*.
     """
     kind, _, name = of.partition(":")
     if kind == "size" and name:
@@ -42,7 +42,7 @@ def _spaced(count: int, most: int) -> list[int]:
 
 
 def _of_sizes(viewed: ViewedShards, field: str) -> dict[str, Any]:
-    """Count the bytes of a field by powers of two, by the indexes alone."""
+    """Count the sizes of a field by powers of two, from the indexes alone."""
     viewed.extend(1)
     counts: Counter[int] = Counter()
     samples = 0
@@ -61,7 +61,7 @@ def _of_sizes(viewed: ViewedShards, field: str) -> dict[str, Any]:
 
 
 def _of_classes(viewed: ViewedShards, field: str, numbers: np.ndarray | None) -> dict[str, Any]:
-    """Count the values of a field of some samples, which are read."""
+    """Count the values of a field in at most READ samples, which are read."""
     total = viewed.total if numbers is None else len(numbers)
     counts: Counter[Any] = Counter()
     chosen = np.array(_spaced(total, READ), np.int64)
@@ -99,7 +99,7 @@ def _of_values(values: np.ndarray, name: str, total: int) -> dict[str, Any]:
 
 
 def suggestions(fields: list[str], columns: list[str]) -> list[str]:
-    """Return what histograms there can be of samples with these fields and columns.
+    """Return the histograms that samples with these fields and columns can have.
 
     >>> suggestions(["jpg", "cls"], ["width"])
     ['class:cls', 'column:width', 'size:jpg', 'size:cls']

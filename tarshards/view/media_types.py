@@ -53,7 +53,7 @@ def media_type(field: str) -> str:
 
 
 def media_types() -> dict[str, str]:
-    """Return the types for the page: also those of pictures that only a server can show."""
+    """Return the types for the page, including images that only a server can show."""
     return {name: f"image/{name}" for name in sorted(image.EXTENSIONS)} | NATIVE
 
 

@@ -1,4 +1,4 @@
-"""The page as text: served with its modules, or whole in one file that needs no server."""
+"""The HTML of the page: served with its modules, or complete in one file that needs no server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ END = "</script>\n</body>\n</html>\n"
 
 
 def served_page(title: str, nonce: str, config: dict[str, Any]) -> str:
-    """Return the page whose modules and style a server has; these have the *nonce* of its policy."""
+    """Return the page for a server that also serves its modules and style, with the *nonce* of its policy."""
     title = escape(visible(title))
     return (
         HEAD.format(head='<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">', title=title)
@@ -43,9 +43,9 @@ def served_page(title: str, nonce: str, config: dict[str, Any]) -> str:
 
 
 def whole_page(title: str, config: dict[str, Any], *, connect: str = "'none'") -> tuple[str, str]:
-    """Return the beginning and the end of a page in one file; its *config* may get an entry more between them.
+    """Return the beginning and the end of a page in one file; a caller may add an entry to its *config* in between.
 
-    Its policy lets it run its own script, and connect to *connect*; it loads no other files.
+    Its policy allows its own script and connections to *connect*, and nothing else.
     """
     style, script = FILES["style.css"].read_text(), "\n" + bundled("main.js")
     policy = (
@@ -66,7 +66,7 @@ def _data_head() -> str:
 
 
 def dumped(value: Any) -> str:
-    """Return *value* as JSON that no text in it can end the script around it."""
+    """Return *value* as JSON in which no text can end the surrounding script."""
     return json.dumps(value).replace("<", "\\u003c")
 
 

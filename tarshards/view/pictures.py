@@ -1,4 +1,4 @@
-"""Images of samples as pictures that any browser shows: small ones for lists, and none of too many pixels."""
+"""Images in formats that any browser shows: thumbnails for lists, and whole images of not too many pixels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def thumbnail(field: str, data: bytes) -> tuple[str, bytes]:
 
 
 def whole_picture(field: str, data: bytes) -> tuple[str, bytes]:
-    """Return an image in its own format if browsers have it, else as PNG; the errors are those of ``thumbnail``."""
+    """Return an image in its own format if browsers show that, else as PNG; the errors are those of ``thumbnail``."""
     check_pixels(field, data)
     if (kind := media_type(field)) != BYTES:
         return kind, data

@@ -20,22 +20,22 @@ from tarshards.samples.fields import find_field
 from tarshards.view.epoch_batches import EpochBatches
 from tarshards.view.viewed_shards import ViewedShards
 
-AT_ONCE = 1 << 10  # samples that are judged before the time is looked at
-MOST = 10_000_000  # samples that a query holds
-HELD = 8  # queries that are held, with what they found
+AT_ONCE = 1 << 10  # samples tested between two looks at the clock
+MOST = 10_000_000  # samples in the result of a query
+HELD = 8  # queries whose results are kept
 
 
 @dataclass(frozen=True)
 class Query:
-    """A query as the address of a page spells it; "" is no restriction.
+    """A query, as the address of the page spells it; "" is no restriction.
 
-    - *match*: a part of the key; *field*: a field that the sample has; *where*: a condition
+    - *match*: a part of the key; *field*: a field that the sample must have; *where*: a condition
     - *sizes*: ``FIELD:LEAST-MOST``, the bytes of a field; *shard*: the number of a shard
     - *duplicates*: "key" or "content" (by the checksums in indexes) for samples that occur more than once
     - *order*: "key", "size", "size:FIELD" or a column, with "-" before it for descending values
     - *step*: a batch of the epoch that *epoch*, as JSON, describes; see ``EpochBatches``
 
-    Raises ValueError for parameters that are none of these.
+    A search with malformed values raises ValueError.
     """
 
     match: str = ""
@@ -57,10 +57,10 @@ class Query:
 
 
 class Found:
-    """The samples that a *query* finds, searched for as far as they are asked for.
+    """The samples that match a *query*, searched only as far as they are requested.
 
-    ``numbers`` are those found so far, *searched* of the samples were judged, *failed* of these could not be, and
-    *reason* says why the first could not. Threads may share it.
+    ``numbers`` are the samples found so far. *searched* counts those tested, *failed* those that could not be, and
+    *reason* is the first error. Threads may share it.
     """
 
     def __init__(self, viewed: ViewedShards, query: Query, epochs: EpochBatches):
@@ -83,9 +83,9 @@ class Found:
             return self._parts[0]
 
     def advance(self, samples: int, seconds: float) -> None:
-        """Search until this many *samples* are found, or the time is over.
+        """Search until this many *samples* are found or *seconds* have passed.
 
-        An error that ends the search is raised again whenever one searches on.
+        An error ends the search; each later call raises it again.
         """
         with self._lock:
             if self._error is not None:
@@ -141,7 +141,7 @@ class Found:
                 yield found
 
     def _by_index(self, shard: int, index: Index, kept: np.ndarray) -> np.ndarray:
-        """Return which samples of a shard have the field, of the right size."""
+        """Return which of the *kept* samples have the field, in the range of sizes."""
         name, least, most = parse_sizes(self.query.sizes) if self.query.sizes else (self.query.field, 0, 1 << 62)
         for field in {self.query.field, name} - {""}:
             members = members_of(self.viewed, shard, index, field)
@@ -158,13 +158,13 @@ class Found:
 
     @cached_property
     def _columns(self) -> np.ndarray | None:
-        """Which samples meet the condition by columns, None where these do not say."""
+        """Which samples meet the condition according to columns; None if these do not tell."""
         if self.viewed.sequence is None:
             return None
         return by_columns(self.viewed.sequence, self._condition)
 
     def _where(self, numbers: np.ndarray) -> np.ndarray:
-        """Return those of the samples that meet the condition."""
+        """Return the samples that meet the condition."""
         if not self.query.where or not len(numbers):
             return numbers
         if self._columns is not None:
@@ -183,7 +183,7 @@ class Found:
         self.failed += samples
         self.reason = self.reason or str(error)
 
-    # What needs all that were found.
+    # What requires the whole result.
 
     def _repeated(self, numbers: np.ndarray) -> np.ndarray:
         """Return the samples that occur more than once, equal ones side by side."""
@@ -196,11 +196,11 @@ class Found:
         return np.array([number for _, number in sorted(repeated)], np.int64)
 
     def _key(self, number: int) -> Any:
-        shard, sample = self.viewed.place(number)
+        shard, sample = self.viewed.address(number)
         return self.viewed.index(shard).key(sample)
 
     def _content(self, number: int) -> Any:
-        shard, sample = self.viewed.place(number)
+        shard, sample = self.viewed.address(number)
         index = self.viewed.index(shard)
         if index.crc32 is None:
             raise ShardIndexError("the index has no checksums; make it with `tarindex --crc`", url=index.url)
@@ -224,7 +224,7 @@ class Found:
     def _sizes(self, numbers: np.ndarray, field: str) -> np.ndarray:
         """Return the bytes of samples, or of one of their fields."""
         sizes = np.zeros(len(numbers), np.int64)
-        shards = np.array([self.viewed.place(number).shard for number in numbers.tolist()], np.int64)
+        shards = np.array([self.viewed.address(number).shard for number in numbers.tolist()], np.int64)
         for shard in np.unique(shards).tolist():
             index, mine = self.viewed.index(shard), np.flatnonzero(shards == shard)
             members = members_of(self.viewed, shard, index, field) if field else self.viewed.members(shard)
@@ -247,14 +247,14 @@ def parse_sizes(text: str) -> tuple[str, int, int]:
 
 
 def members_of(viewed: ViewedShards, shard: int, index: Index, field: str) -> np.ndarray:
-    """Return the sample, field, offset and size of each member of a shard that is of *field*."""
+    """Return the sample, field, offset and size of each member of *field* in a shard."""
     found = find_field(index.fields, [field])
     members = viewed.members(shard)
     return members[members[:, 1] == (-1 if found is None else index.fields.index(found))]
 
 
 def column_of(viewed: ViewedShards, name: str) -> np.ndarray:
-    """Return a column of all samples as an array; raise ShardIndexError without one of this name."""
+    """Return a column of all samples as an array; raise ShardIndexError if there is none of this name."""
     from tarshards.index.columns import load_columns
 
     table = load_columns(viewed.indexed(), [name])
@@ -265,7 +265,7 @@ def column_of(viewed: ViewedShards, name: str) -> np.ndarray:
 
 
 class Queries:
-    """The queries of a page, with what was found for the latest of them."""
+    """The queries of a page; the results of the latest are kept."""
 
     def __init__(self, viewed: ViewedShards):
         self.viewed, self.epochs = viewed, EpochBatches(viewed)
@@ -281,7 +281,7 @@ class Queries:
         return found
 
     def rows(self, query: Query, begin: int, count: int, seconds: float = 0.5) -> dict[str, Any]:
-        """Return *count* of the samples that are found, from the *begin*-th on, and how many are known."""
+        """Return *count* of the matching samples from the *begin*-th on, and how many are known."""
         viewed = self.viewed
         if not query:
             viewed.extend(begin + count + 1)

@@ -1,4 +1,4 @@
-"""The web server of the page: on this machine only, for who knows its token, read-only."""
+"""The web server of the page: read-only, for this machine alone, and only with its token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOSTS = frozenset(["127.0.0.1", "localhost", "::1"])
 IDLE = 60  # seconds after which a connection without requests is closed
 PIECE = 1 << 18  # bytes of a member that are read and sent at once
 RANGE = re.compile(r"bytes=(\d*)-(\d*)")
-#: What is sent with every answer that is not the page itself: nothing in it runs, whatever it is.
+#: The policy of every response but the page itself: whatever it contains, nothing in it runs.
 CLOSED = "sandbox; default-src 'none'; frame-ancestors 'none'"
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' blob: data:; "
@@ -35,7 +35,7 @@ POLICY = (
 
 
 class RangeError(ValueError):
-    """A range outside of its file."""
+    """A range outside its file."""
 
 
 class ByteRange(NamedTuple):
@@ -46,7 +46,7 @@ class ByteRange(NamedTuple):
 
     @classmethod
     def of(cls, header: str | None, size: int) -> ByteRange | None:
-        """Return the range that a header names, None for the whole file; raise RangeError for one outside of it.
+        """Return the range that a header names, None for the whole file; raise RangeError for one outside the file.
 
         >>> ByteRange.of("bytes=2-", 10), ByteRange.of("bytes=-3", 10), ByteRange.of("lines=1-", 10)
         (ByteRange(begin=2, end=10), ByteRange(begin=7, end=10), None)
@@ -63,7 +63,7 @@ class ByteRange(NamedTuple):
 
 
 class ViewServer(ThreadingHTTPServer):
-    """Serves the page of *api* at ``url``, which has the token; with *framed*, pages of notebooks may embed it."""
+    """Serves the page of *api* at ``url``, which contains the token; with *framed*, notebooks may embed it."""
 
     daemon_threads = True
 
@@ -76,7 +76,7 @@ class ViewServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore that a browser went away; it does so whenever one scrolls on."""
+        """Ignore a connection that the browser closed, as it does whenever the user scrolls on."""
 
 
 class ViewHandler(BaseHTTPRequestHandler):
@@ -102,7 +102,7 @@ class ViewHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _is_allowed(self, token: str) -> bool:
-        """Whether the request has the token, and comes from a page of this server, or by hand."""
+        """Whether the request has the token, and comes from a page of this server or from no page."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         with suppress(ValueError):  # a malformed host
             if urlsplit(f"//{host}").hostname in HOSTS and origin in (None, f"http://{host}"):
@@ -147,9 +147,9 @@ class ViewHandler(BaseHTTPRequestHandler):
         self._send(status, "application/json", json.dumps({"error": reason}).encode())
 
     def _send_file(self, file: MemberFile, asked: ByteRange | None, piece: bytes) -> None:
-        """Send a member, or the bytes that were *asked* for, of which *piece* has been read.
+        """Send a member, or the range *asked* for; its first *piece* has been read.
 
-        Where reading fails after that, the connection is closed before the bytes are complete.
+        If reading fails after that, the connection closes before all bytes are sent.
         """
         begin, end = asked or ByteRange(0, file.size)
         self._begin(HTTPStatus.OK if asked is None else HTTPStatus.PARTIAL_CONTENT, media_type(file.name), end - begin)
@@ -180,4 +180,4 @@ class ViewHandler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: addresses have the token."""
+        """Log nothing: URLs contain the token."""

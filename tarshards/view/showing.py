@@ -14,7 +14,7 @@ from tarshards.view.view_api import ViewApi
 
 
 class Shown:
-    """A page that is being served at *url*; notebooks show it as a frame. ``close`` ends its server."""
+    """A page served at *url*, which notebooks show in a frame. ``close`` stops its server."""
 
     def __init__(self, server: ViewServer, height: int):
         self.server, self.height, self.url = server, height, server.url
@@ -40,11 +40,11 @@ def show(
     remote: Remote | None = None,
     height: int = 700,
 ) -> Shown:
-    """Serve a page of the samples of *urls*, a shard expression, to browsers on this machine; a notebook shows it.
+    """Serve a page of the samples of *urls*, a shard expression, to browsers on this machine; notebooks show it.
 
-    *ledger*, of a run, adds the list of the samples that it left out, with links to them. *state*, of a loader, is
-    where the page counts batches from. *height* is that of the frame in pixels. The page is served until ``close()``
-    or the end of the process. Its URL has a secret token.
+    The *ledger* of a run adds a list of the samples that it left out, with links to them. With the *state* of a
+    loader, the page counts batches from there. *height* is the height of the frame in pixels. The page is served until
+    ``close()`` or the end of the process. Its URL contains a secret token.
     """
     if isinstance(ledger, Ledger):
         ledger = [entry._asdict() for entry in ledger.quarantined]

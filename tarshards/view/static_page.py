@@ -1,4 +1,4 @@
-"""The page beside shards: one file that reads their indexes and members by ranges, from any web server or bucket."""
+"""A page beside the shards: one file that reads their indexes and members by ranges, from any web server or bucket."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PAGE = "index.html"
 def write_static_page(urls: Any, folder: str | Location) -> Location:
     """Write ``index.html`` into *folder*, a path or URL, for the indexed shards *urls*; return its location.
 
-    The page names shards in or below the folder relative to it, and others by their http URLs. Their server must send
-    ranges, and for another origin allow them (CORS). Raises ShardIndexError for shards without indexes, and OpenError
-    for those that the page cannot reach.
+    The page refers to shards in or below the folder by relative names, and to others by their http URLs. The server
+    must support ranges, and for pages of another origin allow them (CORS). Raises ShardIndexError for shards without
+    indexes, and OpenError for those that the page cannot reach.
     """
     shards = find_shards(urls)
     found = Opening().find_indexed(shards)
@@ -43,7 +43,7 @@ def write_static_page(urls: Any, folder: str | Location) -> Location:
 
 
 def _name_for(page: Location, url: str) -> str:
-    """Return the address of a shard for the *page*."""
+    """Return the name by which the *page* refers to a shard."""
     shard = Location.of(url)
     if shard.is_local and page.is_local:
         name = os.path.relpath(str(shard.path), os.path.dirname(str(page.path)))

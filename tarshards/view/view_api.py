@@ -1,4 +1,4 @@
-"""What the page asks for: each method takes the parameters of an address and returns JSON, bytes or a member."""
+"""The requests of the page: each method takes the parameters of a URL and returns JSON, bytes or a member."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_ROWS = 500  # of an answer
 
 
 class ViewApi:
-    """The samples of *urls* for a page; *left_out* are entries of a ledger, which it lists, *state* is of a loader."""
+    """The samples of *urls* for a page, which lists *left_out*, entries of a ledger; *state* is that of a loader."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ViewApi:
         self.methods: dict[str, Callable[[dict[str, str]], Answer]] = {each.__name__: each for each in methods}
 
     def about(self, parameters: Parameters) -> Answer:
-        """Say how many samples there are, as far as that is known without reading shards."""
+        """Return how many samples there are, as far as that is known without reading shards."""
         viewed = self.viewed
         return {
             "name": self.name,
@@ -64,15 +64,15 @@ class ViewApi:
         }
 
     def rows(self, parameters: Parameters) -> Answer:
-        """Return samples of a query, and how many of it are known."""
+        """Return some of the samples that match a query, and how many are known."""
         count = min(int(parameters["count"]), MOST_ROWS)
         found = self.queries.rows(Query.of(parameters), max(int(parameters["begin"]), 0), count)
         return {**found, "problems": [str(error) for error in self.viewed.problems]}
 
     def sample(self, parameters: Parameters) -> Answer:
-        """Return one sample: its fields with their offsets, and the lines that read it elsewhere."""
+        """Return one sample: its fields with their offsets, its shard, and its number there."""
         number, viewed = int(parameters["number"]), self.viewed
-        shard, sample = viewed.place(number)
+        shard, sample = viewed.address(number)
         (row,) = viewed.rows([number])
         index = viewed.index(shard)
         for member, field in zip(range(*index.table.span(sample)), row["fields"]):
@@ -94,30 +94,30 @@ class ViewApi:
         return {"numbers": numbers[:1000]}
 
     def picture(self, parameters: Parameters) -> Answer:
-        """Return an image as a browser shows it, whole or, with *small*, for a list."""
+        """Return an image in a format that browsers show; with *small*, a thumbnail."""
         field, file = parameters["field"], self._file(parameters)
         if file.size > MAX_BYTES:
             raise SampleError(f"an image of {file.size:,} bytes is not shown", field=field)
         return (thumbnail if "small" in parameters else whole_picture)(field, bytes(file))
 
     def field(self, parameters: Parameters) -> Answer:
-        """Return a field as it is in the shard."""
+        """Return a field as it is stored."""
         return self._file(parameters)
 
     def _file(self, parameters: Parameters) -> MemberFile:
         return self.viewed.file(int(parameters["number"]), parameters["field"])
 
     def keys(self, parameters: Parameters) -> Answer:
-        """Return the keys of all samples of a query, one per line, as `targrep --keys` reads them."""
+        """Return the keys of all samples that match a query, one per line, as `targrep --keys` reads them."""
         viewed, lines = self.viewed, []
         for number in self.queries.all(Query.of(parameters)).tolist():
-            shard, sample = viewed.place(number)
+            shard, sample = viewed.address(number)
             key = viewed.index(shard).key(sample)
             lines.append(escape(key.encode(errors="surrogateescape")))
         return "text/plain; charset=utf-8", "".join(f"{line}\n" for line in lines).encode()
 
     def histogram(self, parameters: Parameters) -> Answer:
-        """Return the bars of one histogram; without *of*, the names of those that there can be."""
+        """Return the bars of one histogram; without *of*, the names of all that are possible."""
         if "of" in parameters:
             query = Query.of(parameters)
             return histogram(self.viewed, parameters["of"], self.queries.all(query) if query else None)
@@ -136,7 +136,7 @@ class ViewApi:
         return [] if found is None else list(found.sources)
 
     def shards(self, parameters: Parameters) -> Answer:
-        """Return some shards, with their samples and bytes as far as they are known."""
+        """Return some shards, with their numbers of samples and bytes as far as these are known."""
         viewed, begin = self.viewed, int(parameters["begin"])
         end = min(begin + min(int(parameters["count"]), MOST_ROWS), len(viewed.shards))
         sizes = viewed.shards.column("size") if viewed.sequence is None else viewed.sequence.sizes
@@ -155,5 +155,5 @@ class ViewApi:
         return damage_map(self.viewed.shards[int(parameters["shard"])])
 
     def ledger(self, parameters: Parameters) -> Answer:
-        """Return what a ledger left out."""
+        """Return the samples that a run left out."""
         return {"entries": self.left_out[:10_000], "total": len(self.left_out)}

@@ -1,4 +1,4 @@
-"""The samples of shards by number; what lacks an index is indexed in memory, as far as samples are asked for."""
+"""The samples of shards by number; shards without indexes are indexed in memory as samples are requested."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from tarshards.storage.manifest import Shards
 from tarshards.storage.remote import Remote
 from tarshards.view.media_types import has_media
 
-HEAD = 256  # bytes of a field that are enough for a line of it
+HEAD = 256  # bytes of a field, enough for a line
 TOGETHER = 1 << 22  # bytes of consecutive samples that one request fetches for their heads
 THREADS = 16  # requests at once
 
 
-class Place(NamedTuple):
-    """A sample by the number of its shard, and its own number in it."""
+class SampleAddress(NamedTuple):
+    """A sample: the number of its shard, and its own number there."""
 
     shard: int
     sample: int
 
 
 class ViewedShards:
-    """The samples of *urls*, by their numbers over all shards.
+    """The samples of *urls*, numbered over all shards.
 
-    With indexes all are known at once; ``sequence`` has them. Otherwise ``extend`` indexes shard after shard in memory,
+    With indexes all are known at once, in ``sequence``. Otherwise ``extend`` indexes shard after shard in memory,
     and ``total`` grows. *problems* are the errors of shards that cannot be indexed, which count as empty.
     """
 
@@ -53,8 +53,8 @@ class ViewedShards:
         self.name = spec_name(urls) if isinstance(urls, str) else common_name(names_of(self.shards.urls))
         self.sequence = self._find_indexed()
         self.problems: list[TarshardsError] = []
-        self._made: list[Index | None] = []  # the indexes that were made here
-        self._ends: list[int] = []  # the samples of each shard with those before it
+        self._made: list[Index | None] = []  # those built in memory
+        self._ends: list[int] = []  # for each shard, the samples up to its end
         if self.sequence is not None:
             self._ends = np.cumsum(self.sequence.counts, dtype=np.int64).tolist()
         self._readers: dict[frozenset[str], SampleSequence] = {}
@@ -72,12 +72,12 @@ class ViewedShards:
 
     @property
     def total(self) -> int:
-        """The samples that are known."""
+        """The number of known samples."""
         return self._ends[-1] if self._ends else 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether no more samples can become known."""
+        """Whether all samples are known."""
         return len(self._ends) == len(self.shards)
 
     @property
@@ -116,13 +116,13 @@ class ViewedShards:
         """Return the number of samples of a shard."""
         return self._ends[shard] - self.begin(shard)
 
-    def place(self, number: int) -> Place:
-        """Return where a sample is; raise SampleError if there is none of this number."""
+    def address(self, number: int) -> SampleAddress:
+        """Return the shard of a sample and its number there; raise SampleError if there is no sample *number*."""
         self.extend(number + 1)
         if not 0 <= number < self.total:
             raise SampleError(f"there is no sample {number} of {self.total}, which are numbered from 0")
         shard = bisect_right(self._ends, number)
-        return Place(shard, number - self.begin(shard))
+        return SampleAddress(shard, number - self.begin(shard))
 
     def index(self, shard: int) -> Index:
         """Return the index of a shard whose samples are known."""
@@ -139,18 +139,18 @@ class ViewedShards:
         return index.entries(np.arange(index.members))
 
     def open(self, shard: int) -> OpenShard:
-        """Return a shard as it is now."""
+        """Open a shard."""
         if self.sequence is not None:
             return self.sequence.shards.open(shard)
         return OpenShard(self.shards[shard].location(self.remote), self.index(shard))
 
     def read(self, numbers: np.ndarray, names: Collection[str] | None) -> Iterator[Sample | TarshardsError]:
-        """Yield samples, or the errors of those that cannot be read, with at least the fields *names*; None is all."""
+        """Yield samples with at least the fields *names* (None: all), or the error of one that cannot be read."""
         if self.sequence is not None:
             yield from self._reader(frozenset(names or ())).read_numbers(numbers)
             return
         opened: tuple[int, OpenShard] | None = None
-        for shard, sample in map(self.place, numbers.tolist()):
+        for shard, sample in map(self.address, numbers.tolist()):
             try:
                 if opened is None or opened[0] != shard:
                     opened = shard, self.open(shard)
@@ -159,7 +159,7 @@ class ViewedShards:
                 yield error
 
     def _reader(self, names: frozenset[str]) -> SampleSequence:
-        """Return what reads only the fields *names*, if the first shard has all of these, else whole samples."""
+        """Return a reader of the fields *names* if the first shard has all of these, else of whole samples."""
         whole = self.indexed()
         known = self.index(0).fields
         wanted = sorted(names - {"key", "shard"})
@@ -172,7 +172,7 @@ class ViewedShards:
 
     def file(self, number: int, field: str) -> MemberFile:
         """Return a field of a sample as a file; raise SampleError if it has none of this name."""
-        shard, sample = self.place(number)
+        shard, sample = self.address(number)
         opened = self.open(shard)
         names = opened.index.fields_of(sample)
         found = find_field(names, [field])
@@ -180,12 +180,12 @@ class ViewedShards:
             raise SampleError(f"no field {field}", url=opened.name, key=opened.index.key(sample))
         return opened.file(opened.index.table.span(sample)[0] + names.index(found))
 
-    # Samples as rows: what the page shows of each.
+    # Samples as rows of the page.
 
     def rows(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the key, the shard, and the fields of samples, with the first bytes of those that are readable."""
-        places = {number: self.place(number) for number in dict.fromkeys(numbers)}
-        runs = list(self._runs(places))
+        """Return the keys, shards and fields of samples, with the first bytes of fields that are shown as text."""
+        addresses = {number: self.address(number) for number in dict.fromkeys(numbers)}
+        runs = list(self._runs(addresses))
         apply = map if not self._is_remote or len(runs) == 1 else self._threads.map
         rows = {row["number"]: row for found in apply(self._describe, runs) for row in found}
         return [rows[number] for number in numbers]
@@ -198,15 +198,15 @@ class ViewedShards:
     def _is_remote(self) -> bool:
         return not self.shards[0].location(self.remote).is_local
 
-    def _runs(self, places: dict[int, Place]) -> Iterator[list[Place]]:
+    def _runs(self, addresses: dict[int, SampleAddress]) -> Iterator[list[SampleAddress]]:
         """Yield consecutive samples of one shard, of at most TOGETHER bytes."""
-        run: list[Place] = []
+        run: list[SampleAddress] = []
         begin = 0
-        for shard, sample in sorted(places.values()):
+        for shard, sample in sorted(addresses.values()):
             try:
                 index = self.index(shard)
             except TarshardsError:
-                yield [Place(shard, sample)]  # whose row says why
+                yield [SampleAddress(shard, sample)]  # whose row says why
                 continue
             first, end = index.table.span(sample)
             follows = bool(run) and (shard, sample - 1) == run[-1]
@@ -215,27 +215,27 @@ class ViewedShards:
                 run = []
             if not run:
                 begin = index.data_range(first)[0]
-            run.append(Place(shard, sample))
+            run.append(SampleAddress(shard, sample))
         if run:
             yield run
 
-    def _describe(self, run: list[Place]) -> list[dict[str, Any]]:
+    def _describe(self, run: list[SampleAddress]) -> list[dict[str, Any]]:
         shard = run[0].shard
         try:
             opened = self.open(shard)
         except TarshardsError as error:
-            return [self._unread(place, error) for place in run]
+            return [self._unread(address, error) for address in run]
         index = opened.index
-        rows = [self._row(place, index, opened.name) for place in run]
+        rows = [self._row(address, index, opened.name) for address in run]
         begin, end = index.table.span(run[0].sample)[0], index.table.span(run[-1].sample)[1]
         held: list[Any] = []
         if opened.ranges.remote and sum(index.data_range(end - 1)) - index.data_range(begin)[0] <= TOGETHER:
             try:
-                held = opened.fetch([place.sample for place in run])
+                held = opened.fetch([address.sample for address in run])
             except TarshardsError as error:
                 return [row | {"error": str(error)} for row in rows]
-        for place, row in zip(run, rows):
-            for member, field in zip(range(*index.table.span(place.sample)), row["fields"]):
+        for address, row in zip(run, rows):
+            for member, field in zip(range(*index.table.span(address.sample)), row["fields"]):
                 if has_media(field["name"]):
                     continue
                 try:
@@ -246,24 +246,24 @@ class ViewedShards:
                     field["head"] = b64encode(data).decode()
         return rows
 
-    def _row(self, place: Place, index: Index, shard: str) -> dict[str, Any]:
-        members = range(*index.table.span(place.sample))
+    def _row(self, address: SampleAddress, index: Index, shard: str) -> dict[str, Any]:
+        members = range(*index.table.span(address.sample))
         fields = [
             {"name": index.fields[index.table.entry(member)[1]], "size": index.content_size(member)}
             for member in members
         ]
-        row: dict[str, Any] = {"number": self.begin(place.shard) + place.sample, "key": index.key(place.sample)}
+        row: dict[str, Any] = {"number": self.begin(address.shard) + address.sample, "key": index.key(address.sample)}
         row |= {"shard": shard, "fields": fields}
-        if place.sample in index.faults:
-            row["error"] = index.faults[place.sample].reason
+        if address.sample in index.faults:
+            row["error"] = index.faults[address.sample].reason
         return row
 
-    def _unread(self, place: Place, error: TarshardsError) -> dict[str, Any]:
+    def _unread(self, address: SampleAddress, error: TarshardsError) -> dict[str, Any]:
         """Return the row of a sample whose shard or index cannot be opened."""
-        name = self.shards[place.shard].location(self.remote).name
-        row = {"number": self.begin(place.shard) + place.sample, "key": "", "shard": name, "fields": []}
+        name = self.shards[address.shard].location(self.remote).name
+        row = {"number": self.begin(address.shard) + address.sample, "key": "", "shard": name, "fields": []}
         with suppress(TarshardsError):
-            row = self._row(place, self.index(place.shard), name)
+            row = self._row(address, self.index(address.shard), name)
         return row | {"error": str(error)}
 
     def _head(self, opened: OpenShard, member: int, held: list[Any]) -> bytes:

@@ -314,6 +314,7 @@ def test_threads_may_share_a_plan():
     assert list(chain(*batches)) == expected
 
 
+@pytest.mark.forks
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_process_forked_while_a_thread_reads_the_plan_reads_it_too():
     plan = EpochPlan([1000] * 50, seed=0, epoch=0)

@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import random
+import select
 import signal
 import socket
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import feed_specs
 import pytest
+from feed_specs import DATA
 from soak import SOAK
 from test_remote_loader import batches, free_port
 
@@ -32,49 +34,71 @@ def expected(data) -> list:
     return batches(feed_specs.slow())
 
 
-def _serve(port: int, spec: str, version: str | None, pipe) -> None:
+def _fork_feeders(pipe) -> None:
+    """Fork a feeder for each request: this process has no threads, in which a lock could be held at that moment."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        data, *given = pipe.recv()
+        if os.fork() == 0:
+            os.environ[DATA] = data
+            _serve(pipe, *given)
+
+
+def _serve(pipe, port: int, spec: str, version: str | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if version is not None:
         real = feeder_module.identity
         feeder_module.identity = lambda *given: real(*given) | {"numpy": version}
     feeder = Feeder(f"feed_specs:{spec}", f"tcp://127.0.0.1:{port}", threads=2)
-    pipe.send(feeder.address)
+    pipe.send(os.getpid())
     feeder.run()
+
+
+@pytest.fixture(scope="module")
+def forks_feeders():
+    """The pipe to a process that forks feeders."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_fork_feeders, args=(theirs,), daemon=True)
+    process.start()
+    yield ours
+    process.kill()
+    process.join()
 
 
 class Process:
     """A feeder in a process of its own, at one port over all its lives."""
 
-    def __init__(self, spec: str = "slow", version: str | None = None):
-        self.port, self.spec, self.version = free_port(), spec, version
+    def __init__(self, pipe, spec: str = "slow", version: str | None = None):
+        self.pipe, self.port, self.spec, self.version = pipe, free_port(), spec, version
         self.address = f"tcp://127.0.0.1:{self.port}"
-        self.process = None
+        self.pid = None
 
     def start(self) -> Process:
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(self.port, self.spec, self.version, theirs), daemon=True)
-        self.process.start()
-        assert ours.poll(30)
-        ours.recv()
+        self.pipe.send((os.environ[DATA], self.port, self.spec, self.version))
+        assert self.pipe.poll(30)
+        self.pid = self.pipe.recv()
         return self
 
     def signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.process.pid, number)
+        if self.pid is not None:
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
+        if self.pid is not None:
+            ended = os.pidfd_open(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
+            select.select([ended], [], [])
+            os.close(ended)
+            self.pid = None
 
 
 @pytest.fixture
-def make_feeder():
+def make_feeder(forks_feeders):
     made = []
 
     def make(**options) -> Process:
-        made.append(Process(**options))
+        made.append(Process(forks_feeders, **options))
         return made[-1]
 
     yield make
@@ -218,7 +242,7 @@ def test_a_slow_consumer_holds_the_memory_of_few_batches_on_both_sides(make_feed
     assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
     prefetch, feeder = 4, make_feeder(spec="large").start()
     loader = RemoteLoader("feed_specs:large", feeder.address, prefetch=prefetch, timeout=60)
-    pids = [os.getpid(), feeder.process.pid]
+    pids = [os.getpid(), feeder.pid]
     before, most = [resident(pid) for pid in pids], [0, 0]
     with closing(loader):
         for number, batch in enumerate(loader):
@@ -250,12 +274,11 @@ def test_any_schedule_of_faults(seed, make_feeder, expected):
         feeder = rng.choice(feeders)
         what = rng.choice(["kill", "stop", "reset", "hold", "rest"])
         proxy = proxies[feeders.index(feeder)]
-        is_running = feeder.process is not None and feeder.process.is_alive()
         if what == "kill":
             feeder.kill()
             if feeder is feeders[0] or rng.random() < 0.7:
                 feeder.start()
-        elif what == "stop" and is_running:
+        elif what == "stop":
             feeder.signal(signal.SIGSTOP)
             threading.Timer(rng.uniform(0, 2 * PATIENCE), feeder.signal, [signal.SIGCONT]).start()
         elif what == "reset":

@@ -728,6 +728,7 @@ def large(tmp_path):
         yield site
 
 
+@pytest.mark.forks
 @pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
 def test_forked_processes_fetch_and_hold_an_index_once(large):
     opened = IndexedShards(f"{large.url}/s.shards.json")
@@ -750,6 +751,7 @@ def test_forked_processes_fetch_and_hold_an_index_once(large):
     assert large.asked(".index") == SHARDS
 
 
+@pytest.mark.forks
 @pytest.mark.skipif(not IS_COMPILED, reason="needs the compiled kernels")
 def test_another_process_fetches_what_a_killed_one_was_fetching(large):
     opened = IndexedShards(f"{large.url}/s.shards.json")

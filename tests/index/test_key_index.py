@@ -119,6 +119,7 @@ def test_a_slice_finds_the_copy_that_it_has(tmp_path):
         assert samples[::-1].places("b") == [2, 1]
 
 
+@pytest.mark.forks
 @pytest.mark.usefixtures("no_tables")
 def test_threads_and_forks(manifest):
     samples = IndexedShards(manifest)

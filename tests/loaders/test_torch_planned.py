@@ -181,6 +181,7 @@ def _share_one_ledger(urls: str, queue) -> None:
     queue.put((len(pairs), ledger.samples))
 
 
+@pytest.mark.forks
 def test_two_datasets_on_one_ledger_at_once_in_workers(urls):
     queue = multiprocessing.get_context("fork").SimpleQueue()
     process = multiprocessing.get_context("fork").Process(target=_share_one_ledger, args=(urls, queue))

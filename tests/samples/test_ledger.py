@@ -88,8 +88,11 @@ def _work(ledger: Ledger, samples: int) -> None:
     ledger.report()
 
 
+METHODS = [pytest.param("fork", marks=pytest.mark.forks), "spawn", "forkserver"]
+
+
 @pytest.mark.usefixtures("quick_spawn")
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_copies_in_other_processes_report_home(method):
     ledger = Ledger()
@@ -121,7 +124,7 @@ def _keep_a_ledger(queue) -> None:
 
 
 @pytest.mark.usefixtures("quick_spawn")
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_the_mailbox_goes_with_its_process(method):
     context = multiprocessing.get_context(method)
@@ -133,6 +136,7 @@ def test_the_mailbox_goes_with_its_process(method):
     assert not os.path.exists(path)
 
 
+@pytest.mark.forks
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_copy_leaves_the_mailbox():
     ledger = Ledger()

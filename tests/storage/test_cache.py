@@ -604,6 +604,7 @@ def test_a_process_that_is_stopped_while_it_changes_the_counts_is_passed_by(tmp_
     assert not fetches.take(new, make_block(1))
 
 
+@pytest.mark.forks
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_fork_while_threads_hold_blocks_and_fetch(tmp_path, fetches):
     cache = open_cache(tmp_path)

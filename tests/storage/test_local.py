@@ -171,6 +171,7 @@ def test_a_killed_process_leaves_no_final_name(tmp_path, suffix):
     assert os.listdir(tmp_path) == [path.name], "the next writer removes what the killed one has left"
 
 
+@pytest.mark.forks
 def test_a_living_writer_keeps_its_file(tmp_path):
     path = str(tmp_path / "a.tar")
     first, second = open_url(path, "wb"), open_url(path, "wb")
@@ -215,6 +216,7 @@ def test_many_writers_of_one_file_some_of_them_killed(tmp_path):
     assert Path(path).read_bytes() == DATA
 
 
+@pytest.mark.forks
 def test_a_forked_copy_discards_nothing(tmp_path):
     stream = open_url(str(tmp_path / "a.tar"), "wb")
     stream.write(DATA)

@@ -99,6 +99,7 @@ def open_files():
     return found
 
 
+@pytest.mark.forks
 def test_a_child_that_was_forked_holds_no_lock_of_its_parent(tmp_path, monkeypatch):
     """Its parent may die first, and then nobody would release them."""
     monkeypatch.chdir(tmp_path)
@@ -117,6 +118,7 @@ def test_a_child_that_was_forked_holds_no_lock_of_its_parent(tmp_path, monkeypat
         assert in_child(claim) == 0
 
 
+@pytest.mark.forks
 def test_a_child_makes_its_own_values():
     numbers = PerProcess(lambda: [len(made)])
     made = []
@@ -146,6 +148,7 @@ def test_threads_that_ask_at_once_get_one_value():
     assert len(set(map(id, found))) == 1
 
 
+@pytest.mark.forks
 def test_a_lock_that_a_thread_holds_at_a_fork_is_free_in_the_child():
     held = PerProcess(threading.Lock)
     with held():

@@ -474,7 +474,7 @@ def test_a_schedule_begins_anywhere_at_once(monkeypatch):
     assert sum(taken) < 150_000
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.forks
 def test_a_schedule_is_looked_up_after_a_fork_while_a_thread_looks_up():
     choices = ScheduledChoices(Quotas([{0: 1, 100: 3}, 1]), 0, [10, 10], 10**6)
     expected = choices.look_up(np.arange(50))[0].tolist()

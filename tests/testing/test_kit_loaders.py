@@ -1,4 +1,4 @@
-"""Our loaders in small worlds: 500 of them, 10,000 in ``make soak``, and some with processes for workers and ranks."""
+"""Our loaders in small worlds: 150 of them, 10,000 in ``make soak``, and some with processes for workers and ranks."""
 
 from __future__ import annotations
 
@@ -93,14 +93,17 @@ LOADERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "mixture": (mixture, ANY),
     "samples": (samples, ("workers",)),
 }
-PARTS = 4 * SOAK  # of 32 worlds for each loader
+SETUPS = 4 if SOAK > 1 else 1  # of a part
+PARTS = 4 * SOAK
+CHAINS = 1 if SOAK == 1 else 2  # of a part
+PROCESSES = 2 if SOAK == 1 else 5 * SOAK
 
 
 def some_worlds(part: int, changes: tuple[str, ...]) -> list[Any]:
-    """The worlds of four setups, each with all its changes: they share many runs."""
+    """The worlds of some setups, each with all its changes: they share many runs."""
     known = small_worlds(None, changes)
     each = 1 + sum(len(CHANGES[name]) - 1 for name in changes)
-    firsts = spread(list(range(0, len(known), each)), 4 * PARTS)[4 * part : 4 * part + 4]
+    firsts = spread(list(range(0, len(known), each)), SETUPS * PARTS)[SETUPS * part : SETUPS * (part + 1)]
     return [world for first in firsts for world in known[first : first + each]]
 
 
@@ -112,13 +115,13 @@ def test_every_loader_resumes_anywhere(folder, name, part):
     make, changes = LOADERS[name]
     worlds = some_worlds(part, changes)
     same = {"states_for": one_state} if "ranks" in changes else {}
-    check_resume(partial(make, folder), worlds=worlds, changes=changes, chains=2, seed=part, steady=BOTH, **same)
+    check_resume(partial(make, folder), worlds=worlds, changes=changes, chains=CHAINS, seed=part, steady=BOTH, **same)
 
 
 def test_without_indexes_the_same_ranks_resume(folder):
     """Each has to have a shard."""
     worlds = [world for world in small_worlds(None, ["workers"]) if world[0].ranks <= len(world[0].shards)]
-    check_resume(partial(unindexed, folder), worlds=spread(worlds, 20), chains=0)
+    check_resume(partial(unindexed, folder), worlds=spread(worlds, 6 * min(SOAK, 4)), chains=0)
 
 
 @pytest.mark.soak
@@ -126,7 +129,7 @@ def test_without_indexes_the_same_ranks_resume(folder):
 def test_tails_that_make_ranks_equal(folder, tail):
     for make in array_loader, shard_loader:
         check_epoch(partial(make, folder, tail=tail), setups=5 * SOAK, tail=tail, steady=BOTH)
-        check_resume(partial(make, folder, tail=tail), worlds=5 * SOAK, chains=2, tail=tail, steady=BOTH)
+        check_resume(partial(make, folder, tail=tail), worlds=5 * SOAK, chains=CHAINS, tail=tail, steady=BOTH)
 
 
 @pytest.mark.parametrize("make", [array_loader, shard_loader])
@@ -147,8 +150,8 @@ def with_workers(folder: Path, setup: Setup) -> ShardLoader:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("part", range(5 * SOAK))
+@pytest.mark.parametrize("part", range(PROCESSES))
 def test_processes_of_ranks_and_workers(folder, part):
     worlds = [world for world in small_worlds() if world[0].workers and world[0].ranks > 1 and world[0].total < 6]
-    world = worlds[part * len(worlds) // (5 * SOAK)]
+    world = worlds[part * len(worlds) // PROCESSES]
     check_resume(partial(with_workers, folder), worlds=[world], times=1, chains=0, steady=BOTH, processes=True)

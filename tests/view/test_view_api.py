@@ -230,13 +230,13 @@ def test_a_state_is_where_the_batches_are_counted_from(api, urls):
     expected = [each["__key__"] for each in next(batches)]
     batches.close()
     assert keys(api, step="0", epoch=json.dumps(epoch)) == expected
-    with pytest.raises(StateError, match="no state"):
+    with pytest.raises(StateError, match="not the state"):
         keys(api, step="0", epoch=json.dumps({"state": {"step": 3}}))
     assert read_state(json.dumps(checkpoint).encode()) == checkpoint["loaders"][0]
     file = io.BytesIO()
     torch.save({"model": torch.zeros(3), "loaders": (loader.state_dict(),)}, file)
     assert read_state(file.getvalue())["digest"] == checkpoint["loaders"][0]["digest"]
-    with pytest.raises(StateError, match="no state"):
+    with pytest.raises(StateError, match="not the state"):
         read_state(b'{"step": 3}')
     file = io.BytesIO()
     torch.save({"loaders": ShardLoader}, file)

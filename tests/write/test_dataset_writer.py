@@ -291,7 +291,7 @@ def test_marks_are_few_and_find_a_change_of_a_few_items(caplog):
 def test_killed_at_any_step_another_dataset_or_the_first_one_is_whole_in_the_end(place, kill_at):
     """A is interrupted, then B is killed at each step; then B, or A, is written whole."""
     large = {"max_bytes": 300_000}
-    every = 1 if SOAK > 1 else 2  # after one step is before the next
+    every = 1 if SOAK > 1 else 4
     for last in (range(600), None):
         for step in count(step=every):
             for path in Path().glob("out*"):

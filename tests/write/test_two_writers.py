@@ -281,11 +281,14 @@ def test_a_dry_run_claims_nothing(hold):
     assert len(split_samples(samples(), PATTERN, max_samples=2, overwrite=True, dry_run=True)) == 3
 
 
+@pytest.mark.forks
 def test_a_process_that_was_forked_is_another_writer_and_holds_nothing_of_its_parent(folder):
     """A worker that outlives its parent must not keep the shards; a copy of the writer must not write them."""
     read, write = os.pipe()
+    ending, end = os.pipe()
     parent = os.fork()
     if not parent:
+        os.close(end)
         writer = ShardWriter(PATTERN, max_samples=1, sync=False)
         for sample in samples(2, "first"):
             writer.write(sample)
@@ -295,7 +298,7 @@ def test_a_process_that_was_forked_is_another_writer_and_holds_nothing_of_its_pa
                 with pytest.raises(OpenError, match=r"out-000000\.tar: a writer of process"):
                     by_shard_writer()
                 os.write(write, b"refused")
-                time.sleep(60)
+                os.read(ending, 1)
             finally:
                 os._exit(0)
         os.close(write)
@@ -306,6 +309,7 @@ def test_a_process_that_was_forked_is_another_writer_and_holds_nothing_of_its_pa
     os.waitpid(parent, 0)
     by_shard_writer()  # the child is alive
     assert texts() == {b"second"}
+    os.close(end)
     assert not os.path.exists(LOCKS)
 
 

@@ -387,9 +387,10 @@ def test_a_shard_has_at_most_a_hundred_thousand_samples_unless_told(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     numbered = [{"__key__": f"{i}", "x": b""} for i in range(100_001)]
     assert shards_of(numbered) == [100_000, 1]
-    assert shards_of(numbered, max_bytes=10**9) == [100_000, 1]
-    assert shards_of(numbered, max_samples=None) == [100_001]
-    assert shards_of(numbered, max_samples=100_001) == [100_001]
+    monkeypatch.setitem(ShardWriter.__init__.__wrapped__.__kwdefaults__, "max_samples", 1000)
+    assert shards_of(numbered[:1001]) == shards_of(numbered[:1001], max_bytes=10**9) == [1000, 1]
+    assert shards_of(numbered[:1001], max_samples=None) == [1001]
+    assert shards_of(numbered[:1001], max_samples=1001) == [1001]
 
 
 def test_a_shard_has_at_most_3_gb_unless_told(tmp_path, monkeypatch):

@@ -122,7 +122,7 @@ export function makeEpoch() {
       about.textContent = "the address has no epoch in JSON";
     }
   };
-  const told = (found) => {
+  const report = (found) => {
     if (found.about?.batches !== undefined) {
       about.textContent = `batch ${found.about.step} of ${found.about.batches.toLocaleString("en")} of this rank, epoch ${found.about.epoch}`;
     }
@@ -132,5 +132,5 @@ export function makeEpoch() {
     state = given;
     if (given) loaded.textContent = "state given";
   };
-  return { panel, update, told, begin };
+  return { panel, update, report, begin };
 }

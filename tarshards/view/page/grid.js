@@ -10,9 +10,9 @@ const PAGES = 40; // that are held
 const REST = 40; // milliseconds after which scrolling has come to rest
 
 export class Grid {
-  /** *load(begin, count, signal)* returns rows, *card(row, position)* an element; *told* gets what is known, or an error. */
-  constructor({ load, card, told, open, mark }) {
-    Object.assign(this, { load, card, told, open, mark });
+  /** *load(begin, count, signal)* returns rows, *card(row, position)* an element; *report* gets what is known, or an error. */
+  constructor({ load, card, report, open, mark }) {
+    Object.assign(this, { load, card, report, open, mark });
     this.layer = element("div", { class: "layer" });
     this.spacer = element("div", { class: "spacer" }, this.layer);
     this.scroller = element("div", {
@@ -213,12 +213,12 @@ export class Grid {
       while (this.pages.size > PAGES) this.pages.delete(this.pages.keys().next().value);
       const hasGrown = found.total !== this.total;
       [this.total, this.done] = [found.total, found.done];
-      this.told(found);
+      this.report(found);
       if (hasGrown) this.#resize();
     } catch (error) {
       if (error.name === "AbortError" || generation !== this.generation) return;
       this.failed.add(page);
-      this.told({ error: error.message });
+      this.report({ error: error.message });
     } finally {
       if (generation === this.generation) {
         this.requests.delete(page);

@@ -30,14 +30,14 @@ export async function showShards(host, source, { begin = 0, check }) {
 /** Return a bar that is as long as the shard, with its gaps and findings at their offsets, and the list of these. */
 function damageMap({ size, gaps, findings, whole, lost }) {
   const bar = element("div", { class: "damage", role: "img", "aria-label": `${counted(gaps.length, "gap")} in ${inBytes(size)}` });
-  const place = (begin, end, kind, title) => {
+  const mark = (begin, end, kind, title) => {
     const mark = element("span", { class: kind, title });
     mark.style.left = `${(100 * begin) / Math.max(size, 1)}%`;
     mark.style.width = `max(3px, ${(100 * (end - begin)) / Math.max(size, 1)}%)`;
     bar.append(mark);
   };
-  for (const gap of gaps) place(gap.begin, gap.end, "gap", `${gap.begin} to ${gap.end}: ${line(gap.reason)}`);
-  for (const { offset, severity, reason } of findings) if (offset !== null) place(offset, offset, severity, `${offset}: ${line(reason)}`);
+  for (const gap of gaps) mark(gap.begin, gap.end, "gap", `${gap.begin} to ${gap.end}: ${line(gap.reason)}`);
+  for (const { offset, severity, reason } of findings) if (offset !== null) mark(offset, offset, severity, `${offset}: ${line(reason)}`);
   const items = findings.map((finding) => element("li", { class: finding.severity },
     `${finding.severity}: ${finding.kind}: `, finding.offset === null ? "" : `offset ${finding.offset.toLocaleString("en")}: `,
     finding.key ? element("a", { href: linkTo({ key: finding.key }) }, line(finding.key)) : "", ` ${line(finding.reason)}`));

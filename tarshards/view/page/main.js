@@ -30,7 +30,7 @@ const epoch = makeEpoch();
 const grid = new Grid({
   load: (begin, count, signal) => source.rows(query, begin, count, signal),
   card: (row) => makeCard(row, source, marked.has(row.number)),
-  told: (found) => tell(found),
+  report: (found) => tell(found),
   open: (row, position) => go({ ...query, sample: row.number, position }),
   mark,
 });
@@ -64,7 +64,7 @@ function tell(found) {
   if (found.failed) words.push(`${found.failed.toLocaleString("en")} could not be judged: ${found.reason}`);
   if (found.problems?.length) words.push(...found.problems.slice(0, 3));
   status.textContent = line(words.join("; "));
-  epoch.told(found);
+  epoch.report(found);
 }
 
 /** Select these samples; unless it *adds* them, those that are selected already are no longer. */

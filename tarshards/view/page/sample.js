@@ -32,9 +32,9 @@ export async function showSample(host, number, source, { before, after, leave, m
 }
 
 function sectionOf(field) {
-  const place = field.offset === undefined ? "" : `, at offset ${field.offset.toLocaleString("en")}`;
+  const offset = field.offset === undefined ? "" : `, at offset ${field.offset.toLocaleString("en")}`;
   return element("section", { class: "field", "aria-label": line(field.name) },
-    element("h3", {}, line(field.name), element("small", {}, ` ${inBytes(field.size)} (${field.size.toLocaleString("en")} bytes)${place}`)));
+    element("h3", {}, line(field.name), element("small", {}, ` ${inBytes(field.size)} (${field.size.toLocaleString("en")} bytes)${offset}`)));
 }
 
 /** Return the lines that take just this sample, for a shell and for Python. */

@@ -29,7 +29,7 @@ export class StaticSource {
 
   // Where samples are.
 
-  place(number) {
+  locate(number) {
     if (!(number >= 0 && number < this.total)) throw new Error(`there is no sample ${number} of ${this.total}`);
     let [low, high] = [0, this.begins.length];
     while (high - low > 1) {
@@ -108,7 +108,7 @@ export class StaticSource {
   }
 
   async #row(number) {
-    const { shard, sample } = this.place(number);
+    const { shard, sample } = this.locate(number);
     const index = await this.index(shard);
     const fields = index.members(sample).map((member) => ({
       name: index.fields[index.field[member]], size: index.size[member], offset: index.offset[member], member,
