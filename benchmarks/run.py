@@ -3,7 +3,7 @@
 `make bench` runs the suite, the faults, the single programs and the report. Any run but smoke then writes the README's
 tables, and the figures that the README and the docs quote, anew from RESULTS.md.
 `make bench ONLY=NAME` runs one of them: core (the ratios that must not get worse; exit 1 if one falls short), smoke (a
-small, quick run of all but the single programs that only checks), chaos (what peers lose when things go wrong), suite,
+small, quick run of all but the single programs that only checks), suite,
 readme (the parts of the suite that the README's tables show, for the peers in them), faults, report, a task of the
 suite, a part of it such as stream,raw-1m, a single program, or a part of one such as growth,tools; of several in
 quotes: ONLY="stream cold". PEERS=a,b restricts the suite to some peers.
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import chaos
 import conformance
 import faults
 import figures
@@ -24,6 +25,7 @@ import growth
 import quotes
 import readme
 import report
+import resumes
 import suite
 from environments import all_peers, try_again
 
@@ -55,9 +57,13 @@ PROGRAMS = (
     "cost",
     "growth",
     "conformance",
+    "chaos",
+    "writers",
 )
 PROGRAM_PARTS = [f"growth,{part}" for part in growth.PARTS]
 PROGRAM_PARTS += [f"conformance,{name}" for name in conformance.READERS]
+PROGRAM_PARTS += [f"resumes,{name}" for name in resumes.PEERS]
+PROGRAM_PARTS += [f"chaos,{name}" for name in chaos.LOADERS]
 TASKS = {task for task, _ in suite.PARTS} | {f"{task},{name}" for task, name in suite.PARTS}
 
 
@@ -80,7 +86,7 @@ def program(name: str) -> int:
 
 def main(only: list[str], names: list[str]) -> None:
     """Run the benchmarks of these names; of none, all."""
-    known = {"core", "chaos", "smoke", "suite", "readme", "faults", "report", *TASKS, *PROGRAMS, *PROGRAM_PARTS}
+    known = {"core", "smoke", "suite", "readme", "faults", "report", *TASKS, *PROGRAMS, *PROGRAM_PARTS}
     if unknown := sorted({*only} - known):
         raise SystemExit(f"no benchmark {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
     try_again()
@@ -95,9 +101,7 @@ def main(only: list[str], names: list[str]) -> None:
         faults.main([peer for peer in all_peers() if not names or peer.name in names])
     if parts or {"report", "faults"} & {*only}:
         report.main()
-    failed = [
-        name for name in ("core", "chaos", *PROGRAMS, *PROGRAM_PARTS) if name in (only or PROGRAMS) and program(name)
-    ]
+    failed = [name for name in ("core", *PROGRAMS, *PROGRAM_PARTS) if name in (only or PROGRAMS) and program(name)]
     readme.main()
     quotes.main()
     raise SystemExit(f"failed: {', '.join(failed)}" if failed else 0)
@@ -105,9 +109,7 @@ def main(only: list[str], names: list[str]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "only", nargs="*", help="core, chaos, smoke, suite, readme, faults, report, tasks, parts, programs"
-    )
+    parser.add_argument("only", nargs="*", help="core, smoke, suite, readme, faults, report, tasks, parts, programs")
     parser.add_argument("--peers", default="", help="of the suite only these, joined by commas")
     options = parser.parse_args()
     main(options.only, [name for name in options.peers.split(",") if name])
