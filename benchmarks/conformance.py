@@ -13,7 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from environments import PEERS, make, read_peer
+from environments import READERS as FILES
+from environments import make_for_reader
 from measure import record
 
 from tarshards import __version__
@@ -51,15 +52,14 @@ READERS = {
 
 def environment(reader: Reader) -> tuple[str, str]:
     """Return the Python for a reader, and the version of what is examined."""
-    file = f"{reader.function.partition(':')[0]}.py"
-    if not (HERE / "readers" / file).exists():
+    module = reader.function.partition(":")[0]
+    if not (FILES / f"{module}.py").exists():
         return sys.executable, __version__
-    peer = read_peer(PEERS / file if (PEERS / file).exists() else HERE / "readers" / file)
-    if not peer.packages:
-        return sys.executable, f"Python {sys.version.split()[0]}"
-    name = "wids" if reader.function.endswith("wids") else re.split("=|\\[", peer.packages[0])[0]
-    version = next(package.partition("==")[2] for package in peer.packages if package.startswith(name))
-    return make(peer), version
+    python, packages = make_for_reader(module)
+    if not packages:
+        return python, f"Python {sys.version.split()[0]}"
+    name = "wids" if reader.function.endswith("wids") else re.split("=|\\[", packages[0])[0]
+    return python, next(package.partition("==")[2] for package in packages if package.startswith(name))
 
 
 def row(name: str, version: str, results: list[CaseResult]) -> str:
@@ -133,7 +133,7 @@ def main(names: list[str]) -> None:
         raise SystemExit(f"no reader {', '.join(unknown)}; there are: {', '.join(READERS)}")
     cases, told = load_cases(), kept()
     os.chdir(HERE.parent)  # where no module has the name of a reader
-    folders = [str(HERE / "readers"), os.environ.get("PYTHONPATH", "")]
+    folders = [str(FILES), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     failed = []
     for name in names or READERS:

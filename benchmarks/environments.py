@@ -15,7 +15,7 @@ from typing import Any
 
 from measure import DATA
 
-PEERS = Path(__file__).with_name("peers")
+PEERS, READERS = Path(__file__).with_name("peers"), Path(__file__).with_name("readers")
 ENVIRONMENTS = DATA / "environments"
 TASKS = {  # task -> the function of a peer that performs it
     "stream": "stream",
@@ -136,6 +136,13 @@ def make(peer: Peer) -> str:
     made.write_text(json.dumps(wanted))
     failed.unlink(missing_ok=True)
     return python
+
+
+def make_for_reader(module: str) -> tuple[str, tuple[str, ...]]:
+    """Return the Python for a file in `readers/`, and its packages: those of the peer of its name, or its own."""
+    file = f"{module}.py"
+    peer = read_peer(PEERS / file if (PEERS / file).exists() else READERS / file)
+    return make(peer), peer.packages
 
 
 def try_again() -> None:

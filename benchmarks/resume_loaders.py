@@ -9,7 +9,6 @@ Samples are numbered, those of the second dataset from 1000.
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -313,6 +312,7 @@ def streaming(folder: Path, kind: str) -> Make:
 
     # isort: split
     import streaming
+    import torch.distributed as dist
     from streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 
     if kind == "filter":
@@ -329,11 +329,17 @@ def streaming(folder: Path, kind: str) -> Make:
         return str(place)
 
     def make(setup: Setup) -> Any:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}
+        if not dist.is_initialized():  # else each step of its own makes a group, and some never meet
+            dist.init_process_group("gloo", rank=setup.rank, world_size=setup.ranks)
         streaming.base.util.clean_stale_shared_memory()
         firsts = [0, OTHER] if kind == "mixture" else [0]
+        if setup.rank:
+            dist.barrier()  # rank 0 writes
+        places = [written(setup.shards, first) for first in firsts]
+        if not setup.rank:
+            dist.barrier()
         data = StreamingDataset(
-            streams=[Stream(local=written(setup.shards, first)) for first in firsts],
+            streams=[Stream(local=place) for place in places],
             shuffle=True,
             shuffle_seed=setup.seed,
             batch_size=setup.batch_size,

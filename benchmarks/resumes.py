@@ -1,7 +1,7 @@
 """The resume matrix: what each loader does when it is stopped at any batch and resumed, by `tarshards.testing`.
 
-`resumes.py` tests all peers, each in its environment, and writes the table of docs/testing.md. `resumes.py PEER` tests
-one, in the environment that it is called in, and prints its cells as JSON.
+`make bench ONLY=resumes` tests all peers, each in its environment, and writes the table of docs/testing.md;
+`make bench ONLY=resumes,PEER` tests one, and keeps the lines of the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from environments import PEERS as ENVIRONMENTS_OF  # noqa: E402
 from environments import make, read_peer  # noqa: E402
-from measure import DATA, record  # noqa: E402
+from measure import record  # noqa: E402
 
 import tarshards  # noqa: E402
 from tarshards.testing import LoaderFault, Setup, Tested  # noqa: E402
@@ -31,7 +31,7 @@ from tarshards.testing.chains import Trial  # noqa: E402
 from tarshards.testing.resume import explore  # noqa: E402
 
 PAGE, TITLE = ROOT / "docs" / "testing.md", "Who resumes what"
-RESULTS = DATA / "suite" / "resume.json"
+HERE = "--here"  # before the peer that is tested in the running environment, which prints its cells as JSON
 WORDS = 300  # characters of a note
 BEFORE = Setup((4, 4, 4, 4), ranks=2, workers=2, batch_size=2, seed=1)
 #: Column -> the kind of loader, what the setup after the resume is, and how often the loader is resumed in a row.
@@ -88,7 +88,7 @@ of four samples on 2 ranks with 2 workers in batches of 2, and is resumed
 
 "yes": every sample of the epoch comes once, then the next epoch, in the same order where the setup is the same. Other
 words are the kinds of faults above, of the first that was found: an error is "refused" or "raised", the others are
-silent. A stop is given as whole epochs + batches. `make bench ONLY=resumes` repeats all.
+silent. A stop is given as whole epochs + batches. `make bench ONLY=resumes,NAME` repeats a line, without NAME all.
 """
 
 
@@ -121,30 +121,43 @@ def in_environment(peer: str) -> dict[str, Any]:
     try:
         python = make(read_peer(ENVIRONMENTS_OF / f"{file}.py")) if file else sys.executable
     except OSError as error:
-        return {"versions": [], "cells": {}, "error": str(error)}
+        raise SystemExit(f"{peer}: {error}") from error
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([python, __file__, peer], stdout=subprocess.PIPE, text=True, env=variables)
-    if done.returncode:
-        return {"versions": [], "cells": {}, "error": f"exit code {done.returncode}"}
+    done = subprocess.run([python, __file__, HERE, peer], stdout=subprocess.PIPE, text=True, env=variables, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def lines(found: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the section of the page."""
-    rows = ["| loader | " + " | ".join(CELLS) + " |", "|---|" + "---|" * len(CELLS)]
-    notes = []
+def told_by(peer: str, result: dict[str, Any]) -> list[str]:
+    """Return the lines of a peer: its row of the table, and its notes."""
+    tried, name, cells = PEERS[peer], ", ".join(result["versions"]), result["cells"]
+    row = f"| {name} | " + " | ".join(cells[column]["found"] for column in CELLS) + " |"
+    issues = f"; known: {tried.issues}" if tried.issues else ""
+    notes = [f"- {name} ({result['date']}): {tried.about}{issues}. `make bench ONLY=resumes,{peer}`"]
+    notes += [f"  - {column}: {first_lines(cells[column])}" for column in CELLS if cells[column]["found"] != "yes"]
+    return [row, *notes]
+
+
+def page(told: dict[str, list[str]]) -> list[str]:
+    """Return the section's lines from those of each peer."""
+    head = ["| loader | " + " | ".join(CELLS) + " |", "|---|" + "---|" * len(CELLS)]
+    return [
+        ABOUT,
+        *head,
+        *[lines[0] for lines in told.values()],
+        "",
+        *[line for lines in told.values() for line in lines[1:]],
+    ]
+
+
+def kept() -> dict[str, list[str]]:
+    """Return the lines of each peer that the page has."""
+    section = PAGE.read_text().partition(f"## {TITLE}")[2]
+    found = {}
     for peer, tried in PEERS.items():
-        if not (result := found.get(peer)) or "error" in result:
-            continue
-        name = ", ".join(result["versions"])
-        cells = [result["cells"].get(column, {"found": "not run", "words": ""}) for column in CELLS]
-        rows.append(f"| {name} | " + " | ".join(cell["found"] for cell in cells) + " |")
-        issues = f"; known: {tried.issues}" if tried.issues else ""
-        notes.append(f"- {name} ({result['date']}): {tried.about}{issues}. `benchmarks/resumes.py {peer}`")
-        for column, cell in zip(CELLS, cells):
-            if cell["found"] not in ("yes", "not run"):
-                notes.append(f"  - {column}: {first_lines(cell)}")
-    return [ABOUT, *rows, "", *notes]
+        name = re.escape(tried.distributions[0])
+        if match := re.search(rf"^\| {name} .*\n(?:.*\n)*?(- {name} .*(?:\n  - .*)*)", section, re.MULTILINE):
+            found[peer] = [match[0].partition("\n")[0], *match[1].split("\n")]
+    return found
 
 
 def first_lines(cell: dict[str, str]) -> str:
@@ -156,20 +169,17 @@ def first_lines(cell: dict[str, str]) -> str:
     return f"{cell['found']}{at}: {words[:WORDS]}{'…' if len(words) > WORDS else ''}"
 
 
-def main() -> None:
-    """Test all peers, save what was found, and write it into the page."""
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for peer in PEERS:
-        kept[peer] = in_environment(peer)
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(kept, indent=1))
-    record(TITLE, lines(kept), PAGE)
+def main(names: list[str]) -> None:
+    """Test peers, and write what was found into the page."""
+    for peer in names or PEERS:
+        told = kept() | {peer: told_by(peer, in_environment(peer))}
+        record(TITLE, page({name: told[name] for name in PEERS if name in told}), PAGE)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:2] == [HERE]:
         with os.fdopen(os.dup(1), "w") as answer:
             os.dup2(2, 1)  # peers print
-            answer.write(json.dumps(test(sys.argv[1])))
+            answer.write(json.dumps(test(sys.argv[2])))
     else:
-        main()
+        main(sys.argv[1:])

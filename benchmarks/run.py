@@ -3,7 +3,7 @@
 `make bench` runs the suite, the faults, the single programs and the report. Any run but smoke then writes the tables of
 docs/benchmarks.md, the README's figure, and what the README and the docs quote, anew from RESULTS.md.
 `make bench ONLY=NAME` runs one of them: core (the ratios that must not get worse; exit 1 if one falls short), smoke (a
-small, quick run of all but the single programs that only checks), chaos (what peers lose when things go wrong), suite,
+small, quick run of all but the single programs that only checks), suite,
 tables (the parts of the suite that docs/benchmarks.md shows, for the peers in them), faults, report, a task of the
 suite, a part of it such as stream,raw-1m, a single program, or a part of one such as growth,tools; of several in
 quotes: ONLY="stream cold". PEERS=a,b restricts the suite to some peers.
@@ -17,12 +17,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import chaos
 import conformance
 import faults
 import figures
 import growth
 import quotes
 import report
+import resumes
 import suite
 import tables
 from environments import all_peers, try_again
@@ -56,9 +58,13 @@ PROGRAMS = (
     "view",
     "growth",
     "conformance",
+    "chaos",
+    "writers",
 )
 PROGRAM_PARTS = [f"growth,{part}" for part in growth.PARTS]
 PROGRAM_PARTS += [f"conformance,{name}" for name in conformance.READERS]
+PROGRAM_PARTS += [f"resumes,{name}" for name in resumes.PEERS]
+PROGRAM_PARTS += [f"chaos,{name}" for name in chaos.LOADERS]
 TASKS = {task for task, _ in suite.PARTS} | {f"{task},{name}" for task, name in suite.PARTS}
 
 
@@ -81,7 +87,7 @@ def program(name: str) -> int:
 
 def main(only: list[str], names: list[str]) -> None:
     """Run the benchmarks of these names; of none, all."""
-    known = {"core", "chaos", "smoke", "suite", "tables", "faults", "report", *TASKS, *PROGRAMS, *PROGRAM_PARTS}
+    known = {"core", "smoke", "suite", "tables", "faults", "report", *TASKS, *PROGRAMS, *PROGRAM_PARTS}
     if unknown := sorted({*only} - known):
         raise SystemExit(f"no benchmark {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
     try_again()
@@ -96,9 +102,7 @@ def main(only: list[str], names: list[str]) -> None:
         faults.main([peer for peer in all_peers() if not names or peer.name in names])
     if parts or {"report", "faults"} & {*only}:
         report.main()
-    failed = [
-        name for name in ("core", "chaos", *PROGRAMS, *PROGRAM_PARTS) if name in (only or PROGRAMS) and program(name)
-    ]
+    failed = [name for name in ("core", *PROGRAMS, *PROGRAM_PARTS) if name in (only or PROGRAMS) and program(name)]
     tables.main()
     quotes.main()
     raise SystemExit(f"failed: {', '.join(failed)}" if failed else 0)
@@ -106,9 +110,7 @@ def main(only: list[str], names: list[str]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "only", nargs="*", help="core, chaos, smoke, suite, tables, faults, report, tasks, parts, programs"
-    )
+    parser.add_argument("only", nargs="*", help="core, smoke, suite, tables, faults, report, tasks, parts, programs")
     parser.add_argument("--peers", default="", help="of the suite only these, joined by commas")
     options = parser.parse_args()
     main(options.only, [name for name in options.peers.split(",") if name])

@@ -53,9 +53,8 @@ def samples_of(data: Data, *, shuffled: bool) -> Composable:
     """Its shards, split over ranks and workers before they are shuffled: otherwise each would draw its own order."""
     driver = MessagepackDriver(str(data.folder / "shards"))
     hooks = [SplitByRank, SplitByWorker, *([partial(shuffle_, bufsize=SHARDS)] if shuffled else [])]
-    return driver.get_iter(
-        sorted(driver.keys()), key_hooks=hooks, max_workers=0, shuffle_item_buffer=BUFFER if shuffled else 1
-    )
+    keys, pool = sorted(driver.keys()), BUFFER if shuffled else 1
+    return driver.get_iter(keys_iterable=keys, key_hooks=hooks, max_workers=0, shuffle_item_buffer=pool)
 
 
 def load(stream: Composable, workers: int) -> DataLoader:

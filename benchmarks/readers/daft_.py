@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from _members import one_file
+from _members import one_file, own_shards
 from daft.io.webdataset import _webdataset as module
 
 PACKAGES = ("daft==0.7.26",)
@@ -23,3 +23,8 @@ def value_of(value: Any) -> Any:
         return value
     with value.open() as file:
         return file.read()
+
+
+def load(urls: list[str]) -> Iterator[dict[str, Any]]:
+    for url in own_shards(urls):
+        yield from read(url)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow
-from _members import one_file
+from _members import one_file, own_shards
 from ray.data import DataContext
 from ray.data._internal.datasource.webdataset_datasource import WebDatasetDatasource
 
@@ -21,3 +21,8 @@ def read(expression: str) -> Iterator[dict[str, Any]]:
         for block in SOURCE._read_stream(stream, expression):
             for row in block.to_dict("records"):
                 yield {name: data for name, data in row.items() if data == data}  # a field that is missing is NaN
+
+
+def load(urls: list[str]) -> Iterator[dict[str, Any]]:
+    for url in own_shards(urls):
+        yield from read(url)

@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any
 
-from _members import grouped, one_file
+from _members import grouped, one_file, own_shards
 
 
 def members(path: str) -> Iterator[tuple[str, bytes]]:
@@ -18,3 +18,8 @@ def members(path: str) -> Iterator[tuple[str, bytes]]:
 
 def read(expression: str) -> Iterator[dict[str, Any]]:
     return grouped(members(one_file(expression)))
+
+
+def load(urls: list[str]) -> Iterator[dict[str, Any]]:
+    for url in own_shards(urls):
+        yield from read(url)

@@ -10,8 +10,8 @@ from contextlib import redirect_stderr
 from typing import Any
 
 import torch.utils.data  # noqa: F401 - which webdataset imports at first use
-from _members import one_file
-from webdataset import WebDataset
+from _members import BATCH, one_file
+from webdataset import WebDataset, WebLoader, split_by_node
 from wids import ShardListDataset
 from wids.wids import compute_num_samples
 
@@ -32,3 +32,8 @@ def read_by_wids(expression: str) -> Iterator[dict[str, Any]]:
 
 def value_of(value: Any) -> Any:
     return value.read() if hasattr(value, "read") else value
+
+
+def load(urls: list[str]) -> WebLoader:
+    dataset = WebDataset(urls, shardshuffle=False, nodesplitter=split_by_node).batched(BATCH, collation_fn=list)
+    return WebLoader(dataset, batch_size=None, num_workers=1)

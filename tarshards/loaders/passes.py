@@ -19,7 +19,7 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
 from tarshards.samples.read import closed_at_exit
 from tarshards.storage import traffic
-from tarshards.stream.sources import ShardSource, check_order, check_state, last_key, version_of
+from tarshards.stream.sources import ShardSource, check_order, check_ordered, check_state, last_key, version_of
 
 if TYPE_CHECKING:
     from tarshards.epoch.plan import PlannedEpoch
@@ -231,6 +231,8 @@ class Passes:
         world = self.world
         if self.maker.plan(0, world.world_size, state) is None:
             check_order(state, source)
+            if state["delivered"]:
+                check_ordered((*source.ops, *self.stream.ops))
             for name, value in self._replay_settings(world).items():
                 if state.get(name) != value:
                     raise StateError(

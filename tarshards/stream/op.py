@@ -87,6 +87,11 @@ class BoundOp(NamedTuple):
         return traits
 
     @property
+    def is_unordered(self) -> bool:
+        """Whether it yields results as they finish, in another order each time."""
+        return self.argument("ordered") is False
+
+    @property
     def label(self) -> str:
         """The op as shown in messages, with the name of its function.
 

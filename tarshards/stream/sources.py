@@ -598,6 +598,16 @@ def check_replayed(last: str | None, item: Any) -> None:
         )
 
 
+def check_ordered(ops: Iterable[BoundOp]) -> None:
+    """Raise StateError if an op yields results as they finish: replayed, it would yield others in their place."""
+    for op in ops:
+        if op.is_unordered:
+            raise StateError(
+                f"the state is resumed by replaying the stream, and {op.label} with ordered=False yields samples in "
+                "another order each time; use ordered=True"
+            )
+
+
 def dataset_digest(urls: list[str], counts: bytes = b"") -> str:
     """Hash the contents of a dataset: the names of its shards, without their folders, and their counts."""
     names = "\0".join(identities_of(urls))

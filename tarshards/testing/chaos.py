@@ -31,6 +31,8 @@ import click
 from tarshards import __version__
 from tarshards.cli.parameters import seed_option
 from tarshards.cli.program import say, tool
+from tarshards.testing.chains import LoaderFault
+from tarshards.testing.runs import MASTER, free_port
 
 if TYPE_CHECKING:
     from tarshards.testing.chaos_shards import ShardCopies
@@ -41,6 +43,7 @@ LIMIT = 60.0  # seconds without a sample of any rank, after which they hang
 LEGS = 8
 BLOCK = 4  # samples of a block of the plan, so that small sets have many
 BAD = ("silent", "hung", "died", "audit")
+RESTARTED = ("kill a rank", "kill a worker", "stop a worker")  # after errors of these, training begins again
 PLANNED = ("planned", "arrays", "torch")
 ELASTIC = ("arrays", "torch")  # one state for all ranks, also for other ranks and workers
 
@@ -83,6 +86,7 @@ class Nemesis(NamedTuple):
     """What goes wrong: *arm* changes the jobs of a leg, or the files that it reads. *exact*: nothing may be lost."""
 
     arm: Callable[[Round], None]
+    fault: str  # one of FAULTS; none, if nothing goes wrong
     sources: tuple[str, ...] = ("copy", "http", "storage")
     readers: tuple[str, ...] = ()  # all, if none; "user" stands for the user's
     exact: bool = False
@@ -90,29 +94,42 @@ class Nemesis(NamedTuple):
 
 
 NEMESES: dict[str, Nemesis] = {}
+FAULTS = ("processes", "network", "shards", "machine")
 
 
-def nemesis(name: str, **options: Any) -> Callable[[Callable[[Round], None]], Callable[[Round], None]]:
+def nemesis(name: str, fault: str, **options: Any) -> Callable[[Callable[[Round], None]], Callable[[Round], None]]:
     """Register what goes wrong."""
 
     def register(arm: Callable[[Round], None]) -> Callable[[Round], None]:
-        NEMESES[name] = Nemesis(arm, **options)
+        NEMESES[name] = Nemesis(arm, fault, **options)
         return arm
 
     return register
 
 
-def draw(seed: int, number: int, readers: Sequence[str], storage: Sequence[str]) -> RoundWorld:
-    """Return the world of a round; the readers in *storage* may read the user's own shards."""
+def draw(
+    seed: int, number: int, readers: Sequence[str], storage: Sequence[str], faults: Sequence[str] = FAULTS
+) -> RoundWorld:
+    """Return the world of a round; the readers in *storage* may read the user's own shards.
+
+    Each reader meets every nemesis before it meets one again, and all readers in the same order.
+    """
     rng = random.Random(f"chaos/{seed}/{number}")
-    reader = readers[number % len(readers)]
+    turn, place = divmod(number, len(readers))
+    reader = readers[place]
     kind = "user" if ":" in reader else reader
+    left_out = {"storage": reader not in storage, "http": "network" not in faults}
     fit = {
-        name: [source for source in each.sources if reader in storage or source != "storage"]
+        name: sources
         for name, each in NEMESES.items()
-        if not each.readers or kind in each.readers
+        if (not each.readers or kind in each.readers)
+        and each.fault in ("", *faults)
+        and (sources := [source for source in each.sources if not left_out.get(source)])
     }
-    name = rng.choice(sorted(name for name, sources in fit.items() if sources))
+    lap, turn = divmod(turn, len(fit))
+    order = sorted(NEMESES)
+    random.Random(f"chaos/{seed}/lap {lap}").shuffle(order)
+    name = [name for name in order if name in fit][turn]
     source = rng.choice(fit[name])
     return RoundWorld(seed, number, reader, source, name, rng.random() < 0.7, rng.randrange(1, 8), rng.random() < 0.5)
 
@@ -150,12 +167,13 @@ class Round:
             if leg and self.world.reader in ELASTIC:
                 ranks, workers = self.rng.randrange(1, 4), self.rng.randrange(3)
             stop = self.rng.choice([None, self.rng.randrange(1, 12)]) if leg < LEGS - 2 else None
-            self.jobs = [self._job(leg, rank, ranks, workers, stop, state) for rank in range(ranks)]
+            port = free_port()
+            self.jobs = [self._job(leg, rank, ranks, workers, stop, state, port) for rank in range(ranks)]
             self.others = []
             if arms := not self.is_armed and (leg == armed or stop is None):
                 self.is_armed = True
                 NEMESES[self.world.nemesis].arm(self)
-            results = list(map(RankResult.of, self.jobs)) if run_jobs([*self.jobs, *self.others]) else []
+            results = list(map(RankResult.of, self.jobs)) if run_jobs(self.jobs, self.others) else []
             outcome.legs.append(f"{ranks} ranks, {workers} workers, stop at {stop}: {' | '.join(map(str, results))}")
             if not results:
                 stacks = [path.read_text(errors="replace") for path in sorted(self.folder.glob("*.stderr"))]
@@ -168,7 +186,7 @@ class Round:
             errors = [result.error for result in results if result.error]
             lost += [entry for result in results for entry in result.lost]
             is_over = all(result.is_read for result in results)
-            if is_over or (errors and not (arms and "worker" in self.world.nemesis)):  # else training goes on
+            if is_over or (errors and not (arms and self.world.nemesis in RESTARTED)):
                 for rank, result in enumerate(results):
                     counted += result.samples(rank, ranks, start, None)
                 break
@@ -190,11 +208,14 @@ class Round:
             return outcome
         return self._judge(outcome, counted, errors, lost)
 
-    def _job(self, leg: int, rank: int, ranks: int, workers: int, stop: int | None, state: Any) -> dict[str, Any]:
+    def _job(
+        self, leg: int, rank: int, ranks: int, workers: int, stop: int | None, state: Any, port: int
+    ) -> dict[str, Any]:
         world = self.world
         cache = self.folder / "cache"
         cache.mkdir(exist_ok=True)
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        names: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        names |= {"MASTER_ADDR": MASTER, "MASTER_PORT": port}
         return {
             "reader": world.reader,
             "urls": self._urls(),
@@ -359,22 +380,28 @@ def _are_equal(states: list[str]) -> bool:
     return all(pickle.loads(Path(path).read_bytes()) == pickle.loads(Path(states[0]).read_bytes()) for path in states)
 
 
-def run_jobs(jobs: list[dict[str, Any]]) -> bool:
-    """Run a process for each job; wake those that have stopped. Return False if they hang."""
+def run_jobs(jobs: list[dict[str, Any]], others: Sequence[dict[str, Any]] = ()) -> bool:
+    """Run a process for each rank's job, and for each of the *others*; wake those that have stopped.
+
+    If a rank is killed, the rest is ended too, as launchers do. Return False if they hang.
+    """
     from tarshards.testing.chaos_rank import STOPPED, run
 
     context = multiprocessing.get_context("forkserver")
-    processes = [context.Process(target=run, args=(job,)) for job in jobs]
+    processes = [context.Process(target=run, args=(job,)) for job in (*jobs, *others)]
+    ranks = processes[: len(jobs)]
     for process in processes:
         process.start()
     end, delivered = time.monotonic() + LIMIT, 0
     try:
         while any(process.is_alive() for process in processes) and time.monotonic() < end:
             next(process for process in processes if process.is_alive()).join(STOPPED)
+            if any(process.exitcode == -signal.SIGKILL for process in ranks):
+                return True
             for process in processes:
                 if process.is_alive():
                     _wake(process.pid or 0)
-            size = sum(os.path.getsize(job["output"]) for job in jobs if os.path.exists(job["output"]))
+            size = sum(os.path.getsize(job["output"]) for job in (*jobs, *others) if os.path.exists(job["output"]))
             if size > delivered:
                 end, delivered = time.monotonic() + LIMIT, size
         hung = [process for process in processes if process.is_alive()]
@@ -403,7 +430,7 @@ def _wake(process: int) -> None:
 # What goes wrong: processes.
 
 
-@nemesis("nothing", exact=True)
+@nemesis("nothing", "", exact=True)
 def nothing(round: Round) -> None:
     """All must be delivered before anything else counts."""
 
@@ -412,23 +439,23 @@ def _at_a_step(job: dict[str, Any], round: Round, *action: Any) -> None:
     job["at"].setdefault(str(round.rng.randrange(1, 8)), []).append(action)
 
 
-@nemesis("kill a rank", exact=True)
+@nemesis("kill a rank", "processes", exact=True)
 def kill_a_rank(round: Round) -> None:
     """Training begins again at the last state that all ranks have saved."""
     _at_a_step(round.rng.choice(round.jobs), round, "kill")
 
 
-@nemesis("stop a rank", exact=True)
+@nemesis("stop a rank", "processes", exact=True)
 def stop_a_rank(round: Round) -> None:
     _at_a_step(round.rng.choice(round.jobs), round, "stop")
 
 
-@nemesis("kill a worker", readers=("torch", "user"), exact=True)
+@nemesis("kill a worker", "processes", readers=("torch", "user"), exact=True)
 def kill_a_worker(round: Round) -> None:
     _at_a_step(round.rng.choice(round.jobs), round, "kill worker", round.world.number)
 
 
-@nemesis("stop a worker", readers=("torch", "user"), exact=True)
+@nemesis("stop a worker", "processes", readers=("torch", "user"), exact=True)
 def stop_a_worker(round: Round) -> None:
     _at_a_step(round.rng.choice(round.jobs), round, "stop worker", round.world.number)
 
@@ -440,12 +467,12 @@ def _other_user(round: Round, action: str) -> None:
     round.others.append(other)
 
 
-@nemesis("kill another user of the cache", sources=("http",), readers=("stream", *PLANNED), exact=True)
+@nemesis("kill another user of the cache", "processes", sources=("http",), readers=("stream", *PLANNED), exact=True)
 def kill_another_user(round: Round) -> None:
     _other_user(round, "kill")
 
 
-@nemesis("stop another user of the cache", sources=("http",), readers=("stream", *PLANNED), exact=True)
+@nemesis("stop another user of the cache", "processes", sources=("http",), readers=("stream", *PLANNED), exact=True)
 def stop_another_user(round: Round) -> None:
     _other_user(round, "stop")
 
@@ -453,7 +480,7 @@ def stop_another_user(round: Round) -> None:
 # The network.
 
 
-@nemesis("failing answers", sources=("http",), exact=True)
+@nemesis("failing answers", "network", sources=("http",), exact=True)
 def failing_answers(round: Round) -> None:
     """Resets, short and slow answers, 429 and 503, redirects: what passes when it is tried again."""
     from tarshards.testing.unreliable_site import PASSING
@@ -461,7 +488,7 @@ def failing_answers(round: Round) -> None:
     round.site.rate, round.site.kinds = round.rng.choice([0.05, 0.2, 0.5]), PASSING
 
 
-@nemesis("wrong answers", sources=("http",), versions=(0, 1, 2))
+@nemesis("wrong answers", "network", sources=("http",), versions=(0, 1, 2))
 def wrong_answers(round: Round) -> None:
     """Wrong ranges, lengths, ETags, encodings and pages, and files that change."""
     from tarshards.testing.unreliable_site import PASSING, WRONG
@@ -476,13 +503,13 @@ def _victim(round: Round) -> Path:
     return round.files / round.rng.choice(round.copies.names)
 
 
-@nemesis("a truncated shard", sources=("copy",))
+@nemesis("a truncated shard", "shards", sources=("copy",))
 def truncated(round: Round) -> None:
     path = _victim(round)
     os.truncate(path, round.rng.randrange(1, path.stat().st_size - 1024))
 
 
-@nemesis("zeros over some members of a shard", sources=("copy",))
+@nemesis("zeros over some members of a shard", "shards", sources=("copy",))
 def zeros(round: Round) -> None:
     path = _victim(round)
     headers = [*round.copies.headers(path.name)]
@@ -493,7 +520,7 @@ def zeros(round: Round) -> None:
     path.write_bytes(data)
 
 
-@nemesis("a flipped bit in a header", sources=("copy",))
+@nemesis("a flipped bit in a header", "shards", sources=("copy",))
 def flipped_bit(round: Round) -> None:
     path = _victim(round)
     data = bytearray(path.read_bytes())
@@ -502,13 +529,13 @@ def flipped_bit(round: Round) -> None:
     path.write_bytes(data)
 
 
-@nemesis("a stale index", sources=("copy",), versions=(0, 1, 2))
+@nemesis("a stale index", "shards", sources=("copy",), versions=(0, 1, 2))
 def stale_index(round: Round) -> None:
     path = _victim(round)
     path.write_bytes(round.copies.content(path.name, round.rng.choice([1, 2])))
 
 
-@nemesis("a damaged index", sources=("copy",), readers=PLANNED)
+@nemesis("a damaged index", "shards", sources=("copy",), readers=PLANNED)
 def damaged_index(round: Round) -> None:
     path = _victim(round).with_suffix(".tar.index")
     data = bytearray(path.read_bytes())
@@ -519,12 +546,12 @@ def damaged_index(round: Round) -> None:
     path.write_bytes(data)
 
 
-@nemesis("a missing shard", sources=("copy",))
+@nemesis("a missing shard", "shards", sources=("copy",))
 def missing_shard(round: Round) -> None:
     _victim(round).unlink()
 
 
-@nemesis("a shard that is replaced meanwhile", sources=("copy",), versions=(0, 1, 2))
+@nemesis("a shard that is replaced meanwhile", "shards", sources=("copy",), versions=(0, 1, 2))
 def replaced_meanwhile(round: Round) -> None:
     path = _victim(round)
     other = round.folder / "other.tar"
@@ -532,13 +559,13 @@ def replaced_meanwhile(round: Round) -> None:
     _at_a_step(round.jobs[0], round, "replace", str(other), str(path))
 
 
-@nemesis("a shard that is truncated meanwhile", sources=("copy",))
+@nemesis("a shard that is truncated meanwhile", "shards", sources=("copy",))
 def truncated_meanwhile(round: Round) -> None:
     path = _victim(round)
     _at_a_step(round.jobs[0], round, "truncate", str(path), round.rng.randrange(path.stat().st_size - 1024))
 
 
-@nemesis("a shard that is removed meanwhile", sources=("copy",))
+@nemesis("a shard that is removed meanwhile", "shards", sources=("copy",))
 def removed_meanwhile(round: Round) -> None:
     _at_a_step(round.jobs[0], round, "remove", str(_victim(round)))
 
@@ -551,27 +578,27 @@ def _on_all(round: Round, name: str, value: Any) -> None:
         job["machine"][name] = value
 
 
-@nemesis("few open files")
+@nemesis("few open files", "machine")
 def few_open_files(round: Round) -> None:
     _on_all(round, "files", round.rng.randrange(12))
 
 
-@nemesis("a full disk for the cache", sources=("http",), readers=("stream", *PLANNED), exact=True)
+@nemesis("a full disk for the cache", "machine", sources=("http",), readers=("stream", *PLANNED), exact=True)
 def full_disk(round: Round) -> None:
     _on_all(round, "disk", round.jobs[0]["cache"])
 
 
-@nemesis("a read-only cache", sources=("http",), readers=("stream", *PLANNED), exact=True)
+@nemesis("a read-only cache", "machine", sources=("http",), readers=("stream", *PLANNED), exact=True)
 def read_only(round: Round) -> None:
     _on_all(round, "read-only", round.jobs[0]["cache"])
 
 
-@nemesis("a clock that jumps", exact=True)
+@nemesis("a clock that jumps", "machine", exact=True)
 def jumping_clock(round: Round) -> None:
     _on_all(round, "clock", round.rng.choice([-1, 1]) * 10 ** round.rng.randrange(9))
 
 
-@nemesis("a small /dev/shm", readers=("torch", "user"))
+@nemesis("a small /dev/shm", "machine", readers=("torch", "user"))
 def small_shm(round: Round) -> None:
     _on_all(round, "shm", 1 << round.rng.randrange(13, 20))
 
@@ -587,11 +614,15 @@ class Suite:
     seed: int
     readers: list[str]
     storage: list[str] = field(default_factory=list)  # readers that may read the shards themselves
+    faults: Sequence[str] = FAULTS
     known: Known = ()
     rounds: list[tuple[RoundWorld, RoundOutcome]] = field(default_factory=list)
 
     def learn(self, copies: ShardCopies, folder: Path) -> None:
-        """Let a user's loader read all versions undisturbed, the first twice; random content is not compared later."""
+        """Let a user's loader read all versions undisturbed, the first twice; random content is not compared later.
+
+        Raises LoaderFault if it does not come to the end of the first.
+        """
         for reader in self.readers:
             if ":" in reader:
                 runs = [self._undisturbed(reader, copies, version, folder / f"{version}") for version in (0, 1, 2)]
@@ -602,13 +633,16 @@ class Suite:
         folder.mkdir(parents=True)
         round = Round(RoundWorld(self.seed, 0, reader, "copy", "nothing", False, 1, False), copies, self.urls, folder)
         round.files = copies.folder / f"{version}"
-        job = round._job(0, 0, 1, 0, None, None)
+        job = round._job(0, 0, 1, 0, None, None, free_port())
         run_jobs([job])
-        return {sample.key: sample.text for sample in RankResult.of(job).samples(0, 1, 0, None)}
+        result = RankResult.of(job)
+        if version == 0 and not result.is_read:
+            raise LoaderFault("raised", f"{reader}, with nothing wrong: {result.error or result.fault('died', round)}")
+        return {sample.key: sample.text for sample in result.samples(0, 1, 0, None)}
 
     def play(self, copies: ShardCopies, number: int, folder: Path) -> RoundOutcome:
         """Run one round in a new *folder*, which is removed."""
-        world = draw(self.seed, number, self.readers, self.storage)
+        world = draw(self.seed, number, self.readers, self.storage, self.faults)
         try:
             outcome = Round(world, copies, self.urls, folder, self.known).run()
         finally:
@@ -623,7 +657,8 @@ class Suite:
     def line(self, world: RoundWorld) -> str:
         """Return the command that repeats a round."""
         loader = f" --loader {world.reader}" if ":" in world.reader else ""
-        return f"tarshards chaos --seed {world.seed} --round {world.number}{loader} {' '.join(self.urls)}"
+        faults = f" --faults {','.join(self.faults)}" if {*self.faults} != {*FAULTS} else ""
+        return f"tarshards chaos --seed {world.seed} --round {world.number}{loader}{faults} {' '.join(self.urls)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return all rounds as JSON's types."""
@@ -680,6 +715,23 @@ def preload(readers: Sequence[str]) -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
 
 
+def _numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> range | None:
+    """Return the numbers of N or N-M."""
+    if text is None:
+        return None
+    first, _, last = text.partition("-")
+    if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
+        raise click.BadParameter(f"{text!r} is no number N of a round, and no range N-M of them")
+    return range(int(first), int(last or first) + 1)
+
+
+def _faults(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in FAULTS]:
+        raise click.BadParameter(f"no faults {', '.join(unknown)}; there are: {', '.join(FAULTS)}")
+    return names
+
+
 @tool(example="tarshards chaos --minutes 10 'train-{000..099}.tar'")
 @click.argument("shards", nargs=-1, required=True)
 @click.option(
@@ -687,10 +739,23 @@ def preload(readers: Sequence[str]) -> None:
 )
 @click.option("--loader", metavar="MODULE:FUNCTION", help="Your loader: a function of a list of URLs.")
 @seed_option
-@click.option("--round", "number", type=click.IntRange(0), metavar="N", help="Run only this round, again.")
+@click.option("--round", "rounds", callback=_numbers, metavar="N[-M]", help="Run only this round, or these, again.")
+@click.option(
+    "--faults",
+    default=",".join(FAULTS),
+    callback=_faults,
+    metavar="KINDS",
+    help=f"Only faults of these kinds: {','.join(FAULTS)}.",
+)
 @click.option("--report", type=click.Path(dir_okay=False), help="Write FILE.md and FILE.json.", metavar="FILE")
 def main(
-    shards: tuple[str, ...], minutes: float, loader: str | None, seed: int, number: int | None, report: str | None
+    shards: tuple[str, ...],
+    minutes: float,
+    loader: str | None,
+    seed: int,
+    rounds: range | None,
+    faults: tuple[str, ...],
+    report: str | None,
 ) -> None:
     """Read SHARDS while ranks, workers, network, shards and machine fail, and compare what comes with the plan.
 
@@ -708,19 +773,22 @@ def main(
     sys.path.insert(0, os.getcwd())
     urls = [url for spec in shards for url in expand_urls(spec)]
     chosen = sorted(random.Random(f"chaos/{seed}/shards").sample(urls, min(CHOSEN, len(urls))))
-    suite = Suite(chosen, seed, [loader] if loader else our_readers())
+    suite = Suite(chosen, seed, [loader] if loader else our_readers(), faults=faults)
     suite.storage = [reader for reader in suite.readers if can_read(reader, chosen)]
     preload(suite.readers)
     end = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="tarshards-chaos-") as folder:
         copies = ShardCopies.make(chosen, Path(folder, "shards"))
-        suite.learn(copies, Path(folder, "undisturbed"))
-        for each in [number] if number is not None else range(sys.maxsize):
+        try:
+            suite.learn(copies, Path(folder, "undisturbed"))
+        except LoaderFault as fault:
+            raise click.ClickException(str(fault)) from None
+        for each in rounds or range(sys.maxsize):
             outcome = suite.play(copies, each, Path(folder, f"{each}"))
             world = suite.rounds[-1][0]
-            if number is not None or outcome.outcome in BAD:
+            if rounds is not None or outcome.outcome in BAD:
                 say(f"round {each}, {world.reader}, {world.source}, {world.nemesis}: {outcome}")
-            if time.monotonic() >= end:
+            if rounds is None and time.monotonic() >= end:
                 break
     click.echo(suite.as_markdown(), nl=False)
     if report is not None:

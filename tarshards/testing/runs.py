@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ Batch = tuple[int, ...]  #: the numbers of its samples
 
 #: The rank as launchers tell it to a process.
 VARIABLES = {"RANK": "rank", "LOCAL_RANK": "rank", "WORLD_SIZE": "ranks", "LOCAL_WORLD_SIZE": "ranks"}
+MASTER = "127.0.0.1"  #: the address at which processes of ranks meet
 #: Batches of a pass beyond those that there can be, after which it is taken to have no end.
 ENDLESS = 16
 
@@ -76,9 +78,9 @@ class Tested:
     - *steady* names what the order of a rank's samples does not depend on: of "workers" and "batch_size".
     - *states_for(states, ranks)* returns the states to load on *ranks* ranks, given those of all ranks before (default:
       each rank loads its own, and a rank that is new that of rank 0).
-    - *processes*: run each rank in a process of its own, all at the same time, begun as ``multiprocessing`` begins
-      processes here. Otherwise ranks run one after the other in this process. Both set RANK, WORLD_SIZE, LOCAL_RANK
-      and LOCAL_WORLD_SIZE.
+    - *processes*: run each rank in a process of its own, all at the same time, started as ``multiprocessing`` starts
+      processes here, with MASTER_ADDR and MASTER_PORT. Otherwise ranks run one after the other in this process. Both
+      set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE.
     - *limit*: the seconds after which a run is taken to hang.
     """
 
@@ -156,10 +158,10 @@ class Tested:
             run.states[number + 1, 0] = pickle.dumps(loader.state_dict())
 
     def _in_processes(self, places: list[Setup], passes: int, states: list[Any]) -> list[Run]:
-        runs, children = [], []
+        runs, children, port = [], [], free_port()
         for place, state in zip(places, states):
             receiver, sender = multiprocessing.Pipe(duplex=False)
-            child = multiprocessing.Process(target=_send, args=(self, sender, place, passes, state))
+            child = multiprocessing.Process(target=_send, args=(self, sender, place, passes, state, port))
             child.start()
             sender.close()
             children.append((child, receiver))
@@ -178,8 +180,17 @@ class Tested:
         return runs
 
 
-def _send(tested: Tested, sender: Any, setup: Setup, passes: int, state: Any) -> None:
+def free_port() -> int:
+    """Return a port at which the ranks of a world can meet."""
+    with socket.socket() as server:
+        server.bind((MASTER, 0))
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _send(tested: Tested, sender: Any, setup: Setup, passes: int, state: Any, port: int) -> None:
     """Run one rank, as the main function of its process."""
+    os.environ |= {"MASTER_ADDR": MASTER, "MASTER_PORT": str(port)}
     sender.send(tested.in_rank(setup, passes, state))
     sender.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import tarfile
 import time
 import urllib.request
@@ -117,3 +118,37 @@ class MixesThemUp(Plain):
             if self.taken:
                 sample["txt"] = other["txt"]
         return iter(every)
+
+
+class WaitsForOthers(Plain):
+    """Takes each step at the same time as all ranks, as collective operations do: they meet at MASTER_PORT."""
+
+    def __iter__(self):
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        samples, ranks = super().__iter__(), int(os.environ["WORLD_SIZE"])
+        if os.environ["RANK"] == "0":
+            with socket.create_server(address) as server:
+                others = [server.accept()[0] for _ in range(ranks - 1)]
+                yield from self.together(samples, others)
+        else:
+            with self.connection(address) as leader:
+                yield from self.together(samples, [leader])
+
+    def connection(self, address):
+        while True:
+            try:
+                return socket.create_connection(address)
+            except OSError:
+                time.sleep(0.01)
+
+    def together(self, samples, others):
+        for sample in samples:
+            for other in others:
+                other.send(b"1")
+            while not all(other.recv(1) for other in others):
+                time.sleep(0.1)  # for a rank that has died
+            yield sample
+
+
+def is_broken(urls: list[str]) -> list[dict[str, Any]]:
+    raise ValueError("no module is here")

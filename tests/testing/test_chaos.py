@@ -108,6 +108,37 @@ def test_a_round_is_drawn_from_the_seed_and_its_number():
     assert worlds != [draw(4, number, our_readers(), []) for number in range(200)]
 
 
+@pytest.mark.parametrize("reader", ["stream", "module:function"])
+def test_a_reader_meets_every_nemesis_before_it_meets_one_again(reader):
+    fit = {
+        name
+        for name, each in NEMESES.items()
+        if not each.readers or reader.replace("module:function", "user") in each.readers
+    }
+    for lap in range(3):
+        worlds = [draw(3, lap * len(fit) + number, [reader], [reader]) for number in range(len(fit))]
+        assert {world.nemesis for world in worlds} == fit
+
+
+def test_faults_are_of_the_kinds_that_are_asked_for():
+    for faults in ["shards"], ["processes", "machine"], ["network"]:
+        worlds = [draw(3, number, ["module:function"], ["module:function"], faults) for number in range(60)]
+        assert {NEMESES[world.nemesis].fault for world in worlds} == {"", *faults}
+        assert ("http" in {world.source for world in worlds}) == ("network" in faults)
+
+
+def test_what_fails_with_nothing_wrong_is_no_result(urls, tmp_path):
+    done = CliRunner().invoke(main, [*urls, "--loader", "chaos_loaders:is_broken"])
+    assert done.exit_code == 1
+    assert "with nothing wrong: ValueError: no module is here" in done.stderr
+
+
+def test_a_killed_rank_ends_those_that_wait_for_it(urls, copies, tmp_path, monkeypatch):
+    monkeypatch.setattr(chaos, "LIMIT", 30.0)
+    found = play("WaitsForOthers", "kill a rank", urls[:3], copies, tmp_path, monkeypatch)
+    assert {each.outcome for each in found} == {"exact"}, found
+
+
 def test_what_was_delivered_is_compared_with_the_plan(urls, copies, tmp_path):
     world = RoundWorld(0, 0, "planned", "copy", "nothing", True, 1, False)
     round = chaos.Round(world, copies, urls, tmp_path)
@@ -143,6 +174,24 @@ def test_copies_are_the_beginnings_of_shards_in_three_versions(copies, tmp_path)
     archive = beginning(str(path))
     assert 10 < len(read_truth(archive)) < 40
     assert read_truth(changed(archive)).keys() == read_truth(resized(archive)).keys() == read_truth(archive).keys()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"), [("--round", "3-1", "no range"), ("--faults", "shards,luck", "no faults luck")]
+)
+def test_wrong_options(option, value, words, urls):
+    done = CliRunner().invoke(main, [*urls, option, value])
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
+def test_command_for_some_rounds_of_some_faults(urls, tmp_path):
+    options = ["--round", "1-2", "--faults", "shards,machine", "--report", str(tmp_path / "report")]
+    done = CliRunner().invoke(main, [*urls, *options], standalone_mode=False)
+    assert done.exception is None, done.output
+    played = json.loads((tmp_path / "report.json").read_text())["rounds"]
+    assert [each["number"] for each in played] == [1, 2]
+    assert played[0]["repeat"] == f"tarshards chaos --seed 0 --round 1 --faults shards,machine {' '.join(urls)}"
 
 
 def test_command(urls, tmp_path):

@@ -221,7 +221,7 @@ def _check(dataset: ShardDataset, options: Mapping[str, Any], fill: bool, has_fi
     if fill and has_fields and not is_planned:
         raise TypeError("fill= requires indexed shards where fields= makes the batches; run `tarindex` first")
     for op in (*dataset.source.ops, *dataset.ops) if (needs_rows or has_fields) and is_planned else ():
-        if op.traits.reads_ahead and op.argument("ordered") is False:
+        if op.is_unordered:
             name = "fill=" if fill else "fields=" if has_fields else 'overlong="split"'
             raise TypeError(f"{name} needs to know which sample each result is of: {op.name} takes ordered=True for it")
     for op in dataset.ops:
