@@ -1,5 +1,5 @@
-# The commands: demo, test, test-core, test-pythons, test-interop, soak, lint, docs, bench, asan, programs. Each sets up
-# what it needs in .venv, test-core in an environment for each Python, docs in .venv-docs.
+# The commands: demo, test, test-core, test-pythons, test-interop, soak, lint, docs, bench, asan, release, programs. Each
+# sets up what it needs in .venv, test-core in an environment for each Python, docs and release in their own.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PACKAGE := setup.cfg setup.py pyproject.toml $(wildcard tarshards/*/*.[ch])
 unexport PYTHONDONTWRITEBYTECODE  # tests start thousands of processes, which would each compile the package again
 
 demo: $(VENV)/.demo
-	$(BIN)/python notebooks/digits.py
+	$(BIN)/python -m tarshards demo
 
 # Tests spend some of their time waiting, so use one process more than cores; an idle process steals tests from another.
 PARALLEL := -n $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))') --dist worksteal
@@ -74,6 +74,12 @@ bench: $(VENV)/.bench
 asan: $(VENV)/.test
 	PYTHON=$(BIN)/python bash tests/asan.sh
 
+# The source distribution and the wheels for Linux in dist/, checked, and installed by each Python that is found. Nothing
+# is published.
+release:
+	$(MAKE) VENV=.venv-release .venv-release/.release
+	.venv-release/bin/python .ci/release.py
+
 # Install the programs that the tests use with apt, as root or with sudo; the next command compiles the kernels.
 programs:
 	$(PYTHON) tests/programs.py
@@ -85,7 +91,7 @@ $(VENV)/.%: $(PACKAGE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* build site data *.egg-info .hypothesis tarshards/*/*.so
+	rm -rf $(VENV) .venv-* build site data dist *.egg-info .hypothesis tarshards/*/*.so
 
-.PHONY: demo test test-core test-pythons test-interop soak lint docs bench asan programs clean
+.PHONY: demo test test-core test-pythons test-interop soak lint docs bench asan release programs clean
 .PRECIOUS: $(VENV)/.%

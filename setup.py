@@ -1,9 +1,13 @@
 """Build the native kernels, and man pages and completions of the programs; everything else stands in setup.cfg.
 
-They are optional: without a compiler the install succeeds and their pure-Python twins do the work. One build serves all
-Pythons from 3.11 on, by the limited API, which a free-threaded Python does not have: it gets a build of its own.
+They are optional: without a compiler the install succeeds and their pure-Python twins do the work. With
+TARSHARDS_REQUIRE_KERNELS=1, as for the wheels of a release, a kernel that does not compile is an error.
+
+One build serves all Pythons from 3.11 on, by the limited API, which a free-threaded Python does not have: it gets a
+build of its own.
 """
 
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -22,7 +26,7 @@ def native(name, *headers):
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if LIMITED else [],
         extra_compile_args=["-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
         py_limited_api=LIMITED,
-        optional=True,
+        optional=os.environ.get("TARSHARDS_REQUIRE_KERNELS") != "1",
     )
 
 

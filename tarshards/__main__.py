@@ -15,7 +15,7 @@ import tarshards
 from tarshards.cli.program import Verbs
 
 KERNELS = ("tar._tar", "storage._mapped", "index._sidecars", "index._headers", "index._rows", "index._pixels")
-FOR_DEVELOPERS = {"bench", "demo", "docs", "interop", "test", "test-core"}  # extras
+FOR_DEVELOPERS = {"bench", "demo", "docs", "interop", "release", "test", "test-core"}  # extras
 
 
 class Checks(Mapping[str, click.Command]):
@@ -24,6 +24,7 @@ class Checks(Mapping[str, click.Command]):
     modules: ClassVar[dict[str, str]] = {
         "chaos": "chaos:main",
         "conformance": "conformance:main",
+        "demo": "digits:demo",
         "epoch": "loader_commands:epoch",
         "resume": "loader_commands:resume",
         "shuffle": "loader_commands:shuffle",
@@ -57,7 +58,7 @@ class MainVerbs(Verbs):
 def main(words: tuple[str, ...]) -> None:
     """Show the versions of tarshards and Python, the kernels that are compiled and the extras that are installed.
 
-    With a CHECK: check a loader or a reader of tar files, ours or yours.
+    With a CHECK: check a loader or a reader of tar files, ours or yours, or train on a small dataset.
 
     The tools are programs of their own: tarcat, tarsplit, tarproc and others, each with --help.
     """

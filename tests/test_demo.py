@@ -1,6 +1,5 @@
-"""The program behind ``make demo``, and that it fails when it should."""
+"""``tarshards demo``, which is ``make demo``, and that it fails when it should."""
 
-import importlib
 import re
 import subprocess
 from pathlib import Path
@@ -11,28 +10,21 @@ import pytest
 from programs import warnings_of
 
 from tarshards import Ledger, ShardDataset, ShardIndexError, build_index, expand_urls, read_samples, write_samples
-
-ROOT = Path(__file__).parents[1]
+from tarshards.testing import digits
 
 # Python 3.12 and 3.13 say so of every DataLoader with workers where torch has threads.
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
 @pytest.fixture
-def run_demo(python_with_torch):
+def run_demo(python_with_torch, tmp_path):
     """Return a function that runs the program."""
 
     def run(*arguments):
-        command = [python_with_torch, "notebooks/digits.py", *map(str, arguments)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+        command = [python_with_torch, "-m", "tarshards", "demo", *map(str, arguments)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
 
     return run
-
-
-@pytest.fixture
-def digits(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "notebooks")
-    return importlib.import_module("digits")
 
 
 def test_the_demo_learns_and_accounts_for_every_sample(run_demo, tmp_path):
@@ -54,7 +46,7 @@ def test_the_demo_fails_below_its_goal(run_demo, tmp_path):
     assert re.fullmatch(r"Error: [\d.]+% after 1 epochs; the goal is 95%\n", warnings_of(demo.stderr))
 
 
-def test_the_shards_hold_the_scans_without_loss(digits, tmp_path):
+def test_the_shards_hold_the_scans_without_loss(tmp_path):
     from sklearn.datasets import load_digits
 
     digits.write_digits(tmp_path)
@@ -63,16 +55,16 @@ def test_the_shards_hold_the_scans_without_loss(digits, tmp_path):
     assert [sample["cls"] for sample in samples] == load_digits().target.tolist()
 
 
-def test_the_held_out_shards_are_the_rest(digits):
+def test_the_held_out_shards_are_the_rest():
     assert expand_urls(digits.TRAIN) + expand_urls(digits.TEST) == expand_urls(digits.ALL)
 
 
-def test_both_readers_whose_speed_is_compared_do_the_same(digits, tmp_path):
+def test_both_readers_whose_speed_is_compared_do_the_same(tmp_path):
     writer = digits.write_digits(tmp_path)
     assert list(digits.read_with_tarfile(writer.shards)) == list(read_samples(writer.shards))
 
 
-def test_nudge_moves_by_one_pixel_at_most(digits):
+def test_nudge_moves_by_one_pixel_at_most():
     import torch
 
     image = torch.zeros(8, 8)
@@ -82,7 +74,7 @@ def test_nudge_moves_by_one_pixel_at_most(digits):
 
 
 @forks
-def test_training_stops_at_a_damaged_shard(digits, tmp_path):
+def test_training_stops_at_a_damaged_shard(tmp_path):
     writer = digits.write_digits(tmp_path)
     damaged = Path(writer.shards[3])
     damaged.write_bytes(damaged.read_bytes()[:100_000])
@@ -94,7 +86,7 @@ def test_training_stops_at_a_damaged_shard(digits, tmp_path):
 
 
 @forks
-def test_the_audit_misses_samples_of_a_shard_that_is_sound(digits, tmp_path):
+def test_the_audit_misses_samples_of_a_shard_that_is_sound(tmp_path):
     writer = digits.write_digits(tmp_path)
     write_samples(list(read_samples(writer.shards[3]))[:1], writer.shards[3])
     build_index(writer.shards[3]).save(writer.shards[3])

@@ -1,4 +1,4 @@
-"""The package installs with and without a compiler."""
+"""The package installs with and without a compiler, and the files of a release install on each Python that is found."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -14,8 +15,18 @@ import pytest
 from programs import COMPILER, need
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / ".ci"))
+import release  # noqa: E402
 
 pytestmark = pytest.mark.interop
+PACKAGES = sysconfig.get_path("purelib")
+#: Reads samples, by which module, and loads nothing but the standard library and the kernels.
+PROGRAM = """if True:
+    import sys
+    import tarshards
+    from tarshards.tar import read
+    print(tarshards.__file__, read.scan.__module__, len(list(tarshards.read_samples(sys.argv[1]))))
+"""
 
 
 def copy_sources(folder: Path) -> None:
@@ -66,3 +77,94 @@ def test_a_wheel_is_for_all_pythons_but_those_that_are_free_threaded(tmp_path, f
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "lib")}
     done = subprocess.run(command, cwd=tmp_path / "lib", env=environment, capture_output=True, text=True, check=True)
     assert "kernels   6 of 6 compiled" in done.stdout
+
+
+def test_a_release_needs_all_kernels(tmp_path):
+    copy_sources(tmp_path)
+    build = [sys.executable, "setup.py", "-q", "build", "--build-lib", "lib"]
+    environment = {**os.environ, "CC": "false", "TARSHARDS_REQUIRE_KERNELS": "1"}
+    done = subprocess.run(build, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "tar/_tar.c" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory) -> Path:
+    """The source distribution, with the wheels beside it; the checkers have accepted all."""
+    pytest.importorskip("ziglang", reason="ziglang is not installed")
+    found = release.build(tmp_path_factory.mktemp("dist"))
+    rows = release.check(found)
+    wheels = {row.split()[0]: row for row in rows[1:]}
+    assert {wheel.rpartition("-")[2] for wheel in wheels} == {f"{tag}.whl" for tag in release.TARGETS}
+    assert all(" 6 kernels, glibc 2." in row for row in wheels.values())
+    return found
+
+
+def wheel_for(machine: str, sdist: Path) -> Path:
+    (wheel,) = sdist.parent.glob(f"*-abi3-*_{machine}.whl")
+    return wheel
+
+
+class Installed:
+    """A new environment of *python* with *package*, the source distribution or a wheel, and this Python's packages."""
+
+    def __init__(self, folder: Path, python: str, package: Path, **environment: str):
+        self.folder, self.variables = folder / "env", {**os.environ, "PYTHONPATH": PACKAGES, **environment}
+        subprocess.run([python, "-m", "venv", "--without-pip", self.folder], check=True)
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            self.folder,
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+        ]
+        self.run(*command, "--no-build-isolation", package)
+
+    def run(self, *command: object) -> list[str]:
+        """Run a command in an empty folder, and return its lines."""
+        done = subprocess.run(
+            list(map(str, command)), cwd=self.folder, env=self.variables, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def check(self, kernels: str, module: str, shards: str) -> None:
+        python = self.folder / "bin/python"
+        assert self.run(python, "-m", "tarshards")[1].endswith(kernels)
+        ((file, found, samples),) = (line.split() for line in self.run(python, "-c", PROGRAM, shards))
+        assert (found, samples) == (module, "6")
+        assert Path(file).is_relative_to(self.folder)
+        assert self.run(self.folder / "bin/tarcat", "--help")[0].startswith("Usage: tarcat ")
+        assert self.run("sh", "-c", f"{self.folder}/bin/tarcat '{shards}' | tar -t")[0] == "000000.cls"
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the wheel of another machine")
+@pytest.mark.parametrize("python", release.pythons(), ids=lambda python: Path(python).parts[-3:][0])
+def test_the_wheel(sdist, python, tmp_path, make_shards):
+    installed = Installed(tmp_path, python, wheel_for("x86_64", sdist))
+    installed.check("6 of 6 compiled", "tarshards.tar._tar", make_shards(2))
+
+
+def test_the_source_distribution_without_a_compiler(sdist, tmp_path, make_shards):
+    installed = Installed(tmp_path, sys.executable, sdist, CC="no-such-compiler")
+    installed.check("0 of 6 compiled", "tarshards.tar._tar_py", make_shards(2))
+    _, _, told, *_ = installed.run(installed.folder / "bin/python", "-m", "tarshards")
+    assert told.endswith("reinstall where a C compiler is found")
+
+
+def test_the_other_wheel_is_for_the_other_machine(sdist, tmp_path):
+    """What its kernels need of glibc has been checked with the rest."""
+    with ZipFile(wheel_for("aarch64", sdist)) as wheel:
+        kernels = [wheel.read(name) for name in wheel.namelist() if name.endswith(".so")]
+    assert [int.from_bytes(kernel[18:20], "little") for kernel in kernels] == [183] * 6, "EM_AARCH64"
+
+
+def test_the_source_distribution_has_what_compiles(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "tarshards").rglob("*.[chp]*") if path.suffix != ".pyc"}
+    assert names >= sources

@@ -17,7 +17,8 @@ ENGINES = {
     "ray": {"engines"},
     "pyspark": {"engines"},
     "daft": {"engines"},
-    "torch": {"loaders", "samples", "webdataset"},  # samples: imagespecs and .pth give tensors; webdataset: its classes
+    # samples: imagespecs and .pth give tensors; testing: the demo trains; webdataset: its classes
+    "torch": {"loaders", "samples", "testing", "webdataset"},
     "nvidia": {"loaders"},
     "kubernetes": {"run"},
     "pyarrow": {"engines", "formats", "index"},

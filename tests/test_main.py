@@ -68,4 +68,4 @@ def test_chaos_is_a_verb():
     assert "--minutes" in run("-m", "tarshards", "chaos", "--help")
     done = subprocess.run([sys.executable, "-m", "tarshards", "peace"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "the first word is chaos, conformance, epoch, resume or shuffle, not 'peace'" in done.stderr
+    assert "the first word is chaos, conformance, demo, epoch, resume or shuffle, not 'peace'" in done.stderr

@@ -254,6 +254,15 @@ def wait_until(holds) -> None:
         time.sleep(0.01)
 
 
+@pytest.fixture(params=["waits without reaping", "reaps"])
+def system(request, monkeypatch):
+    """What the system offers: macOS has no descriptors of processes, and its Python before 3.13 no waitid."""
+    if request.param == "reaps":
+        monkeypatch.delattr("os.pidfd_open")
+        monkeypatch.delattr("os.waitid")
+
+
+@pytest.mark.usefixtures("system")
 def test_a_child_group_is_ended_whole(tmp_path):
     group, child = start_with_child(tmp_path, "wait")
     assert not group.wait(0.05)
@@ -263,6 +272,7 @@ def test_a_child_group_is_ended_whole(tmp_path):
     assert group.end() == -signal.SIGKILL, "once reaped, its id is not signalled again"
 
 
+@pytest.mark.usefixtures("system")
 def test_what_the_leader_leaves_running_is_ended_too_or_left(tmp_path):
     group, child = start_with_child(tmp_path, "exit 3")
     assert group.wait(100)
@@ -275,6 +285,7 @@ def test_what_the_leader_leaves_running_is_ended_too_or_left(tmp_path):
     os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("system")
 def test_a_child_group_has_a_grace_period():
     def start(handler: str) -> ChildGroup:
         group = ChildGroup(["bash", "-c", f"trap '{handler}' TERM; echo; sleep 60 & wait"], stdout=PIPE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from tarshards.cli.program import usage_errors
+from tarshards.parallel.cores import available_cores
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -176,7 +176,7 @@ def parallel_option(meaning: str, default: int, *letters: str) -> Callable[[Any]
     """Return the option -j N, "*meaning* at once", which has the names *letters* too."""
 
     def count(context: click.Context, parameter: click.Parameter, number: int) -> int:
-        return number or len(os.sched_getaffinity(0))
+        return number or available_cores()
 
     return click.option(
         *letters,

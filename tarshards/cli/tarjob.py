@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -266,10 +265,11 @@ def _attend(plan: Any, folder: Any, options: Any, backend: str, *, quiet: bool, 
     """Run a plan on this machine, or from it on Ray, and exit."""
     from dataclasses import asdict
 
+    from tarshards.parallel.cores import available_cores
     from tarshards.run.jobs.local_run import run_local
     from tarshards.run.jobs.status import Display, survey
 
-    slots, executor = options.parallelism or len(os.sched_getaffinity(0)), None
+    slots, executor = options.parallelism or available_cores(), None
     if backend == "ray":
         from tarshards.engines.ray import RayExecutor
 

@@ -23,6 +23,7 @@ from tarshards.loaders.arrays.array_loader import ArrayBatchMaker
 from tarshards.loaders.arrays.assembly import Memory
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Stopwatch
+from tarshards.parallel.cores import available_cores
 from tarshards.parallel.signals import TICK
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.ledger import Ledger, Tally
@@ -74,7 +75,7 @@ class Feeder:
         loader = loader_of(spec)
         self._identity = identity(spec, loader)
         self._instance = uuid4().hex
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or available_cores()
         self._passes: dict[bytes, str] = {}  # of each consumer, the current one
         self._work: SimpleQueue[_Request | None] = SimpleQueue()
         self._done: deque[tuple[bytes, list[Any]]] = deque()

@@ -15,6 +15,10 @@
 #include "../storage/_guard.h"
 #include "../tar/_tar.h"
 
+#ifndef RUSAGE_THREAD
+#define RUSAGE_THREAD RUSAGE_SELF /* systems that count by process only */
+#endif
+
 #define LARGE (1 << 16) /* bytes from which taking a sample lets other threads run */
 #define FEW 16          /* members of a sample that need no memory of their own */
 #define SHORT 256       /* bytes of a key that needs none */

@@ -12,6 +12,7 @@
 #include "../storage/_guard.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(PORTABLE)
+#include <cpuid.h>
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2")))
 #define INLINE static inline __attribute__((always_inline))
@@ -94,6 +95,17 @@ static void resample_column(uint8_t *out, const uint8_t *ring, int64_t stride, i
 }
 
 #ifdef AVX2
+static int has_avx2; /* the processor and the system */
+
+/* Ask the processor: zig's runtime library lets __builtin_cpu_supports always say no. */
+static int find_avx2(void) {
+    unsigned a, b, c, d, saved, more;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
+    __asm__("xgetbv" : "=a"(saved), "=d"(more) : "c"(0));
+    const int are_saved = (saved & 6) == 6; /* the registers of SSE and AVX, at a switch between processes */
+    return are_saved && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
+}
+
 static __m128i load(const void *from) { return _mm_loadl_epi64(from); }
 
 AVX2 static __m256i pair_of(const int16_t *weights) {
@@ -284,9 +296,6 @@ static void resize_one(char *out, const uint8_t *pixels, const Shapes *s, Scratc
     const int64_t element = s->divisors ? sizeof(float) : 1;
     const int32_t capacity = down->most + 2;
     int32_t ready = 0; /* source rows before this one were resampled, or are not needed */
-#ifdef AVX2
-    const int wide = __builtin_cpu_supports("avx2");
-#endif
     for (int32_t y = 0; y < s->out_height; y++) {
         const int32_t first = down->first[y], count = down->count[y];
         const int32_t last = first + count < s->height ? first + count : s->height;
@@ -303,14 +312,14 @@ static void resize_one(char *out, const uint8_t *pixels, const Shapes *s, Scratc
                 made[side] = scratch->ring + (ready + side) % capacity * stride;
             }
 #ifdef AVX2
-            if (wide) resample_rows_avx2(made, rows, &scratch->across, s->out_width, s->channels, flip);
+            if (has_avx2) resample_rows_avx2(made, rows, &scratch->across, s->out_width, s->channels, flip);
             else
 #endif
                 resample_rows(made, rows, &scratch->across, s->out_width, s->channels, flip);
         }
         char *const to = out + y * across * element;
 #ifdef AVX2
-        if (wide) {
+        if (has_avx2) {
             resample_column_avx2(scratch->line, scratch->ring, stride, capacity, first, weights, count, bytes);
             write_line_avx2(to, scratch->line, scratch->split, s, plane);
             continue;
@@ -413,5 +422,8 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_pixels", "Images of
 
 PyMODINIT_FUNC PyInit__pixels(void) {
     if (!(guarded = import_guard())) return NULL;
+#ifdef AVX2
+    has_avx2 = find_avx2();
+#endif
     return PyModule_Create(&module);
 }

@@ -4,5 +4,6 @@
 - ``calls``: ``settled_map`` and ``bounded_map`` over any executor; ``DaemonThreads`` wait for a network, and
   ``EventLoop`` runs coroutines
 - ``children``: a program with its descendants
+- ``cores``: how many this process may use
 - ``process_pool``: calls in processes; one that dies fails only its own call
 """

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from math import inf
 from threading import RLock
 from typing import Any
 
@@ -55,6 +56,7 @@ class ChildGroup:
         held: int | None = None,
     ):
         self.status: int | None = None
+        self._ended: int | None = None  # the status, if the system lets nobody wait without reaping
         self._reaping = RLock()  # a signal handler may interrupt
         self.stdin = self.stdout = -1
         theirs: list[int] = []
@@ -89,14 +91,14 @@ class ChildGroup:
         # An unreaped leader keeps its process id, which is the group's, from being reused.
         if self.status is not None:
             return True
-        if seconds is None:
+        if seconds is None and hasattr(os, "waitid"):
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             return True
-        deadline = time.monotonic() + seconds
+        deadline = inf if seconds is None else time.monotonic() + seconds
         try:
             descriptor = os.pidfd_open(self.pid)
-        except OSError:  # Linux before 5.3
-            while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        except (AttributeError, OSError):  # macOS, Linux before 5.3
+            while not self._has_ended():
                 if time.monotonic() >= deadline:
                     return False
                 time.sleep(0.005)
@@ -106,12 +108,23 @@ class ChildGroup:
         finally:
             os.close(descriptor)
 
+    def _has_ended(self) -> bool:
+        if hasattr(os, "waitid"):
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        # macOS before Python 3.13. The id is not reused while another process of the group runs.
+        if self._ended is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            self._ended = os.waitstatus_to_exitcode(status) if found else None
+        return self._ended is not None
+
     def reap(self) -> int:
         """Wait for the leader and return its exit status; other processes of the group continue."""
         if self.status is None:
             with suppress(ChildProcessError):  # SIGCHLD is ignored
                 self.wait()
         with self._reaping:
+            if self.status is None:
+                self.status = self._ended
             if self.status is None:
                 try:
                     self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])

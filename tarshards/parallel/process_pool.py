@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpError, RemoteTraceback
 from tarshards.parallel.children import ending
+from tarshards.parallel.cores import available_cores
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -44,7 +44,7 @@ class ProcessPool(Executor):
     """
 
     def __init__(self, workers: int | None = None, *, shared: Any = None, finishes: bool = False):
-        self.workers = len(os.sched_getaffinity(0)) if workers is None else workers
+        self.workers = available_cores() if workers is None else workers
         if self.workers < 1:
             raise ValueError(f"at least 1 process works, not {workers}")
         self._shared, self._finishes = shared, finishes

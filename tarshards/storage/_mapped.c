@@ -18,6 +18,10 @@
 
 #include "_guard.h"
 
+#ifdef __APPLE__
+#define st_mtim st_mtimespec
+#endif
+
 #define LARGE (1 << 16) /* bytes from which a copy lets other threads run */
 
 typedef struct {

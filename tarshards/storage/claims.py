@@ -13,6 +13,7 @@ import os
 import re
 import struct
 from contextlib import suppress
+from errno import ENOTSUP
 from time import sleep
 from typing import Any
 from weakref import finalize
@@ -83,6 +84,8 @@ class Claims:
 
 def _lock(descriptor: int, kind: int, start: int, length: int = 1) -> bool:
     """Lock bytes for an open file, not for a process (`struct flock` of Linux); return False if others hold them."""
+    if not hasattr(fcntl, "F_OFD_SETLK"):
+        raise NoLocksError(ENOTSUP, "this system has no such locks")
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
     except (BlockingIOError, PermissionError):

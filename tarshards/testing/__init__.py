@@ -16,6 +16,8 @@ For writers: ``system_calls`` records a write, ``crashes`` reads all states in w
 
 Chaos: ``chaos`` draws rounds and compares, ``chaos_shards`` copies the shards, ``chaos_rank`` is a process that reads
 them, and ``faulty_server`` and ``unreliable_site`` serve them wrongly.
+
+``digits`` trains on a small dataset, from writing it to the audit: ``tarshards demo``.
 """
 
 from __future__ import annotations

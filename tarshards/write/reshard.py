@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import SampleError, flag, whole_number
@@ -278,6 +278,16 @@ class _Scatter:
         yield piece
 
 
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Take *size* bytes of the disk: a full one is an error here, and would be a signal when a mapping is written."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    for begin in range(0, size, BUFFER):
+        file.write(bytes(min(BUFFER, size - begin)))
+    file.flush()
+
+
 def _merge_tables(plan: _Resharding) -> list[int]:
     """Write the entries of all inputs to one table, sorted by bucket; return the start of each bucket."""
     import numpy as np
@@ -291,8 +301,7 @@ def _merge_tables(plan: _Resharding) -> list[int]:
     starts = np.concatenate([[0], np.cumsum(counts)])
     with open(plan.table, "w+b") as file:
         if starts[-1]:
-            # A full disk is an error here, and would be a signal when the mapping is written.
-            os.posix_fallocate(file.fileno(), 0, int(starts[-1]) * np.dtype(ENTRY).itemsize)
+            _reserve(file, int(starts[-1]) * np.dtype(ENTRY).itemsize)
             table, offsets = np.memmap(file, ENTRY), starts[:-1].copy()
             for name in names:
                 entries = retry_parse(np.load, name)

@@ -36,9 +36,8 @@ SAMPLES = 6 * 225  # in an epoch
 def digits(tmp_path_factory) -> Path:
     """A folder with the shards of make demo, where it puts them."""
     folder = tmp_path_factory.mktemp("checkout")
-    program = "import digits; digits.write_digits('data/digits')"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "notebooks")}
-    subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, check=True)
+    program = "from tarshards.testing.digits import write_digits; write_digits('data/digits')"
+    subprocess.run([sys.executable, "-c", program], cwd=folder, check=True)
     return folder
 
 

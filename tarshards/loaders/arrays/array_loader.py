@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -38,6 +37,7 @@ from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.parallel.calls import bounded_map, settled
+from tarshards.parallel.cores import available_cores
 from tarshards.parallel.signals import defer_signals
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.ledger import Tally
@@ -263,7 +263,7 @@ class ArrayLoader(ResumableLoader):
             raise TypeError("an ArrayLoader takes shards: a ShardDataset, or Stream.from_shards(...)")
         prefetch = whole_number("prefetch", prefetch, 0)
         threads = None if threads is None else whole_number("threads", threads, 0)
-        most = len(os.sched_getaffinity(0)) if threads is None else threads
+        most = available_cores() if threads is None else threads
         self._threads = max(1, most)
         is_planned = isinstance(dataset.source, PlannedSource)
         kept = self._threads + prefetch + (2 if is_planned else 3)  # without a plan a batch waits for the next

@@ -74,7 +74,7 @@ class Slot:
         self.jobs, self.replies = os.fdopen(self.group.stdin, "wb", 0), os.fdopen(self.group.stdout, "rb", 0)
         for pipe in (self.jobs, self.replies):
             os.set_blocking(pipe.fileno(), False)
-            with suppress(OSError):  # the pipes of one user share a limit
+            with suppress(OSError, AttributeError):  # the pipes of one user share a limit; only Linux has such sizes
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         self.sent: deque[QueuedSample] = deque()  # without a reply yet
         self.depth = 1  # limit of samples sent
