@@ -51,7 +51,6 @@ CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 #: Code, a link in Markdown, one in HTML, or a bracket that begins none: whichever comes first.
 PART = re.compile(rf'{CODE.pattern}|{LINK.pattern}|`[^`\n]+`|((?:src|srcset|href)=")([^"]+)|\[', CODE.flags)
-FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 
 
 class SiteError(Exception):
@@ -76,7 +75,7 @@ def stage() -> None:
 
 def text_of(path: Path, target: str) -> str:
     """Return the text of the page *path* as it is staged at *target*."""
-    text = FRONT_MATTER.sub("", path.read_text())
+    text = path.read_text()
     if target.startswith("tools/") and target != "tools/index.md":
         text += manual(path.stem)
     if target == "troubleshooting.md":
@@ -260,7 +259,7 @@ def listed(entry: Any, depth: int = 2) -> list[str]:
     if isinstance(content, list):
         return ["", f"{'#' * depth} {title}", "", *(line for each in content for line in listed(each, depth + 1))]
     text = (STAGED / content).read_text()
-    title = re.search(r"^# (.+)$", text, re.MULTILINE)[1].replace("`", "")
+    title = title or re.search(r"^# (.+)$", text, re.MULTILINE)[1].replace("`", "")
     return [f"- [{title}]({content}): {summary(text)}"]
 
 
