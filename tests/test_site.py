@@ -148,8 +148,9 @@ def test_each_message_on_the_page_is_one_of_the_code():
 
 def test_the_list_of_messages_has_those_of_the_code(staged):
     page = (staged / "troubleshooting.md").read_text()
-    assert len(error_messages.messages()["TarError"]) >= 8
-    for kind, messages in error_messages.messages().items():
+    found = error_messages.messages()
+    assert len(found["TarError"]) >= 8
+    for kind, messages in found.items():
         assert f'"{kind}: {len(messages)} messages"' in page
         for message in messages:
             assert f"`` {message} ``" in page
