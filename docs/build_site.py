@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import api_text
 import click
 import error_messages as errors
 import yaml
@@ -51,6 +52,8 @@ CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 #: Code, a link in Markdown, one in HTML, or a bracket that begins none: whichever comes first.
 PART = re.compile(rf'{CODE.pattern}|{LINK.pattern}|`[^`\n]+`|((?:src|srcset|href)=")([^"]+)|\[', CODE.flags)
+#: What mkdocstrings replaces by the description of a name.
+SHOWN = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
 class SiteError(Exception):
@@ -238,7 +241,7 @@ def add_text(site: Path) -> None:
     for path in STAGED.rglob("*.md"):
         target = site / path.relative_to(STAGED)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, target)
+        target.write_text(SHOWN.sub(lambda found: api_text.described(found[1]), path.read_text()))
     lines = ["# tarshards", "", f"> {setting('site_description')}", ""]
     for entry in setting("nav"):
         lines += listed(entry)

@@ -110,6 +110,10 @@ def test_text_of_each_page_is_beside_it_and_listed(staged, tmp_path, monkeypatch
     links = re.findall(r"^- \[[^\]]+\]\((\S+)\): \S", listed, re.MULTILINE)
     assert sorted(links) == sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.md"))
     assert (tmp_path / "training.md").read_text() == (staged / "training.md").read_text()
+    for name in "ShardDataset", "Stream", "IndexedShards", "World":
+        assert f"\n## {name}\n\n```python\n" in (tmp_path / "reference/read.md").read_text()
+    assert "\n### take\n\n```python\n@op(" in (tmp_path / "reference/mix-and-change.md").read_text()
+    assert "\n### check_resume\n" in (tmp_path / "reference/testing.md").read_text()
 
 
 # The page of errors
