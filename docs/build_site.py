@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import api_text
 import click
 import error_messages as errors
 import yaml
@@ -51,7 +52,8 @@ CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 #: Code, a link in Markdown, one in HTML, or a bracket that begins none: whichever comes first.
 PART = re.compile(rf'{CODE.pattern}|{LINK.pattern}|`[^`\n]+`|((?:src|srcset|href)=")([^"]+)|\[', CODE.flags)
-FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
+#: What mkdocstrings replaces by the description of a name.
+SHOWN = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
 class SiteError(Exception):
@@ -76,7 +78,7 @@ def stage() -> None:
 
 def text_of(path: Path, target: str) -> str:
     """Return the text of the page *path* as it is staged at *target*."""
-    text = FRONT_MATTER.sub("", path.read_text())
+    text = path.read_text()
     if target.startswith("tools/") and target != "tools/index.md":
         text += manual(path.stem)
     if target == "troubleshooting.md":
@@ -239,7 +241,7 @@ def add_text(site: Path) -> None:
     for path in STAGED.rglob("*.md"):
         target = site / path.relative_to(STAGED)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, target)
+        target.write_text(SHOWN.sub(lambda found: api_text.described(found[1]), path.read_text()))
     lines = ["# tarshards", "", f"> {setting('site_description')}", ""]
     for entry in setting("nav"):
         lines += listed(entry)
@@ -260,7 +262,7 @@ def listed(entry: Any, depth: int = 2) -> list[str]:
     if isinstance(content, list):
         return ["", f"{'#' * depth} {title}", "", *(line for each in content for line in listed(each, depth + 1))]
     text = (STAGED / content).read_text()
-    title = re.search(r"^# (.+)$", text, re.MULTILINE)[1].replace("`", "")
+    title = title or re.search(r"^# (.+)$", text, re.MULTILINE)[1].replace("`", "")
     return [f"- [{title}]({content}): {summary(text)}"]
 
 

@@ -35,7 +35,8 @@ def installed(tmp_path_factory) -> Path:
     (wheel,) = (sources / "dist").iterdir()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     pip = [sys.executable, "-m", "pip", "--python", folder / "venv/bin/python", "install", "-q"]
-    subprocess.run([*pip, "--no-deps", "--no-index", "--no-warn-script-location", wheel], check=True)
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which may lead to a checkout
+    subprocess.run([*pip, "--no-deps", "--no-index", "--no-warn-script-location", wheel], env=alone, check=True)
     (packages,) = (folder / "venv/lib").glob("python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     return folder / "venv"

@@ -110,6 +110,10 @@ def test_text_of_each_page_is_beside_it_and_listed(staged, tmp_path, monkeypatch
     links = re.findall(r"^- \[[^\]]+\]\((\S+)\): \S", listed, re.MULTILINE)
     assert sorted(links) == sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.md"))
     assert (tmp_path / "training.md").read_text() == (staged / "training.md").read_text()
+    for name in "ShardDataset", "Stream", "IndexedShards", "World":
+        assert f"\n## {name}\n\n```python\n" in (tmp_path / "reference/read.md").read_text()
+    assert "\n### take\n\n```python\n@op(" in (tmp_path / "reference/mix-and-change.md").read_text()
+    assert "\n### check_resume\n" in (tmp_path / "reference/testing.md").read_text()
 
 
 # The page of errors
@@ -148,8 +152,9 @@ def test_each_message_on_the_page_is_one_of_the_code():
 
 def test_the_list_of_messages_has_those_of_the_code(staged):
     page = (staged / "troubleshooting.md").read_text()
-    assert len(error_messages.messages()["TarError"]) >= 8
-    for kind, messages in error_messages.messages().items():
+    found = error_messages.messages()
+    assert len(found["TarError"]) >= 8
+    for kind, messages in found.items():
         assert f'"{kind}: {len(messages)} messages"' in page
         for message in messages:
             assert f"`` {message} ``" in page
