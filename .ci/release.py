@@ -32,14 +32,25 @@ FREE_THREADED = "python3.14t"
 def run(*command: object, **environment: str) -> str:
     """Run a command and return what it prints; end with that if it fails."""
     words = list(map(str, command))
-    done = subprocess.run(words, env={**os.environ, **environment}, stdout=-1, stderr=subprocess.STDOUT, text=True)
+    variables = {**os.environ, **environment}
+    done = subprocess.run(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(words)}\n{done.stdout}")
     return done.stdout
 
 
+def git(*arguments: str) -> str:
+    return run("git", "-c", "safe.directory=*", "-C", ROOT, *arguments)
+
+
 def build_sdist(folder: Path) -> Path:
-    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder, ROOT, **settled())
+    """Build the source distribution of the files that git knows, as they are now."""
+    with TemporaryDirectory() as copy:
+        for name in git("ls-files", "-z").split("\0"):
+            if (ROOT / name).is_file():
+                (copied := Path(copy, name)).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, copied, follow_symlinks=False)
+        run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder, copy, **settled())
     (sdist,) = folder.glob("*.tar.gz")
     return sdist
 
@@ -54,7 +65,7 @@ def build_wheel(python: str | Path, sdist: Path, tag: str) -> None:
 
 def settled() -> dict[str, str]:
     """Return variables with which the same commit gives the same files."""
-    return {"SOURCE_DATE_EPOCH": run("git", "-C", ROOT, "log", "-1", "--format=%ct").strip()}
+    return {"SOURCE_DATE_EPOCH": git("log", "-1", "--format=%ct").strip()}
 
 
 def build_free_threaded(sdist: Path) -> None:

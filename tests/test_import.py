@@ -94,6 +94,7 @@ assert sum(len(batch["cls"]) for batch in loader) == 6
         ("import tarshards.engines.ray", "ray"),
         ("import tarshards.engines.spark", "spark"),
         ("import tarshards.engines.daft", "daft"),
+        ("from tarshards.testing.digits import demo; demo([])", "demo"),
         ("from tarshards.run.jobs.kubernetes import _import; _import('kubernetes')", "kubernetes"),
     ],
 )
