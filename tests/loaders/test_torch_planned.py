@@ -82,6 +82,7 @@ def test_worker_w_has_every_wth_position(urls):
     assert parts == [expected[worker::3] for worker in range(3)]
 
 
+@pytest.mark.usefixtures("quick_spawn")
 def test_spawned_workers_account_for_what_they_read(urls):
     dataset = ShardDataset(urls, shuffle=True)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
@@ -119,9 +120,10 @@ def is_odd(sample) -> bool:
     return sample["cls"] % 2 == 1
 
 
-@pytest.mark.parametrize("index", [True, False])
-@pytest.mark.parametrize("ops", [lazy, holding])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "ops", "index"),
+    [(0, lazy, True), (0, lazy, False), (0, holding, True), (0, holding, False), (2, lazy, True), (2, holding, False)],
+)
 def test_torchdatas_loader_resumes_in_mid_epoch(urls, index, ops, workers):
     def fresh():
         dataset = ops(ShardDataset(urls, index=index, shuffle=True, seed=1))

@@ -11,6 +11,7 @@ import tarfile
 from typing import NamedTuple
 
 import pytest
+from soak import SOAK
 
 from tarshards import Ledger, read_samples, write_samples
 from tarshards.errors import OpenError
@@ -141,10 +142,10 @@ def test_sound_archives_are_whole(plain, name):
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_changed_byte_of_a_header_costs_its_own_sample_alone(plain, name):
     sound = ARCHIVES[name]
-    lost = 0
+    step, lost = 1 if SOAK > 1 else 3, 0  # of a block's 512 bytes, which are no multiple
     for key, places in sound.places.items():
         for header, start, _, _ in places:
-            for at in range(header, start):
+            for at in range(header, start, step):
                 mask = (0x01, 0x20, 0x80, 0xFF)[at % 4]
                 if is_extended_data(sound, at):
                     continue  # no checksum covers it, as test_tar_damage.py has it
@@ -152,7 +153,7 @@ def test_a_changed_byte_of_a_header_costs_its_own_sample_alone(plain, name):
                 missing = check(sound, damaged, plain(damaged))
                 assert missing <= {key}
                 lost += len(missing)
-    assert lost > 1000
+    assert lost > 1000 // step
 
 
 def is_extended_data(sound: Archive, at: int) -> bool:
@@ -168,7 +169,7 @@ def holes(sound: Archive, kind: str):
     rng = random.Random(1)
     length = len(sound.data) - len(END)
     places = [(start, start + n * BLOCK) for n in (1, 2, 3, 5, 8) for start in range(0, length - n * BLOCK + 1, BLOCK)]
-    for _ in range(500):
+    for _ in range(500 if SOAK > 1 else 150):
         start = rng.randrange(length)
         places.append((start, min(start + rng.randrange(1, 4000), length)))
     for start, end in places:
