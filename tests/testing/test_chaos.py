@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from multiprocessing import forkserver
 
 import pytest
 from click.testing import CliRunner
@@ -60,6 +61,7 @@ def test_our_loaders(urls, copies, tmp_path, part):
 def test_our_loader_with_worker_processes(urls, copies, tmp_path):
     pytest.importorskip("torch", reason="needs torch")
     suite = Suite(urls, 6, ["torch"], ["torch"])
+    forkserver._forkserver._stop()  # one that has begun would not import torch
     preload(suite.readers)
     for number in range(4 if SOAK == 1 else 10 * SOAK):
         suite.play(copies, number, tmp_path / f"{number}")
