@@ -72,6 +72,7 @@ def test_a_signal_while_processes_start(tmp_path, start):
     wait_until(lambda: not processes_with(str(tmp_path)))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("method", "number"),
     [

@@ -125,6 +125,7 @@ def test_truncations_of_the_second_member_are_found(tmp_path, suffix):
             read_bytes(tmp_path, (whole * 2)[:length])
 
 
+@pytest.mark.soak
 def test_no_flipped_bit_gives_other_data(tmp_path, suffix):
     if suffix == "lzma":  # which has no checksums
         return

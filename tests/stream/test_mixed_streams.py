@@ -219,6 +219,7 @@ def test_a_worker_without_a_shard_of_some_dataset_is_an_error(urls):
         next(mixed(urls, weights=weights).iterate(0, World(0, 1, 4, 5)))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("until", ["first", "last", 40])
 def test_a_loader_resumes_on_the_same_workers(urls, until, workers):
@@ -239,6 +240,7 @@ def test_a_loader_resumes_on_the_same_workers(urls, until, workers):
         ShardLoader(mixed(urls, until=until), 3, num_workers=workers + 1).load_state_dict(state)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("weights", [WEIGHTS, {"a": {0: 1, 30: 0}, "b": 1, "c": {0: 0, 30: 1}}])
 def test_a_stream_resumes_at_every_step(urls, weights):
     def build():

@@ -316,6 +316,7 @@ def test_the_global_order_of_a_schedule_does_not_depend_on_ranks_and_workers(url
     assert global_order(arrays) == [value for _, value in expected]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("until", "chunk"), [("first", 8), ("last", 8), (40, 1 << 14)])
 def test_resume_a_schedule_at_every_step_on_other_ranks(urls, until, chunk, monkeypatch):
     monkeypatch.setattr(mixing, "CHUNK", chunk)

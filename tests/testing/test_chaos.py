@@ -48,6 +48,7 @@ def _patience(monkeypatch):
     monkeypatch.setattr(chaos, "LIMIT", 600.0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("part", range(4))
 def test_our_loaders(urls, copies, tmp_path, part):
     suite = Suite(urls, 5, ["stream", "planned", "arrays"], ["stream", "planned", "arrays"])

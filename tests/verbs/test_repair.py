@@ -139,6 +139,7 @@ def test_sound_archives_are_whole(plain, name):
     assert whole_samples(plain(sound.data + bytes(-len(sound.data) % 10240))) == sound.samples
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_changed_byte_of_a_header_costs_its_own_sample_alone(plain, name):
     sound = ARCHIVES[name]
@@ -178,6 +179,7 @@ def holes(sound: Archive, kind: str):
             yield sound.data[:start] + hole + sound.data[end:]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["zeros", "garbage"])
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_hole_costs_what_it_touches_and_nothing_else(plain, name, kind):
@@ -185,6 +187,7 @@ def test_a_hole_costs_what_it_touches_and_nothing_else(plain, name, kind):
         check(ARCHIVES[name], damaged, plain(damaged))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_pieces_leave_no_byte_out(plain, name):
     for damaged in [ARCHIVES[name].data, *holes(ARCHIVES[name], "garbage")]:
@@ -529,6 +532,7 @@ def test_bad_arguments(tmp_path):
         read_samples("a.tar", on_damage="resync")
 
 
+@pytest.mark.soak
 def test_both_parsers_walk_alike(plain, monkeypatch):
     for name in ("ours", "pax"):
         for number, damaged in enumerate(holes(ARCHIVES[name], "garbage")):
