@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import warnings
-from itertools import islice
+from itertools import islice, product
 
 import pytest
+from soak import SOAK
 from torch.utils.data import DataLoader
 
 from tarshards import Ledger, ShardDataset, World
@@ -122,7 +123,12 @@ def is_odd(sample) -> bool:
 
 @pytest.mark.parametrize(
     ("workers", "ops", "index"),
-    [(0, lazy, True), (0, lazy, False), (0, holding, True), (0, holding, False), (2, lazy, True), (2, holding, False)],
+    [
+        *product([0], [lazy, holding], [True, False]),
+        (2, lazy, True),
+        (2, holding, False),
+        *[pytest.param(2, *more, marks=pytest.mark.soak) for more in ((lazy, False), (holding, True))] * (SOAK > 1),
+    ],
 )
 def test_torchdatas_loader_resumes_in_mid_epoch(urls, index, ops, workers):
     def fresh():
