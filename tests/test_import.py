@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from programs import load_kernel, warnings_of
 from with_torch import needs_torch
 
 import tarshards
+from tarshards import TarWriter, build_index
 
 BIN = Path(__file__).parents[1] / "bin"
 HEAVY = {"torch", "numpy", "PIL", "fsspec", "simplejpeg", "msgpack", "zstandard", "tqdm", "click"}
@@ -70,37 +72,61 @@ assert sum(len(batch["cls"]) for batch in loader) == 6
     assert (done.returncode, warnings_of(done.stderr)) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("code", "extra"),
-    [
-        ("import tarshards; tarshards.ShardDataset", "torch"),
-        ("from tarshards import ShardLoader", "torch"),
-        ("import tarshards.loaders.torch.shard_loader", "torch"),
-        ("import tarshards.webdataset", "torch"),
-        (
-            "next(iter(ArrayLoader(Stream.from_shards(URLS), 2, fields={'cls': readers.integer()}, device='cpu')))",
-            "torch",
-        ),
-        ("list(Stream([{'ppm': b'P5 1 1 255 x'}]).decode('torchl8'))", "torch"),
-        ("list(Stream([{'pth': b''}]).decode(allow_unsafe=True))", "torch"),
-        ("write_samples([{'__key__': 'a', 'pth': 1}], '/dev/null')", "torch"),
-        ("from tarshards import dali", "dali"),
-        ("list(Stream([{'cbor': b''}]).decode())", "cbor"),
-        ("list(read_samples('s3://bucket/a.tar'))", "s3"),
-        ("list(read_samples('gs://bucket/a.tar'))", "gcs"),
-        ("list(read_samples('simplecache::http://host/a.tar'))", "http"),
-        ("list(Stream([1]).dask_map(str))", "dask"),
-        ("from tarshards.verbs.mix import read_sources; read_sources('mix.yaml')", "yaml"),
-        ("import tarshards.engines.ray", "ray"),
-        ("import tarshards.engines.spark", "spark"),
-        ("import tarshards.engines.daft", "daft"),
-        ("from tarshards.testing.digits import demo; demo([])", "demo"),
-        ("from tarshards.run.jobs.kubernetes import _import; _import('kubernetes')", "kubernetes"),
-    ],
-)
-def test_what_needs_an_extra_names_it(make_shards, code, extra):
-    done = run_without(OPTIONAL, f"URLS = {make_shards(1, index=True)!r}\n{code}")
-    assert done.stderr.splitlines()[-1].endswith(f"pip install 'tarshards[{extra}]'"), done.stderr
+NEEDS = [
+    ("import tarshards; tarshards.ShardDataset", "torch"),
+    ("from tarshards import ShardLoader", "torch"),
+    ("import tarshards.loaders.torch.shard_loader", "torch"),
+    ("import tarshards.webdataset", "torch"),
+    (
+        "next(iter(ArrayLoader(Stream.from_shards(URLS), 2, fields={'cls': readers.integer()}, device='cpu')))",
+        "torch",
+    ),
+    ("list(Stream([{'ppm': b'P5 1 1 255 x'}]).decode('torchl8'))", "torch"),
+    ("list(Stream([{'pth': b''}]).decode(allow_unsafe=True))", "torch"),
+    ("write_samples([{'__key__': 'a', 'pth': 1}], '/dev/null')", "torch"),
+    ("from tarshards import dali", "dali"),
+    ("list(Stream([{'cbor': b''}]).decode())", "cbor"),
+    ("list(read_samples('s3://bucket/a.tar'))", "s3"),
+    ("list(read_samples('gs://bucket/a.tar'))", "gcs"),
+    ("list(read_samples('simplecache::http://host/a.tar'))", "http"),
+    ("list(Stream([1]).dask_map(str))", "dask"),
+    ("from tarshards.verbs.mix import read_sources; read_sources('mix.yaml')", "yaml"),
+    ("import tarshards.engines.ray", "ray"),
+    ("import tarshards.engines.spark", "spark"),
+    ("import tarshards.engines.daft", "daft"),
+    ("from tarshards.testing.digits import demo; demo([])", "demo"),
+    ("from tarshards.run.jobs.kubernetes import _import; _import('kubernetes')", "kubernetes"),
+]
+#: Runs each line in a fork, and prints the last line of its error.
+EACH = """
+import json, os, traceback
+for code in json.loads({codes!r}):
+    if os.fork() == 0:
+        try:
+            exec(code)
+        except Exception as error:
+            print("".join(traceback.format_exception_only(error)).splitlines()[-1], flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory) -> list[str]:
+    """What the code says that needs extras."""
+    url = str(tmp_path_factory.mktemp("shard") / "a.tar")
+    with TarWriter(url) as writer:
+        writer.write({"__key__": "a", "cls": 1})
+    build_index(url).save(url)
+    done = run_without(OPTIONAL, f"URLS = {url!r}\n" + EACH.format(codes=json.dumps([code for code, _ in NEEDS])))
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(NEEDS), done.stdout
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("number", range(len(NEEDS)), ids=[code for code, _ in NEEDS])
+def test_what_needs_an_extra_names_it(errors, number):
+    assert errors[number].endswith(f"pip install 'tarshards[{NEEDS[number][1]}]'")
 
 
 def test_the_names_for_type_checkers_are_those_there_are():

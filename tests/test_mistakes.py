@@ -474,7 +474,7 @@ def test_a_writer_that_has_ended_takes_no_more(tmp_path, end):
 @pytest.mark.parametrize("make", ["TarWriter('a.tar')", "ShardWriter('a-%d.tar')", "open_shard('a.tar.gz', 'wb')"])
 def test_a_writer_that_is_never_closed_warns(tmp_path, make):
     use = "" if "open" in make else "writer.write({'__key__': 'a', 'txt': 'x'})"
-    program = f"from tarshards import *\nwriter = {make}\n{use}"
+    program = f"from tarshards import ShardWriter, TarWriter, open_shard\nwriter = {make}\n{use}"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=HERE)
     assert "not closed, so what was written is lost; write in a with-block, or call close()" in done.stderr

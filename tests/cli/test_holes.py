@@ -178,6 +178,7 @@ def test_a_hole_at_every_block_is_told_or_costs_no_sample(tmp_path, twin, count,
     assert {"all", "error", "end"} >= seen >= {"all", "error"}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["text", "zeros"])
 @pytest.mark.parametrize(("count", "size"), SHARDS)
 @pytest.mark.parametrize("name", list(READERS)[1:])
@@ -203,6 +204,7 @@ def test_tarproc_stops_at_a_hole(tmp_path, where):
     assert not (tmp_path / "out.tar").exists()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("count", "size"), SHARDS)
 def test_resyncing_reads_on_behind_a_hole_and_tells_of_it(tmp_path, count, size):
     shard, url = Shard(count, size, "text"), tmp_path / "a.tar"

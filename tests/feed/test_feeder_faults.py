@@ -81,8 +81,10 @@ class Process:
         return self
 
     def signal(self, number: int) -> None:
-        if self.pid is not None:
-            os.kill(self.pid, number)
+        pid = self.pid
+        with suppress(ProcessLookupError):  # a timer may wake one that was killed
+            if pid is not None:
+                os.kill(pid, number)
 
     def kill(self) -> None:
         if self.pid is not None:

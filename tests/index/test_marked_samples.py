@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from dirty_shards import FAULTS, any_members, expected, thousand, write_tar
 from range_server import serving
-from soak import SOAK
+from soak import rounds
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, IndexedShards, Ledger, Stream, TarWriter, read_samples
@@ -135,7 +135,7 @@ def test_samples_by_number_and_by_key(urls):
 
 @pytest.mark.soak
 def test_any_bad_keys(tmp_path):
-    for seed in range(50 * SOAK):
+    for seed in range(rounds(50)):
         format = [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT][seed % 3]
         path = make(tmp_path / "a.tar", any_members(random.Random(seed)), format)
         wanted, ledger = expected(path), Ledger(max_errors=100)

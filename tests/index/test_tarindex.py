@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 
 import pytest
 from leftovers import processes_with, wait_until
+from soak import SOAK
 
 from tarshards import write_samples
 from tarshards.index.build import build_index
@@ -70,8 +72,14 @@ def test_a_signal_while_processes_start(tmp_path, start):
     wait_until(lambda: not processes_with(str(tmp_path)))
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [
+        *product(["fork", "spawn", "forkserver"], [None, signal.SIGKILL]),
+        *product(["fork", "spawn", "forkserver"] if SOAK > 1 else ["spawn"], [signal.SIGINT, signal.SIGTERM]),
+    ],
+)
 def test_processes_may_begin_in_any_way(tmp_path, start, method, number):
     (tmp_path / "sitecustomize.py").write_text(f"import multiprocessing\nmultiprocessing.set_start_method({method!r})")
     process = start(f"env PYTHONPATH={tmp_path} tarindex -q -j 2 --crc a-0.tar a-1.tar a-2.tar a-3.tar a-4.tar a-5.tar")

@@ -113,6 +113,7 @@ def test_batches_are_those_of_an_array_loader(urls, workers):
     ours.ledger.check()
 
 
+@pytest.mark.usefixtures("quick_spawn")
 def test_workers_may_be_spawned(urls):
     options = {"multiprocessing_context": "spawn", "transforms": [blanked]}
     ours = loader(urls, 1, given=IMAGES, options=options)

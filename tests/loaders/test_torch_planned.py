@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import warnings
-from itertools import islice
+from itertools import islice, product
 
 import pytest
+from soak import SOAK
 from torch.utils.data import DataLoader
 
 from tarshards import Ledger, ShardDataset, World
@@ -82,6 +83,7 @@ def test_worker_w_has_every_wth_position(urls):
     assert parts == [expected[worker::3] for worker in range(3)]
 
 
+@pytest.mark.usefixtures("quick_spawn")
 def test_spawned_workers_account_for_what_they_read(urls):
     dataset = ShardDataset(urls, shuffle=True)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
@@ -119,9 +121,15 @@ def is_odd(sample) -> bool:
     return sample["cls"] % 2 == 1
 
 
-@pytest.mark.parametrize("index", [True, False])
-@pytest.mark.parametrize("ops", [lazy, holding])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "ops", "index"),
+    [
+        *product([0], [lazy, holding], [True, False]),
+        (2, lazy, True),
+        (2, holding, False),
+        *[pytest.param(2, *more, marks=pytest.mark.soak) for more in ((lazy, False), (holding, True))] * (SOAK > 1),
+    ],
+)
 def test_torchdatas_loader_resumes_in_mid_epoch(urls, index, ops, workers):
     def fresh():
         dataset = ops(ShardDataset(urls, index=index, shuffle=True, seed=1))

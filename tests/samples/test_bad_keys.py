@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dirty_shards import FAULTS, any_members, expected, thousand, write_tar
 from programs import load_kernel
-from soak import SOAK
+from soak import rounds
 from with_torch import DataLoader, ShardDataset
 
 from tarshards import Ledger, Stream, read_samples
@@ -107,7 +107,7 @@ def test_damage_after_a_bad_key_ends_the_shard(tmp_path):
 @pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 def test_any_bad_keys(tmp_path, format):
-    for seed in range(50 * SOAK):
+    for seed in range(rounds(50)):
         path = write_tar(tmp_path / "a.tar", any_members(random.Random(seed)), format)
         ledger, wanted = Ledger(max_errors=100), expected(path)
         assert list(read_samples(path, on_error=ledger)) == wanted.samples, seed

@@ -17,6 +17,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import need
+from soak import SOAK
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage.compression import COMPRESSIONS
@@ -124,6 +125,7 @@ def test_truncations_of_the_second_member_are_found(tmp_path, suffix):
             read_bytes(tmp_path, (whole * 2)[:length])
 
 
+@pytest.mark.soak
 def test_no_flipped_bit_gives_other_data(tmp_path, suffix):
     if suffix == "lzma":  # which has no checksums
         return
@@ -132,7 +134,7 @@ def test_no_flipped_bit_gives_other_data(tmp_path, suffix):
     # With its magic damaged it is plain data, whole and untouched, which no tar begins with.
     magic = 10 if suffix == "bz2" else MAGIC[suffix]
     for place in range(len(whole)):
-        for bit in range(8):
+        for bit in range(8) if SOAK > 1 else [place % 8]:
             damaged = bytes([*whole[:place], whole[place] ^ 1 << bit, *whole[place + 1 :]])
             try:
                 assert read_bytes(tmp_path, damaged) in ([data, damaged] if place < magic else [data])
@@ -174,13 +176,13 @@ def test_bombs_are_refused_before_they_go_off(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", ["gz", "bz2", "zst"])
 def test_a_bomb_never_unfolds_in_memory(tmp_path, suffix):
-    (tmp_path / "shard").write_bytes(python[suffix](bytes(200_000_000)))
+    (tmp_path / "shard").write_bytes(python[suffix](bytes(100_000_000)))
     tracemalloc.start()
     with open_shard(str(tmp_path / "shard")) as stream, pytest.raises(OpenError, match="more than 200 times"):
         stream.read()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 80_000_000
+    assert peak < 50_000_000
 
 
 def test_the_ratio_is_free_for_the_first_mebibyte(tmp_path, suffix):

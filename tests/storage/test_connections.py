@@ -166,8 +166,9 @@ def certificate(request, tmp_path, monkeypatch):
         return None
     need("openssl")
     certificate = str(tmp_path / "certificate.pem")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", certificate, "-out", f"{certificate}.crt"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", certificate, "-out", f"{certificate}.crt"]
     subprocess.run(command, check=True, capture_output=True)
     with open(f"{certificate}.crt") as file, open(certificate, "a") as both:
         both.write(file.read())

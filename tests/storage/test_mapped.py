@@ -227,16 +227,16 @@ print(all(DataLoader(Failing(range(4)), num_workers=2, batch_size=None, multipro
 }
 
 
-def run(module: str, code: str, path: str) -> subprocess.CompletedProcess[str]:
+def run(module: str, code: str, path: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     program = PROLOGUE.format(module=module) + code
-    return subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=60)
+    return subprocess.run([python, "-c", program, path], capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=needs_torch if "torch" in case else ()) for case in CASES])
 @pytest.mark.parametrize("module", ["_mapped", "_mapped_py"])
-def test_no_process_dies(module, case, path):
+def test_no_process_dies(module, case, path, python_with_torch):
     load_kernel(f"tarshards.storage.{module}")
-    done = run(module, CASES[case], path)
+    done = run(module, CASES[case], path, python_with_torch if "torch" in case else sys.executable)
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 

@@ -237,6 +237,7 @@ def test_blocks_that_come_at_once(files, monkeypatch):
     check(delivered, None, site, is_planned=True)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("ahead", [1, 20_000, 400_000])
 def test_threads_that_read_faster_than_memory_allows(files, ahead):
     """A thread may need a block before those that were to be fetched first."""

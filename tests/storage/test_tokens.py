@@ -263,6 +263,7 @@ def test_which_buckets_are_zonal(base, kind, is_zonal):
     assert fsspec_._is_zonal(store, "bucket") == is_zonal
 
 
+@pytest.mark.usefixtures("quick_spawn")
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_worker_processes_read_shards_of_google(gs, tmp_path, start):
     keys = put_shards(gs.objects, tmp_path)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shares import assert_shares
+from soak import SOAK
 from with_torch import DataLoader, ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Ledger, Stream, World, readers
@@ -218,13 +219,15 @@ def test_a_worker_without_a_shard_of_some_dataset_is_an_error(urls):
         next(mixed(urls, weights=weights).iterate(0, World(0, 1, 4, 5)))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("until", ["first", "last", 40])
 def test_a_loader_resumes_on_the_same_workers(urls, until, workers):
     expected = [
         pairs(batch) for batch in ShardLoader(mixed(urls, until=until), 3, num_workers=workers, collate_fn=list)
     ]
-    for taken in range(0, len(expected), 1 if workers == 0 else 5):
+    steps = range(0, len(expected), 5 if workers else 1)
+    for taken in steps if SOAK > 1 else steps[1::2]:
         loader = ShardLoader(mixed(urls, until=until), 3, num_workers=workers, collate_fn=list)
         iterator = iter(loader)
         begun = [pairs(batch) for batch in islice(iterator, taken)]
@@ -237,6 +240,7 @@ def test_a_loader_resumes_on_the_same_workers(urls, until, workers):
         ShardLoader(mixed(urls, until=until), 3, num_workers=workers + 1).load_state_dict(state)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("weights", [WEIGHTS, {"a": {0: 1, 30: 0}, "b": 1, "c": {0: 0, 30: 1}}])
 def test_a_stream_resumes_at_every_step(urls, weights):
     def build():
@@ -248,7 +252,7 @@ def test_a_stream_resumes_at_every_step(urls, weights):
     stream = build()
     stream.set_epoch(2)
     expected = pairs(stream)
-    for taken in range(60):
+    for taken in range(0, 60, 1 if SOAK > 1 else 7):
         stream = build()
         stream.set_epoch(2)
         iterator = iter(stream)

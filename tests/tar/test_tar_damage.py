@@ -84,6 +84,7 @@ def step(twin):
     return 3 if twin == "python" and SOAK == 1 else 1
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("delivery", EACH)
 def test_every_truncation_raises_unless_a_block_of_zeros_is_left(archive, right, delivery, step):
     starts = [*member_starts(archive), content_end(archive)]
@@ -95,6 +96,7 @@ def test_every_truncation_raises_unless_a_block_of_zeros_is_left(archive, right,
             assert_raised_in_the_member_that_is_cut(reading, right, length, starts)
 
 
+@pytest.mark.soak
 def test_every_truncation_inside_a_member_raises_even_where_the_end_is_optional(archive, right, step):
     starts = [*member_starts(archive), content_end(archive)]
     for length in {*range(0, len(archive), step), *starts}:
@@ -118,6 +120,7 @@ def assert_raised_in_the_member_that_is_cut(reading, right, length, starts):
         assert max(start for start in starts if start <= length) <= reading.error.offset <= length
 
 
+@pytest.mark.soak
 def test_no_truncation_delivers_half_a_sample(archive, right, step):
     samples = list(group_members(right.members))
     for length in range(0, len(archive), step):

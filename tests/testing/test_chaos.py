@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from multiprocessing import forkserver
 
 import pytest
 from click.testing import CliRunner
@@ -47,6 +48,7 @@ def _patience(monkeypatch):
     monkeypatch.setattr(chaos, "LIMIT", 600.0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("part", range(4))
 def test_our_loaders(urls, copies, tmp_path, part):
     suite = Suite(urls, 5, ["stream", "planned", "arrays"], ["stream", "planned", "arrays"])
@@ -60,6 +62,7 @@ def test_our_loaders(urls, copies, tmp_path, part):
 def test_our_loader_with_worker_processes(urls, copies, tmp_path):
     pytest.importorskip("torch", reason="needs torch")
     suite = Suite(urls, 6, ["torch"], ["torch"])
+    forkserver._forkserver._stop()  # one that has begun would not import torch
     preload(suite.readers)
     for number in range(4 if SOAK == 1 else 10 * SOAK):
         suite.play(copies, number, tmp_path / f"{number}")

@@ -118,6 +118,7 @@ def test_every_loader_resumes_anywhere(folder, name, part):
     check_resume(partial(make, folder), worlds=worlds, changes=changes, chains=CHAINS, seed=part, steady=BOTH, **same)
 
 
+@pytest.mark.soak
 def test_without_indexes_the_same_ranks_resume(folder):
     """Each has to have a shard."""
     worlds = [world for world in small_worlds(None, ["workers"]) if world[0].ranks <= len(world[0].shards)]

@@ -11,6 +11,7 @@ import tarfile
 from typing import NamedTuple
 
 import pytest
+from soak import SOAK
 
 from tarshards import Ledger, read_samples, write_samples
 from tarshards.errors import OpenError
@@ -138,13 +139,14 @@ def test_sound_archives_are_whole(plain, name):
     assert whole_samples(plain(sound.data + bytes(-len(sound.data) % 10240))) == sound.samples
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_changed_byte_of_a_header_costs_its_own_sample_alone(plain, name):
     sound = ARCHIVES[name]
-    lost = 0
+    step, lost = 1 if SOAK > 1 else 3, 0  # of a block's 512 bytes, which are no multiple
     for key, places in sound.places.items():
         for header, start, _, _ in places:
-            for at in range(header, start):
+            for at in range(header, start, step):
                 mask = (0x01, 0x20, 0x80, 0xFF)[at % 4]
                 if is_extended_data(sound, at):
                     continue  # no checksum covers it, as test_tar_damage.py has it
@@ -152,7 +154,7 @@ def test_a_changed_byte_of_a_header_costs_its_own_sample_alone(plain, name):
                 missing = check(sound, damaged, plain(damaged))
                 assert missing <= {key}
                 lost += len(missing)
-    assert lost > 1000
+    assert lost > 1000 // step
 
 
 def is_extended_data(sound: Archive, at: int) -> bool:
@@ -168,7 +170,7 @@ def holes(sound: Archive, kind: str):
     rng = random.Random(1)
     length = len(sound.data) - len(END)
     places = [(start, start + n * BLOCK) for n in (1, 2, 3, 5, 8) for start in range(0, length - n * BLOCK + 1, BLOCK)]
-    for _ in range(500):
+    for _ in range(500 if SOAK > 1 else 150):
         start = rng.randrange(length)
         places.append((start, min(start + rng.randrange(1, 4000), length)))
     for start, end in places:
@@ -177,6 +179,7 @@ def holes(sound: Archive, kind: str):
             yield sound.data[:start] + hole + sound.data[end:]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["zeros", "garbage"])
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_hole_costs_what_it_touches_and_nothing_else(plain, name, kind):
@@ -184,6 +187,7 @@ def test_a_hole_costs_what_it_touches_and_nothing_else(plain, name, kind):
         check(ARCHIVES[name], damaged, plain(damaged))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_pieces_leave_no_byte_out(plain, name):
     for damaged in [ARCHIVES[name].data, *holes(ARCHIVES[name], "garbage")]:
@@ -528,6 +532,7 @@ def test_bad_arguments(tmp_path):
         read_samples("a.tar", on_damage="resync")
 
 
+@pytest.mark.soak
 def test_both_parsers_walk_alike(plain, monkeypatch):
     for name in ("ours", "pax"):
         for number, damaged in enumerate(holes(ARCHIVES[name], "garbage")):

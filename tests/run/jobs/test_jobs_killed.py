@@ -18,7 +18,7 @@ from soak import SOAK
 from tarshards import read_samples
 from tarshards.run.jobs.job_plan import make_plan
 
-COUNT = 4
+COUNT = 4 if SOAK > 1 else 2
 MOMENTS = min(30, SOAK)
 SLOW = "for i in 1 2 3 4; do cat in-{}.tar; sleep 0.05; done"
 LINES = {
