@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 CHOSEN = 4  # shards of those that are given
 WHOLE = 1 << 28  # bytes of shards that are read whole, at most
 LIMIT = 60.0  # seconds without a sample of any rank, after which they hang
+AFTER_ERROR = 5.0  # seconds for the others, once a rank has ended with an error
 LEGS = 8
 BLOCK = 4  # samples of a block of the plan, so that small sets have many
 BAD = ("silent", "hung", "died", "audit")
@@ -235,6 +236,7 @@ class Round:
             "at": {},
             "machine": {},
             "pace": 0.002,
+            "is_ended": False,
         }
 
     def _urls(self) -> list[str]:
@@ -365,7 +367,7 @@ class RankResult:
         if name == "audit":
             return self.audit
         is_killed = "kill a rank" in round.world.nemesis
-        if self.has_ended or is_killed:
+        if self.has_ended or is_killed or self.job["is_ended"]:
             return ""
         last = Path(f"{self.job['output']}.stderr").read_text(errors="replace").strip().split("\n")[-1]
         return f"a rank has ended after {len(self.steps)} steps without an error, with these words: {last}"
@@ -383,7 +385,8 @@ def _are_equal(states: list[str]) -> bool:
 def run_jobs(jobs: list[dict[str, Any]], others: Sequence[dict[str, Any]] = ()) -> bool:
     """Run a process for each rank's job, and for each of the *others*; wake those that have stopped.
 
-    If a rank is killed, the rest is ended too, as launchers do. Return False if they hang.
+    If a rank is killed, the others are ended too, as launchers do; if it ends with an error, they are once they deliver
+    nothing any more, and their jobs say so. Return False if all hang.
     """
     from tarshards.testing.chaos_rank import STOPPED, run
 
@@ -392,9 +395,9 @@ def run_jobs(jobs: list[dict[str, Any]], others: Sequence[dict[str, Any]] = ()) 
     ranks = processes[: len(jobs)]
     for process in processes:
         process.start()
-    end, delivered = time.monotonic() + LIMIT, 0
+    last, limit, delivered = time.monotonic(), LIMIT, 0
     try:
-        while any(process.is_alive() for process in processes) and time.monotonic() < end:
+        while any(process.is_alive() for process in processes) and time.monotonic() < last + limit:
             next(process for process in processes if process.is_alive()).join(STOPPED)
             if any(process.exitcode == -signal.SIGKILL for process in ranks):
                 return True
@@ -403,8 +406,14 @@ def run_jobs(jobs: list[dict[str, Any]], others: Sequence[dict[str, Any]] = ()) 
                     _wake(process.pid or 0)
             size = sum(os.path.getsize(job["output"]) for job in (*jobs, *others) if os.path.exists(job["output"]))
             if size > delivered:
-                end, delivered = time.monotonic() + LIMIT, size
+                last, delivered = time.monotonic(), size
+            if any(process.exitcode for process in ranks):
+                limit = AFTER_ERROR
         hung = [process for process in processes if process.is_alive()]
+        if hung and limit == AFTER_ERROR:
+            for job, process in zip(jobs, ranks):
+                job["is_ended"] = process.is_alive()
+            return True
         for process in hung:
             os.killpg(process.pid or 0, signal.SIGUSR1)
         time.sleep(STOPPED if hung else 0)  # while they write where they are
@@ -745,7 +754,7 @@ def _faults(context: click.Context, parameter: click.Parameter, text: str) -> tu
     default=",".join(FAULTS),
     callback=_faults,
     metavar="KINDS",
-    help=f"Only faults of these kinds: {','.join(FAULTS)}.",
+    help="Only faults of these kinds, joined by commas.",
 )
 @click.option("--report", type=click.Path(dir_okay=False), help="Write FILE.md and FILE.json.", metavar="FILE")
 def main(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -35,6 +36,7 @@ def run(job: dict[str, Any]) -> None:
     """Run one rank as *job* says; its output is a file of JSON lines, which a kill cuts off."""
     os.setsid()
     os.environ.update(job["environment"])
+    multiprocessing.set_start_method(None, force=True)  # the system's, not that which this process was started by
     descriptor = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     os.dup2(os.open(f"{job['output']}.stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
@@ -58,8 +60,10 @@ def run(job: dict[str, Any]) -> None:
             ledger.check()
     except AuditError as error:
         tell(audit=str(error))
+        sys.exit(1)
     except Exception as error:
         tell(error=f"{type(error).__name__}: {error}")
+        sys.exit(1)
     else:
         tell(ended=True)
 
