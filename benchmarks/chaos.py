@@ -1,8 +1,8 @@
 """Chaos for our loaders and those of peers: what each loses, repeats or says when things go wrong.
 
-`make bench ONLY=chaos` runs the same ten rounds for every loader, each in its environment, and writes the table of
+`make bench ONLY=chaos` runs the same rounds for every loader, each in its environment, and writes the table of
 docs/chaos.md; `make bench ONLY=chaos,NAME` runs those of one, and keeps the lines of the others. `chaos.py NAME ROUNDS`
-only prints the report of some rounds. The loaders are the functions `load` in `readers/`.
+only prints the report of some rounds, such as 3 or 0-9. The loaders are the functions `load` in `readers/`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def bad_round(name: str, played: dict[str, Any]) -> str:
     where = {"copy": "copies", "http": "http", "storage": "the files themselves"}[played["source"]]
     return (
         f"- {name}, round {played['number']}: {played['nemesis']}, {where}: {played['outcome']}, {words}. "
-        f"`benchmarks/chaos.py {name} {played['number']}`"
+        f"`.venv/bin/python benchmarks/chaos.py {name} {played['number']}`"
     )
 
 

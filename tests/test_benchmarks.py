@@ -79,6 +79,13 @@ def test_the_conformance_table_has_a_row_for_each_reader_and_ours_is_without_fau
     assert told["tarshards"][0].split("|")[3:10] == [f" {cases} ", *["  "] * 6]
 
 
+def test_the_chaos_table_has_a_row_for_each_loader_and_ours_is_without_fault():
+    told = chaos.kept()
+    assert told.keys() == chaos.LOADERS.keys()
+    assert told["tarshards"][0].split("|")[7:13] == ["  "] * 6
+    assert not told["tarshards"][1:]
+
+
 def test_the_resume_matrix_has_a_row_for_each_loader_and_ours_is_without_fault():
     told = resumes.kept()
     assert told.keys() == resumes.PEERS.keys()

@@ -72,7 +72,7 @@ class RoundWorld:
 
 @dataclass
 class RoundOutcome:
-    """What a round came to: *exact*, *reported* (by an error or the ledger), or one of BAD; and what differs."""
+    """The outcome of a round: *exact*, *reported* (by an error or the ledger), or one of BAD; and what differs."""
 
     outcome: str = "exact"
     lost: int = 0
@@ -116,8 +116,8 @@ def draw(
     Each reader meets every nemesis before it meets one again, and all readers in the same order.
     """
     rng = random.Random(f"chaos/{seed}/{number}")
-    turn, place = divmod(number, len(readers))
-    reader = readers[place]
+    turn, which = divmod(number, len(readers))
+    reader = readers[which]
     kind = "user" if ":" in reader else reader
     left_out = {"storage": reader not in storage, "http": "network" not in faults}
     fit = {
@@ -270,7 +270,7 @@ class Round:
         return next(name for name, samples in self._truth(0).items() if key in samples)
 
     def _judge(self, outcome: RoundOutcome, counted: list[Sample], errors: list[str], lost: list[Any]) -> RoundOutcome:
-        """Compare what was *counted* with the plan, less what *errors*, or the *lost* of the ledgers, name."""
+        """Compare the *counted* samples with the plan, except those that *errors*, or the *lost* of ledgers, name."""
         counts = Counter(sample.key for sample in counted)
         missing = Counter(self.expected)
         missing.subtract(counts)
@@ -315,7 +315,7 @@ class Round:
 
 
 class Sample(NamedTuple):
-    """A sample that was delivered, with the position in the epoch that its rank and place give it."""
+    """A sample that was delivered, with its position in the epoch, which follows from its rank and step."""
 
     key: str
     fields: dict[str, str]
@@ -329,7 +329,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class RankResult:
-    """What one rank wrote down before it ended."""
+    """What one rank recorded before it ended."""
 
     job: dict[str, Any]
     steps: list[list[Any]] = field(default_factory=list)
@@ -441,7 +441,7 @@ def _wake(process: int) -> None:
 
 @nemesis("nothing", "", exact=True)
 def nothing(round: Round) -> None:
-    """All must be delivered before anything else counts."""
+    """Every sample must be delivered."""
 
 
 def _at_a_step(job: dict[str, Any], round: Round, *action: Any) -> None:
@@ -491,7 +491,7 @@ def stop_another_user(round: Round) -> None:
 
 @nemesis("failing answers", "network", sources=("http",), exact=True)
 def failing_answers(round: Round) -> None:
-    """Resets, short and slow answers, 429 and 503, redirects: what passes when it is tried again."""
+    """Resets, short and slow answers, 429 and 503, redirects: faults that a retry cures."""
     from tarshards.testing.unreliable_site import PASSING
 
     round.site.rate, round.site.kinds = round.rng.choice([0.05, 0.2, 0.5]), PASSING
@@ -678,8 +678,8 @@ class Suite:
         """Return a table of what was tried and what came of it, and each round that is bad."""
         lines = [
             f"# Chaos, tarshards {__version__}, seed {self.seed}, {time.strftime('%Y-%m-%d')}\n",
-            f"{len(self.rounds)} rounds over the beginnings of {', '.join(self.urls)}. *exact*: each sample once, in",
-            "its place, with its bytes. *reported*: less, and an error or the ledger names what is missing.\n",
+            f"{len(self.rounds)} rounds over the beginnings of {', '.join(self.urls)}. *exact*: each sample once, at",
+            "its position, with its bytes. *reported*: fewer, and an error or the ledger names what is missing.\n",
             "| reader | nemesis | rounds | exact | reported | silent | hung | died | lost | repeated | wrong |",
             "|---|---|---|---|---|---|---|---|---|---|---|",
         ]
@@ -717,7 +717,7 @@ def our_readers() -> list[str]:
 
 
 def preload(readers: Sequence[str]) -> None:
-    """Let the server that forks the ranks import once what they need."""
+    """Import what the ranks need once, in the server that forks them."""
     modules = ["__main__", "tarshards.testing.chaos_rank"]
     modules += [reader.partition(":")[0] for reader in readers if ":" in reader]
     modules += ["tarshards.loaders.torch.shard_loader"] * ("torch" in readers)
@@ -753,7 +753,7 @@ def _faults(context: click.Context, parameter: click.Parameter, text: str) -> tu
     "--faults",
     default=",".join(FAULTS),
     callback=_faults,
-    metavar="KINDS",
+    metavar="NAME,...",
     help="Only faults of these kinds, joined by commas.",
 )
 @click.option("--report", type=click.Path(dir_okay=False), help="Write FILE.md and FILE.json.", metavar="FILE")

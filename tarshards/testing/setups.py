@@ -99,7 +99,7 @@ def numbers_of(batch: Any) -> list[int]:
 
 
 def write_shards(folder: str | Path, shards: Iterable[int], *, index: bool = True) -> list[str]:
-    """Write tar shards with these numbers of samples below *folder*, unless they are there; return their paths.
+    """Write tar shards with these numbers of samples below *folder* unless they exist; return their paths.
 
     Each sample has its number as key and in the field "cls".
     """
@@ -107,11 +107,11 @@ def write_shards(folder: str | Path, shards: Iterable[int], *, index: bool = Tru
     from tarshards.write.shards import TarWriter
 
     numbers = Setup(tuple(shards)).numbers
-    place = Path(folder) / f"{'-'.join(str(len(each)) for each in numbers)}{'' if index else '-bare'}"
-    urls = [str(place / f"{shard:02d}.tar") for shard in range(len(numbers))]
+    below = Path(folder) / f"{'-'.join(str(len(each)) for each in numbers)}{'' if index else '-bare'}"
+    urls = [str(below / f"{shard:02d}.tar") for shard in range(len(numbers))]
     for url, own in zip(urls, numbers):
         if not Path(url).exists():
-            place.mkdir(parents=True, exist_ok=True)
+            below.mkdir(parents=True, exist_ok=True)
             with TarWriter(url, sync=False) as writer:
                 for number in own:
                     writer.write({"__key__": f"{number:06d}", "cls": number})
