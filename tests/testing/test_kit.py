@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -132,9 +133,18 @@ class Padding(toys.Planned):
         return super().share(rest + others[: -len(rest) % self.setup.ranks])
 
 
+class Meeting(toys.Planned):
+    """Its ranks could meet: rank 0 listens at the port that all are given."""
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        if setup.rank == 0:
+            socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))).close()
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_ranks_may_be_processes():
-    check_resume(toys.Planned, worlds=4, chains=2, times=1, steady=STEADY, processes=True)
+    check_resume(Meeting, worlds=4, chains=2, times=1, steady=STEADY, processes=True)
     with pytest.raises(LoaderFault, match="hung: rank 0 of 1: no end within"):
         resume(toys.HangsAtTheEnd, worlds=1, chains=0, times=1, processes=True, limit=1)
     with pytest.raises(LoaderFault, match="raised: rank 0 of 1: the process died with exit code 3"):
