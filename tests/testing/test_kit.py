@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import toy_loaders as toys
 
 import tarshards
+from tarshards.index import build
 from tarshards.testing import (
     Chain,
     LoaderFault,
@@ -26,6 +28,7 @@ from tarshards.testing import (
     each_world,
     numbers_of,
     small_worlds,
+    write_shards,
 )
 
 STEADY = ("workers", "batch_size")
@@ -131,6 +134,24 @@ class Padding(toys.Planned):
     def share(self, rest):
         others = self.order() * self.setup.ranks
         return super().share(rest + others[: -len(rest) % self.setup.ranks])
+
+
+def test_shards_appear_whole_whichever_process_is_first(tmp_path, monkeypatch):
+    """Ranks that are processes write the same shards at the same time."""
+    original, seen = build.build_index, []
+
+    def build_index(url):
+        seen.append((tmp_path / "2-1").exists())
+        if len(seen) == 2:
+            shutil.copytree(Path(url).parent, tmp_path / "2-1")  # of another process
+        return original(url)
+
+    monkeypatch.setattr(build, "build_index", build_index)
+    urls = write_shards(tmp_path, (2, 1))
+    assert seen == [False, False]
+    assert [Path(url).name for url in urls] == ["00.tar", "01.tar"]
+    assert all(Path(url).exists() for url in urls)
+    assert [path.name for path in tmp_path.iterdir()] == ["2-1"]
 
 
 class Meeting(toys.Planned):
