@@ -37,14 +37,16 @@ def orders() -> list[dict[str, Any]]:
     for counts, options in EPOCHS:
         plan = EpochPlan(counts, **options)
         count = min(len(plan), 24)
-        places = [list(map(int, plan[position])) for position in range(count)]
-        found.append({"samples": counts, **options, "length": len(plan), "first": places, "state": plan.state(count)})
+        positions = [list(map(int, plan[position])) for position in range(count)]
+        found.append(
+            {"samples": counts, **options, "length": len(plan), "first": positions, "state": plan.state(count)}
+        )
     return found
 
 
 def main() -> None:
-    told = {"indexes": indexes(), "orders": orders()}
-    (SPEC / "vectors.json").write_text(json.dumps(told, indent=1) + "\n")
+    vectors = {"indexes": indexes(), "orders": orders()}
+    (SPEC / "vectors.json").write_text(json.dumps(vectors, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FILES = sorted((BENCHMARKS / "peers").glob("[!_]*.py"))
 sys.path.append(str(BENCHMARKS))
 
+import chaos  # noqa: E402
 import checks  # noqa: E402
 import conformance  # noqa: E402
 import cost  # noqa: E402
@@ -23,6 +24,7 @@ import figures  # noqa: E402
 import measure  # noqa: E402
 import quotes  # noqa: E402
 import report  # noqa: E402
+import resumes  # noqa: E402
 import run  # noqa: E402
 import sets  # noqa: E402
 import suite  # noqa: E402
@@ -62,13 +64,13 @@ def test_a_peers_file_is_short_and_says_what_it_is(path):
     assert len(text.splitlines()) < 300
 
 
-def test_every_reader_of_the_conformance_table_has_its_function():
-    for reader in conformance.READERS.values():
-        file, _, function = reader.function.partition(":")
-        path = BENCHMARKS / "readers" / f"{file}.py"
+def test_every_reader_and_loader_of_the_tables_has_its_function():
+    functions = [reader.function.partition(":")[::2] for reader in conformance.READERS.values()]
+    functions += [(loader.file, "load") for loader in chaos.LOADERS.values() if loader.file]
+    for file, function in functions:
+        path = environments.READERS / f"{file}.py"
         assert file == "tarshards" or function in environments.read_peer(path).functions
-    names = {reader.function.partition(":")[0] for reader in conformance.READERS.values()}
-    assert names == {"tarshards", *(path.stem for path in path.parent.glob("[!_]*.py"))}
+    assert {file for file, _ in functions} == {"tarshards", *(path.stem for path in path.parent.glob("[!_]*.py"))}
 
 
 def test_the_conformance_table_has_a_row_for_each_reader_and_ours_is_without_fault():
@@ -76,6 +78,19 @@ def test_the_conformance_table_has_a_row_for_each_reader_and_ours_is_without_fau
     assert told.keys() == conformance.READERS.keys()
     cases = len(list(conformance.PAGE.parents[1].glob("spec/cases/*/expected.json")))
     assert told["tarshards"][0].split("|")[3:10] == [f" {cases} ", *["  "] * 6]
+
+
+def test_the_chaos_table_has_a_row_for_each_loader_and_ours_is_without_fault():
+    told = chaos.kept()
+    assert told.keys() == chaos.LOADERS.keys()
+    assert told["tarshards"][0].split("|")[7:13] == ["  "] * 6
+    assert not told["tarshards"][1:]
+
+
+def test_the_resume_matrix_has_a_row_for_each_loader_and_ours_is_without_fault():
+    told = resumes.kept()
+    assert told.keys() == resumes.PEERS.keys()
+    assert [cell.strip() for cell in told["tarshards_"][0].split("|")[2:-1]] == ["yes"] * len(resumes.CELLS)
 
 
 def test_every_program_is_in_reach_of_make_bench():

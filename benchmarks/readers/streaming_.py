@@ -23,4 +23,4 @@ def load(urls: list[str]) -> StreamingDataLoader:
         dist.init_process_group("gloo")
     clean_stale_shared_memory()
     data = StreamingDataset(local=str(folder), shuffle=False, batch_size=BATCH, num_canonical_nodes=1)
-    return StreamingDataLoader(data, batch_size=BATCH, num_workers=1, collate_fn=list)
+    return StreamingDataLoader(data, batch_size=BATCH, num_workers=1)

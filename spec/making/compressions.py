@@ -38,7 +38,7 @@ def compressions() -> None:
     add("gzip", "A gzip member of stored blocks.", gzip(PLAIN), SA, SB, read="a.tar.gz")
     add(
         "gzip-by-content",
-        "Compression is told by the first bytes, not by the suffix.",
+        "The first bytes tell the compression, not the suffix.",
         gzip(PLAIN),
         both,
         bad("archive"),

@@ -223,7 +223,12 @@ def faults() -> None:
     after = bad("archive", SA, at=at)
     between = bad("archive", SA, SB, at=at)
     add("header-bit", "One flipped bit in a header: its checksum is wrong.", flipped(data, at), after)
-    add("header-bit-size", "A flipped bit in a size would lead to a wrong place.", flipped(data, at + 134), after)
+    add(
+        "header-bit-size",
+        "With a flipped bit in a size, the next header is sought at a wrong offset.",
+        flipped(data, at + 134),
+        after,
+    )
     add("header-bit-kind", "A flipped bit in a type would make a link of a file.", flipped(data, at + 156), after)
     add(
         "header-bit-last-byte", "A flipped bit in the last byte of a header counts too.", flipped(data, at + 511), after
@@ -313,7 +318,7 @@ def faults() -> None:
     )
     add(
         "blocks-swapped",
-        "Header and data of a member that changed places.",
+        "The header and the data of a member were swapped.",
         data[:at] + data[at + BLOCK : at + 2 * BLOCK] + data[at : at + BLOCK] + data[at + 2 * BLOCK :],
         after,
     )

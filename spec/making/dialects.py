@@ -242,13 +242,13 @@ def extended() -> None:
     one = member("x.y", "one")
     add(
         "pax-path",
-        "The record path takes the place of the name.",
+        "The record path replaces the name.",
         pax(("path", LONG + ".txt")) + one + END,
         s(LONG, txt="one"),
     )
     add(
         "pax-path-over-prefix",
-        "The record path takes the place of name and prefix together.",
+        "The record path replaces name and prefix together.",
         pax(("path", "a.txt")) + member("x.y", "one", prefix="p") + END,
         s("a", txt="one"),
     )
@@ -269,7 +269,7 @@ def extended() -> None:
     )
     add(
         "pax-size",
-        "The record size takes the place of the size in the header.",
+        "The record size replaces the size in the header.",
         pax(("size", "3")) + header("a.txt", 0) + filled(b"one") + B + END,
         s("a", txt="one"),
         SB,
@@ -433,7 +433,7 @@ def extended() -> None:
     )
     add(
         "pax-linkpath",
-        "The record linkpath takes the place of a link's target.",
+        "The record linkpath replaces a link's target.",
         member("a.txt", "one") + pax(("linkpath", "a.txt")) + link("b.txt", "x") + END,
         s("a", txt="one"),
         s("b", txt="one"),

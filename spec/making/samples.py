@@ -114,7 +114,7 @@ def keys() -> None:
     )
     add(
         "key-unicode",
-        "Keys may be of any script.",
+        "Keys may be in any script.",
         ["日本語.txt", "ключ.txt", "🙂.txt"],
         s("日本語", txt="0"),
         s("ключ", txt="1"),
@@ -425,7 +425,7 @@ def expressions() -> None:
     add("missing", "A file that does not exist.", "nothing.tar", three, bad("open"))
     add("name-space", "A file may have spaces in its name.", "my set.tar", ["my set.tar"], *numbered(0))
     add("name-comma", "A comma outside braces is a character.", "a,b.tar", ["a,b.tar"], *numbered(0))
-    add("name-unicode", "A file's name may be of any script.", "日本.tar", ["日本.tar"], *numbered(0))
+    add("name-unicode", "A file's name may be in any script.", "日本.tar", ["日本.tar"], *numbered(0))
     add("name-percent", "A percent sign in a path is no escape.", "a%20b.tar", ["a%20b.tar"], *numbered(0))
     add("name-no-suffix", "What is read is no question of the suffix.", "archive.bin", ["archive.bin"], *numbered(0))
     add("name-dots", "A name of many dots.", "set.v1.0.tar", ["set.v1.0.tar"], *numbered(0))

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 CHOSEN = 4  # shards of those that are given
 WHOLE = 1 << 28  # bytes of shards that are read whole, at most
 LIMIT = 60.0  # seconds without a sample of any rank, after which they hang
+AFTER_ERROR = 5.0  # seconds for the others, once a rank has ended with an error
 LEGS = 8
 BLOCK = 4  # samples of a block of the plan, so that small sets have many
 BAD = ("silent", "hung", "died", "audit")
@@ -71,7 +72,7 @@ class RoundWorld:
 
 @dataclass
 class RoundOutcome:
-    """What a round came to: *exact*, *reported* (by an error or the ledger), or one of BAD; and what differs."""
+    """The outcome of a round: *exact*, *reported* (by an error or the ledger), or one of BAD; and what differs."""
 
     outcome: str = "exact"
     lost: int = 0
@@ -115,8 +116,8 @@ def draw(
     Each reader meets every nemesis before it meets one again, and all readers in the same order.
     """
     rng = random.Random(f"chaos/{seed}/{number}")
-    turn, place = divmod(number, len(readers))
-    reader = readers[place]
+    turn, which = divmod(number, len(readers))
+    reader = readers[which]
     kind = "user" if ":" in reader else reader
     left_out = {"storage": reader not in storage, "http": "network" not in faults}
     fit = {
@@ -235,6 +236,7 @@ class Round:
             "at": {},
             "machine": {},
             "pace": 0.002,
+            "is_ended": False,
         }
 
     def _urls(self) -> list[str]:
@@ -268,7 +270,7 @@ class Round:
         return next(name for name, samples in self._truth(0).items() if key in samples)
 
     def _judge(self, outcome: RoundOutcome, counted: list[Sample], errors: list[str], lost: list[Any]) -> RoundOutcome:
-        """Compare what was *counted* with the plan, less what *errors*, or the *lost* of the ledgers, name."""
+        """Compare the *counted* samples with the plan, except those that *errors*, or the *lost* of ledgers, name."""
         counts = Counter(sample.key for sample in counted)
         missing = Counter(self.expected)
         missing.subtract(counts)
@@ -313,7 +315,7 @@ class Round:
 
 
 class Sample(NamedTuple):
-    """A sample that was delivered, with the position in the epoch that its rank and place give it."""
+    """A sample that was delivered, with its position in the epoch, which follows from its rank and step."""
 
     key: str
     fields: dict[str, str]
@@ -327,7 +329,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class RankResult:
-    """What one rank wrote down before it ended."""
+    """What one rank recorded before it ended."""
 
     job: dict[str, Any]
     steps: list[list[Any]] = field(default_factory=list)
@@ -365,7 +367,7 @@ class RankResult:
         if name == "audit":
             return self.audit
         is_killed = "kill a rank" in round.world.nemesis
-        if self.has_ended or is_killed:
+        if self.has_ended or is_killed or self.job["is_ended"]:
             return ""
         last = Path(f"{self.job['output']}.stderr").read_text(errors="replace").strip().split("\n")[-1]
         return f"a rank has ended after {len(self.steps)} steps without an error, with these words: {last}"
@@ -383,7 +385,8 @@ def _are_equal(states: list[str]) -> bool:
 def run_jobs(jobs: list[dict[str, Any]], others: Sequence[dict[str, Any]] = ()) -> bool:
     """Run a process for each rank's job, and for each of the *others*; wake those that have stopped.
 
-    If a rank is killed, the rest is ended too, as launchers do. Return False if they hang.
+    If a rank is killed, the others are ended too, as launchers do; if it ends with an error, they are once they deliver
+    nothing any more, and their jobs say so. Return False if all hang.
     """
     from tarshards.testing.chaos_rank import STOPPED, run
 
@@ -392,9 +395,9 @@ def run_jobs(jobs: list[dict[str, Any]], others: Sequence[dict[str, Any]] = ()) 
     ranks = processes[: len(jobs)]
     for process in processes:
         process.start()
-    end, delivered = time.monotonic() + LIMIT, 0
+    last, limit, delivered = time.monotonic(), LIMIT, 0
     try:
-        while any(process.is_alive() for process in processes) and time.monotonic() < end:
+        while any(process.is_alive() for process in processes) and time.monotonic() < last + limit:
             next(process for process in processes if process.is_alive()).join(STOPPED)
             if any(process.exitcode == -signal.SIGKILL for process in ranks):
                 return True
@@ -403,8 +406,14 @@ def run_jobs(jobs: list[dict[str, Any]], others: Sequence[dict[str, Any]] = ()) 
                     _wake(process.pid or 0)
             size = sum(os.path.getsize(job["output"]) for job in (*jobs, *others) if os.path.exists(job["output"]))
             if size > delivered:
-                end, delivered = time.monotonic() + LIMIT, size
+                last, delivered = time.monotonic(), size
+            if any(process.exitcode for process in ranks):
+                limit = AFTER_ERROR
         hung = [process for process in processes if process.is_alive()]
+        if hung and limit == AFTER_ERROR:
+            for job, process in zip(jobs, ranks):
+                job["is_ended"] = process.is_alive()
+            return True
         for process in hung:
             os.killpg(process.pid or 0, signal.SIGUSR1)
         time.sleep(STOPPED if hung else 0)  # while they write where they are
@@ -432,7 +441,7 @@ def _wake(process: int) -> None:
 
 @nemesis("nothing", "", exact=True)
 def nothing(round: Round) -> None:
-    """All must be delivered before anything else counts."""
+    """Every sample must be delivered."""
 
 
 def _at_a_step(job: dict[str, Any], round: Round, *action: Any) -> None:
@@ -482,7 +491,7 @@ def stop_another_user(round: Round) -> None:
 
 @nemesis("failing answers", "network", sources=("http",), exact=True)
 def failing_answers(round: Round) -> None:
-    """Resets, short and slow answers, 429 and 503, redirects: what passes when it is tried again."""
+    """Resets, short and slow answers, 429 and 503, redirects: faults that a retry cures."""
     from tarshards.testing.unreliable_site import PASSING
 
     round.site.rate, round.site.kinds = round.rng.choice([0.05, 0.2, 0.5]), PASSING
@@ -669,8 +678,8 @@ class Suite:
         """Return a table of what was tried and what came of it, and each round that is bad."""
         lines = [
             f"# Chaos, tarshards {__version__}, seed {self.seed}, {time.strftime('%Y-%m-%d')}\n",
-            f"{len(self.rounds)} rounds over the beginnings of {', '.join(self.urls)}. *exact*: each sample once, in",
-            "its place, with its bytes. *reported*: less, and an error or the ledger names what is missing.\n",
+            f"{len(self.rounds)} rounds over the beginnings of {', '.join(self.urls)}. *exact*: each sample once, at",
+            "its position, with its bytes. *reported*: fewer, and an error or the ledger names what is missing.\n",
             "| reader | nemesis | rounds | exact | reported | silent | hung | died | lost | repeated | wrong |",
             "|---|---|---|---|---|---|---|---|---|---|---|",
         ]
@@ -708,7 +717,7 @@ def our_readers() -> list[str]:
 
 
 def preload(readers: Sequence[str]) -> None:
-    """Let the server that forks the ranks import once what they need."""
+    """Import what the ranks need once, in the server that forks them."""
     modules = ["__main__", "tarshards.testing.chaos_rank"]
     modules += [reader.partition(":")[0] for reader in readers if ":" in reader]
     modules += ["tarshards.loaders.torch.shard_loader"] * ("torch" in readers)
@@ -744,8 +753,8 @@ def _faults(context: click.Context, parameter: click.Parameter, text: str) -> tu
     "--faults",
     default=",".join(FAULTS),
     callback=_faults,
-    metavar="KINDS",
-    help=f"Only faults of these kinds: {','.join(FAULTS)}.",
+    metavar="NAME,...",
+    help="Only faults of these kinds, joined by commas.",
 )
 @click.option("--report", type=click.Path(dir_okay=False), help="Write FILE.md and FILE.json.", metavar="FILE")
 def main(

@@ -1,10 +1,11 @@
-"""One rank of a chaos world: it reads its part, writes down what it got, and meets its misfortunes at their steps."""
+"""One rank of a chaos world: it reads its part, records what it gets, and runs the faults at their steps."""
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -35,11 +36,12 @@ def run(job: dict[str, Any]) -> None:
     """Run one rank as *job* says; its output is a file of JSON lines, which a kill cuts off."""
     os.setsid()
     os.environ.update(job["environment"])
+    multiprocessing.set_start_method(None, force=True)  # the system's, not that which this process was started by
     descriptor = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     os.dup2(os.open(f"{job['output']}.stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
 
-    faulthandler.register(signal.SIGUSR1)  # by which a rank, and its workers, say where they hang
+    faulthandler.register(signal.SIGUSR1)  # a rank, and its workers, then print where they hang
 
     def tell(**line: Any) -> None:
         os.write(descriptor, json.dumps(line).encode() + b"\n")
@@ -58,14 +60,16 @@ def run(job: dict[str, Any]) -> None:
             ledger.check()
     except AuditError as error:
         tell(audit=str(error))
+        sys.exit(1)
     except Exception as error:
         tell(error=f"{type(error).__name__}: {error}")
+        sys.exit(1)
     else:
         tell(ended=True)
 
 
 def lost_of(ledger: Ledger | None) -> list[tuple[str | None, str | None]]:
-    """Return the shards and keys that a ledger names, of all that was not read or failed."""
+    """Return the shards and keys of the samples that a ledger has."""
     if ledger is None:
         return []
     shards = [os.path.basename(entry.shard or "").removesuffix(".index") for entry in ledger.quarantined]
@@ -88,7 +92,7 @@ def _read(job: dict[str, Any], loader: Any, ledger: Ledger | None, tell: Callabl
 
 
 def _shorten_pauses(worker: int = 0) -> None:
-    """Let requests be tried again at once, also in a *worker*, since rounds are short."""
+    """Retry requests at once, also in a *worker*: rounds are short."""
     tuning.PAUSE = tuning.LONGEST_PAUSE = PAUSE
 
 
@@ -131,7 +135,7 @@ def samples_of(item: Any) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _bytes(value: Any) -> bytes:
-    """Return the bytes of a value: its own, an array's, or those of its words."""
+    """Return the bytes of a value: its own, an array's, or those of its repr."""
     if hasattr(value, "tobytes"):
         return bytes(value.tobytes())
     return value if isinstance(value, bytes) else repr(value).encode()
@@ -201,7 +205,7 @@ def _forbid_writing(folder: str) -> None:
 
 
 def _jump_clock(seconds: float) -> None:
-    """Let the time of day be another in all modules that are loaded."""
+    """Shift the time of day in all loaded modules."""
     now, now_ns = time.time, time.time_ns
     other = {now: lambda: now() + seconds, now_ns: lambda: now_ns() + int(seconds * 1e9)}
     for module in list(sys.modules.values()):

@@ -76,7 +76,7 @@ def write_shard(folder: Path) -> None:
 
 
 def write_stale_index(folder: Path) -> None:
-    """Leave the index of another shard, as a program does that knows nothing of indexes."""
+    """Replace a shard and keep its index, as programs do that know no indexes."""
     write_shard(folder)
     write_index(folder)
     with tempfile.TemporaryDirectory() as elsewhere:
@@ -243,7 +243,7 @@ def by_key(manifest: Path, number: int) -> list[tuple[str, bytes]]:
 
 
 def journaled(folder: Path) -> dict[str, Any]:
-    """Return the records of a journal; one that is not in it is done again."""
+    """Return the records of a journal; a missing one is done again."""
     try:
         journal = Journal(f"{folder}/state")
     except (TarshardsError, OSError) as error:
@@ -255,7 +255,7 @@ def journaled(folder: Path) -> dict[str, Any]:
 
 
 def cached(folder: Path) -> dict[str, bytes]:
-    """Return the blocks that a cache has; one that it has not is fetched."""
+    """Return the blocks in a cache; a missing one is fetched."""
     cache = BlockCache(f"{folder}/cache", 1 << 28)
     try:
         blocks = {f"block {block.offset}": bytes(cache.take(block, lambda: FETCHED)) for block in BLOCKS}
@@ -295,7 +295,7 @@ CASES = {
 
 
 def check_case(name: str, folder: Path, lost: int = 2) -> Crashes:
-    """Return the result of one case, in *folder*, which is made."""
+    """Run one case in a new *folder*, and return its result."""
     case = CASES[name]
     folder.mkdir()
     if case.prepare is not None:

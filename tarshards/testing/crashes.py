@@ -1,7 +1,7 @@
 """Every state in which a crash can leave the files of one write: recorded, enumerated, laid out and read.
 
 The method is ALICE's (Pillai et al., OSDI 2014). The system calls of the write are recorded. A killed process leaves
-the files after some of them, the last of which may have written a part of its bytes. A power loss may also lose any
+the files after some of them; the last one may have written a part of its bytes. A power loss may also lose any
 of them that no fsync has made to last: of a file for its bytes, of its folder for its name; and instead of bytes that
 are lost there may be zeros. ``check_writer`` builds all these states, with one or two changes lost, and reads each:
 what was written is whole, as it was before, absent, or an error, and never half.
@@ -31,7 +31,7 @@ Reader = Callable[[Path], Mapping[str, Any]]
 
 
 class CrashState(NamedTuple):
-    """The files after a crash; *words* tell which changes had come, and which were lost."""
+    """The files after a crash; *words* name the changes that were made, and those that were lost."""
 
     tree: Tree
     words: str
@@ -190,8 +190,8 @@ def crash_states(before: Tree, changes: Sequence[Change], lost: int = 2) -> Iter
 
 
 def _variants(came: Sequence[Change], lost: int) -> Iterator[tuple[list[Change], str, int]]:
-    """Yield the changes that are left of those that *came*, words for what is not, and how many are missing."""
-    yield [*came], f", the last of which is: {came[-1]}" if came else "", 0
+    """Yield what remains of the changes that *came*, words for the missing ones, and their number."""
+    yield [*came], f", the last: {came[-1]}" if came else "", 0
     if came and came[-1].kind == "write":
         for size in _torn(len(came[-1].data)):
             torn = replace(came[-1], data=came[-1].data[:size])
@@ -222,7 +222,7 @@ def _zeroed(change: Change) -> Change:
 
 
 def _losable(came: Sequence[Change]) -> Iterator[int]:
-    """Yield the numbers of the changes that no sync has made to last; POSIX promises no more than that."""
+    """Yield the numbers of the changes that no sync has made durable; POSIX promises no more."""
     files: set[int] = set()
     folders: set[str] = set()
     is_all = False

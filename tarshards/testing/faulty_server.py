@@ -66,7 +66,7 @@ class Answer:
 
 @dataclass(repr=False)
 class Server:
-    """Gives *answers* in turn, then whole ones, of *body*; `requests` are those it got: method, path, headers, body."""
+    """Gives *answers* in turn, then complete ones with *body*; `requests` has each method, path, headers and body."""
 
     body: bytes = b""
     answers: list[Answer] = field(default_factory=list)

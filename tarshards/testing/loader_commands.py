@@ -34,7 +34,7 @@ class Names(click.ParamType):
 
 
 class FunctionName(click.ParamType):
-    """A function that a module of the current folder or of the environment has."""
+    """A function in a module of the current folder or the environment."""
 
     name = "MODULE:FUNCTION"
 
@@ -51,7 +51,7 @@ class FunctionName(click.ParamType):
 
 
 def of_loader(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what all these commands share."""
+    """Add the arguments and options of all these commands."""
     for add in (
         click.option("--limit", default=30.0, metavar="SECONDS", help="Seconds after which a run hangs."),
         click.option("--processes", is_flag=True, help="Run each rank in a process of its own."),

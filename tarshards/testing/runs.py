@@ -107,7 +107,7 @@ class Tested:
     def amiss(self, due: Counter[int], came: Counter[int], setup: Setup) -> tuple[str, tuple[int, ...]] | None:
         """Return which samples of an epoch are "lost" or "repeated" against the promise, or None."""
         lost, repeated = due - came, came - due
-        if self.tail == "pad":  # what is due has repeats, which others may take the place of
+        if self.tail == "pad":  # the repeats that are due may be of other samples
             lost = Counter({sample: times for sample, times in lost.items() if not came[sample]})
         if self.tail == "drop":  # what is due lacks samples, which may come
             repeated = Counter({sample: times for sample, times in repeated.items() if due[sample]})
@@ -121,10 +121,10 @@ class Tested:
         given: list[Any] = [None] * setup.ranks
         if states is not None:
             given = self.states_for([pickle.loads(state) for state in states], setup.ranks)
-        places = [setup.with_entry("rank", rank) for rank in range(setup.ranks)]
+        setups = [setup.with_entry("rank", rank) for rank in range(setup.ranks)]
         if self.processes:
-            return self._in_processes(places, passes, given)
-        return [self.in_rank(place, passes, state) for place, state in zip(places, given)]
+            return self._in_processes(setups, passes, given)
+        return [self.in_rank(each, passes, state) for each, state in zip(setups, given)]
 
     def in_rank(self, setup: Setup, passes: int, state: Any) -> Run:
         """Run one rank in this process."""
@@ -157,11 +157,11 @@ class Tested:
                     return
             run.states[number + 1, 0] = pickle.dumps(loader.state_dict())
 
-    def _in_processes(self, places: list[Setup], passes: int, states: list[Any]) -> list[Run]:
+    def _in_processes(self, setups: list[Setup], passes: int, states: list[Any]) -> list[Run]:
         runs, children, port = [], [], free_port()
-        for place, state in zip(places, states):
+        for setup, state in zip(setups, states):
             receiver, sender = multiprocessing.Pipe(duplex=False)
-            child = multiprocessing.Process(target=_send, args=(self, sender, place, passes, state, port))
+            child = multiprocessing.Process(target=_send, args=(self, sender, setup, passes, state, port))
             child.start()
             sender.close()
             children.append((child, receiver))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, product
@@ -99,7 +101,7 @@ def numbers_of(batch: Any) -> list[int]:
 
 
 def write_shards(folder: str | Path, shards: Iterable[int], *, index: bool = True) -> list[str]:
-    """Write tar shards with these numbers of samples below *folder*, unless they are there; return their paths.
+    """Write tar shards with these numbers of samples below *folder* unless they exist; return their paths.
 
     Each sample has its number as key and in the field "cls".
     """
@@ -107,14 +109,20 @@ def write_shards(folder: str | Path, shards: Iterable[int], *, index: bool = Tru
     from tarshards.write.shards import TarWriter
 
     numbers = Setup(tuple(shards)).numbers
-    place = Path(folder) / f"{'-'.join(str(len(each)) for each in numbers)}{'' if index else '-bare'}"
-    urls = [str(place / f"{shard:02d}.tar") for shard in range(len(numbers))]
-    for url, own in zip(urls, numbers):
-        if not Path(url).exists():
-            place.mkdir(parents=True, exist_ok=True)
+    below = Path(folder) / f"{'-'.join(str(len(each)) for each in numbers)}{'' if index else '-bare'}"
+    names = [f"{shard:02d}.tar" for shard in range(len(numbers))]
+    if not below.exists():
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(dir=folder))
+        for name, own in zip(names, numbers):
+            url = str(part / name)
             with TarWriter(url, sync=False) as writer:
                 for number in own:
                     writer.write({"__key__": f"{number:06d}", "cls": number})
             if index:
                 build_index(url).save(url, sync=False)
-    return urls
+        try:
+            part.rename(below)
+        except OSError:  # another process was first
+            shutil.rmtree(part)
+    return [str(below / name) for name in names]

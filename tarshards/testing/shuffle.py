@@ -153,7 +153,7 @@ def _positions_in_shards(order: Order) -> list[Permutation]:
 
 
 def _moves(order: Order) -> list[tuple[int, int]]:
-    """For each sample its position, and where it were if the shards were read one after the other in their order."""
+    """For each sample its position, and the one it would have if the shards were read one after the other."""
     (of_shards,) = _positions_of_shards(order)
     due = sorted(range(len(order)), key=lambda number: (of_shards[number // SHARDS[0]], number))
     return list(zip(_inverse(order), _inverse(due)))

@@ -78,7 +78,7 @@ def write_tree(tree: Mapping[str, bytes | None], folder: str | os.PathLike[str])
 
 
 def replay(before: Mapping[str, bytes | None], changes: Iterable[Change]) -> Tree:
-    """Return the files after these changes of *before*; what is in a folder that was not made is left out.
+    """Return the files after these changes of *before*; files in folders that were not made are left out.
 
     >>> replay({"a": b"old"}, [Change("write", "a", 0, data=b"new!"), Change("rename", "a", 0, target="b")])
     {'b': b'new!'}
@@ -277,11 +277,11 @@ class _Recording:
         elif texts:
             self._rename(process, call, plain, texts)
 
-    def _path(self, process: _Traced, call: str, plain: str, name: bytes, place: int = 0) -> str:
-        """Return the path of a *name* that may be relative to the folder in the argument at *place*."""
+    def _path(self, process: _Traced, call: str, plain: str, name: bytes, argument: int = 0) -> str:
+        """Return the path of a *name* that may be relative to the folder in this *argument*."""
         folder = process.folder
         if call.endswith(("at", "at2")):
-            number = plain.split(", ")[place]
+            number = plain.split(", ")[argument]
             if number.isdecimal():
                 opened = process.opened.get(int(number))
                 folder = "/" if opened is None else opened.path  # a folder outside of the root
@@ -321,11 +321,11 @@ class _Recording:
         if opened.file is None or not data:
             return
         size = self._sizes[opened.file]
-        place = (size if opened.appends else opened.offset) if offset is None else offset
-        self.changes.append(Change("write", self._now(opened), opened.file, offset=place, data=data))
-        self._sizes[opened.file] = max(size, place + len(data))
+        begin = (size if opened.appends else opened.offset) if offset is None else offset
+        self.changes.append(Change("write", self._now(opened), opened.file, offset=begin, data=data))
+        self._sizes[opened.file] = max(size, begin + len(data))
         if offset is None:
-            opened.offset = place + len(data)
+            opened.offset = begin + len(data)
 
     def _resize(self, opened: _Open, call: str, plain: str, numbers: list[int]) -> None:
         if opened.file is None:

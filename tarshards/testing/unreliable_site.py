@@ -28,7 +28,7 @@ STATUSES = (
 DATES = tuple(f"Sat, 21 Nov 2026 0{hour}:00:00 GMT" for hour in range(3))
 BUCKET = "/bucket"  # may be before the path, as S3's path-style URLs have it
 AGAIN = "/again"  # before the path of what a redirect leads to
-IN_A_ROW = 2  # faults of one place of a file, at most
+IN_A_ROW = 2  # faults at one offset of a file, at most
 STALLS = 1  # in a schedule, at most: each costs a time-out
 
 
@@ -36,8 +36,8 @@ STALLS = 1  # in a schedule, at most: each costs a time-out
 class UnreliableSite(Server):
     """Serves *files*, each in three versions: as it is, changed, and of another size.
 
-    Every choice is drawn from the seed, the place that is asked for, and how often it has been. *kinds* are those of
-    the faults, *rate* how many answers are at fault. What is put is in `stored`.
+    Every choice is drawn from the seed, the request's method, path and offset, and how often it came before. *kinds*
+    are those of the faults, *rate* is the share of faulty answers. What clients PUT is in `stored`.
     """
 
     files: dict[str, tuple[bytes, bytes, bytes]] = field(default_factory=dict)
@@ -56,11 +56,11 @@ class UnreliableSite(Server):
 
     def _choose(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[Answer, bytes]:
         span = re.match(r"bytes=(\d+)", headers.get("range", ""))
-        place = (method, path, span[1] if span else "")
-        rng = random.Random(f"{self.seed}/{place}/{self._asked[place]}")
-        self._asked[place] += 1
+        asked = (method, path, span[1] if span else "")
+        rng = random.Random(f"{self.seed}/{asked}/{self._asked[asked]}")
+        self._asked[asked] += 1
         kind = ""
-        if self._asked[place] <= IN_A_ROW and rng.random() < self.rate:
+        if self._asked[asked] <= IN_A_ROW and rng.random() < self.rate:
             kind = rng.choice(self.kinds)
         if kind == "redirect" and path.startswith(AGAIN):
             kind = ""

@@ -98,6 +98,7 @@ WORDS = {
         "NAME,...",
         "NAME=R,...",
         "NAME=TYPE,...",
+        "N[-M]",
         "N|SIZE",
         "FOLDER|FILE",
         "SECRET:PATH",

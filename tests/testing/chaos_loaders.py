@@ -150,5 +150,15 @@ class WaitsForOthers(Plain):
             yield sample
 
 
+class FailsAlone(WaitsForOthers):
+    """Rank 0 has an error, and the others wait for it."""
+
+    def together(self, samples, others):
+        for step, sample in enumerate(super().together(samples, others)):
+            if step == 2 and os.environ["RANK"] == "0":
+                raise OSError("the disk is gone")
+            yield sample
+
+
 def is_broken(urls: list[str]) -> list[dict[str, Any]]:
     raise ValueError("no module is here")

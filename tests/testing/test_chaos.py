@@ -142,6 +142,13 @@ def test_a_killed_rank_ends_those_that_wait_for_it(urls, copies, tmp_path, monke
     assert {each.outcome for each in found} == {"exact"}, found
 
 
+def test_ranks_that_wait_for_one_with_an_error_are_ended(urls, copies, tmp_path, monkeypatch):
+    monkeypatch.setattr(chaos, "AFTER_ERROR", 1.0)
+    found = play("FailsAlone", "nothing", urls[:3], copies, tmp_path, monkeypatch)
+    assert {each.outcome for each in found} == {"reported"}, found
+    assert {each.words for each in found} == {"OSError: the disk is gone"}
+
+
 def test_what_was_delivered_is_compared_with_the_plan(urls, copies, tmp_path):
     world = RoundWorld(0, 0, "planned", "copy", "nothing", True, 1, False)
     round = chaos.Round(world, copies, urls, tmp_path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shutil
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -16,6 +18,7 @@ import toy_loaders as toys
 from soak import SOAK
 
 import tarshards
+from tarshards.index import build
 from tarshards.testing import (
     Chain,
     LoaderFault,
@@ -26,6 +29,7 @@ from tarshards.testing import (
     each_world,
     numbers_of,
     small_worlds,
+    write_shards,
 )
 
 STEADY = ("workers", "batch_size")
@@ -135,9 +139,36 @@ class Padding(toys.Planned):
         return super().share(rest + others[: -len(rest) % self.setup.ranks])
 
 
+def test_shards_appear_whole_whichever_process_is_first(tmp_path, monkeypatch):
+    """Ranks that are processes write the same shards at the same time."""
+    original, seen = build.build_index, []
+
+    def build_index(url):
+        seen.append((tmp_path / "2-1").exists())
+        if len(seen) == 2:
+            shutil.copytree(Path(url).parent, tmp_path / "2-1")  # of another process
+        return original(url)
+
+    monkeypatch.setattr(build, "build_index", build_index)
+    urls = write_shards(tmp_path, (2, 1))
+    assert seen == [False, False]
+    assert [Path(url).name for url in urls] == ["00.tar", "01.tar"]
+    assert all(Path(url).exists() for url in urls)
+    assert [path.name for path in tmp_path.iterdir()] == ["2-1"]
+
+
+class Meeting(toys.Planned):
+    """Its ranks could meet: rank 0 listens at the port that all are given."""
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        if setup.rank == 0:
+            socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))).close()
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_ranks_may_be_processes():
-    check_resume(toys.Planned, worlds=4, chains=2, times=1, steady=STEADY, processes=True)
+    check_resume(Meeting, worlds=4, chains=2, times=1, steady=STEADY, processes=True)
     with pytest.raises(LoaderFault, match="hung: rank 0 of 1: no end within"):
         resume(toys.HangsAtTheEnd, worlds=1, chains=0, times=1, processes=True, limit=1)
     with pytest.raises(LoaderFault, match="raised: rank 0 of 1: the process died with exit code 3"):
