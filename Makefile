@@ -1,4 +1,4 @@
-# The commands: demo, test, test-core, test-pythons, test-interop, soak, lint, types, coverage, mutation, bench, asan,
+# The commands: demo, test, test-core, test-pythons, test-interop, soak, lint, types, mutation, bench, asan,
 # programs. Each sets up what it needs in .venv, test-core in an environment for each Python.
 PYTHON ?= python3
 VENV := .venv
@@ -66,14 +66,6 @@ lint: $(VENV)/.test
 types: $(VENV)/.types
 	$(BIN)/pyright --verifytypes tarshards --ignoreexternal | tee /dev/stderr | awk '/^Type completeness/ {good = $$4 + 0 >= 95} END {exit !good}'
 
-# The lines of these packages that their tests run, also in processes that they start; pyproject.toml has the least.
-COVERED := tar samples index epoch stream
-coverage: $(VENV)/.test
-	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest $(PARALLEL) -m "not (interop or soak or hypothesis)" $(COVERED:%=tests/%) $(PYTEST)
-	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report
-
 # The tests of the modules in [tool.mutmut], on thousands of slightly changed copies of them; for hours.
 mutation: $(VENV)/.mutation
 	nice -n 19 $(BIN)/mutmut run $(MUTANTS)
@@ -97,7 +89,7 @@ $(VENV)/.%: $(PACKAGE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* build data mutants .coverage* *.egg-info .hypothesis tarshards/*/*.so
+	rm -rf $(VENV) .venv-* build data mutants *.egg-info .hypothesis tarshards/*/*.so
 
-.PHONY: demo test test-core test-pythons test-interop soak lint types coverage mutation bench asan programs clean
+.PHONY: demo test test-core test-pythons test-interop soak lint types mutation bench asan programs clean
 .PRECIOUS: $(VENV)/.%
