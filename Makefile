@@ -1,5 +1,6 @@
-# The commands: demo, test, test-core, test-pythons, test-interop, soak, lint, docs, bench, asan, release, programs. Each
-# sets up what it needs in .venv, test-core in an environment for each Python, docs and release in their own.
+# The commands: demo, test, test-core, test-pythons, test-interop, soak, lint, types, mutation, docs, bench, asan, release,
+# programs. Each sets up what it needs in .venv, test-core in an environment for each Python, docs and release in their
+# own.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -60,6 +61,16 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+
+# How much of the public names type checkers know; pyright fetches node at its first run.
+types: $(VENV)/.types
+	$(BIN)/pyright --verifytypes tarshards --ignoreexternal | tee /dev/stderr | awk '/^Type completeness/ {good = $$4 + 0 >= 95} END {exit !good}'
+
+# The tests of the modules in [tool.mutmut], on thousands of slightly changed copies of them; for hours.
+mutation: $(VENV)/.mutation
+	nice -n 19 $(BIN)/mutmut run $(MUTANTS)
+	$(BIN)/mutmut results
 
 # The documentation site in site/, without a network once .venv-docs is there; a warning or a broken link is an error.
 DOCS := .venv-docs
@@ -91,7 +102,7 @@ $(VENV)/.%: $(PACKAGE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* build site data dist *.egg-info .hypothesis tarshards/*/*.so
+	rm -rf $(VENV) .venv-* build site data dist mutants *.egg-info .hypothesis tarshards/*/*.so
 
-.PHONY: demo test test-core test-pythons test-interop soak lint docs bench asan release programs clean
+.PHONY: demo test test-core test-pythons test-interop soak lint types mutation docs bench asan release programs clean
 .PRECIOUS: $(VENV)/.%

@@ -9,7 +9,7 @@ from torch import nn
 from tarshards import ArrayLoader, ShardDataset, readers
 
 
-def tokenize(data):
+def tokenize(data: bytes) -> np.ndarray:
     return np.frombuffer(data[:24].ljust(24, b"\0"), np.uint8).astype(np.int64)
 
 

@@ -109,7 +109,7 @@ class Training:
         with torch.no_grad():
             for batch in ArrayLoader(ShardDataset(shards, world=World()), 256, fields=FIELDS, device=str(self.device)):
                 right.append(self.model(batch["png"]).argmax(1) == batch["cls"])
-        return torch.cat(right).float().mean().item()
+        return float(torch.cat(right).float().mean())
 
     def say(self, text: str) -> None:
         """Print a line, on rank 0."""

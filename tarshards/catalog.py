@@ -99,9 +99,9 @@ class Catalog:
     """
 
     def __init__(self, url: str | os.PathLike[str] | Location, remote: Remote | None = None):
-        self.location = Location.of(url, remote)
+        self.location: Location = Location.of(url, remote)
         self.versions: dict[str, dict[str, DatasetVersion]] = {}
-        self.is_foreign = False
+        self.is_foreign: bool = False
 
     @classmethod
     def load(cls, url: str | os.PathLike[str] | Location, remote: Remote | None = None) -> Catalog:

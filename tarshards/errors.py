@@ -47,7 +47,11 @@ class TarshardsError(Exception):
         key: str | None = None,
         field: str | None = None,
     ):
-        self.reason, self.url, self.offset, self.key, self.field = reason, url, offset, key, field
+        self.reason = reason
+        self.url = url
+        self.offset = offset
+        self.key = key
+        self.field = field
         name = ".".join(part for part in (key, field) if part is not None) or None
         origin = [url, None if offset is None else f"offset {offset}", name]
         super().__init__(": ".join([part for part in origin if part is not None] + [reason]))

@@ -61,9 +61,10 @@ class Losses:
         known = policy in ("fail", "skip", "quarantine") and (policy == "quarantine") == bool(target)
         refuse(not known, "--on-error is fail, skip or quarantine=TAR")
         refuse(policy == "fail" and max_errors is not None, "--max-errors cannot be combined with --on-error fail")
-        self.goes_on, self.max_errors = policy != "fail", max_errors
-        self.ledger = Ledger(max_errors=float("inf"), on_error=self._lose)
-        self.count = 0
+        self.goes_on: bool = policy != "fail"
+        self.max_errors = max_errors
+        self.ledger: Ledger = Ledger(max_errors=float("inf"), on_error=self._lose)
+        self.count: int = 0
         self.first: Exception | None = None
         self._allowed = 0 if not self.goes_on else float("inf") if max_errors is None else max_errors
         self._target = written(target) if target else None
@@ -188,10 +189,16 @@ class Input:
         may_be_empty: bool | None,
         quiet: bool,
     ):
-        self.specs, self.split = shards.specs or ["-"], shards.split or "first"
-        self.named = shards._replace(split=self.split).named
-        self.losses, self.ledger, self.reject = losses, losses.ledger, losses.reject
-        self.count, self.slice, self.fields, self.quiet = count, part, fields, quiet
+        self.specs: list[str] = shards.specs or ["-"]
+        self.split: str = shards.split or "first"
+        self.named: Callable[..., list[Shard]] = shards._replace(split=self.split).named
+        self.losses = losses
+        self.ledger: Ledger = losses.ledger
+        self.reject: Callable[[Sample, Exception], None] = losses.reject
+        self.count = count
+        self.slice = part
+        self.fields = fields
+        self.quiet = quiet
         self.may_be_empty = may_be_empty
         self.selection: tuple[str | None, str | None] = (None, None)  # --where and --keys
         self._condition: Any = None

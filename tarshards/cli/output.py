@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -47,12 +47,12 @@ def _keep_no_sync(context: click.Context, parameter: click.Parameter, is_given: 
 
 
 OUTPUT = Output()
-output_option = click.option(
+output_option: Final = click.option(
     "-o", "--output", default="-", show_default=False, type=OUTPUT, help="Write to FILE rather than to stdout."
 )
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace existing files.")
+overwrite_option: Final = click.option("--overwrite", is_flag=True, help="Replace existing files.")
 #: Eager: it is known when the other options become locations.
-sync_option = click.option(
+sync_option: Final = click.option(
     "--no-sync",
     is_flag=True,
     is_eager=True,
@@ -60,7 +60,7 @@ sync_option = click.option(
     callback=_keep_no_sync,
     help="Do not wait for the disk: for scratch data.",
 )
-output_options = options(output_option, overwrite_option, sync_option)
+output_options: Final = options(output_option, overwrite_option, sync_option)
 
 
 def check_output(target: Location, overwrite: bool, *, is_field: bool = False) -> None:

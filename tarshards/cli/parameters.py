@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -113,11 +113,11 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-shards_argument = click.argument("shards", nargs=-1, metavar="[SHARDS]...", type=FILE)
-list_option = click.option(
+shards_argument: Final = click.argument("shards", nargs=-1, metavar="[SHARDS]...", type=FILE)
+list_option: Final = click.option(
     "-T", "--list", "lists", multiple=True, type=FILE, help="Read shards from FILE too, - for stdin."
 )
-index_dir_option = click.option(
+index_dir_option: Final = click.option(
     "--index-dir",
     type=FOLDER,
     metavar="FOLDER",
@@ -125,34 +125,38 @@ index_dir_option = click.option(
     callback=lambda context, parameter, folder: read_as(index_dir=folder),
     help="Indexes lie in FOLDER, not beside the shards.",
 )
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+quiet_option: Final = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 IGNORE_ZEROS = "Read concatenated archives as one, as GNU tar does."
-split_option = click.option(
+split_option: Final = click.option(
     "--split", type=click.Choice(["first", "last"]), help="The dot at which a name ends the key.  [default: first]"
 )
-seed_option = click.option("--seed", default=0, metavar="N", help="Seed of everything random.")
-max_errors_option = click.option("--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more.")
-allow_empty_option = click.option("--allow-empty", is_flag=True, help="No error where there are no samples.")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be written.")
-shuffle_option = click.option(
+seed_option: Final = click.option("--seed", default=0, metavar="N", help="Seed of everything random.")
+max_errors_option: Final = click.option(
+    "--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more."
+)
+allow_empty_option: Final = click.option("--allow-empty", is_flag=True, help="No error where there are no samples.")
+dry_run_option: Final = click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+shuffle_option: Final = click.option(
     "--shuffle", "buffer", type=click.IntRange(min=1), metavar="N", help="Shuffle in a buffer of N samples."
 )
-allow_pipe_option = click.option("--allow-pipe", is_flag=True, help="Let sources in a file be pipe:COMMAND.")
-cache_bytes_option = click.option(
+allow_pipe_option: Final = click.option("--allow-pipe", is_flag=True, help="Let sources in a file be pipe:COMMAND.")
+cache_bytes_option: Final = click.option(
     "--cache-bytes", type=Size(), help="Most bytes that the cache takes.  [default: nine tenths of the free disk]"
 )
-where_option = click.option("--where", metavar="EXPR", help="""Condition on the sample: 'cls > 3 and json["ok"]'.""")
-keys_option = click.option(
+where_option: Final = click.option(
+    "--where", metavar="EXPR", help="""Condition on the sample: 'cls > 3 and json["ok"]'."""
+)
+keys_option: Final = click.option(
     "--keys", type=FILE, help="Samples with these keys, one per line; read by index if there is one."
 )
-rekey_option = click.option(
+rekey_option: Final = click.option(
     "--rekey", "template", metavar="TEMPLATE", help='New keys: "{shard}/{index:06d}", "{index}-{key}".'
 )
-keep_order_option = click.option("--keep-order", is_flag=True, help="Keep the order of the samples.")
-keep_metadata_option = click.option(
+keep_order_option: Final = click.option("--keep-order", is_flag=True, help="Keep the order of the samples.")
+keep_metadata_option: Final = click.option(
     "--keep-metadata", is_flag=True, help="Keep mode, owner, times and pax records of members."
 )
-samples_option = click.option("-n", "--samples", type=Size(), metavar="N", help="Most samples in a shard.")
+samples_option: Final = click.option("-n", "--samples", type=Size(), metavar="N", help="Most samples in a shard.")
 
 
 def size_option(default: str) -> Callable[[Any], Any]:
@@ -166,7 +170,7 @@ def tmpdir_option(what: str, default: str) -> Callable[[Any], Any]:
     return click.option("--tmpdir", type=existing, metavar="FOLDER", help=f"Folder for {what}.  [default: {default}]")
 
 
-spill_options = options(
+spill_options: Final = options(
     click.option("-M", "--memory", type=Size(), default="1GiB", help="Memory to stay within."),
     tmpdir_option("what exceeds -M", "$TMPDIR or /tmp"),
 )

@@ -51,7 +51,8 @@ class Program(click.Command):
     ):
         settings = {"help_option_names": ["--help", "-h"], "max_content_width": 120, "show_default": True}
         super().__init__(context_settings=settings, **options)
-        self.headings, self.example = {"Options": (), **(headings or {}), **HEADINGS}, example
+        self.headings: dict[str, Any] = {"Options": (), **(headings or {}), **HEADINGS}
+        self.example = example
         self.params.append(
             click.Option(
                 ["--version"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 20  # bytes read at once
 
-folder_argument = click.argument("folder", type=FOLDER)
+folder_argument: Final = click.argument("folder", type=FOLDER)
 
 
 class CacheVerbs(Verbs):

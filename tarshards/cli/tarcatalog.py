@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -17,7 +17,7 @@ from tarshards.errors import visible
 if TYPE_CHECKING:
     from tarshards.catalog import Catalog
 
-catalog_argument = click.argument("name", metavar="CATALOG[#ENTRY]", type=FILE)
+catalog_argument: Final = click.argument("name", metavar="CATALOG[#ENTRY]", type=FILE)
 
 
 class CatalogVerbs(Verbs):

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -36,8 +36,12 @@ def main(words: tuple[str, ...]) -> None:
     raise FeedVerbs.unknown(words)
 
 
-keys_option = click.option("--key-folder", "keys", type=FOLDER, metavar="FOLDER", help="The folder of `tarfeed keys`.")
-plain_option = click.option("--no-encryption", "plain", is_flag=True, help="Do not encrypt: for a trusted network.")
+keys_option: Final = click.option(
+    "--key-folder", "keys", type=FOLDER, metavar="FOLDER", help="The folder of `tarfeed keys`."
+)
+plain_option: Final = click.option(
+    "--no-encryption", "plain", is_flag=True, help="Do not encrypt: for a trusted network."
+)
 
 
 @tool()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -42,7 +42,7 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_pattern
 
 
-quiet_option = click.option(
+quiet_option: Final = click.option(
     "-q",
     "--quiet",
     is_flag=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
@@ -53,8 +53,8 @@ def _complete_name(context: click.Context, parameter: click.Parameter, incomplet
     return [name for name in names() if name.startswith(incomplete)]
 
 
-name_argument = click.argument("name", required=False, shell_complete=_complete_name)
-wait_option = click.option("--wait", is_flag=True, help="Wait until the job has ended.")
+name_argument: Final = click.argument("name", required=False, shell_complete=_complete_name)
+wait_option: Final = click.option("--wait", is_flag=True, help="Wait until the job has ended.")
 
 
 class JobVerbs(Verbs):

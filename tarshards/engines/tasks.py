@@ -70,9 +70,10 @@ class ShardTable:
         remote: Remote | None = None,
     ):
         names = FieldNames.of(fields)
-        self.fields = None if names is None else tuple(names)
-        self.decoded, self.remote = decoded, remote
-        self.samples = SampleSequence(urls, fields=self.fields, remote=remote)
+        self.fields: tuple[str, ...] | None = None if names is None else tuple(names)
+        self.decoded = decoded
+        self.remote = remote
+        self.samples: SampleSequence = SampleSequence(urls, fields=self.fields, remote=remote)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -208,10 +209,10 @@ class ShardOutput:
     ):
         self.limits: dict[str, Any] = {"max_samples": max_samples, "max_bytes": max_bytes, "sync": sync}
         ShardWriter(pattern, **self.limits).abort()  # raises for wrong arguments
-        self.pattern = Location.of(pattern, sync=sync).absolute()
+        self.pattern: Location = Location.of(pattern, sync=sync).absolute()
         if not self.pattern.can_rename:
             raise OpenError("the shards of tasks are renamed, which is impossible here", url=self.pattern.name)
-        self.folder = f"{self.pattern.folder}.{uuid4().hex}.tasks/"
+        self.folder: str = f"{self.pattern.folder}.{uuid4().hex}.tasks/"
 
     def write(self, tables: Iterable[pa.Table | pa.RecordBatch]) -> list[Shard]:
         """Write the rows of *tables* to shards of this task; return the shards, for ``commit``."""

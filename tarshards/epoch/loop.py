@@ -33,8 +33,9 @@ class Shares(Sequence[range]):
     """
 
     def __init__(self, positions: range, size: int, starts: range | None = None):
-        self.positions, self.size = positions, size
-        self.starts = range(0, len(positions), size) if starts is None else starts  # there may be many millions
+        self.positions = positions
+        self.size = size
+        self.starts: range = range(0, len(positions), size) if starts is None else starts  # there may be many millions
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -105,10 +106,15 @@ class Part:
         sample_positions: np.ndarray | None = None,
         begins: np.ndarray | None = None,
     ):
-        self.plan, self.positions, self.shards, self.numbers = plan, positions, shards, numbers
-        self.sample_positions = positions if sample_positions is None else sample_positions
+        self.plan = plan
+        self.positions = positions
+        self.shards = shards
+        self.numbers = numbers
+        self.sample_positions: Any = positions if sample_positions is None else sample_positions
         self.begins = begins
-        self.taken = self.quarantined = self.members = 0
+        self.taken: int = 0
+        self.quarantined: int = 0
+        self.members: int = 0
         self.left_out: Tally | None = None
         self.reader: SampleReader | None = None  # which fetches ahead, if the loop has one
         self.is_aside = False  # whether that reader does not know of these samples
@@ -207,7 +213,10 @@ class EpochLoop:
         left_out: range = range(0),
         is_ahead: bool = False,
     ):
-        self.plan, self.reader, self.ledger, self.shares = plan, reader, ledger, shares
+        self.plan = plan
+        self.reader = reader
+        self.ledger = ledger
+        self.shares = shares
         self._begun: deque[Part] = deque()
         self._world = world
         self._is_ahead = is_ahead

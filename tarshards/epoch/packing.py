@@ -280,9 +280,13 @@ class PackedPlan(PlannedEpoch):
     """
 
     def __init__(self, plan: PlannedEpoch, packing: Packing, bins: Bins, *, ranks: int, tail: Tail, begin: int = 0):
-        self._unpacked, self.packing, self.bins = plan, packing, bins
-        self.ranks, self.tail, self.begin = whole_number("ranks", ranks, 1), check_tail(tail), begin
-        self.total = len(bins.starts) - 1 - begin
+        self._unpacked = plan
+        self.packing = packing
+        self.bins = bins
+        self.ranks: int = whole_number("ranks", ranks, 1)
+        self.tail: Tail = check_tail(tail)
+        self.begin = begin
+        self.total: int = len(bins.starts) - 1 - begin
 
     @property
     def unpacked(self) -> PlannedEpoch:

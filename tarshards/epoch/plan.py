@@ -69,10 +69,11 @@ class Recut:
 
     def __init__(self, old: Lanes, position: int, lanes: int):
         lane = np.arange(old.lanes)
-        self.old, self.new = old, Lanes(old.total - position, lanes)
-        self.taken = position // old.lanes + (lane < position % old.lanes)
+        self.old = old
+        self.new: Lanes = Lanes(old.total - position, lanes)
+        self.taken: NDArray[np.int64] = position // old.lanes + (lane < position % old.lanes)
         left = old.length(lane) - self.taken
-        self.end = np.cumsum(left)
+        self.end: NDArray[Any] = np.cumsum(left)
         self.taken -= self.end - left  # so that index + taken is the sample's number in its lane
 
     def __call__(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -85,10 +86,14 @@ class Order:
     """The order of a whole epoch: permuted blocks end to end, cut into lanes, permuted within windows."""
 
     def __init__(self, counts: NDArray[Any], lanes: int, block: int, pool: int, shuffle: bool, seeds: tuple[int, int]):
-        self.counts, self.block, self.shuffle = counts, min(block, 2**32) if shuffle else 2**32, shuffle
-        self.lanes = Lanes(int(counts.sum(dtype=np.int64)), lanes)
-        self.window = max(1, min(pool // lanes, int(self.lanes.length(0)))) if shuffle else 1
-        self.block_key, self.window_key, self.substitute_key = (hash_of(*seeds, number) for number in range(3))
+        self.counts = counts
+        self.block: int = min(block, 2**32) if shuffle else 2**32
+        self.shuffle = shuffle
+        self.lanes: Lanes = Lanes(int(counts.sum(dtype=np.int64)), lanes)
+        self.window: int = max(1, min(pool // lanes, int(self.lanes.length(0)))) if shuffle else 1
+        self.block_key: Any = hash_of(*seeds, 0)
+        self.window_key: Any = hash_of(*seeds, 1)
+        self.substitute_key: Any = hash_of(*seeds, 2)
 
     @cached_property
     def first_block(self) -> NDArray[np.int64]:
@@ -202,10 +207,10 @@ class Windows:
 
     def __init__(self, order: Order, lanes: int):
         self.order = order
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self.ways = 2 if order.window < order.lanes.length(0) else 1
-        self.tags = np.full(self.ways * lanes, -1)
-        self.rows = np.empty((self.ways * lanes, order.window, 2), np.uint32)
+        self.tags: NDArray[np.int64] = np.full(self.ways * lanes, -1)
+        self.rows: NDArray[np.uint32] = np.empty((self.ways * lanes, order.window, 2), np.uint32)
 
     def look_up(self, position: NDArray[np.int64], lane: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Shards and samples of positions of the whole epoch; *lane* says in which lane's windows to keep them."""
@@ -392,15 +397,16 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         shuffle: bool = True,
     ):
         counts = _check_counts(counts)
-        self.seed, self.epoch = whole_number("seed", seed), whole_number("epoch", epoch)
+        self.seed: int = whole_number("seed", seed)
+        self.epoch: int = whole_number("epoch", epoch)
         ranks = _at_least_one("ranks", ranks, MAX_LANES)
         lanes = _multiple(ranks, LANES) if lanes is None else _at_least_one("lanes", lanes, MAX_LANES)
         if lanes % ranks:
             raise ValueError(f"lanes must be a multiple of the {ranks} ranks, not {lanes}")
-        self.unit = block_size(counts) if unit is None else _at_least_one("unit", unit)
-        self.block = self.unit if block is None else _at_least_one("block", block)
-        self.pool = _at_least_one("pool", pool)
-        self.shuffle = bool(shuffle)
+        self.unit: int = block_size(counts) if unit is None else _at_least_one("unit", unit)
+        self.block: int = self.unit if block is None else _at_least_one("block", block)
+        self.pool: int = _at_least_one("pool", pool)
+        self.shuffle: bool = bool(shuffle)
         if block is None and self.shuffle and int(counts.sum(dtype=np.int64)) <= min(self.pool, MAX_BLOCKS):
             self.block = self.pool = 1  # windows would add nothing to a permutation of single samples
         stage = Stage(lanes if shuffle else 1, 0)
@@ -409,14 +415,17 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
 
     def _stand(self, stages: tuple[Stage, ...], ranks: int, tail: Tail) -> None:
         """Begin after *stages*; the last one is still under way."""
-        self._stages, self.ranks, self.tail = stages, ranks, check_tail(tail)
-        self.lanes, self._begin = stages[-1]
+        self._stages = stages
+        self.ranks: int = ranks
+        self.tail: Tail = check_tail(tail)
+        self.lanes: int = stages[-1].lanes
+        self._begin = stages[-1].position
         self._recuts = []
         cut = self._order.lanes
         for before, after in pairwise(stages):
             self._recuts.append(Recut(cut, before.position, after.lanes))
             cut = self._recuts[-1].new
-        self.total = cut.total - self._begin
+        self.total: int = cut.total - self._begin
         self._windows = self._make_windows()
 
     @property

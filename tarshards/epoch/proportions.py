@@ -59,14 +59,14 @@ class Quotas:
     """
 
     def __init__(self, weights: Sequence[Any], *, stride: int = 1):
-        self.weights = list(weights)
+        self.weights: list[Any] = list(weights)
         if any(isinstance(weight, Mapping) for weight in self.weights):
             curves = [_curve(weight if isinstance(weight, Mapping) else {0: weight}) for weight in self.weights]
         else:
             curves = [{0: value} for value in _fractions(self.weights)]
-        self.sources = [number for number, curve in enumerate(curves) if any(curve.values())]
-        self.ends = {number: _end(curves[number], stride) for number in self.sources}
-        self.parts = max(2 * len(self.sources) - 2, 1)
+        self.sources: list[int] = [number for number, curve in enumerate(curves) if any(curve.values())]
+        self.ends: dict[int, float] = {number: _end(curves[number], stride) for number in self.sources}
+        self.parts: int = max(2 * len(self.sources) - 2, 1)
         knots = sorted({0, *(knot for curve in curves for knot in curve)})
         rows = [[_weight(curve, knot) for curve in curves] for knot in knots]
         for knot, row in zip(knots, rows):
@@ -76,7 +76,7 @@ class Quotas:
         positive = [value for curve in curves for value in curve.values() if value]
         if len(knots) > 1 and (max(positive) > WIDEST * min(positive) or knots[-1] >= 1 << 61):
             raise ValueError(f"weights have positions up to 2**61, and differ by 1e15 at most, not {self.weights}")
-        self.phases = _phases([Fraction(knot, stride) for knot in knots], rows)
+        self.phases: list[Phase] = _phases([Fraction(knot, stride) for knot in knots], rows)
         self._begins = [phase.begin for phase in self.phases]
         # Of each source, its quotas at the ends of all phases but the last.
         self._reached = list(zip(*(phase.at(phase.begin) for phase in self.phases[1:]))) or [()] * len(curves)
@@ -123,7 +123,7 @@ class Mixture(Iterator[int]):
     """
 
     def __init__(self, weights: Sequence[Any] | Quotas, seed: int, counts: Sequence[int] | None = None):
-        self.quotas = weights if isinstance(weights, Quotas) else Quotas(weights)
+        self.quotas: Quotas = weights if isinstance(weights, Quotas) else Quotas(weights)
         number = len(self.quotas.weights)
         self._counts = [0] * number if counts is None else list(counts)
         self._step = check_counts(self.quotas, self._counts)

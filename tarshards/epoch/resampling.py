@@ -26,10 +26,10 @@ class Draws:
 
     def __init__(self, weights: ArrayLike, seed: int, epoch: int):
         weights = np.asarray(weights, np.float64)
-        self.ends = np.cumsum(weights / weights.max(initial=0)) if weights.any() else weights
+        self.ends: NDArray[np.float64] = np.cumsum(weights / weights.max(initial=0)) if weights.any() else weights
         if not weights.any():
             raise ValueError("resample= has no shard to draw: each has a weight of 0 or no samples")
-        self.key = hash_of(seed, epoch, DRAWS)
+        self.key: NDArray[np.uint64] = hash_of(seed, epoch, DRAWS)
 
     def words(self, positions: NDArray[np.int64], attempt: ArrayLike = 0) -> NDArray[np.uint64]:
         """Return the random words of *positions*, others for each *attempt*."""
@@ -58,10 +58,16 @@ class ResampledPlan(PlannedEpoch):
         ranks: int,
         tail: Tail,
     ):
-        self.counts, self.weights = counts.astype(np.int64), weights
-        self.seed, self.epoch, self.begin, self.ranks, self.tail = seed, epoch, begin, ranks, check_tail(tail)
+        self.counts: NDArray[np.int64] = counts.astype(np.int64)
+        self.weights = weights
+        self.seed = seed
+        self.epoch = epoch
+        self.begin = begin
+        self.ranks = ranks
+        self.tail: Tail = check_tail(tail)
         whole = int(self.counts.sum())
-        self.whole, self.total = whole, whole - begin
+        self.whole: int = whole
+        self.total: int = whole - begin
         self._draws = Draws(self.counts if weights is None else np.where(self.counts > 0, weights, 0), seed, epoch)
 
     def __getitem__(self, positions: Any) -> Any:

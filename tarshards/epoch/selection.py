@@ -53,8 +53,8 @@ class Selection:
             raise ValueError(f"there is no sample {wrong}: there are {total}, numbered from 0")
         self._total, self._first = total, np.cumsum(sizes) - sizes
         self._begin = np.searchsorted(chosen, self._first)
-        self.counts = np.diff(self._begin, append=len(chosen)).astype(np.int64)
-        self.fractions = self.counts / np.maximum(sizes, 1)
+        self.counts: NDArray[np.int64] = np.diff(self._begin, append=len(chosen)).astype(np.int64)
+        self.fractions: NDArray[np.float64] = self.counts / np.maximum(sizes, 1)
         self.numbers: NDArray[Any] = chosen.astype(np.min_scalar_type(max(total, 1)))
 
     def __len__(self) -> int:
@@ -80,8 +80,11 @@ class SelectedPlan(PlannedEpoch):
     """A *plan* over the counts of a *selection*, as samples of whole shards."""
 
     def __init__(self, plan: PlannedEpoch, selection: Selection):
-        self.plan, self.selection = plan, selection
-        self.total, self.ranks, self.tail = plan.total, plan.ranks, plan.tail
+        self.plan = plan
+        self.selection = selection
+        self.total: int = plan.total
+        self.ranks: int = plan.ranks
+        self.tail: Tail = plan.tail
 
     @property
     def block_and_reach(self) -> tuple[int | None, int]:

@@ -28,7 +28,7 @@ from tarshards.parallel.signals import TICK
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.ledger import Ledger, Tally
 
-log = logging.getLogger("tarshards")
+log: logging.Logger = logging.getLogger("tarshards")
 
 
 class _Request(NamedTuple):
@@ -75,7 +75,7 @@ class Feeder:
         loader = loader_of(spec)
         self._identity = identity(spec, loader)
         self._instance = uuid4().hex
-        self.threads = threads or available_cores()
+        self.threads: int = threads or available_cores()
         self._passes: dict[bytes, str] = {}  # of each consumer, the current one
         self._work: SimpleQueue[_Request | None] = SimpleQueue()
         self._done: deque[tuple[bytes, list[Any]]] = deque()
@@ -94,7 +94,7 @@ class Feeder:
         except zmq.ZMQError as error:
             self.close()
             raise OpenError(error.strerror or str(error), url=address, errno=error.errno) from error
-        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address: Any = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         maker = loader.passes.maker
         if isinstance(maker, ArrayBatchMaker):
             maker.open()  # once, for all threads

@@ -16,7 +16,7 @@ from tarshards.parallel.signals import TICK
 from tarshards.samples.codecs.registry import require
 from tarshards.storage.expressions import expand_braces
 
-log = logging.getLogger("tarshards")
+log: logging.Logger = logging.getLogger("tarshards")
 
 LOOK_UP = 10.0  # seconds between two requests to a name server
 
@@ -107,7 +107,8 @@ class Feeders:
         named = [addresses] if isinstance(addresses, str) else list(addresses)
         self._names = [name for each in named for name in expand_braces(each)]
         self._identity, self._keys, self._encrypted = identity, keys, encrypted
-        self.patience, self.timeout = patience, timeout
+        self.patience = patience
+        self.timeout = timeout
         self._feeders: dict[str, _Feeder] = {}
         self._by_socket: dict[Any, _Feeder] = {}
         self._context: Any = None
@@ -228,7 +229,7 @@ class Delivery:
         self._failed: dict[int, dict[str, TarshardsError]] = {}  # by number and feeder
         self._near_ones: dict[int, str] = {}  # the feeder that began with each group
         self._arrived: dict[int, tuple[_Feeder, dict[str, Any]]] = {}
-        self.again = 0  # batches that were asked for a second time
+        self.again: int = 0  # batches that were asked for a second time
 
     def take(self, number: int) -> tuple[str, int, dict[str, Any]]:
         """Return the address of a feeder, the threads of all, and the message with batch *number*, the next one.

@@ -18,7 +18,7 @@ from tarshards.feed.feeders import Delivery, Feeders
 from tarshards.feed.identity import identity, loader_of
 from tarshards.feed.messages import decoded_error
 from tarshards.loaders.monitor import BatchWork, Monitor
-from tarshards.loaders.passes import Pass, ResumableLoader
+from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.samples.ledger import Tally
 from tarshards.storage.traffic import Traffic
 
@@ -63,7 +63,7 @@ class RemoteLoader(ResumableLoader):
     OpenError if no feeder can be used, none answers for *timeout* seconds, or all fail to read a batch's data.
     """
 
-    monitor = FeedMonitor()
+    monitor: FeedMonitor = FeedMonitor()
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class RemoteLoader(ResumableLoader):
         timeout: float = 300.0,
     ):
         self._local = loader_of(spec)
-        self.passes = self._local.passes
+        self.passes: Passes = self._local.passes
         self._prefetch = None if prefetch is None else whole_number("prefetch", prefetch, 1)
         self._feeders = Feeders(
             feeders,

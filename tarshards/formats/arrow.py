@@ -59,10 +59,13 @@ class Batches:
     def __init__(
         self, schema: pa.Schema, naming: Naming, keys: RowKeys, uses: Iterable[str] = (), *, reads_files: bool = False
     ):
-        self.naming, self.keys, self.uses, self.reads_files = naming, keys, list(uses), reads_files
-        self.features = features_of(schema)
-        self.columns = [name for name in schema.names if name not in NO_FIELDS]
-        self.has_keys = "__key__" in schema.names
+        self.naming = naming
+        self.keys = keys
+        self.uses: list[str] = list(uses)
+        self.reads_files = reads_files
+        self.features: dict[str, dict[str, Any]] = features_of(schema)
+        self.columns: list[Any] = [name for name in schema.names if name not in NO_FIELDS]
+        self.has_keys: bool = "__key__" in schema.names
         if len(set(schema.names)) < len(schema.names):
             raise SampleError(f"two columns have the same name: {', '.join(schema.names)}")
 
@@ -366,7 +369,7 @@ class Tables:
         pa = arrow()
         self.columns = columns
         if columns.schema is not None:
-            self.schema = pa.ipc.read_schema(pa.py_buffer(columns.schema))
+            self.schema: Any = pa.ipc.read_schema(pa.py_buffer(columns.schema))
             if "__key__" not in self.schema.names:
                 self.schema = self.schema.insert(0, pa.field("__key__", pa.string()))
             return

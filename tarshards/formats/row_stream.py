@@ -69,7 +69,8 @@ class RowSource:
     ordered_by: ClassVar[Sequence[str]] = ()
 
     def __init__(self, plan: Plan, ledger: Ledger):
-        self.plan, self.ledger = plan, ledger
+        self.plan = plan
+        self.ledger = ledger
 
     @property
     def digest(self) -> str:

@@ -161,9 +161,13 @@ class SampleSequence(SampleReader, Sequence[Sample]):
     ):
         remote = with_index_dir(remote, index_dir)
         shards = urls if isinstance(urls, Shards) else find_shards(urls, remote)
-        self.shards = OpenShards(shards, FieldNames.of(fields), remote, lazy_fields(lazy, fields))
-        self.urls, self.names, self.fields = self.shards.urls, self.shards.names, self.shards.fields
-        self.counts, self.sizes, self.remote = self.shards.counts, self.shards.sizes, self.shards.remote
+        self.shards: OpenShards = OpenShards(shards, FieldNames.of(fields), remote, lazy_fields(lazy, fields))
+        self.urls: list[str] = self.shards.urls
+        self.names: list[str] = self.shards.names
+        self.fields: FieldNames | None = self.shards.fields
+        self.counts: np.ndarray = self.shards.counts
+        self.sizes: np.ndarray = self.shards.sizes
+        self.remote: Remote = self.shards.remote
         self._ends: list[int] = np.cumsum(self.counts).tolist()
         self._own: range | np.ndarray = range(self._ends[-1])  # the numbers of these samples over all shards
         self._fetcher: BlockFetcher | None = None

@@ -63,10 +63,10 @@ class FileRanges(Ranges):
     remote = False
 
     def __init__(self, location: Location):
-        self.name = location.name
+        self.name: str = location.name
         self._file: Any = location.open()
-        self.descriptor = self._file.fileno()
-        self.size = os.fstat(self.descriptor).st_size
+        self.descriptor: Any = self._file.fileno()
+        self.size: int = os.fstat(self.descriptor).st_size
 
     def read(self, offset: int, size: int) -> bytes:
         data = os.pread(self.descriptor, size, offset)

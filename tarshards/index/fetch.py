@@ -32,7 +32,7 @@ from tarshards.storage.ranges import most_held
 if TYPE_CHECKING:
     from tarshards.index.open import OpenShard, OpenShards
 
-log = logging.getLogger("tarshards")
+log: logging.Logger = logging.getLogger("tarshards")
 
 MOST_KEPT = 1 << 14  # blocks that stay mapped; a process may have 65,530 mappings
 
@@ -69,11 +69,14 @@ class SampleBlock(Fetch):
     *left* reads of them are to come, and *readers* wait for them now. *samples* is None as long as others may join.
     """
 
-    left = readers = 0
+    left: int = 0
+    readers: int = 0
     found: Found | None = None  # when it has arrived
 
     def __init__(self, key: int, shard: int, samples: set[int] | range | None = None):
-        self.key, self.shard, self.samples = key, shard, samples
+        self.key = key
+        self.shard = shard
+        self.samples: set[int] | range | None = samples
         self._added: list[np.ndarray] = []
 
     def takes(self, samples: np.ndarray) -> bool:
@@ -106,7 +109,9 @@ class Blocks:
     """
 
     def __init__(self, counts: np.ndarray, units: np.ndarray, means: np.ndarray, *, are_whole: bool, singles: int = 0):
-        self.counts, self.units, self._means = counts, units, means
+        self.counts = counts
+        self.units = units
+        self._means = means
         self._units = units.tolist()
         self._are_whole, self._singles = are_whole, singles
         self._blocks: dict[int, list[SampleBlock]] = {}  # by their keys, those of the first samples first
@@ -298,7 +303,7 @@ class BlockFetcher:
         self._blocks = Blocks(shards.counts, units, means, are_whole=cache is not None, singles=singles)
         self._kept = None if cache is None else KeptBlocks(shards, units, 0 if self._drops else MOST_KEPT)
         # If they are, ``read_kept`` is faster than ``read``.
-        self.are_kept = self._kept is not None and self._kept.has_all(reach)
+        self.are_kept: bool = self._kept is not None and self._kept.has_all(reach)
         self._threads = fetching_threads(remote.connections)
         self._queue = FetchQueue(remote.connections, budget, upcoming=self._blocks.next, run=self._fetch)
         self._scanned = self._taken = 0  # samples: of *upcoming*, and those that have been read

@@ -117,7 +117,9 @@ class HeldMembers:
     """
 
     def __init__(self, index: Index, begin: int, end: int, low: int, data: Any, check: Check):
-        self.begin, self.end, self.low = begin, end, low
+        self.begin = begin
+        self.end = end
+        self.low = low
         self._mapped: MappedBlock | None = None if isinstance(data, (bytes, bytearray, memoryview)) else data
         self._buffer: Any = data if self._mapped is None else self._mapped.mapping
         self._is_current: Callable[[], bool] | None = None if self._mapped is None else self._mapped.mapping.is_current

@@ -31,12 +31,17 @@ class JoinedShards(SampleReader):
     def __init__(self, left: SampleReader, right: SampleSequence):
         if len(left.urls) != len(right.urls):
             raise UrlError(f"cannot join {len(left.urls)} shards with {len(right.urls)}", url=right.names[0])
-        self.left, self.right = left, right
-        self.urls, self.names, self.counts, self.sizes = left.urls, left.names, left.counts, left.sizes
-        self.reserved, self.remote = left.reserved, left.remote
+        self.left = left
+        self.right = right
+        self.urls: list[str] = left.urls
+        self.names: list[str] = left.names
+        self.counts: np.ndarray = left.counts
+        self.sizes: np.ndarray = left.sizes
+        self.reserved: int = left.reserved
+        self.remote = left.remote
         surplus = right.counts - left.counts
         count = int(np.maximum(surplus, 0).sum())
-        self.unpaired = left.unpaired + count
+        self.unpaired: int = left.unpaired + count
         if count:
             import logging
 

@@ -34,7 +34,7 @@ from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import temporary
 from tarshards.tar.read import BLOCK
 
-log = logging.getLogger("tarshards")
+log: logging.Logger = logging.getLogger("tarshards")
 
 MAGIC = b"TARKEYS\x03"
 HEADER = struct.Struct("<8sQ16s16sI")  # magic, keys, digests of names and of shards, CRC-32 of what is before

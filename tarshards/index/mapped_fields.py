@@ -62,7 +62,7 @@ class BatchKeys(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, (list, BatchKeys)) and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None]  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return repr(list(self))
@@ -164,9 +164,12 @@ class MappedFields:
     _all: ClassVar[WeakSet[MappedFields]] = WeakSet()  # of this process
 
     def __init__(self, shards: SampleSequence, terms: Sequence[Term]):
-        self.names, self.terms, self._fields, self._shards = shards.names, terms, shards.fields, shards.shards
+        self.names: list[str] = shards.names
+        self.terms = terms
+        self._fields = shards.fields
+        self._shards = shards.shards
         self.broken: set[int] = set()
-        self.read_fields = FieldNames.of([field for term in terms for field in term.alternatives])
+        self.read_fields: FieldNames | None = FieldNames.of([field for term in terms for field in term.alternatives])
         self._ranks = cache(partial(_rank_fields, terms, shards.fields))
         self._sound = np.zeros(len(shards.urls))  # when each shard was last found not to have been written to
         self._all.add(self)

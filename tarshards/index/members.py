@@ -27,15 +27,15 @@ class Members:
     def __init__(self) -> None:
         self.keys: list[str] = []
         self.fields: defaultdict[str, int] = defaultdict(count().__next__)
-        self.arrays = {name: bytearray() for name in ARRAYS}
+        self.arrays: dict[str, bytearray] = {name: bytearray() for name in ARRAYS}
         # The members that the arrays do not have yet, and the offset of the first; the others follow without gaps.
-        self.begin = 0
+        self.begin: int = 0
         self.numbers: dict[tuple[str, ...], tuple[int, ...]] = {}  # of the fields that samples have together
         self.members: list[tuple[int, ...]] = []  # the fields of the members of each sample, by number
-        self.sizes = array("Q")  # of the data of each member
+        self.sizes: array[int] = array("Q")  # of the data of each member
         self.longer: dict[int, int] = {}  # member -> bytes of its header, where that is more than one block
-        self.first = b""  # the header of the first member, without its pax header
-        self.last = b"", 0  # what the header of the last member is in, and where it ends there
+        self.first: bytes = b""  # the header of the first member, without its pax header
+        self.last: tuple[bytes, int] = b"", 0  # what the header of the last member is in, and where it ends there
 
     def check_room(self, key: str, fields: tuple[str, ...], url: str) -> None:
         """Raise SampleError for a sample that is not written yet, and would give the shard *url* too many fields."""
@@ -117,7 +117,9 @@ class Members:
         total = len(self.sizes)
         for (name, array_), numbers in zip(self.arrays.items(), columns):
             array_ += struct.pack(f"<{total}{FORMATS[name][1]}", *numbers)
-        self.members, self.sizes, self.longer = [], array("Q"), {}
+        self.members = []
+        self.sizes = array("Q")
+        self.longer = {}
 
     def _offsets(self) -> Iterator[int]:
         """Yield the offset of the data of each member that the arrays do not have yet."""

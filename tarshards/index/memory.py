@@ -44,9 +44,9 @@ class Buffers:
     """
 
     def __init__(self, buffers: Iterable[Any]):
-        self.views = [memoryview(buffer).cast("B") for buffer in buffers]
-        self.addresses = np.array([address_of(view) for view in self.views], np.uint64)
-        self.lengths = np.array([len(view) for view in self.views], np.int64)
+        self.views: list[memoryview[int]] = [memoryview(buffer).cast("B") for buffer in buffers]
+        self.addresses: Any = np.array([address_of(view) for view in self.views], np.uint64)
+        self.lengths: Any = np.array([len(view) for view in self.views], np.int64)
 
     def __len__(self) -> int:
         return len(self.views)
@@ -65,7 +65,8 @@ class Payloads:
     def __init__(self, buffers: Buffers, number: Any, starts: Any, sizes: Any):
         number, starts = np.asarray(number, np.int64), np.asarray(starts, np.int64)
         self.buffers: Any = buffers
-        self.number, self.sizes = number, np.ascontiguousarray(sizes, np.int64)
+        self.number: Any = number
+        self.sizes: Any = np.ascontiguousarray(sizes, np.int64)
         if not (len(number) == len(starts) == len(self.sizes)):
             raise ValueError("number, starts and sizes differ in length")
         if len(self) and not (number.min() >= 0 and number.max() < len(buffers)):
@@ -73,7 +74,7 @@ class Payloads:
         rest = buffers.lengths[number] - starts
         if len(self) and not (starts.min() >= 0 and self.sizes.min() >= 0 and (self.sizes <= rest).all()):
             raise ValueError("a payload lies outside its buffer")
-        self.addresses = buffers.addresses[number] + starts.astype(np.uint64)
+        self.addresses: Any = buffers.addresses[number] + starts.astype(np.uint64)
 
     @classmethod
     def of(cls, datas: Iterable[Any]) -> Payloads:

@@ -53,7 +53,8 @@ class Column:
         if not len(samples):
             raise SampleError(f"no samples, so dtype and shape of {field} are unknown", url=shards.names[0])
         self._header = self._first()
-        self.dtype, self.shape = self._header.dtype, (len(samples), *self._header.shape)
+        self.dtype: Any = self._header.dtype
+        self.shape: tuple[int, ...] = (len(samples), *self._header.shape)
 
     @property
     def ndim(self) -> int:

@@ -46,7 +46,7 @@ DO_NOT_FIT = (
 LOCKS = 1 << 10  # shared by all shards of a process; few that are opened at once have the same one
 
 
-log = logging.getLogger("tarshards")
+log: logging.Logger = logging.getLogger("tarshards")
 
 
 class OpenShard:
@@ -69,9 +69,11 @@ class OpenShard:
         scattered: bool = False,
         ranges: Ranges | None = None,
     ):
-        self.location = location = Location.of(url)
-        self.name, self.index = location.name, index
-        self.ranges = location.ranges(index.shard_size) if ranges is None else ranges
+        location = Location.of(url)
+        self.location: Location = location
+        self.name: str = location.name
+        self.index = index
+        self.ranges: Ranges = location.ranges(index.shard_size) if ranges is None else ranges
         self._scattered = False
         self.scatter(scattered)
         local = self.ranges if isinstance(self.ranges, LocalRanges) else None
@@ -100,7 +102,7 @@ class OpenShard:
         if not memory.READS_MAPPINGS or not isinstance(self.ranges, LocalRanges):
             return None
         try:
-            return memoryview(self.ranges.mapping)  # type: ignore[arg-type]
+            return memoryview(self.ranges.mapping)
         except TypeError:
             return None
 
@@ -418,7 +420,7 @@ class HeldIndexes:
 
     def __init__(self) -> None:
         self._indexes: dict[int, Index] = {}
-        self.bytes = 0
+        self.bytes: int = 0
 
     def __len__(self) -> int:
         return len(self._indexes)
@@ -466,13 +468,18 @@ class OpenShards:
         remote: Remote | None = None,
         lazy: FieldNames | None = None,
     ):
-        self.urls, self.names = shards.urls, names_of(shards.urls)
-        self.fields, self.lazy, self.remote = fields, lazy, remote or default()
+        self.urls: list[str] = shards.urls
+        self.names: list[str] = names_of(shards.urls)
+        self.fields = fields
+        self.lazy = lazy
+        self.remote: Remote = remote or default()
         self._known_digests: list[str | None] = shards.column("digest")
         self._splits: list[str | None] = shards.column("split")
         self._uncounted: Collection[int] = ()  # those whose counts their indexes said
         self._reset()
         self._share()
+        self.counts: np.ndarray
+        self.sizes: np.ndarray
         self.counts, self.sizes = self._count(shards)
 
     def _reset(self) -> None:
@@ -488,7 +495,7 @@ class OpenShards:
         self._has_warned = False  # that this is often
         self._failed: dict[int, TarshardsError] = {}
         self._changed: TarshardsError | None = None  # of a shard that was released
-        self.scattered = False  # samples are being read that are far apart
+        self.scattered: bool = False  # samples are being read that are far apart
 
     def _share(self) -> None:
         """Have memory for the indexes of remote shards that is shared with processes forked later; a cache is, too."""

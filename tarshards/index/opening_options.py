@@ -21,7 +21,7 @@ from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.remote import Remote, default, with_index_dir
 from tarshards.tar.read import ArchiveEnd
 
-log = logging.getLogger("tarshards")
+log: logging.Logger = logging.getLogger("tarshards")
 
 
 @dataclass(frozen=True, kw_only=True)

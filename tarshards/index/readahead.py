@@ -85,7 +85,7 @@ class LocalReadahead:
         self._reads_whole = (
             not self._are_scattered and size <= min(MOST_WHOLE, SMALL * samples) and len(shards.urls) <= most_open()
         )
-        self.every = min(EVERY, FEW if self._are_scattered else self._reach // 2)
+        self.every: int = min(EVERY, FEW if self._are_scattered else self._reach // 2)
         self._waits, self._lock = Waits(self.every, begun=self._are_scattered), threading.Lock()
         self._taken = self._counted = self._scanned = self._asked = 0
         self._known: deque[Numbers] = deque()  # of the positions up to *scanned* that have not been asked for

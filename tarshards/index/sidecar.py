@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, get_args
 from zlib import crc32
 
 from tarshards.errors import OpenError, SampleError, ShardIndexError
@@ -94,7 +94,10 @@ class Index:
     faults: Mapping[int, Fault] = MappingProxyType({})  # one object for all shards without any
     elsewhere: Mapping[int, list[Step]] = MappingProxyType({})
     _sidecar: bytes | Any = None  # the sidecar, mapped or in memory, if it was loaded
-    sample, field, offset, size = _array("sample"), _array("field"), _array("offset"), _array("size")
+    sample: Final = _array("sample")
+    field: Final = _array("field")
+    offset: Final = _array("offset")
+    size: Final = _array("size")
     split: str = "first"
     url: str | None = None  # the sidecar's, if it was read, for messages
 
@@ -110,9 +113,14 @@ class Index:
         end: int | None = None,
         elsewhere: dict[int, list[Step]] | None = None,
     ):
-        self.shard_size, self.fingerprint, self.keys, self.fields = shard_size, fingerprint, keys, fields
+        self.shard_size = shard_size
+        self.fingerprint = fingerprint
+        self.keys = keys
+        self.fields = fields
         self.arrays = arrays
-        self.archives, self.faults, self.elsewhere = archives, faults or {}, elsewhere or {}
+        self.archives = archives
+        self.faults = faults or {}
+        self.elsewhere = elsewhere or {}
         self.end = end
 
     def __len__(self) -> int:
@@ -121,7 +129,7 @@ class Index:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Index) and self.pack() == other.pack()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None]  # type: ignore[assignment]
 
     @cached_property
     def table(self) -> MemberTable:

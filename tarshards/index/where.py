@@ -94,7 +94,8 @@ class ColumnCompiler(Compiler):
 
     def __init__(self, expression: str, columns: dict[str, Any]):
         super().__init__(expression)
-        self.pa, self.compute = require("pyarrow", extra="arrow"), require("pyarrow.compute", extra="arrow")
+        self.pa: Any = require("pyarrow", extra="arrow")
+        self.compute: Any = require("pyarrow.compute", extra="arrow")
         self.columns = columns
 
     def unasked(self, node: ast.AST) -> RefusedError:

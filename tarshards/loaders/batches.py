@@ -31,8 +31,10 @@ class BatchMaker:
     def __init__(
         self, stream: Stream, size: int, *, fill: bool = False, drop_last: bool = False, packing: Packing | None = None
     ):
-        self.stream, self.size = stream, whole_number("batch_size", size, 1)
-        self.fill, self.drop_last = flag("fill", fill), flag("drop_last", drop_last)
+        self.stream = stream
+        self.size: int = whole_number("batch_size", size, 1)
+        self.fill: bool = flag("fill", fill)
+        self.drop_last: bool = flag("drop_last", drop_last)
         self.packing: Packing | None = None
         self.pack(packing)
         self._planned: tuple[Any, PlannedEpoch] | None = None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log = logging.getLogger("tarshards")
+log: logging.Logger = logging.getLogger("tarshards")
 
 
 @dataclass(eq=False)
@@ -62,10 +62,13 @@ class Passes:
     """
 
     def __init__(self, maker: BatchMaker, steps: int | None = None, **topology: int):
-        self.maker, self.stream, self.topology = maker, maker.stream, topology
-        self.steps = None if steps is None else whole_number("steps", steps, 1)
-        self.number = self.step = 0
-        self.has_jumped = False  # since a pass began
+        self.maker = maker
+        self.stream: Any = maker.stream
+        self.topology = topology
+        self.steps: int | None = None if steps is None else whole_number("steps", steps, 1)
+        self.number: int = 0
+        self.step: int = 0
+        self.has_jumped: bool = False  # since a pass began
         self._current: Pass | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._announced: int | None = None
@@ -244,7 +247,9 @@ class Passes:
         for name in ("pass", "step"):
             if type(number := state.get(name, 0)) is not int or number < 0:
                 raise StateError(f"the state has {name} {number!r}")
-        self.number, self.step, self.has_jumped = state.get("pass", 0), state.get("step", 0), True
+        self.number = state.get("pass", 0)
+        self.step = state.get("step", 0)
+        self.has_jumped = True
         self._resumed = dict(state)
 
     def _next(self) -> Pass:
@@ -279,12 +284,12 @@ class ResumableLoader:
     _maker: ResumableLoader  # the loader of these batches
 
     #: Where the current or the last iteration spends its time.
-    monitor = Monitor()
+    monitor: Monitor = Monitor()
 
     #: Read by accelerate: ``prepare`` leaves the loader unchanged, and ``save_state`` saves its state.
     _is_accelerate_prepared = use_stateful_dataloader = True
     #: Whether the last batch has been delivered, which tells accelerate to apply the gradients.
-    end_of_dataloader = False
+    end_of_dataloader: bool = False
     #: The samples of the last batch over all ranks, for accelerate: unknown, since repeats may be anywhere in it.
     remainder = -1
     batch_sampler = None

@@ -58,7 +58,8 @@ class ChildGroup:
         self.status: int | None = None
         self._ended: int | None = None  # the status, if the system lets nobody wait without reaping
         self._reaping = RLock()  # a signal handler may interrupt
-        self.stdin = self.stdout = -1
+        self.stdin: int = -1
+        self.stdout: int = -1
         theirs: list[int] = []
         try:
             if stdin == PIPE:
@@ -70,7 +71,7 @@ class ChildGroup:
             actions = [_redirect(*end) for end in enumerate((stdin, stdout, stderr)) if end[1] is not None]
             if held is not None:
                 actions.append(_redirect(held, held))
-            self.pid = os.posix_spawnp(
+            self.pid: int = os.posix_spawnp(
                 arguments[0],
                 arguments,
                 os.environ if environment is None else environment,

@@ -44,7 +44,7 @@ class ProcessPool(Executor):
     """
 
     def __init__(self, workers: int | None = None, *, shared: Any = None, finishes: bool = False):
-        self.workers = available_cores() if workers is None else workers
+        self.workers: int = available_cores() if workers is None else workers
         if self.workers < 1:
             raise ValueError(f"at least 1 process works, not {workers}")
         self._shared, self._finishes = shared, finishes

@@ -55,7 +55,7 @@ class Condition:
             raise ValueError(f"an expression has at most {MAX_LENGTH} characters, not {len(expression)}")
         self.expression = expression
         try:
-            self.tree = retry_parse(ast.parse, expression.strip(), mode="eval").body
+            self.tree: ast.expr = retry_parse(ast.parse, expression.strip(), mode="eval").body
             self._test = Compiler(expression).test(self.tree)
         except RefusedError:
             raise

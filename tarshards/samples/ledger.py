@@ -149,7 +149,7 @@ class Ledger:
         if not isinstance(max_errors, SupportsFloat) or not float(max_errors) >= 0:
             raise ValueError(f'max_errors must be a number from 0 to float("inf"), not {max_errors!r}')
         self.max_errors = max_errors
-        self.on_error = error_handler(on_error)
+        self.on_error: OnError | None = error_handler(on_error)
         self._counts = PerProcess(_Counts)
         self._mailbox: _Mailbox | None = None
         self._datasets: dict[str, tuple[Sequence[str], Iterable[int]]] = {}

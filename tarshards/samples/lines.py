@@ -65,7 +65,8 @@ class Utf8(RawIOBase):
     """
 
     def __init__(self, stream: Any, name: str):
-        self.stream, self._name = stream, name
+        self.stream = stream
+        self._name = name
         self._decoder: codecs.IncrementalDecoder | None = None
         self.mark: int | None = 0
         head = b""

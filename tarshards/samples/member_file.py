@@ -29,7 +29,8 @@ class MemberHeaders:
     """
 
     def __init__(self, size: int, check: Callable[[bytes], None]):
-        self.size, self.check = size, check
+        self.size = size
+        self.check = check
 
 
 class HeldRange(NamedTuple):
@@ -68,7 +69,7 @@ class MemberFile(RangedFile):
     ):
         super().__init__(ranges, size)
         self.name = name  #: the member's name in the archive; *size* is its bytes
-        self.url = ranges.name  #: the shard, without credentials
+        self.url: str = ranges.name  #: the shard, without credentials
         self._location, self._offset = location, offset
         self._shard_size, self._version = ranges.size, None
         self._head = head
@@ -288,7 +289,9 @@ class HeldBytes(Ranges):
     remote = False
 
     def __init__(self, data: bytes, name: str):
-        self._data, self.name, self.size = data, name, len(data)
+        self._data = data
+        self.name: str = name
+        self.size: int = len(data)
 
     def read(self, offset: int, size: int) -> bytes:
         return self._data[offset : offset + size]

@@ -60,7 +60,9 @@ class FetchQueue(Generic[F]):
     def __init__(
         self, connections: int, budget: int, *, upcoming: Callable[[], F | None], run: Callable[[F], Any]
     ) -> None:
-        self.budget, self.held, self.lock = budget, 0, RLock()
+        self.budget = budget
+        self.held: int = 0
+        self.lock: RLock = RLock()
         self._upcoming, self._run = upcoming, run
         self._next: F | None = None  # the one that did not fit
         self._begun: set[F] = set()  # and not released

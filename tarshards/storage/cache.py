@@ -57,7 +57,7 @@ from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
 from tarshards.storage.streams import failure, words
 
-log = logging.getLogger("tarshards")
+log: logging.Logger = logging.getLogger("tarshards")
 
 VERSION = 2  # of the keys
 MAGIC = b"tarshards block1"
@@ -154,7 +154,8 @@ class CacheFolder:
     """The files of a cache and the counts of their bytes; *foreign* are files found in it that are not of a cache."""
 
     def __init__(self, path: str, timeout: float = 30.0):
-        self.path, self.timeout = path, timeout
+        self.path = path
+        self.timeout = timeout
         self.foreign: set[str] = set()
         self._is_short_until = 0.0  # monotonic time: locks are waited for SHORT_TIMEOUT only
 
@@ -460,7 +461,9 @@ class BlockCache:
         Raises OpenError if the folder cannot be created. If nothing can be stored in it, because it is read-only or
         full or has no locks, a warning says so, and only the blocks in it are used.
         """
-        self.folder, self._given_budget, self.budget = CacheFolder(path, timeout), budget, budget or 0
+        self.folder: CacheFolder = CacheFolder(path, timeout)
+        self._given_budget = budget
+        self.budget: int = budget or 0
         self.renew()
         renew_in_children(self)
         try:
@@ -565,7 +568,7 @@ class BlockCache:
         self._flights: dict[Block, _Flight] = {}
         self._owner: tuple[str, int] | None = None  # the name, and the descriptor of the lock
         self._stores, self._has_warned_of_waiting = True, False
-        self.refused = 0
+        self.refused: int = 0
         self._verified: set[int] = set()
 
     def _is_storing(self) -> bool:

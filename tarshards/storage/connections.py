@@ -129,7 +129,9 @@ class Response:
     leaves_stalled = False
 
     def __init__(self, key: Any, connection: http.client.HTTPConnection, response: _Answer):
-        self.status, self.reason, self.headers = response.status, response.reason, response.headers
+        self.status: int = response.status
+        self.reason: str = response.reason
+        self.headers: Any = response.headers
         self._key, self._connection, self._response = key, connection, response
         self._rest: bytes | None = None  # the unread bytes that came with the headers
         self._low_water = 1

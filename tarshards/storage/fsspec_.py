@@ -177,7 +177,8 @@ class Requests:
     """The requests of a store, which renews its credentials itself."""
 
     def __init__(self, location: Location, is_over: Callable[[], bool] | None = None):
-        self.location, self._is_over = location, is_over
+        self.location = location
+        self._is_over = is_over
 
     def renew(self) -> bool:
         return False
@@ -221,7 +222,8 @@ class StoreAddress(Address):
     """The URL and headers by which a store serves an object; they are renewed before they expire."""
 
     def __init__(self, location: Location):
-        self.location, self.name = location, location.name
+        self.location = location
+        self.name: str = location.name
         self._lock = PerProcess(Lock)
         self._given: tuple[str, dict[str, str]] = "", {}
         self._until = 0.0
@@ -349,12 +351,15 @@ class Opened:
     """A file of a store, and the version that all bytes read of it must have."""
 
     def __init__(self, location: Location):
+        self.store: Any
+        self.path: str
         self.store, self.path = find_store(location)
         try:
             info = find_info(self.store, self.path)
         except Exception as exc:
             raise failed(exc, location) from location.safe(exc)
-        self.size, self.version = info.get("size"), version_of(info)
+        self.size: Any | None = info.get("size")
+        self.version: tuple[Any, ...] = version_of(info)
 
     def _alone(self) -> AbstractContextManager[Any]:
         """Let one thread at a time use a cache of fsspec.
@@ -403,7 +408,8 @@ class StoreInput(InputStream):
     """A file of a store, whose size and version are checked."""
 
     def __init__(self, location: Location):
-        self.name, self._location = location.name, location
+        self.name: str = location.name
+        self._location = location
         self._opened = Opened(location)  # keeps the store: an archive that is collected closes its files
         try:
             file = self._opened.open()
@@ -448,12 +454,14 @@ class StoreRanges(Ranges):
     """A file of one of fsspec's stores."""
 
     def __init__(self, location: Location):
-        self.name, self._location = location.name, location
+        self.name: str = location.name
+        self._location = location
         self._opened = PerProcess(partial(Opened, location))  # stores have threads, which a fork does not copy
         opened = self._opened()
         if opened.size is None:
             raise OpenError("the store tells no size, which random access requires", url=self.name)
-        self.size, self._version = int(opened.size), opened.version
+        self.size: int = int(opened.size)
+        self._version = opened.version
 
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or offset + size > self.size:
@@ -489,9 +497,13 @@ class Upload:
     """
 
     def __init__(self, location: Location, store: Any, path: str):
-        self.location, self.store, self.path = location, store, path
+        self.location = location
+        self.store = store
+        self.path = path
+        self.bucket: str
+        self.key: str
         self.bucket, self.key = store.split_path(path)[:2]
-        self.requests = Requests(location, self.is_over)
+        self.requests: Requests = Requests(location, self.is_over)
         self._buffer = bytearray()
         self._executor: ThreadPoolExecutor | None = None
         self._running: deque[Future[Any]] = deque()
@@ -584,7 +596,7 @@ def upload(kind: Upload) -> OutputStream:
 class S3Upload(Upload):
     """A multipart upload of S3: bodies go to signed URLs, all other requests through s3fs."""
 
-    id = ""
+    id: str = ""
 
     @classmethod
     def is_possible(cls, store: Any) -> bool:
@@ -631,7 +643,7 @@ class S3Upload(Upload):
 class GsUpload(Upload):
     """A multipart upload of Google Cloud Storage (its XML API), through gcsfs, which repeats requests itself."""
 
-    id = ""
+    id: str = ""
 
     @classmethod
     def is_possible(cls, store: Any) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, NamedTuple, overload
+from typing import Any, ClassVar, NamedTuple, overload
 
 from tarshards.errors import UrlError
 from tarshards.storage.compression import TAR_ENDING
@@ -71,7 +71,7 @@ class Shards(Sequence[Shard]):
     """
 
     def __init__(self, urls: list[str], **columns: list[Any]):
-        self.urls = urls
+        self.urls: list[str] = urls
         defaults, count = Shard._field_defaults, len(urls)
         self._columns = {name: column for name, column in columns.items() if column != [defaults[name]] * count}
 
@@ -132,7 +132,7 @@ class Shards(Sequence[Shard]):
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Shards | list) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None]  # type: ignore[assignment]
 
 
 @contextmanager

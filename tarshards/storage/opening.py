@@ -79,9 +79,11 @@ class PlainFile:
     concatenated = False  #: whether the shard may consist of several archives
 
     def __init__(self, file: Any, name: str, *, is_copy: bool = False, error: TarshardsError | None = None):
-        self.name, self.is_copy, self.error = name, is_copy, error
-        self.descriptor = file.fileno()
-        self.size = os.fstat(self.descriptor).st_size
+        self.name = name
+        self.is_copy = is_copy
+        self.error = error
+        self.descriptor: Any = file.fileno()
+        self.size: int = os.fstat(self.descriptor).st_size
 
     def read(self, offset: int, size: int) -> bytes:
         """Return the *size* bytes at *offset*, fewer at the end; several threads may call this at once."""

@@ -51,7 +51,8 @@ class MappedRange:
     """The bytes of a mapped file from *start* on, *size* of them or all."""
 
     def __init__(self, mapping: Mapping, start: int, size: int | None = None):
-        self.mapping, self.start = mapping, start
+        self.mapping = mapping
+        self.start = start
         self._size = len(mapping) - start if size is None else size
 
     def __len__(self) -> int:
@@ -129,7 +130,7 @@ class RangedFile(io.BufferedIOBase):
     _ranges: Ranges | None = None
 
     def __init__(self, ranges: Ranges, size: int | None = None):
-        self.size = ranges.size if size is None else size
+        self.size: int = ranges.size if size is None else size
         self._ranges = ranges
         self._position = 0
 
@@ -189,10 +190,10 @@ class LocalRanges(Ranges):
     def __init__(self, path: str, name: str, copied: int = 0):
         self.name = name
         try:
-            self.mapping = Mapping(path, copied)
+            self.mapping: Any = Mapping(path, copied)
         except (OSError, ValueError) as exc:
             raise failure(exc, name) from exc
-        self.size = len(self.mapping)
+        self.size: int = len(self.mapping)
 
     def read(self, offset: int, size: int) -> bytes:
         try:

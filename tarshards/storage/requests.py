@@ -51,7 +51,9 @@ class StatusError(OSError):
 
     def __init__(self, response: Response):
         super().__init__(f"{response.status} {response.reason}")
-        self.code, self.reason, self.headers = response.status, response.reason, response.headers
+        self.code: int = response.status
+        self.reason: str = response.reason
+        self.headers: Any = response.headers
 
 
 class Version(NamedTuple):
@@ -87,7 +89,8 @@ class Address:
     _moved: tuple[str, str, float] | None = None  # a URL, its redirect, and the time until which that is used
 
     def __init__(self, location: Location):
-        self.location, self.name = location, location.name
+        self.location = location
+        self.name: str = location.name
         try:
             parts = urlsplit(location.url)
             known = bool(parts.hostname) and (parts.port or 0) >= 0
@@ -223,7 +226,9 @@ class Patience:
     """Retries with pauses; raises after too many failures in a row without progress, or after one once *is_over*."""
 
     def __init__(self, address: Renewable, is_over: Callable[[], bool] | None = None):
-        self.address, self.location, self.failures = address, address.location, 0
+        self.address = address
+        self.location: Location = address.location
+        self.failures: int = 0
         self._renewed, self._is_over = False, is_over
 
     def attempt(self, action: Callable[[], _T], offset: Callable[[], int | None] = lambda: None) -> _T:

@@ -368,7 +368,10 @@ class FileRange:
     headers: bytes | None = None
 
     def __init__(self, descriptor: int, url: str, offset: int, size: int):
-        self.descriptor, self.url, self.offset, self.size = descriptor, url, offset, size
+        self.descriptor = descriptor
+        self.url = url
+        self.offset = offset
+        self.size = size
 
     def __len__(self) -> int:
         return self.size

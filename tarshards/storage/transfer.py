@@ -44,9 +44,11 @@ class Transfer:
     """
 
     def __init__(self, address: Address, begin: int, end: int | None, response: Response | None = None):
-        self.address, self.name = address, address.name
-        self.position, self.end = begin, end
-        self.is_dropped = False
+        self.address = address
+        self.name: str = address.name
+        self.position: int = begin
+        self.end = end
+        self.is_dropped: bool = False
         self._response = response
         self._buffer: memoryview | None = None
         self._patience = Patience(address, lambda: self.is_dropped)
@@ -526,7 +528,8 @@ class RemoteRanges(Ranges):
     """
 
     def __init__(self, address: Address, size: int | None = None):
-        self._address, self.name = address, address.name
+        self._address = address
+        self.name: str = address.name
         self._head: bytes | bytearray = b""
         self._lock, self._asking = PerProcess(Lock), PerProcess(Lock)
         self._version: Version | None = None
@@ -572,7 +575,8 @@ class RemoteRanges(Ranges):
         """Require *version* of all that is read, and take its size."""
         with self._lock():
             if self._version is None:
-                self.size, self._version = version.size, version
+                self.size: int = version.size
+                self._version = version
             elif version != self._version:
                 raise OpenError(CHANGED, url=self.name)
 

@@ -206,7 +206,7 @@ class Count:
 
     def __init__(self) -> None:
         self._ticks = repeat(True, sys.maxsize)
-        self.has_ended = False
+        self.has_ended: bool = False
 
     def over(self, samples: Iterable[Any]) -> Iterator[Any]:
         """Yield *samples*, counted."""

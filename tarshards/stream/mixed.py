@@ -32,6 +32,7 @@ from tarshards.stream.stream import Stream, check_dataset
 if TYPE_CHECKING:
     from tarshards.epoch.loop import Part
     from tarshards.index.readahead import Numbers
+    from tarshards.stream.op import BoundOp
 
 MOST_PARTS = 1 << 20  # of a mixture: the choices of one period, held in memory
 CHUNK = 1 << 14  # positions of a schedule that are chosen together
@@ -114,9 +115,11 @@ class Proportions:
 
     def __init__(self, weights: list[Any], seed: int):
         self.seed = seed
-        self.weights = [dict(sorted(w.items())) if isinstance(w, Mapping) else w for w in weights]
-        self.is_scheduled = any(isinstance(weight, Mapping) for weight in weights)
-        self.quotas = Quotas(self.weights)
+        self.weights: list[dict[Any, Any] | Any] = [
+            dict(sorted(w.items())) if isinstance(w, Mapping) else w for w in weights
+        ]
+        self.is_scheduled: bool = any(isinstance(weight, Mapping) for weight in weights)
+        self.quotas: Quotas = Quotas(self.weights)
 
     def settings(self, schedule: str) -> list[Any]:
         """The settings compared with a state; *schedule* is how weights change from one position to the next."""
@@ -147,23 +150,27 @@ class MixedSource(PlannedSource):
         on_error: ErrorPolicy,
     ):
         seed = proportions.seed
-        self.options, self.seed = EpochOptions(seed=seed, tail=tail), seed
+        self.options: EpochOptions = EpochOptions(seed=seed, tail=tail)
+        self.seed: int = seed
         self.sources: list[PlannedSource] = [dataset.source for dataset in datasets.values()]
-        self.shards = self.mixed = MixedShards({name: dataset.source.shards for name, dataset in datasets.items()})
-        self.counts = self.shards.counts
-        self.sizes = [int(source.counts.sum()) for source in self.sources]
-        self.choices = proportions.choices(self.sizes, until)
-        self.ledger = Ledger.of(on_error)
+        self.mixed: MixedShards = MixedShards({name: dataset.source.shards for name, dataset in datasets.items()})
+        self.shards: MixedShards = self.mixed
+        self.counts: np.ndarray = self.shards.counts
+        self.sizes: list[int] = [int(source.counts.sum()) for source in self.sources]
+        self.choices: Choices | ScheduledChoices = proportions.choices(self.sizes, until)
+        self.ledger: Ledger = Ledger.of(on_error)
         orders = [
             (name, s.digest, s.seed, s.pool, s.options.shuffle, *filter(None, [s.options.resample]))
             for name, s in zip(datasets, self.sources)
         ]
-        self.draws = any(map(draws, self.sources))  # then all samples have a number, since they share batches
+        self.draws: bool = any(map(draws, self.sources))  # then all samples have a number, since they share batches
+        self.digest: str
+        self.linear_digest: str
         self.digest, self.linear_digest = (
             digest_of(orders, proportions.settings(schedule), seed, until) for schedule in ("steps", "linear")
         )
-        self.datasets = dict(datasets)
-        self.ops = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
+        self.datasets: dict[str, Stream] = dict(datasets)
+        self.ops: list[BoundOp] = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
 
     def selected(self, choose: Any) -> PlannedSource:
         raise TypeError("select from the datasets, and mix the selections")
@@ -226,17 +233,17 @@ class Choices:
     """
 
     def __init__(self, quotas: Quotas, seed: int, sizes: list[int], until: Until):
-        self.period = quotas.period
+        self.period: int = quotas.period
         if self.period > MOST_PARTS:
             weights = ", ".join(map(str, quotas.weights))
             raise ValueError(f"weights {weights} have no ratios of whole numbers up to {MOST_PARTS} in all")
         mixture = Mixture(quotas, seed)
-        self.dataset = np.array(mixture.take(self.period), np.int64)
-        self.shares = np.array(mixture.counts, np.int64)
-        self.number = np.empty(self.period, np.int64)  # of the sample among its dataset's in the period
+        self.dataset: np.ndarray = np.array(mixture.take(self.period), np.int64)
+        self.shares: np.ndarray = np.array(mixture.counts, np.int64)
+        self.number: np.ndarray = np.empty(self.period, np.int64)  # of the sample among its dataset's in the period
         for i, share in enumerate(self.shares):
             self.number[self.dataset == i] = np.arange(share)
-        self.total = until if isinstance(until, int) else self._end(sizes, until)
+        self.total: int = until if isinstance(until, int) else self._end(sizes, until)
         for i, size in enumerate(sizes):
             if not size and self.shares[i] and self.total:
                 raise ValueError(f"dataset {i} of the mixture has no samples")
@@ -272,8 +279,9 @@ class ScheduledChoices:
     """
 
     def __init__(self, quotas: Quotas, seed: int, sizes: list[int], until: Until):
-        self.quotas, self.seed = quotas, seed
-        self.total = until if isinstance(until, int) else self._end(sizes, until)
+        self.quotas = quotas
+        self.seed = seed
+        self.total: int = until if isinstance(until, int) else self._end(sizes, until)
         due = quotas.at(self.total)
         for i, size in enumerate(sizes):
             if not size and due[i]:
@@ -367,9 +375,13 @@ class MixedPlan(PlannedEpoch):
         ranks: int,
         tail: Tail,
     ):
-        self.source, self.choices, self.epoch = source, choices, epoch
-        self.begin, self.ranks, self.tail = begin, ranks, tail
-        self.total = choices.total - begin
+        self.source = source
+        self.choices = choices
+        self.epoch = epoch
+        self.begin = begin
+        self.ranks = ranks
+        self.tail: Tail = tail
+        self.total: int = choices.total - begin
         self._plans: dict[tuple[int, int], PlannedEpoch] = {}
 
     def __getitem__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -433,22 +445,25 @@ class MixedStreams:
     ordered_by: ClassVar[Sequence[str]] = ()
 
     def __init__(self, datasets: Mapping[str, Stream], proportions: Proportions, until: Until, on_error: ErrorPolicy):
-        self.proportions, self.seed, self.until = proportions, proportions.seed, until
+        self.proportions = proportions
+        self.seed: int = proportions.seed
+        self.until = until
 
         def digest(schedule: str, attribute: str) -> str:
             sources = [(name, dataset.source) for name, dataset in datasets.items()]
             orders = [(name, getattr(source, attribute, source.digest), source.order) for name, source in sources]
             return digest_of("streamed", orders, proportions.settings(schedule), self.seed, until)
 
-        self.digest, self.linear_digest = digest("steps", "digest"), digest("linear", "linear_digest")
-        self.ops = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
-        self.newest = max(dataset.source.newest for dataset in datasets.values())
-        self.draws = any(draws(dataset.source) for dataset in datasets.values())
+        self.digest: str = digest("steps", "digest")
+        self.linear_digest: str = digest("linear", "linear_digest")
+        self.ops: list[BoundOp] = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
+        self.newest: Any = max(dataset.source.newest for dataset in datasets.values())
+        self.draws: bool = any(draws(dataset.source) for dataset in datasets.values())
         self._count(datasets, Ledger.of(on_error))
 
     def _count(self, datasets: Mapping[str, Stream], ledger: Ledger) -> None:
         self.ledger = ledger
-        self.datasets = {name: copy.copy(dataset) for name, dataset in datasets.items()}
+        self.datasets: dict[str, Stream] = {name: copy.copy(dataset) for name, dataset in datasets.items()}
         for dataset in self.datasets.values():
             dataset.source = dataset.source.with_ledger(ledger)
 
@@ -505,14 +520,14 @@ class MixedShards(SampleReader):
     reserved = 3  # with __dataset__
 
     def __init__(self, parts: Mapping[str, SampleReader]):
-        self.parts = list(parts.items())
-        self.starts = list(accumulate((len(part.names) for part in parts.values()), initial=0))
-        self.urls = [url for part in parts.values() for url in part.urls]
-        self.names = [name for part in parts.values() for name in part.names]
-        self.counts = np.concatenate([part.counts for part in parts.values()])
-        self.sizes = np.concatenate([part.sizes for part in parts.values()])
+        self.parts: list[tuple[str, SampleReader]] = list(parts.items())
+        self.starts: list[int] = list(accumulate((len(part.names) for part in parts.values()), initial=0))
+        self.urls: list[str] = [url for part in parts.values() for url in part.urls]
+        self.names: list[str] = [name for part in parts.values() for name in part.names]
+        self.counts: np.ndarray = np.concatenate([part.counts for part in parts.values()])
+        self.sizes: np.ndarray = np.concatenate([part.sizes for part in parts.values()])
         self.remote = next(iter(parts.values())).remote
-        self.unpaired = sum(part.unpaired for part in parts.values())
+        self.unpaired: int = sum(part.unpaired for part in parts.values())
 
     @property
     def sequences(self) -> list[SampleSequence]:

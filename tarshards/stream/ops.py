@@ -15,7 +15,7 @@ from functools import partial
 from inspect import isasyncgenfunction, iscoroutine
 from itertools import count as count_from
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from tarshards.errors import (
     DecodeError,
@@ -47,6 +47,7 @@ from tarshards.stream.op import op
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from tarshards.samples.codecs.image import Imagespec
     from tarshards.storage.traffic import Traffic
 
 INITIAL = 100  # samples in the buffer of ``shuffle`` when the first one comes
@@ -202,6 +203,18 @@ def select_fields(samples: Iterable[Sample], spec: str, *, on_error: ErrorPolicy
     return _each(samples, partial(apply_terms, terms=parse_terms(spec)), error_handler(on_error))
 
 
+@overload
+def to_tuple(samples: Iterable[Sample], field: str, /, *, on_error: ErrorPolicy = None) -> Iterator[tuple[Any]]: ...
+@overload
+def to_tuple(
+    samples: Iterable[Sample], first: str, second: str, /, *, on_error: ErrorPolicy = None
+) -> Iterator[tuple[Any, Any]]: ...
+@overload
+def to_tuple(
+    samples: Iterable[Sample], first: str, second: str, third: str, /, *, on_error: ErrorPolicy = None
+) -> Iterator[tuple[Any, Any, Any]]: ...
+@overload
+def to_tuple(samples: Iterable[Sample], *fields: str, on_error: ErrorPolicy = None) -> Iterator[tuple[Any, ...]]: ...
 @op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
 def to_tuple(samples: Iterable[Sample], *fields: str, on_error: ErrorPolicy = None) -> Iterator[tuple[Any, ...]]:
     """Yield the given fields as a tuple; ``"jpg;png"`` is the first of them that a sample has.
@@ -295,7 +308,7 @@ def _raise_cause(failure: Exception) -> None:
 def decode(
     samples: Iterable[Sample],
     /,
-    images: str | Handler | Mapping[str, Any] | None = None,
+    images: Imagespec | str | Handler | Mapping[str, Any] | None = None,
     *handlers: str | Handler | Mapping[str, Any],
     only: str | Iterable[str] | None = None,
     exif_transpose: bool = False,

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from tarshards.samples.ledger import error_handler
 from tarshards.stream import ops
 from tarshards.stream.op import BoundOp, traits_of
 from tarshards.stream.other_names import explains
 
+P = ParamSpec("P")
+Owner = TypeVar("Owner")
 
-def method_of(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
-    """Return an op as a method, which checks the arguments and gives the op to the method ``_then``."""
+
+def method_of(function: Callable[Concatenate[Any, P], Iterable[Any]]) -> Callable[Concatenate[Owner, P], Owner]:
+    """Return an op as a method, which checks the arguments and gives the op to the method ``_then``.
+
+    To type checkers and editors it has the parameters of the op, and returns what it is called on.
+    """
 
     @explains
     @wraps(function)
-    def method(self: Any, /, *args: Any, **options: Any) -> Any:
+    def method(self: Any, /, *args: P.args, **options: P.kwargs) -> Any:
         function((), *args, **options)  # checks the arguments; its samples are never requested
         if "on_error" in options and "on_error" in traits_of(function).context:
-            options["on_error"] = error_handler(options["on_error"])
+            policy: Any = options["on_error"]
+            options["on_error"] = error_handler(policy)
         return self._then(BoundOp(function, args, options))
 
     return method
@@ -29,16 +36,16 @@ def method_of(function: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
 class SampleOps:
     """The ops that turn each sample into one, as methods; a subclass defines in ``_then`` how an op is added."""
 
-    map = method_of(ops.map)
-    map_fields = method_of(ops.map_fields)
-    keep_fields = method_of(ops.keep_fields)
-    rename_fields = method_of(ops.rename_fields)
-    select_fields = method_of(ops.select_fields)
-    to_tuple = method_of(ops.to_tuple)
-    map_tuple = method_of(ops.map_tuple)
-    decode = method_of(ops.decode)
-    add_source = method_of(ops.add_source)
-    shrink_images = method_of(ops.shrink_images)
+    map: Final = method_of(ops.map)
+    map_fields: Final = method_of(ops.map_fields)
+    keep_fields: Final = method_of(ops.keep_fields)
+    rename_fields: Final = method_of(ops.rename_fields)
+    select_fields: Final = method_of(ops.select_fields)
+    to_tuple: Final = method_of(ops.to_tuple)
+    map_tuple: Final = method_of(ops.map_tuple)
+    decode: Final = method_of(ops.decode)
+    add_source: Final = method_of(ops.add_source)
+    shrink_images: Final = method_of(ops.shrink_images)
 
     def _then(self, op: BoundOp) -> Any:
         raise NotImplementedError

@@ -38,7 +38,7 @@ BUFFERED = 3  # of states of shards without indexes that are shuffled: before, t
 BUFFER = 1000  # samples that a worker mixes where shards have no indexes
 LEAST_RUN = 10  # samples of a class in a row, on average, that are no accident if no class comes again
 
-log = logging.getLogger("tarshards")
+log: logging.Logger = logging.getLogger("tarshards")
 
 
 @dataclass
@@ -90,11 +90,13 @@ class ShardSource:
     ops: Sequence[Any] = ()
 
     def __init__(self, shards: Shards, opening: Opening, options: EpochOptions):
-        self.shards, self.opening, self.options = shards, opening, options
-        self.pool = BUFFER if options.pool is None else options.pool
+        self.shards = shards
+        self.opening = opening
+        self.options = options
+        self.pool: int = BUFFER if options.pool is None else options.pool
         _weights(options, len(shards))
-        self.seed = options.seed
-        self.ledger = Ledger.of(opening.on_error)
+        self.seed: int = options.seed
+        self.ledger: Ledger = Ledger.of(opening.on_error)
 
     @property
     def digest(self) -> str:
@@ -210,20 +212,24 @@ class PlannedSource:
     def __init__(self, shards: SampleReader, options: EpochOptions, on_error: ErrorPolicy = None):
         from tarshards.epoch.plan import POOL
 
-        self.shards, self.options, self.seed = shards, options, options.seed
-        self.pool = POOL if options.pool is None else options.pool
-        self.ledger = Ledger.of(on_error)
+        self.shards = shards
+        self.options = options
+        self.seed: int = options.seed
+        self.pool: int = POOL if options.pool is None else options.pool
+        self.ledger: Ledger = Ledger.of(on_error)
         self._select(None)
 
     def _select(self, selection: Selection | None) -> None:
         from tarshards.epoch.plan import block_size
 
-        shards, self.selection = self.shards, selection
-        self.counts, sizes, chosen = shards.counts, shards.sizes, b""
+        shards = self.shards
+        self.selection = selection
+        self.counts: Any = shards.counts
+        sizes, chosen = shards.sizes, b""
         if selection is not None:
             self.counts, sizes, chosen = selection.counts, sizes * selection.fractions, selection.digest
-        self.block = self.options.block or block_size(self.counts, sizes)
-        self.digest = dataset_digest(shards.urls, shards.counts.astype("<i8").tobytes() + chosen)
+        self.block: int = self.options.block or block_size(self.counts, sizes)
+        self.digest: str = dataset_digest(shards.urls, shards.counts.astype("<i8").tobytes() + chosen)
         self.ledger.know(self.digest, shards.names, self.counts)
 
     @property
@@ -348,7 +354,9 @@ class ResampledSource(PlannedSource):
         import numpy as np
 
         super().__init__(shards, options, on_error)
-        self.weights = None if options.resample is True else np.array(_weights(options, len(shards.urls)), np.float64)
+        self.weights: Any = (
+            None if options.resample is True else np.array(_weights(options, len(shards.urls)), np.float64)
+        )
 
     @property
     def order(self) -> list[Any]:
@@ -382,7 +390,7 @@ class IterableSource:
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]):
         self.source = source
-        self.spent = False
+        self.spent: bool = False
 
     @property
     def digest(self) -> str:

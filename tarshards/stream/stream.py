@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, check_function, shortened, whole_number
@@ -47,7 +47,7 @@ class EpochCounter:
     """Counts the epochs of one stream."""
 
     def __init__(self, epoch: int = 0):
-        self.epoch = epoch
+        self.epoch: int = epoch
 
     def begin(self, world: World, epoch: int | None = None) -> int:
         """Return the epoch that now begins: the next, or *epoch*."""
@@ -89,7 +89,7 @@ class Stream(SampleOps):
             raise TypeError(f"a Stream is not made of {redacted(shortened(source))} but of {advice}")
         self.source: Any = IterableSource(source)
         self.ops: tuple[BoundOp, ...] = ()
-        self.epochs = EpochCounter()
+        self.epochs: EpochCounter = EpochCounter()
         self._world: World | None = None
         self._begin_state()
 
@@ -114,24 +114,24 @@ class Stream(SampleOps):
         stream._world = World.of(given.world)
         return stream
 
-    filter = method_of(ops.filter)
-    batched = method_of(ops.batched)
-    unbatched = method_of(ops.unbatched)
-    sliding = method_of(ops.sliding)
-    flatten = method_of(ops.flatten)
-    pipe = method_of(ops.pipe)
-    shuffle = method_of(ops.shuffle)
-    take = method_of(ops.take)
-    skip = method_of(ops.skip)
-    repeat = method_of(ops.repeat)
-    enumerate = method_of(ops.enumerate)
-    async_map = method_of(ops.async_map)
-    dask_map = method_of(dask_map)
-    with_length = method_of(ops.with_length)
-    progress = method_of(ops.progress)
-    monitor = method_of(ops.monitor)
-    fields = method_of(ops.fields)
-    rekey = method_of(ops.rekey)
+    filter: Final = method_of(ops.filter)
+    batched: Final = method_of(ops.batched)
+    unbatched: Final = method_of(ops.unbatched)
+    sliding: Final = method_of(ops.sliding)
+    flatten: Final = method_of(ops.flatten)
+    pipe: Final = method_of(ops.pipe)
+    shuffle: Final = method_of(ops.shuffle)
+    take: Final = method_of(ops.take)
+    skip: Final = method_of(ops.skip)
+    repeat: Final = method_of(ops.repeat)
+    enumerate: Final = method_of(ops.enumerate)
+    async_map: Final = method_of(ops.async_map)
+    dask_map: Final = method_of(dask_map)
+    with_length: Final = method_of(ops.with_length)
+    progress: Final = method_of(ops.progress)
+    monitor: Final = method_of(ops.monitor)
+    fields: Final = method_of(ops.fields)
+    rekey: Final = method_of(ops.rekey)
 
     def compose(self, *functions: Callable[[Any], Any]) -> Any:
         """Apply *functions*, each from a stream to a stream, to this stream, in order, and return the result.

@@ -89,7 +89,11 @@ class LoaderFault(AssertionError):
     def __init__(
         self, kind: str, words: str, chain: Chain | None = None, samples: tuple[int, ...] = (), details: str = ""
     ):
-        self.kind, self.words, self.chain, self.samples, self.details = kind, words, chain, samples, details
+        self.kind = kind
+        self.words = words
+        self.chain = chain
+        self.samples = samples
+        self.details = details
         lines = [f"{kind}: {words}"]
         if details:
             lines.append(details)
@@ -159,7 +163,8 @@ class Trial:
 
     def __init__(self, tested: Tested):
         self.tested = tested
-        self.resumes = self.runs = 0
+        self.resumes: int = 0
+        self.runs: int = 0
         self._fresh: dict[Setup, Leg] = {}
         self._kept: dict[Any, list[Run]] = {}
 

@@ -139,13 +139,17 @@ class Round:
     """A round as it runs in *folder*; nemeses change *jobs*, *files* (a copy of the shards) and the *site*."""
 
     def __init__(self, world: RoundWorld, copies: ShardCopies, urls: list[str], folder: Path, known: Known = ()):
-        self.world, self.copies, self.urls, self.folder, self.rng = world, copies, urls, folder, world.rng
+        self.world = world
+        self.copies = copies
+        self.urls = urls
+        self.folder = folder
+        self.rng: Any = world.rng
         self.known = known
         self.jobs: list[dict[str, Any]] = []
         self.others: list[dict[str, Any]] = []  # of other users of the cache
         self.site: Any = None
-        self.files = folder / "files"
-        self.is_armed = False
+        self.files: Path = folder / "files"
+        self.is_armed: bool = False
 
     def run(self) -> RoundOutcome:
         """Run the legs until the epoch is over, or a rank tells of an error that the nemesis accounts for."""

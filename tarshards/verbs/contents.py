@@ -15,7 +15,10 @@ class FieldSizes:
     """
 
     def __init__(self) -> None:
-        self.samples = self.bytes = self.least = self.most = 0
+        self.samples: int = 0
+        self.bytes: int = 0
+        self.least: int = 0
+        self.most: int = 0
         self.histogram: Counter[int] = Counter()
 
     @property

@@ -59,7 +59,9 @@ class Pattern:
         self._searches: list[tuple[Any, Any]] = []
         patterns = list(patterns)
         is_plain = len(patterns) == 1 and (fixed or not META.intersection(patterns[0]))
-        self.text = patterns[0].encode(errors="replace") if is_plain and fields is None and not ignore_case else b""
+        self.text: bytes = (
+            patterns[0].encode(errors="replace") if is_plain and fields is None and not ignore_case else b""
+        )
         for pattern in patterns:
             expression = re.escape(pattern) if fixed else pattern
             try:
@@ -96,7 +98,8 @@ class Duplicate:
     def __init__(self, fields: list[list[str]] | None = None):
         from hashlib import blake2b
 
-        self.fields, self._hash = fields, blake2b
+        self.fields = fields
+        self._hash = blake2b
         self.missing: Counter[str] = Counter()
         self._seen: set[bytes] = set()
 
@@ -222,8 +225,8 @@ class KeyFilter:
     """
 
     def __init__(self, keys: Iterable[str]):
-        self.lacking = dict.fromkeys(keys)
-        self.keys = frozenset(self.lacking)
+        self.lacking: dict[str, Any | None] = dict.fromkeys(keys)
+        self.keys: frozenset[str] = frozenset(self.lacking)
 
     def __call__(self, sample: Sample) -> bool:
         self.lacking.pop(sample["__key__"], None)

@@ -135,8 +135,11 @@ class Join:
         reject: Reject | None,
         leave_out: Callable[[str], Any],
     ):
-        self.names, self.missing, self.conflict = names, missing, conflict
-        self.reject, self.leave_out = reject, leave_out
+        self.names = names
+        self.missing = missing
+        self.conflict = conflict
+        self.reject = reject
+        self.leave_out = leave_out
 
     def __call__(self, parts: Sequence[Sample | None]) -> Iterator[Sample]:
         """Yield the joined sample, if there is one."""
@@ -255,7 +258,7 @@ class IndexedInput:
         if (key := shards.repeated_key()) is not None:
             raise SampleError(TWICE, url=shards.names[0], key=key)
         self.shards = shards
-        self.untaken = ~np.fromiter(taken.which(shards.shards.each_key()), bool, len(shards))
+        self.untaken: Any = ~np.fromiter(taken.which(shards.shards.each_key()), bool, len(shards))
 
     def take(self, key: str) -> Sample | None:
         """Read the sample of *key*, or return None if there is none; raise SampleError if it was taken before."""

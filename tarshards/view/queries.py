@@ -64,10 +64,13 @@ class Found:
     """
 
     def __init__(self, viewed: ViewedShards, query: Query, epochs: EpochBatches):
-        self.viewed, self.query, self.epochs = viewed, query, epochs
-        self.is_done = False
-        self.searched = self.failed = 0
-        self.reason = ""
+        self.viewed = viewed
+        self.query = query
+        self.epochs = epochs
+        self.is_done: bool = False
+        self.searched: int = 0
+        self.failed: int = 0
+        self.reason: str = ""
         self.about: dict[str, Any] = {}  # more for the page: how many batches the epoch has
         self._parts: list[np.ndarray] = []
         self._total = 0
@@ -268,7 +271,8 @@ class Queries:
     """The queries of a page; the results of the latest are kept."""
 
     def __init__(self, viewed: ViewedShards):
-        self.viewed, self.epochs = viewed, EpochBatches(viewed)
+        self.viewed = viewed
+        self.epochs: EpochBatches = EpochBatches(viewed)
         self._found: dict[Query, Found] = {}
         self._lock = RLock()
 

@@ -20,7 +20,7 @@ from tarshards.view.media_types import media_type
 from tarshards.view.page_text import FILES, TYPES, served_page
 from tarshards.view.view_api import Answer, ViewApi
 
-log = logging.getLogger("tarshards")
+log: logging.Logger = logging.getLogger("tarshards")
 
 HOSTS = frozenset(["127.0.0.1", "localhost", "::1"])
 IDLE = 60  # seconds after which a connection without requests is closed
@@ -68,7 +68,9 @@ class ViewServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, api: ViewApi, port: int = 0, *, framed: bool = False):
-        self.api, self.framed, self.token = api, framed, secrets.token_urlsafe(24)
+        self.api = api
+        self.framed = framed
+        self.token: str = secrets.token_urlsafe(24)
         super().__init__(("127.0.0.1", port), ViewHandler)
 
     @property

@@ -17,7 +17,9 @@ class Shown:
     """A page served at *url*, which notebooks show in a frame. ``close`` stops its server."""
 
     def __init__(self, server: ViewServer, height: int):
-        self.server, self.height, self.url = server, height, server.url
+        self.server = server
+        self.height = height
+        self.url: str = server.url
         Thread(target=server.serve_forever, daemon=True).start()
 
     def close(self) -> None:

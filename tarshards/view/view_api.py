@@ -32,9 +32,10 @@ class ViewApi:
         state: Mapping[str, Any] | None = None,
     ):
         self.state = state
-        self.viewed = ViewedShards(urls, remote)
-        self.name, self.queries = self.viewed.name, Queries(self.viewed)
-        self.left_out = [dict(entry) for entry in left_out]
+        self.viewed: ViewedShards = ViewedShards(urls, remote)
+        self.name: str = self.viewed.name
+        self.queries: Queries = Queries(self.viewed)
+        self.left_out: list[dict[str, Any]] = [dict(entry) for entry in left_out]
         methods = (
             self.about,
             self.rows,

@@ -49,9 +49,10 @@ class ViewedShards:
     """
 
     def __init__(self, urls: Any, remote: Remote | None = None):
-        self.remote, self.shards = remote, find_shards(urls, remote)
-        self.name = spec_name(urls) if isinstance(urls, str) else common_name(names_of(self.shards.urls))
-        self.sequence = self._find_indexed()
+        self.remote = remote
+        self.shards: Shards = find_shards(urls, remote)
+        self.name: str = spec_name(urls) if isinstance(urls, str) else common_name(names_of(self.shards.urls))
+        self.sequence: SampleSequence | None = self._find_indexed()
         self.problems: list[TarshardsError] = []
         self._made: list[Index | None] = []  # those built in memory
         self._ends: list[int] = []  # for each shard, the samples up to its end

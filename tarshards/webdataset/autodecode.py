@@ -34,7 +34,8 @@ class Continue:
     """Returned by a function to have the others decode *data* under another name."""
 
     def __init__(self, key: str, data: bytes):
-        self.key, self.data = key, data
+        self.key = key
+        self.data = data
 
 
 def gzfilter(key: str, data: bytes) -> Continue | None:
@@ -81,8 +82,11 @@ class Decoder:
         own = [imagehandler(each) if isinstance(each, str) else each for each in handlers]
         decompresses = not own and post is None  # our codecs do it themselves
         before = ([] if decompresses else default_pre_handlers) if pre is None else pre
-        self.handlers, self.post = [*before, *own, *(post or [])], post
-        self.only = only.split() if isinstance(only, str) else only if only is None else list(only)
+        self.handlers: list[Any] = [*before, *own, *(post or [])]
+        self.post = post
+        self.only: list[str] | list[Any] | None = (
+            only.split() if isinstance(only, str) else only if only is None else list(only)
+        )
 
     def decode1(self, key: str, data: bytes) -> Any:
         """Decode one field; return None to leave it to our codecs."""

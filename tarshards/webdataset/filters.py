@@ -34,7 +34,9 @@ class FilterFunction:
     """A stage: a function of an iterator, and its other arguments."""
 
     def __init__(self, f: Callable[..., Any], *args: Any, **kw: Any):
-        self.f, self.args, self.kw = f, args, kw
+        self.f = f
+        self.args: tuple[Any, ...] = args
+        self.kw: dict[str, Any] = kw
 
     def __call__(self, data: Iterable[Any]) -> Any:
         return self.bind().run(data, 0, 0, None)
@@ -57,7 +59,8 @@ class NativeStage(FilterFunction):
     """A stage that is an op of ours: *f* returns it for webdataset's arguments, with the handler as ``on_error``."""
 
     def __init__(self, *args: Any, **kw: Any):
-        self.args, self.kw = args, kw
+        self.args: tuple[Any, ...] = args
+        self.kw: dict[str, Any] = kw
 
     @classmethod
     def run(cls, data: Iterable[Any], *args: Any, **kw: Any) -> Any:
@@ -272,7 +275,10 @@ class detshuffle(PipelineStage):
     """Shuffle in an order that depends only on *seed* and the number of runs of the stage."""
 
     def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1):
-        self.bufsize, self.initial, self.seed, self.epoch = bufsize, initial, seed, epoch
+        self.bufsize = bufsize
+        self.initial = initial
+        self.seed = seed
+        self.epoch: int = epoch
 
     def run(self, src: Iterable[Any]) -> Iterator[Any]:
         self.epoch += 1

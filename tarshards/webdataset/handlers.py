@@ -57,7 +57,8 @@ class Asking:
     """The ``on_error`` of ops and readers: records errors in a ledger with *record*, and asks the *handler*."""
 
     def __init__(self, handler: Handler, record: Callable[[Exception], None] | None = None):
-        self.handler, self.record = handler, record
+        self.handler = handler
+        self.record = record
 
     def __call__(self, error: Exception) -> None:
         if self.record is not None:

@@ -110,13 +110,13 @@ class DataPipeline(IterableDataset, PipelineStage):
 
     def __init__(self, *args: Any, **options: Any):
         stages = [each for arg in args for each in (arg if isinstance(arg, list) else [arg])]
-        self.pipeline = [stage for stage in stages if stage is not None]
+        self.pipeline: list[Any | Any] = [stage for stage in stages if stage is not None]
         self.repetitions: int | None = 1
         self.nsamples: int | None = None
         self.size: int | None = None
-        self.ledger = Ledger(max_errors=float("inf"))
+        self.ledger: Ledger = Ledger(max_errors=float("inf"))
         self.ledger.share()
-        self.epochs = SharedEpochCounter()
+        self.epochs: SharedEpochCounter = SharedEpochCounter()
         self._run: _PipelineStream | None = None
         self._ranks: World | None = None
         self._state: Mapping[str, Any] | None = None
@@ -140,7 +140,8 @@ class DataPipeline(IterableDataset, PipelineStage):
     def run(self) -> Iterator[Any]:
         return iter(self)
 
-    iterator = iterator1 = run
+    iterator: Any = run
+    iterator1: Any = run
 
     def __len__(self) -> int:
         if self.size is None:
@@ -351,7 +352,8 @@ class MockDataset(IterableDataset):
     """The same sample, *length* times."""
 
     def __init__(self, sample: Any, length: int):
-        self.sample, self.length = sample, length
+        self.sample = sample
+        self.length = length
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self.sample] * self.length)
@@ -371,8 +373,9 @@ class RandomMix(IterableDataset):
     """The datasets in random turns, with the weights *probs*; until the first ends or, if *longest*, until all have."""
 
     def __init__(self, datasets: Iterable[Any], probs: Iterable[float] | None = None, longest: bool = False):
-        self.datasets, self.longest = list(datasets), longest
-        self.probs = [1.0] * len(self.datasets) if probs is None else list(probs)
+        self.datasets: list[Any] = list(datasets)
+        self.longest = longest
+        self.probs: list[float] = [1.0] * len(self.datasets) if probs is None else list(probs)
         if len(self.probs) != len(self.datasets):
             raise ValueError(f"probs has {len(self.probs)} weights for {len(self.datasets)} datasets")
 

@@ -42,7 +42,8 @@ class SimpleShardList(IterableDataset):
     """
 
     def __init__(self, urls: Any, seed: int | bool | None = None):
-        self.urls, self.seed = expand_urls(urls), 0 if seed is True else seed
+        self.urls: list[str] = expand_urls(urls)
+        self.seed = 0 if seed is True else seed
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -75,11 +76,14 @@ class ResampledShards(IterableDataset):
         max_urls: int = int(1e6),
         empty_check: bool = True,
     ):
-        self.urls = expand_source(urls, max_urls)
+        self.urls: list[str] = expand_source(urls, max_urls)
         if empty_check and not self.urls:
             raise ValueError("ResampledShards has no shards to draw from")
-        self.nshards, self.seed, self.deterministic, self.epoch = nshards, seed, deterministic, -1
-        self.worker_seed = worker_seed or pytorch_worker_seed
+        self.nshards = nshards
+        self.seed = seed
+        self.deterministic = deterministic
+        self.epoch: int = -1
+        self.worker_seed: Callable[[], int] = worker_seed or pytorch_worker_seed
 
     def __iter__(self) -> Iterator[dict[str, str]]:
         self.epoch += 1

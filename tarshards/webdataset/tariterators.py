@@ -79,7 +79,8 @@ class Reached:
     """The position in reading shards: *skip* samples are skipped first, then *taken* were read."""
 
     def __init__(self, skip: int = 0):
-        self.skip, self.has_errors = skip, False
+        self.skip = skip
+        self.has_errors = False
         self._before, self._in_shard = 0, int
 
     @property
@@ -106,8 +107,12 @@ class TarSamples(filters.FilterFunction):
         empty_check: bool = False,
     ):
         super().__init__(_read_samples, handler=handler, select_files=select_files, rename_files=rename_files)
-        self.handler, self.remote, self.empty_check = handler or reraise_exception, remote, empty_check
-        self.split = split_name if select_files is rename_files is None else partial(_name, select_files, rename_files)
+        self.handler: Any = handler or reraise_exception
+        self.remote = remote
+        self.empty_check = empty_check
+        self.split: Any = (
+            split_name if select_files is rename_files is None else partial(_name, select_files, rename_files)
+        )
 
     @stoppable
     def read(self, shards: Iterable[Any], ledger: Ledger, reached: Reached) -> Iterator[Sample]:

@@ -26,9 +26,12 @@ class ShardListDataset(Dataset):
     def __init__(self, shards: Any, *, dataset_name: str | None = None, transformations: Any = "pil", **cache: Any):
         if isinstance(shards, list) and all(isinstance(each, dict) for each in shards):
             shards = [Shard(each["url"], each.get("nsamples"), each.get("filesize")) for each in shards]
-        self.shards, self.dataset_name = SampleSequence(shards), dataset_name
+        self.shards: SampleSequence = SampleSequence(shards)
+        self.dataset_name = dataset_name
         given = transformations if isinstance(transformations, list | tuple) else [transformations]
-        self.transformations = [Decoder([each]) if isinstance(each, str) else each for each in given if each]
+        self.transformations: list[Decoder | Any | Any] = [
+            Decoder([each]) if isinstance(each, str) else each for each in given if each
+        ]
 
     def add_transform(self, transform: Callable[[Any], Any]) -> ShardListDataset:
         """Apply *transform* to every sample, after the others."""
@@ -58,8 +61,11 @@ class ChunkedSampler(Sampler):
         self, dataset: Any, *, num_samples: Any = None, chunksize: int = 2000, seed: int = 0, shuffle: bool = True
     ):
         total = len(dataset) if num_samples is None else num_samples
-        self.range = range(*total) if isinstance(total, tuple) else range(total)
-        self.chunksize, self.seed, self.shuffle, self.epoch = chunksize, seed, shuffle, 0
+        self.range: range = range(*total) if isinstance(total, tuple) else range(total)
+        self.chunksize = chunksize
+        self.seed = seed
+        self.shuffle = shuffle
+        self.epoch: int = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""

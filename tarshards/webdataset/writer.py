@@ -137,9 +137,10 @@ class TarWriter(shards.TarWriter):
         if (compress and asked is None) or (compress is not None and named not in (None, asked)):
             raise ValueError(f"compress={compress!r} for {fileobj}: it is True, 'gz', 'bz2' or 'xz', as the name says")
         super().__init__(fileobj, allow_pipe=True)
-        self.encoder = make_encoder(encoder)
+        self.encoder: Callable[[Sample], Sample] = make_encoder(encoder)
         if asked and not self.is_compressed:
-            self._stream, self.is_compressed = compressed(self._stream, by_word), True
+            self._stream = compressed(self._stream, by_word)
+            self.is_compressed = True
 
     def write(self, obj: Sample) -> int:  # type: ignore[override]
         """Append one sample, and return the bytes that it takes in the archive."""
@@ -185,7 +186,7 @@ class ShardWriter(shards.ShardWriter):
         hooks: Any = {"open_writer": open_writer, "on_finish": finish}
         limits: Any = {"max_samples": int(maxcount), "max_bytes": int(maxsize)}
         super().__init__(pattern, start=start_shard, allow_pipe=True, **limits, **hooks)
-        self.encoder = make_encoder(options.get("encoder", True))
+        self.encoder: Callable[[Sample], Sample] = make_encoder(options.get("encoder", True))
 
     def write(self, obj: Sample) -> None:
         """Append one sample."""

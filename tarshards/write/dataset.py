@@ -38,7 +38,7 @@ from tarshards.storage.streams import is_missing
 from tarshards.stream.stream import Stream
 from tarshards.write.shards import ShardWriter, TarWriter, open_claimed, shard_name
 
-log = logging.getLogger("tarshards")
+log: logging.Logger = logging.getLogger("tarshards")
 
 CHUNK = 32  # items per call
 AHEAD = 4  # calls per process that are running, or finished and waiting for an earlier one

@@ -82,21 +82,22 @@ class TarWriter(_Writer):
     ):
         self.target: str | None = None  # the URL
         self.sha256: str | None = None
-        self.is_compressed = False
+        self.is_compressed: bool = False
         self._stream: Any
         if _is_file(target):
             self._stream = passed_on(target)
         else:
             self._location = Location.of(target, allow_pipe=allow_pipe, sync=sync)  # type: ignore[arg-type]
-            self.target, self.is_compressed = self._location.url, named_compression(self._location) is not None
+            self.target = self._location.url
+            self.is_compressed = named_compression(self._location) is not None
             self._stream = open_shard(self._location, "wb")
         self._digest: Any = None
         if flag("sha256", sha256) and not self.is_compressed:
             import hashlib
 
             self._digest = hashlib.sha256()
-        self.samples = 0
-        self.size = len(END)  # bytes of the finished archive, before compression
+        self.samples: int = 0
+        self.size: int = len(END)  # bytes of the finished archive, before compression
         self.index: Index | None = None  # after ``close``, if it was also written
         self._members: Members | None = None
         self._keys = SeenKeys()  # with the shards that they come from
@@ -299,12 +300,12 @@ class ShardWriter(_Writer):
         on_finish: Callable[[str, TarWriter], Any] | None = None,
     ):
         self._location = Location.of(pattern, sync=sync)
-        self.pattern = self._location.url
+        self.pattern: str = self._location.url
         if shard_name(self.pattern, 0) == shard_name(self.pattern, 1):
             raise ValueError(f"{pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
         named_compression(self._location)  # raises UrlError for a name of another format
-        self.max_samples = None if max_samples is None else whole_number("max_samples", max_samples, 1)
-        self.max_bytes = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1)
+        self.max_samples: int | None = None if max_samples is None else whole_number("max_samples", max_samples, 1)
+        self.max_bytes: int | None = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1)
         self._values = values or {}
         self._claims = Claims()
         open_tar = partial(open_claimed, allow_pipe=allow_pipe, sync=sync, sha256=sha256)
@@ -312,7 +313,7 @@ class ShardWriter(_Writer):
         self._sha256 = sha256
         self._on_finish = on_finish
         self.shards: list[str] = []
-        self.samples = 0
+        self.samples: int = 0
         self._start = self._number = whole_number("start", start, 0)
         self._writer: TarWriter | None = None
         self._is_open = True

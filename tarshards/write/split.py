@@ -190,7 +190,9 @@ class ShardCommand:
     """
 
     def __init__(self, command: str, *, jobs: int = 1, delete: bool = False):
-        self.command, self.jobs, self.delete = command, jobs, delete
+        self.command = command
+        self.jobs = jobs
+        self.delete = delete
         self._running: list[tuple[str, ChildGroup]] = []
 
     def __call__(self, shard: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tarshards.epoch.proportions import Mixture
+from tarshards.epoch.proportions import FINE, Mixture, Quotas, check_counts, check_until
 from tarshards.errors import StateError
 
 numbers = st.one_of(
@@ -92,3 +92,86 @@ def test_counts_of_other_mixtures_are_refused(counts):
 def test_a_source_of_no_weight_never_comes(weights, seed):
     weights = [0, *weights, 0.0]
     assert all(weights[source] for source in Mixture(weights, seed).take(100))
+
+
+def test_counts_far_from_the_start_are_exact():
+    """Beyond 2**53, where floats are not."""
+    begun = Mixture([2, 1], 0, [2 * 10**17, 10**17])
+    assert begun.take(300) == Mixture([2, 1], 0).take(300)
+    assert Quotas([1, 1]).first(0, 10**17 + 1, beyond=True) == 2 * 10**17 + 3
+
+
+def test_where_a_source_is_due():
+    quotas = Quotas([{0: 1, 10: 0}, {0: 1}])
+    assert [quotas.phase(0, 5).begin, quotas.phase(0, 5, beyond=True).begin] == [0, 10]
+    assert [quotas.first(0, 5), quotas.first(0, 5, beyond=True), quotas.first(0, 6)] == [10, None, None]
+    assert [quotas.first(1, 5), quotas.first(1, 5, beyond=True)] == [10, 11]
+    assert Quotas([{0: 0, 10: 1}, {0: 1}]).first(0, 0) == 0
+
+
+def test_of_two_that_are_due_at_once_the_seed_decides():
+    assert {tuple(Mixture([1, 3], seed).take(4)) for seed in range(20)} == {(1, 0, 1, 1), (1, 1, 0, 1)}
+
+
+def slowly(weights, seed: int, steps: int) -> list[int]:
+    """The choices by the definition: among sources that are due, the one that would be late first."""
+    mixture = Mixture(weights, seed)
+    quotas, order = mixture.quotas, mixture._sources
+    part = Fraction(1, quotas.parts)
+    table = [quotas.at(position) for position in range(2 * steps + 200)]
+    counts = [0] * len(quotas.weights)
+    chosen = []
+
+    def late(source, step):
+        most = counts[source] + 1 - part
+        return next((n for n in range(step, len(table)) if table[n][source] > most), len(table))
+
+    for step in range(1, steps + 1):
+        due = [source for source in order if table[step][source] - counts[source] >= part]
+        chosen.append(min(due, key=lambda source: late(source, step)))
+        counts[chosen[-1]] += 1
+    return chosen
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [5, 2, 1],
+        [1, 1, 1, 1],
+        [7],
+        [{0: 1, 10: 0}, {0: 1}],
+        [{0: 3, 7: 1, 20: 5}, {0: 1}, {0: 0, 11: 4, 40: 0}, {0: 2, 13: 1}],
+        [{0: 1, 3: 9, 5: 1, 9: 0, 12: 2}, {0: 2, 30: 1}, {0: 5, 8: 1}],
+        [{0: 0.1, 6: 3}, {0: 1, 5: 0, 25: 1}, {0: 0.7, 15: 0.2}],
+    ],
+)
+def test_the_source_that_would_be_late_first_comes(weights):
+    for seed in range(3):
+        assert Mixture(weights, seed).take(60) == slowly(weights, seed, 60)
+
+
+def test_quotas_of_many_changes_have_few_bits():
+    weights = [{n: 1 + n * n % 97 for n in range(0, 300, 3)}, {n: 1 + n * n % 89 for n in range(0, 300, 3)}, {0: 1}]
+    assert max(phase.unit.bit_length() for phase in Quotas(weights).phases) <= 2 * FINE
+
+
+@pytest.mark.parametrize(
+    ("counts", "position", "said"),
+    [
+        ([1], None, r"counts \[1\] are not of 2 sources"),
+        ([-1, 1], 0, r"counts \[-1, 1\] are not of position 0"),
+        ([1, 1], 3, r"counts \[1, 1\] are not of position 3"),
+        ([3, 0], 3, r"counts \[3, 0\] are not of a mixture by these weights"),
+    ],
+)
+def test_an_error_names_the_counts(counts, position, said):
+    with pytest.raises(StateError, match=f"^{said}$"):
+        check_counts(Quotas([1, 1]), counts, position)
+    assert check_counts(Quotas([1, 1]), [1, 2], 3) == 3
+
+
+def test_when_a_mixture_ends():
+    assert [check_until(until) for until in ("first", "last", 0, 9)] == ["first", "last", 0, 9]
+    for until in ("First", -1, True, 1.0, None):
+        with pytest.raises(ValueError, match=rf'^until= is "first", "last" or a number of samples, not {until!r}$'):
+            check_until(until)

@@ -221,3 +221,87 @@ def test_bad_templates(template):
 )
 def test_shards(url, shard):
     assert shard_of({"__url__": url}) == shard
+
+
+@pytest.mark.parametrize(
+    ("expression", "holds"),
+    [
+        ("(cls, 1) == (7, 1) and cls in {cls} and txt[:cls] == txt and txt[0:cls:2] == 'svn'", True),
+        ('txt[cls - 7] == "s" and 7 - cls == 0 and 8 - cls == 1 and [cls] == [7]', True),
+        ("3 == cls or 7 == cls", True),
+        ('has(txt[:0] + "cls") and not has(txt)', True),
+        ("6 < cls < 8 and 0 < cls - 6 < cls < 8 > cls", True),
+        ("8 > cls > 7", False),
+        ("6 < 8 < cls", False),
+        ("1 < json.get('none') < 8", False),
+        ("not 1 < json.get('none') < 8", False),
+        ("(cls or 2) == 7 and (cls - 7 or cls) == 7 and (cls and txt) == 'seven' and (cls - 7 and txt) == 0", True),
+        ("(json.get('none') and cls) is None and (json.get('none') or cls) == 7", True),
+        ("cls is not None and None is not cls and None is json.get('none') and None == json.get('none')", True),
+        ("None != cls and cls != None", True),
+        ("None is cls or cls is None or None == cls", False),
+        ("cls * 2 == 14 and cls % 4 == 3 and 2 * cls == 14 and 9 % cls == 2 and 'a' + txt == 'aseven'", True),
+        ("[1] + [cls] == [1, 7] and 1 + cls == 8 and 2.5 * cls == 17.5 and 2.5 + cls == 9.5", True),
+        ("sum([1, 2]) == 3 and sum([1, cls], 4) == 12 and sum([]) == 0", True),
+        ("(1 if cls > 3 else 2) == 1 and (1 if cls < 3 else 2) == 2", True),
+        ("(cls > 3) if txt == 'seven' else 0", True),
+        ("0 if txt == 'seven' else cls > 3", False),
+        ("None if cls else cls", False),
+        ("cls is cls", True),
+        ("json.get('none') is json.get('none')", True),
+    ],
+)
+def test_every_part_of_an_expression_sees_the_sample(expression, holds):
+    assert Condition(expression)(SAMPLE) is holds
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("cls.lower()", "TypeError: int has no method lower"),
+        ("txt.get(1)", "TypeError: str has no method get"),
+        ("txt * cls", r"TypeError: \* and % accept numbers only"),
+        ("cls * [1]", r"TypeError: \* and % accept numbers only"),
+        ("sum(['a'], 'b')", "TypeError: sum accepts numbers only"),
+        ("(2 ** 1)", "Pow is not allowed"),
+        ("~cls", "Invert is not allowed"),
+        ("lambda: 1", "Lambda is not allowed"),
+        ("len(x=1)", "functions take positional arguments only"),
+        ("open(1)", "no function open; known: has len min max sum any all abs int float str bool"),
+        ("cls >", "is not an expression: invalid syntax"),
+        ("'" + "a" * 1000 + "'", "an expression has at most 1000 characters, not 1002"),
+    ],
+)
+def test_an_error_says_what_is_wrong(expression, said):
+    with pytest.raises((ValueError, OpError), match=rf"{said}$"):
+        Condition(expression)(SAMPLE)
+
+
+def test_limits_are_reached_exactly():
+    longest = "'" + "a" * 998 + "'"
+    assert len(longest) == 1000
+    assert Condition(longest)(SAMPLE)
+    sample = {"__key__": "a", "text": "a" * 50_000, "json": list(range(10_000)), "n": 1 << 49_999}
+    assert Condition("len(text + text) == 100000 and len([x for x in json]) == 10000 and n * n > 0")(sample)
+    for expression, said in [
+        ("text + text + 'a'", "ValueError: + makes texts and lists of at most 100000 items"),
+        ("[x for x in json] + [y for y in [1]]", "ValueError: loops have at most 10000 turns"),
+        ("n * (n + n)", "ValueError: * makes integers of at most 100000 bits"),
+    ]:
+        with pytest.raises(OpError) as raised:
+            Condition(f"{expression} == 1")(sample)
+        assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"), [(None, ""), ("-", "stdin"), ("a:b.tar", "b"), ("./a:b.tar", "a:b"), ("d/x.tar.gz", "x")]
+)
+def test_the_name_of_a_shard(url, name):
+    sample = {"__key__": "a"} if url is None else {"__key__": "a", "__url__": url}
+    assert shard_of(sample) == name
+
+
+def test_rows_fill_a_template():
+    assert Template("{key}-{index:02d}", LIKE).fill_rows({"index": [3, 4], "key": "ab"}) == ["a-03", "b-04"]
+    with pytest.raises(ValueError, match=r"\{none\} is not among index, key, shard \(a format may follow\)"):
+        Template("{none}", LIKE)

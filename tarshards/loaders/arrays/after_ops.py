@@ -115,7 +115,7 @@ def _forget_frames(error: BaseException | None) -> None:
 class Values(list[Any]):
     """What ops have made of one field of several samples, instead of ``Payloads``."""
 
-    sizes = np.zeros(0, np.int64)
+    sizes: np.ndarray = np.zeros(0, np.int64)
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Values:

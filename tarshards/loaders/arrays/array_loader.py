@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, count, islice, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class LocatedPart(Part):
         cut = slice(begin, end)
         own = together.positions[cut], together.shards[cut], together.numbers[cut], together.sample_positions[cut]
         super().__init__(together.plan, *own, None if together.begins is None else together.begins[cut])
-        self.samples = samples.cut(begin, end)
+        self.samples: LocatedSamples = samples.cut(begin, end)
 
 
 class ArrayBatchMaker(BatchMaker):
@@ -91,9 +91,9 @@ class ArrayBatchMaker(BatchMaker):
             raise ValueError("fields= names no field")
         if not isinstance(transforms, Iterable):
             raise TypeError(f"transforms= takes a list of functions (batch, rng), not {shortened(transforms)}")
-        self.assembler = Assembler(fields, transforms, size, kept, ring)
+        self.assembler: Assembler = Assembler(fields, transforms, size, kept, ring)
         self.mapped: MappedFields | None = None
-        self.numbers = count()  # of the batches, over all epochs
+        self.numbers: count[int] = count()  # of the batches, over all epochs
         self._is_open = False
         self.pack(packing)
 
@@ -270,7 +270,7 @@ class ArrayLoader(ResumableLoader):
         if flag("fill", fill) and not is_planned:
             raise TypeError("fill= requires indexed shards in an ArrayLoader; run `tarindex` first")
         ring = flag("reuse", reuse)
-        self.maker = ArrayBatchMaker(
+        self.maker: ArrayBatchMaker = ArrayBatchMaker(
             dataset,
             batch_size,
             fields,
@@ -281,8 +281,14 @@ class ArrayLoader(ResumableLoader):
             drop_last=drop_last,
             packing=packing,
         )
-        self.passes = Passes(self.maker, steps)
-        self.threads, self.prefetch, self.device = threads, prefetch, device
+        self.passes: Passes = Passes(self.maker, steps)
+        self.threads = threads
+        self.prefetch = prefetch
+        self.device = device
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[dict[str, Any]]: ...
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
         self.maker.assembler.at(this.epoch)

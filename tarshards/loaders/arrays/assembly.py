@@ -112,12 +112,13 @@ class Assembler:
     """Assembles batches of up to *size* samples of *fields*; see ``Memory`` for *kept* and *ring*."""
 
     def __init__(self, fields: Mapping[str, Any], transforms: Iterable[Transform], size: int, kept: int, ring: bool):
-        self.terms = [_term(name) for name in fields]
-        self.names = [term.name or term.alternatives[0] for term in self.terms]
+        self.terms: list[Term] = [_term(name) for name in fields]
+        self.names: list[str] = [term.name or term.alternatives[0] for term in self.terms]
         if len({*self.names, "__key__"}) <= len(self.names):
             raise ValueError(f"two fields of one name: {' '.join(self.names)}")
-        self.readers = [reader_of(reader) for reader in fields.values()]
-        self.transforms, self.is_open = tuple(transforms), False
+        self.readers: list[Reader] = [reader_of(reader) for reader in fields.values()]
+        self.transforms: tuple[Transform, ...] = tuple(transforms)
+        self.is_open: bool = False
         for transform in self.transforms:
             check_function(transform, "transforms=")
             if hasattr(transform, "forward") and hasattr(transform, "state_dict"):
@@ -165,7 +166,8 @@ class Assembler:
                         failures[row] = samples.unreadable(row, error)
                         break
                 else:
-                    self.readers, self.is_open = opened, True
+                    self.readers = opened
+                    self.is_open = True
                     break
         return failures
 
@@ -173,7 +175,8 @@ class Assembler:
         """Make the batches of this *epoch* from now on: readers may make images of another size."""
         readers = [reader.at(epoch) for reader in self.readers]
         if any(now is not before for now, before in zip(readers, self.readers)):
-            self.readers, self.memory = readers, copy.copy(self.memory)  # a copy of a Memory has no buffers
+            self.readers = readers
+            self.memory = copy.copy(self.memory)  # a copy of a Memory has no buffers
 
     def assemble(
         self,

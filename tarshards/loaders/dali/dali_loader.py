@@ -24,7 +24,7 @@ from tarshards.loaders.dali.external_source import (
 from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
 from tarshards.loaders.dali.outputs import ArrayLibrary, numpy_to_array, output_to_arrays
 from tarshards.loaders.monitor import Stopwatch
-from tarshards.loaders.passes import Pass, ResumableLoader
+from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.samples.ledger import Ledger
 
 Device = Literal["gpu", "cpu"]
@@ -99,7 +99,8 @@ class DaliLoader(ResumableLoader):
     """An iterable of dicts of arrays, one epoch per iteration; see ``dali_loader``."""
 
     def __init__(self, source: EncodedSource, runner: PipelineRunner, outputs: Sequence[str], library: ArrayLibrary):
-        self.source, self.passes = source, source.passes
+        self.source = source
+        self.passes: Passes = source.passes
         self._runner, self._outputs, self._library = runner, outputs, library
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:

@@ -86,7 +86,8 @@ class EncodedBatchMaker(BatchMaker):
         for op in stream.ops:
             if op.function is ops.batched or (self.is_planned and not op.traits.per_sample):
                 raise TypeError(f"DALI sources support only ops that see one sample at a time, not {op.name}")
-        self.guard, self.last_batch = guard, last_batch
+        self.guard = guard
+        self.last_batch = last_batch
 
     def read(self, part: Part, epoch: int) -> EncodedBatch:
         samples = list(self.stream.read(part, epoch))
@@ -137,7 +138,9 @@ class EncodedSource:
     """Encoded batches of *passes*, read ahead by a thread; a subclass defines in ``_batches`` where they come from."""
 
     def __init__(self, passes: Passes, guard: ImageGuard, *, has_valid: bool):
-        self.passes, self.guard, self.has_valid = passes, guard, has_valid
+        self.passes = passes
+        self.guard = guard
+        self.has_valid = has_valid
         self._made = self._arrived = 0  # samples: counted by a thread, and by the consumer
 
     @contextmanager
@@ -172,7 +175,7 @@ class BatchSource(EncodedSource):
     """Batches of a dataset as tuples of one entry per field, and ``valid`` if there is one; see ``batch_source``."""
 
     def __init__(self, dataset: Stream, batch_size: int, guard: ImageGuard, last_batch: LastBatch):
-        self.maker = EncodedBatchMaker(dataset, batch_size, guard, last_batch)
+        self.maker: EncodedBatchMaker = EncodedBatchMaker(dataset, batch_size, guard, last_batch)
         super().__init__(Passes(self.maker), guard, has_valid=guard.on_bad == "mask" or last_batch == "pad")
 
     @property

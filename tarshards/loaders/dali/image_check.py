@@ -54,8 +54,8 @@ class ImageGuard:
         terms = parse_terms(fields if isinstance(fields, str) else " ".join(fields))
         if any("*" in term.alternatives for term in terms):
             raise ValueError("DALI needs fields by name, not *")
-        self.fields = [term.alternatives for term in terms]
-        self.names = [term.name or term.alternatives[0] for term in terms]
+        self.fields: list[list[str]] = [term.alternatives for term in terms]
+        self.names: list[str] = [term.name or term.alternatives[0] for term in terms]
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"two fields are named {max(self.names, key=self.names.count)}")
         self.on_bad, self.check = on_bad, check

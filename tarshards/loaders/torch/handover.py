@@ -37,7 +37,7 @@ MAPPED = 1 << 25  # bytes from which on malloc maps new pages, which takes as lo
 KEPT = 3  # batches whose memory is kept for later ones: the loop's, the next, and one that it holds longer
 TOGETHER, LITTLE, SOON = 16, 1 << 20, 0.004  # most batches, bytes and seconds of work in one message
 
-log = logging.getLogger("tarshards")
+log: logging.Logger = logging.getLogger("tarshards")
 
 
 class Made(NamedTuple):
@@ -112,9 +112,12 @@ class Arenas:
 
     def __init__(self, workers: int, ahead: int, *, lent: int = 0, pinned: bool = False):
         lent = 0 if pinned else lent
-        self.workers, self.ahead, self.each, self.pinned = workers, ahead, ahead + 1 + lent, pinned
-        self.lent = lent and lent + workers - 1  # messages, since the loader holds one of every worker
-        self.reason = ""  # why there is no memory
+        self.workers: Any = workers
+        self.ahead = ahead
+        self.each: Any = ahead + 1 + lent
+        self.pinned = pinned
+        self.lent: int = lent and lent + workers - 1  # messages, since the loader holds one of every worker
+        self.reason: Any = ""  # why there is no memory
         self._taken: deque[Handed] = deque()
         self._large = Memory(1, 0, KEPT, ring=False)
         self._has_warned = False
@@ -144,7 +147,9 @@ class Arenas:
         return state if self.reason else state | {"file": DupFd(self._file)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.workers, self.each, self.reason = state["workers"], state["each"], state["reason"]
+        self.workers = state["workers"]
+        self.each = state["each"]
+        self.reason = state["reason"]
         if not self.reason:
             self._open(state["file"].detach())
 

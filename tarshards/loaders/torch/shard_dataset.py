@@ -101,10 +101,10 @@ class ShardDataset(TorchStream):
 
     @takes(ShardOptions)
     def __init__(self, given: ShardOptions):
-        self.source = open_shards(given.urls, given.opening, given.epoch)
+        self.source: Any = open_shards(given.urls, given.opening, given.epoch)
         self.source.ledger.share()
-        self.ops = ()
-        self.epochs = SharedEpochCounter()
+        self.ops: tuple[BoundOp, ...] = ()
+        self.epochs: SharedEpochCounter = SharedEpochCounter()
         self._world = World.of(given.world)
         self._begin_state()
 

@@ -128,7 +128,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                 raise TypeError("fields= makes the batches instead of collate_fn=; transforms= takes functions of them")
             maker = FieldsBatchMaker(dataset, batch_size, fields, transforms, kept=KEPT, ring=False, **given)
             transforms = maker.assembler.transforms
-        self.passes = Passes(maker, steps, workers=num_workers)
+        self.passes: Passes = Passes(maker, steps, workers=num_workers)
         persistent = bool(options.get("persistent_workers"))
         made_of = dataset, batch_size, collate_fn, fields, transforms, fill, drop_last, steps, reuse, packing
         self._batches = _Batches(maker, flag("reuse", reuse), persistent=persistent, made_of=made_of)
@@ -267,8 +267,8 @@ class CollatedBatchMaker(BatchMaker):
         check_function(collate_fn, "ShardLoader")
         super().__init__(stream, size, fill=fill, drop_last=drop_last, packing=packing)
         is_packed = packing is not None and packing.is_packed and collate_fn is collate_ragged
-        self.collate = collate_packed if is_packed else collate_fn
-        self.makes_arrays = self.collate in (collate_ragged, collate_packed)
+        self.collate: Callable[[list[Any]], Any] = collate_packed if is_packed else collate_fn
+        self.makes_arrays: bool = self.collate in (collate_ragged, collate_packed)
 
     def read(self, part: Part, epoch: int) -> Any:
         if self.fill:

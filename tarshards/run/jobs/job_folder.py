@@ -25,7 +25,7 @@ class JobFolder:
 
     def __init__(self, name: str):
         self.name = name
-        self.path = os.path.abspath(os.path.join(ROOT, name))
+        self.path: str = os.path.abspath(os.path.join(ROOT, name))
 
     @property
     def plan_path(self) -> str:

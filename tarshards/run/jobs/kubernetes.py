@@ -30,7 +30,8 @@ class Kubernetes:
     def __init__(
         self, options: Options, folder: JobFolder | None = None, *, pause: Callable[[float], Any] = time.sleep
     ):
-        self.options, self.pause = options, pause
+        self.options = options
+        self.pause = pause
         self._clients: tuple[Any, Any, str] | None = None
         self._jobs: dict[str, Any] = {}
         self._version: str | None = None

@@ -17,7 +17,7 @@ class RemoteWorker:
 
     def __init__(self, executor: Executor, plan: JobPlan, *, run: str, owner: str):
         self._executor, self._call = executor, _ItemCall(plan, run, owner, os.getcwd())
-        self.stopped = False
+        self.stopped: bool = False
 
     def __enter__(self) -> RemoteWorker:
         return self

@@ -46,7 +46,8 @@ class Slurm:
     """The Slurm cluster whose sbatch is on the PATH; its nodes must share the working directory."""
 
     def __init__(self, options: Options, folder: JobFolder):
-        self.options, self.folder = options, folder
+        self.options = options
+        self.folder = folder
 
     def preview(self, plan: JobPlan) -> str:
         return "\n".join(

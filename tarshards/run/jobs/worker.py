@@ -51,8 +51,10 @@ class Worker:
     """
 
     def __init__(self, plan: JobPlan, *, run: str, owner: str, grace: float = GRACE):
-        self.plan, self.run_name, self.grace = plan, run, grace
-        self.stopped = False
+        self.plan = plan
+        self.run_name = run
+        self.grace = grace
+        self.stopped: bool = False
         value = f"{owner}/{os.getpid()}-{time.time_ns()}"
         self._variable, self._environment = f"TARJOB_RUN={value}", {**os.environ, "TARJOB_RUN": value}
 

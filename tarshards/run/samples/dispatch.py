@@ -39,11 +39,15 @@ class QueuedSample:
     __slots__ = ("begun", "fields", "index", "made", "name", "result", "sample", "seconds", "size", "tries")
 
     def __init__(self, index: int, sample: Sample):
-        self.index, self.sample = index, sample
+        self.index: int = index
+        self.sample: Sample = sample
         self.fields: dict[str, bytes] = {}
-        self.size = self.made = 0  # bytes of the fields and of the outputs
-        self.name = ""  # in the journal
-        self.tries, self.begun, self.seconds = 0, 0.0, 0.0
+        self.size: int = 0  # bytes of the fields
+        self.made: int = 0  # bytes of the outputs
+        self.name: str = ""  # in the journal
+        self.tries: int = 0
+        self.begun: float = 0.0
+        self.seconds: float = 0.0
         self.result: SampleResult | None = None
 
     def job(self) -> tuple[int, Sample, dict[str, bytes]]:
@@ -63,22 +67,24 @@ class Slot:
     """The parent's end of one slot's process."""
 
     def __init__(self, work: Work, scratch: Scratch, number: int):
-        self.work, self.number = work, number
+        self.work = work
+        self.number = number
         flags = ["-S", "-P"] if work.python is None else ["-P"]  # a function may import from site-packages
-        self.group = ChildGroup(
+        self.group: ChildGroup = ChildGroup(
             [sys.executable, *flags, PROGRAM],
             {**os.environ, "TAR_SLOT": str(number), "TAR_SCRATCH": scratch.path},
             stdin=PIPE,
             stdout=PIPE,
         )
-        self.jobs, self.replies = os.fdopen(self.group.stdin, "wb", 0), os.fdopen(self.group.stdout, "rb", 0)
+        self.jobs: Any = os.fdopen(self.group.stdin, "wb", 0)
+        self.replies: Any = os.fdopen(self.group.stdout, "rb", 0)
         for pipe in (self.jobs, self.replies):
             os.set_blocking(pipe.fileno(), False)
             with suppress(OSError, AttributeError):  # the pipes of one user share a limit; only Linux has such sizes
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         self.sent: deque[QueuedSample] = deque()  # without a reply yet
-        self.depth = 1  # limit of samples sent
-        self.closed = False  # the process sends no more replies
+        self.depth: int = 1  # limit of samples sent
+        self.closed: bool = False  # the process sends no more replies
         self.begun: float | None = None  # when the first of the sent samples began, as far as known
         self.unsent: deque[bytes | memoryview] = deque([pickle.dumps(tuple(work))])
         self._frames = Frames()

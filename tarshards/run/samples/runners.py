@@ -27,7 +27,9 @@ class Failure(Exception):
 
     def __init__(self, reason: str, exitval: int = 255, signal: int = 0):
         super().__init__(reason)
-        self.reason, self.exitval, self.signal = reason, exitval, signal
+        self.reason = reason
+        self.exitval = exitval
+        self.signal = signal
 
     @classmethod
     def of_status(cls, status: int, what: str) -> Failure:
@@ -83,8 +85,10 @@ class Runner:
     """Runs the samples of one slot, in directories below *scratch*."""
 
     def __init__(self, work: Work, scratch: str, slot: str):
-        self.work, self.scratch, self.slot = work, scratch, slot
-        self.arguments = work.arguments() if work.python is None else []
+        self.work = work
+        self.scratch = scratch
+        self.slot = slot
+        self.arguments: list[str] = work.arguments() if work.python is None else []
         self.group: ChildGroup | None = None
 
     def run(self, index: int, sample: Sample, fields: dict[str, bytes]) -> list[Sample]:
@@ -132,7 +136,7 @@ class CommandRunner(Runner):
 
     def __init__(self, work: Work, scratch: str, slot: str):
         super().__init__(work, scratch, slot)
-        self.environment = dict(os.environ)
+        self.environment: dict[str, str] = dict(os.environ)
 
     def run(self, index: int, sample: Sample, fields: dict[str, bytes]) -> list[Sample]:
         with self.folder(index, fields) as folder:

@@ -39,7 +39,7 @@ class Scratch:
 
     def _make(self, folder: str) -> bool:
         """Make and lock the directory; return False if another run has removed it before it was locked."""
-        self.path = f"{folder}/tarproc-{os.getpid()}-{os.urandom(6).hex()}"
+        self.path: str = f"{folder}/tarproc-{os.getpid()}-{os.urandom(6).hex()}"
         self._variable = f"{VARIABLE}={self.path}"
         self._guard = Guard(self._variable, self.path)  # first, so that a kill leaves no directory without a guard
         self._lock = None

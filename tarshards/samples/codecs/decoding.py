@@ -64,12 +64,12 @@ class Decoding:
         only: tuple[tuple[str, ...], ...] | None,
         by_extension: ByExtension,
     ):
-        self.functions = {name: function for names, function in functions for name in names}
+        self.functions: dict[str, Function] = {name: function for names, function in functions for name in names}
         self.handlers = handlers
-        self.only = None if only is None else {name for names in only for name in names}
-        self.by_extension = by_extension.decoder
-        self.unseen = [names for names, _ in functions] + list(only or ())
-        self.samples = 0
+        self.only: set[str] | None = None if only is None else {name for names in only for name in names}
+        self.by_extension: Handler = by_extension.decoder
+        self.unseen: list[tuple[str, ...]] = [names for names, _ in functions] + list(only or ())
+        self.samples: int = 0
         self._choices: dict[str, FieldChoice] = {}
 
     def __call__(self, field: str, data: bytes) -> Any:

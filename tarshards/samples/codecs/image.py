@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tarshards.errors import did_you_mean, shortened
 from tarshards.samples.codecs import image_headers
@@ -27,7 +27,28 @@ EXTENSIONS = frozenset(
 FORMATS = "JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "ICO", "TIFF", "JPEG2000", "AVIF"
 PLUGINS = {"HEIF": ("pillow_heif", "heic"), "JXL": ("pillow_jxl", "jxl")}  # format: module, extra
 
-IMAGESPECS = {  # name: container, element, mode
+Imagespec = Literal[
+    "l8",
+    "rgb8",
+    "rgba8",
+    "l",
+    "rgb",
+    "rgba",
+    "l16",
+    "torchl16",
+    "torchl8",
+    "torchrgb8",
+    "torchrgba8",
+    "torchl",
+    "torchrgb",
+    "torchrgba",
+    "torch",
+    "pill",
+    "pilrgb",
+    "pilrgba",
+    "pil",
+]
+IMAGESPECS: dict[str, tuple[str, str | None, str]] = {  # name: container, element, mode
     "l8": ("numpy", "uint8", "L"),
     "rgb8": ("numpy", "uint8", "RGB"),
     "rgba8": ("numpy", "uint8", "RGBA"),

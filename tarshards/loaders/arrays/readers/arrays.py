@@ -21,8 +21,10 @@ class Rows(Reader):
     is_quick = True
 
     def __init__(self, dtype: np.dtype, shape: tuple[int, ...], prefix: bytes = b""):
-        self.dtype, self.shape, self.prefix = dtype, shape, prefix
-        self.size = len(prefix) + dtype.itemsize * math.prod(shape)
+        self.dtype = dtype
+        self.shape = shape
+        self.prefix = prefix
+        self.size: int = len(prefix) + dtype.itemsize * math.prod(shape)
 
     def make(self, count: int) -> np.ndarray:
         """Return an array of shape (count, *shape)."""
@@ -85,8 +87,8 @@ class Array(Reader):
     """Arrays of one dtype and shape, which the first payload determines if they were not given."""
 
     def __init__(self, dtype: Any = None, shape: tuple[int, ...] | None = None):
-        self.dtype = None if dtype is None else np.dtype(dtype)
-        self.shape = None if shape is None else tuple(shape)
+        self.dtype: np.dtype[Any] | None = None if dtype is None else np.dtype(dtype)
+        self.shape: tuple[int, ...] | None = None if shape is None else tuple(shape)
         if self.dtype is not None and (self.dtype.hasobject or not self.dtype.itemsize):
             raise TypeError(f"arrays of {self.dtype} have no safe form in bytes")
 

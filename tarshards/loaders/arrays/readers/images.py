@@ -87,10 +87,11 @@ class RawImages(Rows):
     def __init__(self, rows: Rows, view: View):
         super().__init__(rows.dtype, rows.shape, rows.prefix)
         self.view = view
-        self.pixels = (*rows.shape, 1) if len(rows.shape) == 2 else rows.shape
+        self.pixels: tuple[int, ...] = (*rows.shape, 1) if len(rows.shape) == 2 else rows.shape
         if rows.dtype != np.uint8 or len(self.pixels) != 3 or self.pixels[2] not in (1, 3, 4) or 0 in rows.shape:
             raise DecodeError(f"{rows.dtype} of shape {rows.shape} is no image: uint8 of (H, W), or (H, W, 1, 3 or 4)")
-        self.normal, self.is_quick = view.normal(self.pixels[2]), view.keeps(self.pixels) and not view.flip
+        self.normal: Any = view.normal(self.pixels[2])
+        self.is_quick: bool = view.keeps(self.pixels) and not view.flip
 
     def at(self, epoch: int) -> RawImages:
         view = self.view.at(epoch)
@@ -119,7 +120,8 @@ class EncodedImages(Reader):
     """JPEG, PNG and other formats of Pillow, as RGB."""
 
     def __init__(self, view: View):
-        self.view, self.normal = view, view.normal(3)
+        self.view = view
+        self.normal: Any = view.normal(3)
 
     def at(self, epoch: int) -> EncodedImages:
         view = self.view.at(epoch)
@@ -202,7 +204,8 @@ class Images(Reader):
     """Raw or encoded images; with a *shape*, raw ones of it."""
 
     def __init__(self, view: View, shape: tuple[int, ...] | None):
-        self.view, self.shape = view, shape
+        self.view = view
+        self.shape = shape
 
     def at(self, epoch: int) -> Images:
         view = self.view.at(epoch)

@@ -22,7 +22,9 @@ class Numbers(Reader):
     is_quick = True
 
     def __init__(self, dtype: str, parse: str, kind: str):
-        self.dtype, self.parse, self.kind = dtype, parse, kind
+        self.dtype = dtype
+        self.parse = parse
+        self.kind = kind
 
     def make(self, count: int) -> np.ndarray:
         """Return an array of shape (count,)."""
@@ -57,7 +59,8 @@ class Function(Reader):
 
     def __init__(self, function: Callable[[bytes], Any], pad: Any = None):
         check_function(function, "a reader")
-        self.function, self.pad = function, pad
+        self.function = function
+        self.pad = pad
 
     def decode(self, payload: bytes) -> Any:
         """Call the function."""
@@ -72,7 +75,9 @@ class Codec(Reader):
     """The codec of the field's extension."""
 
     def __init__(self, images: str | None, pad: Any, field: str = ""):
-        self.images, self.pad, self.field = images, pad, field
+        self.images = images
+        self.pad = pad
+        self.field = field
 
     def open(self, field: str, payload: bytes) -> Reader:
         """Return the reader of the codec for the extension of *field*."""

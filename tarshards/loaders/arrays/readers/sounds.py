@@ -21,8 +21,12 @@ class Sounds(Reader):
     """Sounds of one rate and number of channels; the options are those of ``audio``."""
 
     def __init__(self, rate: int, seconds: float | None, channels: int, crop: SoundCrop, pad: bool):
-        self.rate, self.seconds, self.channels, self.crop, self.pad = rate, seconds, channels, crop, pad
-        self.frames = None if seconds is None else round(seconds * rate)
+        self.rate = rate
+        self.seconds = seconds
+        self.channels = channels
+        self.crop = crop
+        self.pad = pad
+        self.frames: int | None = None if seconds is None else round(seconds * rate)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Decode each sound into an array of its own."""

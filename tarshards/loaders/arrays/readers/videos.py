@@ -27,7 +27,12 @@ class Videos(Reader):
         crop: VideoCrop,
         rotate: bool,
     ):
-        self.frames, self.size, self.fps, self.start, self.crop, self.rotate = frames, size, fps, start, crop, rotate
+        self.frames = frames
+        self.size = size
+        self.fps = fps
+        self.start = start
+        self.crop = crop
+        self.rotate = rotate
 
     def learns(self, field: str) -> bool:
         """Return whether the first video determines the size."""
