@@ -248,6 +248,8 @@ def test_shards(url, shard):
         ("0 if txt == 'seven' else cls > 3", False),
         ("None if cls else cls", False),
         ("cls is cls", True),
+        ("[not cls, not (cls - 7)] == [False, True]", True),
+        ("cls < 8 < 9 and not cls < 7 < 9", True),
         ("json.get('none') is json.get('none')", True),
     ],
 )
