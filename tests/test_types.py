@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import indent
 from typing import get_args
 
 import pytest
@@ -49,11 +48,8 @@ REFUSED = {
 
 
 def write_documents(folder: Path) -> None:
-    """Write the Python of the README, each block as a function, and of the guides, whose blocks follow each other."""
-    for number, block in enumerate(python_of(ROOT / "README.md")):
-        body = indent(block, "    ")
-        (folder / f"readme_{number}.py").write_text(f"from tarshards import *\n\n\ndef block():\n{body}")
-    for page in sorted((ROOT / "docs" / "guides").glob("*.md")):
+    """Write the Python of the README and of the guides, whose blocks follow each other."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))):
         blocks = python_of(page)
         saved = {found[1]: block for block in blocks if (found := re.match(r"# (\w+)\.py\n", block))}
         saved["page"] = "".join(block for block in blocks if block not in saved.values())

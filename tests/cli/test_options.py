@@ -98,7 +98,7 @@ WORDS = {
         "NAME,...",
         "NAME=R,...",
         "NAME=TYPE,...",
-        "N[-M]",
+        "ROUNDS",
         "N|SIZE",
         "FOLDER|FILE",
         "SECRET:PATH",
