@@ -303,7 +303,7 @@ def test_a_page_of_another_origin_gets_nothing(page, server, chromium, tmp_path)
 
 def test_fields_are_shown_by_their_kind(page, server):
     show(page, f"{server.url}#sample=7")
-    assert page.evaluate("document.querySelector('[aria-label=jpg] img').naturalWidth") == 80
+    until(page, "document.querySelector('[aria-label=jpg] img').naturalWidth == 80")
     assert page.locator("[aria-label=jpg] canvas.boxes").count() == 1
     page.click("text=seg.png over it")
     until(page, "document.querySelector('[aria-label=jpg] .mask').dataset.drawn && true")
@@ -407,7 +407,7 @@ def test_a_static_page_reads_indexes_and_members_by_ranges(page, tmp_path):
         until(page, "document.querySelector('.card img')?.naturalWidth === 80")
         assert "cls 0" in page.text_content(".card")
         show(page, f"{url}/index.html#key=part1/00040")
-        assert page.evaluate("document.querySelector('[aria-label=jpg] img').naturalWidth") == 80
+        until(page, "document.querySelector('[aria-label=jpg] img').naturalWidth == 80")
         assert HOSTILE.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e") in page.inner_text("[aria-label=html]")
         assert "float32 16 x 24" in page.text_content("[aria-label=npy]")
         page.goto(f"{url}/index.html#match=/0005&field=jpg")
@@ -456,7 +456,7 @@ def test_a_contact_sheet_is_the_same_page_in_one_file(page, tmp_path):
     assert cards(page)[:3] == [each["__key__"] for each in samples[:3]]
     until(page, "document.querySelector('.card img')?.naturalWidth === 80")
     show(page, f"file://{tmp_path}/a.html#sample=7")
-    assert page.evaluate("document.querySelector('[aria-label=jpg] img').naturalWidth") == 80
+    until(page, "document.querySelector('[aria-label=jpg] img').naturalWidth == 80")
     assert HOSTILE.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e") in page.inner_text("[aria-label=txt]")
 
 
