@@ -752,7 +752,7 @@ def _faults(context: click.Context, parameter: click.Parameter, text: str) -> tu
 )
 @click.option("--loader", metavar="MODULE:FUNCTION", help="Your loader: a function of a list of URLs.")
 @seed_option
-@click.option("--round", "rounds", callback=_numbers, metavar="ROUNDS", help="Run only this round, such as 3, or these, such as 3-7.")
+@click.option("--round", "rounds", callback=_numbers, metavar="ROUNDS", help="Run only round 3, or rounds 3-7.")
 @click.option(
     "--faults",
     default=",".join(FAULTS),
