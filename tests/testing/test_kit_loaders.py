@@ -1,4 +1,4 @@
-"""Our loaders in small worlds: 150 of them, 10,000 in ``make soak``, and some with processes for workers and ranks."""
+"""Our loaders in small worlds: 500 of them, 10,000 in ``make soak``, and some with processes for workers and ranks."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ LOADERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "mixture": (mixture, ANY),
     "samples": (samples, ("workers",)),
 }
-SETUPS = 4 if SOAK > 1 else 1  # of a part
+SETUPS = 4  # of a part
 PARTS = 4 * SOAK
 CHAINS = 1 if SOAK == 1 else 2  # of a part
 PROCESSES = 2 if SOAK == 1 else 5 * SOAK
