@@ -72,12 +72,12 @@ for option in -UPORTABLE -DPORTABLE; do
     # The kernels tested are those just compiled, and the sanitizers are there.
     sanitized - "$work" <<'EOF'
 import sys
-from tarshards.index import _headers, _pixels, _rows, _sidecars, headers, memory, sidecar
+from tarshards.index import _headers, _pixels, _rows, _sidecars, inventory, member_table, memory
 from tarshards.storage import _mapped, ranges
 from tarshards.tar import _tar, read
 assert (read.scan, memory.resize, memory.gather) == (_tar.scan, _pixels.resize, _rows.gather)
-assert (headers.MappedMembers, ranges.Mapping) == (_headers.MappedMembers, _mapped.Mapping)
-assert sidecar.read_heads is _sidecars.read_heads
+assert (member_table.MappedMembers, ranges.Mapping) == (_headers.MappedMembers, _mapped.Mapping)
+assert inventory.read_heads is _sidecars.read_heads
 assert "libasan" in open("/proc/self/maps").read()
 for kernel in _tar, _mapped, _sidecars, _headers, _rows, _pixels:
     assert kernel.__file__.startswith(sys.argv[1]), kernel.__file__
