@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 import sysconfig
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from environments import READERS, make_for_reader
-from measure import DATA, record
+from measure import DATA, kept_lines, record
 
 from tarshards.testing.chaos import BAD, FAULTS, NEMESES
 
@@ -146,13 +145,7 @@ def page(told: dict[str, list[str]]) -> list[str]:
 
 def kept() -> dict[str, list[str]]:
     """Return the lines of each loader that the page has."""
-    text = PAGE.read_text()
-    section = text[text.index(f"## {TITLE}") :] if f"## {TITLE}" in text else ""
-    return {
-        name: re.findall(rf"^(?:\| {name} \||- {name}, round).*$", section, re.MULTILINE)
-        for name in LOADERS
-        if f"\n| {name} |" in section
-    }
+    return kept_lines(PAGE, TITLE, LOADERS, ", round")
 
 
 def main(name: str | None = None, rounds: str | None = None) -> None:

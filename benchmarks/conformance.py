@@ -15,7 +15,7 @@ from pathlib import Path
 
 from environments import READERS as FILES
 from environments import make_for_reader
-from measure import record
+from measure import kept_lines, record
 
 from tarshards import __version__
 from tarshards.testing.conformance import VERDICTS, Case, CaseResult, counts, examine, kinds_of, load_cases
@@ -119,13 +119,7 @@ def page(cases: list[Case], told: dict[str, list[str]]) -> list[str]:
 
 def kept() -> dict[str, list[str]]:
     """Return the lines of each reader that the page has."""
-    text = PAGE.read_text()
-    section = text[text.index(f"## {TITLE}") :] if f"## {TITLE}" in text else ""
-    return {
-        name: re.findall(rf"^(?:\| {name} \||- {name},).*$", section, re.MULTILINE)
-        for name in READERS
-        if f"\n| {name} |" in section
-    }
+    return kept_lines(PAGE, TITLE, READERS, ",")
 
 
 def main(names: list[str]) -> None:

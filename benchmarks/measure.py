@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -93,6 +93,20 @@ def record(title: str, lines: list[str], page: Path = RESULTS) -> None:
     """Print a section, and replace the section of that title in a page."""
     print("\n".join([f"## {title}", "", *lines, ""]))
     put({title: lines}, page)
+
+
+def kept_lines(page: Path, title: str, names: Iterable[str], item: str) -> dict[str, list[str]]:
+    """Return the lines that a section has of each name: its rows of tables, and the items that begin "- NAME" + *item*.
+
+    Names without a row are left out.
+    """
+    text = page.read_text()
+    section = text[text.index(f"## {title}") :] if f"## {title}" in text else ""
+    return {
+        name: re.findall(rf"^(?:\| {name} \||- {name}{item}).*$", section, re.MULTILINE)
+        for name in names
+        if f"\n| {name} |" in section
+    }
 
 
 def put(sections: dict[str, list[str]], page: Path = RESULTS, *, first: bool = False) -> None:

@@ -188,7 +188,7 @@ def figure(summary: dict[str, dict[str, str]], theme: str) -> str:
 
 
 def main(results: Path = RESULTS, page: Path = PAGE, images: Path = IMAGES) -> None:
-    """Write the tables of the page and the figure anew."""
+    """Write the tables of the page, and the figure."""
     summary, text = glance(results), page.read_text()
     tables = {head: table(head, summary) for head in TABLES} | {BEHIND: behind(summary)}
     for head, written in tables.items():
