@@ -29,7 +29,7 @@ AT_ONCE = 1 << 16  # bytes of headers that are read at once
 ARRAYS = {"sample": "<u4", "field": "<u2", "offset": "<i8", "size": "<i8"}
 
 
-def layout(packed: bytes) -> dict[str, tuple[int, int]]:
+def layout(packed: bytes | memoryview) -> dict[str, tuple[int, int]]:
     """Return where each entry of a msgpack map begins and ends; of bytes, where these do, and not their length.
 
     Raises ValueError for anything else than a whole map whose keys are strings.
@@ -63,7 +63,12 @@ class MemberTable:
     """
 
     def __init__(
-        self, sidecar: bytes, layout: dict[str, tuple[int, int]], fields: tuple[bytes, ...], shard_size: int, end: int
+        self,
+        sidecar: bytes | memoryview,
+        layout: dict[str, tuple[int, int]],
+        fields: tuple[bytes, ...],
+        shard_size: int,
+        end: int,
     ):
         self._sidecar, self._layout, self.fields = sidecar, layout, fields
         arrays = {name: sidecar[slice(*layout[name])] for name in ARRAYS}

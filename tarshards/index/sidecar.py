@@ -18,7 +18,7 @@ from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.derived import FORMAT, INDEX
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.ranges import LocalRanges, MappedRange, Ranges
+from tarshards.storage.ranges import LocalRanges, Ranges
 from tarshards.storage.streams import is_missing
 from tarshards.tar.elsewhere import Step
 from tarshards.tar.read import BLOCK, padding
@@ -39,7 +39,7 @@ MISSING = "no index found; create one with `tarindex`"
 DAMAGED = "damaged: truncated, or wrong checksum"
 REBUILD = "rebuild it with `tarindex`"
 DIGEST = 16  # bytes
-Hold = Callable[[Callable[[], bytes]], "bytes | MappedRange"]
+Hold = Callable[[Callable[[Callable[[int], Any]], Any]], bytes | memoryview]  # see `SharedBytes.hold`
 OTHER = "other keys or members than the manifest describes; write both again with `tarindex`"
 NO_DIGEST = "written by an earlier version, without a digest; renew it with `tarindex`"
 
@@ -93,7 +93,7 @@ class Index:
     digest: bytes | None = None
     faults: Mapping[int, Fault] = MappingProxyType({})  # one object for all shards without any
     elsewhere: Mapping[int, list[Step]] = MappingProxyType({})
-    _sidecar: bytes | Any = None  # the sidecar, mapped or in memory, if it was loaded
+    _sidecar: Any = None  # the sidecar if it was loaded: bytes, a memoryview of shared memory, or a mapping
     sample: Final = _array("sample")
     field: Final = _array("field")
     offset: Final = _array("offset")
@@ -152,9 +152,9 @@ class Index:
         """Return copies of some values of the map in the sidecar."""
         import msgpack
 
-        packed = self._sidecar if isinstance(self._sidecar, bytes) else self._sidecar.read(0, len(self._sidecar))
+        packed = _in_memory(self._sidecar)
         ranges = layout(packed)
-        found = {name: packed[slice(*ranges[name])] for name in names if name in ranges}
+        found = {name: bytes(packed[slice(*ranges[name])]) for name in names if name in ranges}
         if "keys" in found:
             found["keys"] = msgpack.unpackb(found["keys"], unicode_errors="surrogateescape")
         return found
@@ -291,7 +291,7 @@ class Index:
         return b"".join([*parts, checksum.to_bytes(4, "big")])
 
     @classmethod
-    def unpack(cls, packed: bytes, *, url: str | None = None) -> Index:
+    def unpack(cls, packed: bytes | memoryview, *, url: str | None = None) -> Index:
         """Return the index in *packed*; raise ShardIndexError, which names *url*, where there is none."""
         import msgpack
 
@@ -302,7 +302,7 @@ class Index:
             ranges = layout(packed)
             if missing := NEEDED - ranges.keys():
                 raise ValueError(f"no {min(missing)}")
-            found = {name: packed[slice(*ranges[name])] for name in ranges.keys() - UNREAD}
+            found = {name: bytes(packed[slice(*ranges[name])]) for name in ranges.keys() - UNREAD}
             fields, encoded = _read_fields(found.pop("fields"))
             small = {name: msgpack.unpackb(value, unicode_errors="surrogateescape") for name, value in found.items()}
             if small["format"] != FORMAT or small["version"] not in (VERSION, WITH_FAULTS):
@@ -332,8 +332,8 @@ class Index:
         return index
 
     def rest_on(self, mapping: Any) -> None:
-        """Use a *mapping* of the sidecar, which processes share, instead of the bytes that were read."""
-        self.table.rest_on(mapping.buffer if isinstance(mapping, MappedRange) else mapping)
+        """Use a *mapping* of the sidecar, or a ``MappedBlock``, instead of the bytes that were read."""
+        self.table.rest_on(getattr(mapping, "buffer", mapping))
         self._sidecar = mapping
 
     @classmethod
@@ -348,23 +348,25 @@ class Index:
         damaged, stale, or of an unknown version. A local sidecar of more than *copied* bytes is mapped.
         """
         location = index_location(shard_url)
-        mapping: Any = None
+        packed: bytes | memoryview
+        held: Any
         try:
             if IS_COMPILED and location.path is not None:
                 own = LocalRanges(location.path, location.name, copied)
-                packed, mapping = own.read(0, own.size), own.mapping
+                packed, held = own.read(0, own.size), own.mapping
                 if len(packed) > MAX_BYTES:
                     raise OpenError(TOO_LONG, url=location.name)
+            elif hold is None:
+                packed = _in_memory(held := location.hold(MAX_BYTES))
             else:
-                held = location.hold(MAX_BYTES) if hold is None else hold(lambda: location.read(MAX_BYTES))
-                packed, mapping = (held, None) if isinstance(held, bytes) else (held.read(0, len(held)), held)
+                packed = _in_memory(held := hold(lambda allocate: location.hold(MAX_BYTES, allocate)))
         except OpenError as error:
             if is_missing(error):
                 raise ShardIndexError(MISSING, url=location.name) from error
             raise
         index = cls.unpack(packed, url=location.name)
-        if IS_COMPILED and mapping is not None and len(packed) > copied:
-            index.rest_on(mapping)
+        if IS_COMPILED and packed is not held and len(packed) > copied:
+            index.rest_on(held)
         if check:
             with Location.of(shard_url).ranges() as ranges:
                 index.check(ranges)
@@ -494,7 +496,15 @@ def index_location(shard_url: str | Location) -> Location:
     return location.described.sibling(INDEX)
 
 
-def what_is_wrong(packed: bytes) -> str:
+def _in_memory(sidecar: Any) -> bytes | memoryview:
+    """Return the bytes of a sidecar; those of a file, which may shrink at any time, are copied."""
+    if isinstance(sidecar, (bytes, memoryview)):
+        return sidecar
+    data: bytes = bytes(sidecar) if isinstance(sidecar, bytearray) else sidecar.read(0, len(sidecar))
+    return data
+
+
+def what_is_wrong(packed: bytes | memoryview) -> str:
     """Return why *packed*, whose checksum or version is wrong, cannot be read."""
     import msgpack
 

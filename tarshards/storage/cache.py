@@ -52,7 +52,7 @@ from zlib import crc32
 from tarshards.errors import OpenError, visible
 from tarshards.storage import traffic
 from tarshards.storage.locks import PerProcess, lock, release, renew_in_children, sweep
-from tarshards.storage.ranges import MappedRange, Mapping
+from tarshards.storage.ranges import Mapping
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
 from tarshards.storage.streams import failure, words
@@ -102,15 +102,28 @@ class Block(NamedTuple):
         return json.dumps(list(self), separators=(",", ":")).encode()
 
 
-class MappedBlock(MappedRange):
+class MappedBlock:
     """A block on the disk: its data begin at *start* of *mapping*. It *stays* until the cache is purged, or is spooled.
 
     Bytes that were copied out of it are right if the mapping ``is_current`` afterwards.
     """
 
     def __init__(self, path: str, start: int, stays: bool):
-        super().__init__(Mapping(path), start)
+        self.mapping = Mapping(path)
+        self.start = start
         self.stays = stays
+
+    def __len__(self) -> int:
+        return len(self.mapping) - self.start
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return *size* bytes at *offset*."""
+        return self.mapping.read(self.start + offset, size)
+
+    @property
+    def buffer(self) -> memoryview:
+        """All the bytes, for kernels only."""
+        return memoryview(self.mapping)[self.start :]  # type: ignore[arg-type]
 
 
 def name_of(key: bytes) -> str:

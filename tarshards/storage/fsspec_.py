@@ -699,11 +699,11 @@ class Store(Transport):
 
     def read(self, location: Location, most: int) -> bytes:
         address = self.address(location)
-        return super().read(location, most) if address is None else read_whole(address, most)
+        return super().read(location, most) if address is None else bytes(read_whole(address, most))
 
-    def hold(self, location: Location, most: int) -> Any:
+    def hold(self, location: Location, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
         address = self.address(location)
-        return super().hold(location, most) if address is None else hold_whole(address, most)
+        return super().hold(location, most) if address is None else hold_whole(address, most, allocate)
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         address = self.address(location)

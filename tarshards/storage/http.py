@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tarshards.errors import OpenError
@@ -24,10 +25,10 @@ class Http(Transport):
         return spooled(address.name, lambda file: put(address, file))
 
     def read(self, location: Location, most: int) -> bytes:
-        return read_whole(Address(location), most)
+        return bytes(read_whole(Address(location), most))
 
-    def hold(self, location: Location, most: int) -> Any:
-        return hold_whole(Address(location), most)
+    def hold(self, location: Location, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
+        return hold_whole(Address(location), most, allocate)
 
     def ranges(self, location: Location, size: int | None = None) -> Ranges:
         return RemoteRanges(Address(location), size)

@@ -484,9 +484,12 @@ class Location:
             raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
         return data
 
-    def hold(self, limit: int) -> Any:
-        """Return what ``read`` does, or a ``MappedBlock`` if a cache has it on its disk."""
-        data = self._transport.hold(self, limit + 1)
+    def hold(self, limit: int, allocate: Callable[[int], Any] = bytearray) -> Any:
+        """Return what ``read`` does, in what *allocate* returns for a number of bytes if that is known beforehand.
+
+        It is a ``MappedBlock`` if a cache has it on its disk.
+        """
+        data = self._transport.hold(self, limit + 1, allocate)
         if len(data) > limit:
             raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
         return data
@@ -573,8 +576,8 @@ class Transport:
         with self.open(location, "rb") as stream:
             return read_at_most(stream, most, 1 << 24)
 
-    def hold(self, location: Location, most: int) -> Any:
-        """Return what ``read`` does, or a ``MappedBlock`` if a cache has it on its disk."""
+    def hold(self, location: Location, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
+        """Return what ``read`` does; see `Location.hold`."""
         return self.read(location, most)
 
     def address(self, location: Location) -> Any:

@@ -47,27 +47,6 @@ def _most_descriptors() -> int:
     return sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors
 
 
-class MappedRange:
-    """The bytes of a mapped file from *start* on, *size* of them or all."""
-
-    def __init__(self, mapping: Mapping, start: int, size: int | None = None):
-        self.mapping = mapping
-        self.start = start
-        self._size = len(mapping) - start if size is None else size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Return *size* bytes at *offset*."""
-        return self.mapping.read(self.start + offset, size)
-
-    @property
-    def buffer(self) -> memoryview:
-        """All the bytes, for kernels only."""
-        return memoryview(self.mapping)[self.start : self.start + self._size]  # type: ignore[arg-type]
-
-
 class Ranges:
     """A file that is read in any order; *size* is its length in bytes.
 

@@ -6,24 +6,28 @@ import fcntl
 import os
 import weakref
 from collections.abc import Callable
+from functools import partial
+from mmap import mmap
 from struct import Struct
 from threading import Lock
 from time import monotonic, sleep
+from typing import Any
 
 from tarshards.storage.cache import LEAST_PAUSE, MOST_PAUSE
 from tarshards.storage.locks import PerProcess
-from tarshards.storage.ranges import MappedRange, Mapping
 from tarshards.storage.remote import Remote
 
-ROW = Struct("<QQ")  # offset and length of a piece, length 0 while it is missing; in the first row: the end of the last
+#: Of a piece: where it begins, the bytes kept for it, and its length, which is 0 while it is missing. The first row has
+#: the end of the last piece.
+ROW = Struct("<QQQ")
 
 
 class SharedBytes:
     """Up to *count* pieces of bytes, shared by a process and those forked from it later; each is fetched once.
 
-    They lie in a file without a name, which vanishes when the last process that has it open ends. They take as much
-    memory as *remote* may hold; beyond that, each process holds the pieces that it fetches. A piece stays until it is
-    dropped.
+    They lie in a file without a name, which vanishes when the last process that has it open ends, and which cannot
+    shrink. They take as much memory as *remote* may hold; beyond that, each process holds the pieces that it fetches.
+    A piece stays until it is dropped.
 
     The locks belong to ranges of the file and to processes: threads of one process must not ask for a piece at once.
     """
@@ -31,10 +35,11 @@ class SharedBytes:
     def __init__(self, count: int, remote: Remote):
         self._remote, self._lock = remote, PerProcess(Lock)
         self._first = ROW.size * (count + 1)
-        self._file = os.memfd_create("tarshards")
+        self._file = os.memfd_create("tarshards", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, self._file)
         os.ftruncate(self._file, self._first + remote.held())
-        self._mapping = Mapping(f"/proc/self/fd/{self._file}")  # closing another descriptor later would end locks
+        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        self._memory = mmap(self._file, 0)  # its own descriptor stays open: closing it would end locks
 
     @classmethod
     def of(cls, count: int, remote: Remote) -> SharedBytes | None:
@@ -49,48 +54,68 @@ class SharedBytes:
         """The bytes of all pieces."""
         return max(0, self._row(0)[0] - self._first)
 
-    def hold(self, number: int, fetch: Callable[[], bytes]) -> bytes | MappedRange:
-        """Return a piece; one of the processes that ask for it calls *fetch*, while the others wait."""
+    def hold(self, number: int, fetch: Callable[[Callable[[int], Any]], Any]) -> bytes | memoryview:
+        """Return a piece; one of the processes that ask for it calls *fetch*, while the others wait.
+
+        *fetch* returns its bytes, best in what the function that is passed to it returns for their number.
+        """
         if not self._acquire(number + 1):
-            return self._found(number + 1) or fetch()
+            return self._found(number + 1) or bytes(fetch(bytearray))
         try:
-            return self._found(number + 1) or self._put(number + 1, fetch())
+            return self._found(number + 1) or self._put(number + 1, fetch)
         finally:
             self._release(number + 1)
 
     def drop(self, number: int) -> None:
-        """Let a piece be fetched again."""
-        os.pwrite(self._file, ROW.pack(0, 0), ROW.size * (number + 1))
+        """Let a piece be fetched again, to another place: others may read this one."""
+        self._write(number + 1, 0, 0, 0)
 
-    def _row(self, row: int) -> tuple[int, int]:
-        begin, size = ROW.unpack(os.pread(self._file, ROW.size, ROW.size * row))
-        return begin, size
+    def _row(self, row: int) -> tuple[int, int, int]:
+        begin, capacity, size = ROW.unpack(os.pread(self._file, ROW.size, ROW.size * row))
+        return begin, capacity, size
 
-    def _found(self, row: int) -> MappedRange | None:
-        begin, size = self._row(row)
-        return MappedRange(self._mapping, begin, size) if size else None
+    def _write(self, row: int, begin: int, capacity: int, size: int) -> None:
+        os.pwrite(self._file, ROW.pack(begin, capacity, size), ROW.size * row)
 
-    def _put(self, row: int, data: bytes) -> bytes | MappedRange:
-        with self._lock():
-            if not self._acquire(0):
-                return data
-            try:
-                begin = self._row(0)[0] or self._first
-                most = min(self._remote.held(), len(self._mapping) - self._first)
-                if begin + len(data) - self._first > most:
-                    return data
-                os.pwrite(self._file, ROW.pack(begin + len(data), 0), 0)
-            finally:
-                self._release(0)
-        view, at = memoryview(data), begin
-        try:
-            while view:
-                done = os.pwrite(self._file, view, at)
-                view, at = view[done:], at + done
-            os.pwrite(self._file, ROW.pack(begin, len(data)), ROW.size * row)
-        except OSError:  # no memory
-            return data
-        return MappedRange(self._mapping, begin, len(data))
+    def _found(self, row: int) -> memoryview | None:
+        begin, _, size = self._row(row)
+        return memoryview(self._memory)[begin : begin + size].toreadonly() if size else None
+
+    def _put(self, row: int, fetch: Callable[[Callable[[int], Any]], Any]) -> bytes | memoryview:
+        data = fetch(partial(self._reserve, row))
+        if not self._is_shared(data):
+            copy = self._reserve(row, len(data))
+            if not self._is_shared(copy):
+                return bytes(data)
+            copy[:] = data
+            data = copy
+        begin, capacity, _ = self._row(row)
+        self._write(row, begin, capacity, len(data))
+        return memoryview(data).toreadonly()
+
+    def _is_shared(self, data: Any) -> bool:
+        return isinstance(data, memoryview) and data.obj is self._memory
+
+    def _reserve(self, row: int, size: int) -> memoryview | bytearray:
+        """Return memory for a piece; it is this process's own where there is no more of the shared one."""
+        begin, capacity, _ = self._row(row)  # those of an attempt that failed are kept
+        if capacity < size:
+            with self._lock():
+                if not self._acquire(0):
+                    return bytearray(size)
+                try:
+                    begin = self._row(0)[0] or self._first
+                    most = min(self._remote.held(), len(self._memory) - self._first)
+                    if begin + size - self._first > most:
+                        return bytearray(size)
+                    os.posix_fallocate(self._file, begin, size)
+                    self._write(row, begin, size, 0)
+                    self._write(0, begin + size, 0, 0)
+                except OSError:  # no memory
+                    return bytearray(size)
+                finally:
+                    self._release(0)
+        return memoryview(self._memory)[begin : begin + size]
 
     def _acquire(self, row: int) -> bool:
         """Lock a row; return False if another process, which may be stopped, has it for too long."""

@@ -305,22 +305,21 @@ def begin_transfer(
     return patience.attempt(begin)
 
 
-def read_whole(address: Address, most: int) -> bytes:
-    """Return the bytes of a file, no more than *most*.
+def read_whole(address: Address, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
+    """Return the bytes of a file, no more than *most*, in what *allocate* returns for their number if that is known.
 
-    Readers of whole files share the idle connections: a long file comes over several, as each begins slowly.
+    A long file comes in parts over several connections. Whoever reads files in turn gets the first ones first: parts
+    wait for a connection in the order of the readers.
     """
-    with _sharing_idle(address) as idle:
-        if idle() > 1:
-            try:
-                return _read_spread(address, most, idle)
-            except OpenError as error:
-                if error.reason != CHANGED:
-                    raise
-        with closing(WholeTransfer(address)) as transfer:
-            transfer.open()
-            refuse_encoded(transfer)
-            return read_at_most(transfer, most, tuning.PIECE)
+    try:
+        return _read_parts(address, most, allocate)
+    except OpenError as error:
+        if error.reason != CHANGED:
+            raise
+    with closing(WholeTransfer(address)) as transfer:
+        transfer.open()
+        refuse_encoded(transfer)
+        return read_at_most(transfer, most, tuning.PIECE)
 
 
 @contextmanager
@@ -340,23 +339,30 @@ def _sharing_idle(address: Address) -> Iterator[Callable[[], int]]:
 _whole_readers: PerProcess[tuple[threading.Lock, Counter[Origin]]] = PerProcess(lambda: (threading.Lock(), Counter()))
 
 
-def _read_spread(address: Address, most: int, idle: Callable[[], int]) -> bytes:
-    """Return what ``read_whole`` does, over several connections; raise OpenError if the file changes meanwhile."""
-    with _beginning(address, tuning.BEGINNING, most) as (beginning, version):
+def _read_parts(address: Address, most: int, allocate: Callable[[int], Any]) -> Any:
+    """Return what ``read_whole`` does; raise OpenError if the file changes meanwhile.
+
+    Readers share the idle connections, over which small parts come soonest: each is slow at its beginning.
+    """
+    part = (4 if connections.soonest(address.read_url) > tuning.FAR else 1) * tuning.FIRST
+    with (
+        _sharing_idle(address) as idle,
+        _beginning(address, tuning.BEGINNING if idle() > 1 else part, most) as (beginning, version),
+    ):
         if isinstance(beginning, bytes):
             return beginning
-        buffer = bytearray(min(version.size, most))
+        buffer = allocate(min(version.size, most))
         begin = min(beginning.end, len(buffer))
         view, rest = memoryview(buffer)[:begin], memoryview(buffer)[begin:]
-        size = max(tuning.BEGINNING, -(-len(rest) // max(1, idle())))
-        threads = connections.fetching_threads(address.location.remote.connections, "beginnings")
+        size = max(tuning.BEGINNING, min(part, -(-len(rest) // max(1, idle()))))
+        threads = connections.fetching_threads(address.location.remote.connections, "parts of files")
         parts = _RangeTransfers(address, begin, rest, version, size, threads)
         try:
             beginning.fill(view)
             parts.wait()
         finally:
             parts.drop()
-    return bytes(buffer)
+    return buffer
 
 
 @contextmanager
@@ -375,14 +381,14 @@ def _beginning(address: Address, size: int, most: int) -> Iterator[tuple[RangeTr
             yield beginning, version
 
 
-def hold_whole(address: Address, most: int) -> Any:
+def hold_whole(address: Address, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
     """Return what ``read_whole`` does, or a ``MappedBlock`` if the cache has the file on its disk.
 
     The server is always asked for the first KiB, which is part of the key in the cache: if the file was replaced, it
     differs even if the validator, a time in seconds, is the same.
     """
     if address.location.remote.cache_dir is None:
-        return read_whole(address, most)
+        return read_whole(address, most, allocate)
     with _beginning(address, HEAD, most) as (beginning, version):
         if isinstance(beginning, bytes):
             return beginning
@@ -402,7 +408,7 @@ def hold_whole(address: Address, most: int) -> Any:
     except OpenError as error:
         if error.reason != CHANGED:
             raise
-        return read_whole(address, most)
+        return read_whole(address, most, allocate)
 
 
 def read_range(address: Address, begin: int, end: int, version: Version | None = None) -> tuple[bytearray, Version]:

@@ -38,7 +38,6 @@ from tarshards.storage import traffic, tuning
 from tarshards.storage.ahead import FetchQueue
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
 from tarshards.storage.manifest import Shard, dump_manifest
-from tarshards.storage.ranges import MappedRange
 
 SHARDS, SAMPLES, SIZE = 4, 150, 4000
 BLOCKS = 28  # of 130,000 bytes
@@ -738,7 +737,7 @@ def test_forked_processes_fetch_and_hold_an_index_once(large):
 
     def work() -> None:
         found = [opened.shards.index(number) for number in range(SHARDS)]
-        results.put([(index.key(999), index.keys[0], isinstance(index._sidecar, MappedRange)) for index in found])
+        results.put([(index.key(999), index.keys[0], isinstance(index._sidecar, memoryview)) for index in found])
 
     workers = [context.Process(target=work) for _ in range(4)]
     for worker in workers:

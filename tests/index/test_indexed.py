@@ -231,7 +231,9 @@ def test_over_http_only_what_is_asked_for(write, site):
     samples = write()
     found = IndexedShards(f"{site.url}/set.shards.json")
     assert len(found) == 12
-    assert site.requests == [("/set.shards.json", None)], "the manifest is enough to know how many there are"
+    assert [path for path, _ in site.requests] == ["/set.shards.json"], (
+        "the manifest is enough to know how many there are"
+    )
     sample = found[7]
     assert {name: sample[name] for name in samples[7]} == samples[7]
     assert (site.asked(".index"), site.asked("set-01.tar"), site.asked("set-00.tar")) == (1, 1, 0)

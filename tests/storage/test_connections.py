@@ -295,11 +295,11 @@ def open_ahead(server: Server, count: int) -> Location:
     connections.connect_ahead(server.url, count, connections=32, timeout=5)
     assert connections.spare(server.url) == count
     wait_until(lambda: len(connections._pool()._idle.get(connections._key_of(server.url), ())) == count)
-    return Location(f"{server.url}/shard.tar.index", Remote(retries=0))
+    return Location(f"{server.url}/shard.tar.index", Remote(retries=0, connections=count))
 
 
 def test_a_whole_file_comes_over_connections_that_are_open(long, opened):
-    """And over no more than these, also where several files are read at once."""
+    """And over no more than these, and one for each reader, where several files are read at once."""
     location = open_ahead(long, 6)
     time.sleep(0.05)  # tickets of TLS come
     assert location.read() == long.body
@@ -307,12 +307,12 @@ def test_a_whole_file_comes_over_connections_that_are_open(long, opened):
     assert len(begins) == len(set(begins)) == 1 + 5
     with ThreadPoolExecutor(3) as threads:
         assert all(threads.map(lambda _: location.read() == long.body, range(9)))
-    assert len(opened) <= 6 + 3, "a reader may take a connection that another has just counted as idle"
+    assert len(opened) <= 6 + 3
     assert connections.spare(long.url) == len(opened)
 
 
 def test_readers_of_whole_files_share_the_idle_connections(long):
-    """One connection each: the rest of a file would wait for another round trip, when no connection is left for it."""
+    """Each of six has one: the file comes in parts of the usual size, not in one for each of the idle connections."""
     location = open_ahead(long, 6)
     together = threading.Barrier(6)
 
@@ -322,15 +322,35 @@ def test_readers_of_whole_files_share_the_idle_connections(long):
 
     with ThreadPoolExecutor(6) as threads:
         assert all(body == long.body for body in threads.map(read, range(6)))
-    assert len(long.requests) <= 2 * 6 + 2
+    assert len(long.requests) <= 6 * len(long.body) // tuning.FIRST + 6
     long.requests.clear()
     assert location.read() == long.body
-    assert len(long.requests) > 3
+    assert len(long.requests) > len(long.body) // tuning.FIRST
 
 
-def test_a_whole_file_comes_in_one_answer_where_no_connection_is_open(long, opened):
+def test_a_whole_file_comes_in_parts_where_no_connection_is_open(long, opened):
     assert Location(f"{long.url}/shard.tar.index").read() == long.body
-    assert len(opened) == len(long.requests) == 1
+    begins = sorted(begin_of(headers) for _, _, headers, _ in long.requests)
+    assert begins == list(range(0, len(long.body), tuning.FIRST))
+    assert len(opened) <= len(begins)
+
+
+def test_files_come_in_the_order_in_which_they_are_asked_for(long):
+    """One thread fetches parts here: those of the first file before those of the second."""
+    long.default = Answer(end="keep", pace=1 << 16, pause=0.01)
+
+    def asked() -> list[tuple[str, int]]:
+        return [(path, begin_of(headers)) for _, path, headers, _ in long.requests]
+
+    def read(name: str) -> bool:
+        return Location(f"{long.url}/{name}", Remote(retries=0, connections=1)).read() == long.body
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(read, "a")
+        wait_until(lambda: len(asked()) == 2)
+        second = threads.submit(read, "b")
+        assert [first.result(), second.result()] == [True, True]
+    assert [path for path, begin in asked() if begin] == 3 * ["/a"] + 3 * ["/b"]
 
 
 def test_no_more_is_read_than_the_limit(slow, opened):
