@@ -393,6 +393,7 @@ typedef struct {
     PyObject *split, *fields; /* fields: a list of those in Names */
     PyObject *first;          /* the first entries of each sample */
     PyObject *key, *sample;   /* the current ones; sample: NULL if none is open */
+    int is_passed;            /* whether none is because run() has passed the one of the key */
     PyObject *earlier;        /* keys: a list as long as they are sorted, which needs no look-up, then a set */
     int is_default;           /* whether Names may split names in place of split() */
     Names names;
@@ -472,6 +473,15 @@ static int remember_in_set(Grouper *self) {
     return PySet_Add(self->earlier, self->key);
 }
 
+/* Keep the current key before *key* replaces it. */
+static int keep_key(Grouper *self, PyObject *key) {
+    self->is_passed = 0;
+    if (PySet_Check(self->earlier)) return PySet_Add(self->earlier, self->key);
+    if (PyList_Append(self->earlier, self->key) < 0) return -1;
+    int is_less = PyObject_RichCompareBool(key, self->key, Py_LT);
+    return is_less < 0 || (is_less && remember_in_set(self) < 0) ? -1 : 0;
+}
+
 /* Put the data that were spared into the open sample. */
 static int take_spared(Grouper *self) {
     const Spared *spared = (const Spared *)self->spared.data;
@@ -509,13 +519,13 @@ static int close_sample(Grouper *self, PyObject **samples) {
 
 static void put_octal(char *end, int64_t value, int digits);
 
-/* Return whether a member is as ``plain_members`` writes it: its header, without others before it, and its padding. Its
-   checksum is right. */
-static int is_plain(const char *data, int64_t length, const Found *found) {
+/* Return whether the header of a member is as ``plain_members`` writes it, without others before it. Its checksum is
+   right. */
+static int has_plain_header(const char *data, const Found *found) {
     const char *block = data + found->header;
     char size[11];
-    int64_t end = found->start + round_up(found->end - found->start), name = found->name_length;
-    if (found->start - found->header != BLOCK || end > length || name > NAME || (found->end - found->start) >> 33) return 0;
+    int64_t name = found->name_length;
+    if (found->start - found->header != BLOCK || name > NAME || (found->end - found->start) >> 33) return 0;
     put_octal(size + 11, found->end - found->start, 11);
     for (int64_t i = 0; i < name; i++)
         if (block[i] & 0x80) return 0;
@@ -525,15 +535,26 @@ static int is_plain(const char *data, int64_t length, const Found *found) {
            !memcmp(block + 100, "0000644\0" "0000000\0" "0000000\0", 24) && !memcmp(block + 124, size, 11) &&
            !memcmp(block + 135, "\0" "00000000000\0", 13) && !memcmp(block + 154, "\0 0", 3) &&
            !memcmp(block + 157, zeros, 100) && !memcmp(block + 257, "ustar\0" "00", 8) &&
-           !memcmp(block + 265, zeros, BLOCK - 265) && !memcmp(data + found->end, zeros, (size_t)(end - found->end));
+           !memcmp(block + 265, zeros, BLOCK - 265);
+}
+
+/* Return whether a member, header and padding, is as ``plain_members`` writes it. */
+static int is_plain(const char *data, int64_t length, const Found *found) {
+    int64_t end = found->start + round_up(found->end - found->start);
+    return end <= length && has_plain_header(data, found) && !memcmp(data + found->end, zeros, (size_t)(end - found->end));
+}
+
+/* Return whether a field is written in another way: in lower case. */
+static int has_capitals(const char *field, int64_t length) {
+    for (int64_t i = 0; i < length; i++)
+        if (field[i] >= 'A' && field[i] <= 'Z') return 1;
+    return 0;
 }
 
 /* Return whether a field is plain, and comes after those of the open sample, which are plain too, both in the archive
    and by its name. */
 static int comes_next(const Grouper *self, const Piece *piece, int64_t key_length) {
-    if (!piece->header) return 0;
-    for (int64_t i = key_length + 1; i < piece->length; i++)
-        if (piece->text[i] >= 'A' && piece->text[i] <= 'Z') return 0; /* written in lower case */
+    if (!piece->header || has_capitals(piece->text + key_length + 1, piece->length - key_length - 1)) return 0;
     if (!self->spared.used) return 1;
     const Spared *last = (const Spared *)(self->spared.data + self->spared.used) - 1;
     if (piece->header != self->end) return 0;
@@ -554,16 +575,10 @@ static int may_contain(const Grouper *self, const char *begin, int64_t size, con
 static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *finds) {
     int is_same = PyObject_RichCompareBool(key, self->key, Py_EQ);
     if (is_same < 0) return -1;
-    if (self->sample) {
-        if (is_same) return 1;
-        if (close_sample(self, &finds->samples) < 0) return -1;
-        if (PySet_Check(self->earlier)) {
-            if (PySet_Add(self->earlier, self->key) < 0) return -1;
-        } else {
-            if (PyList_Append(self->earlier, self->key) < 0) return -1;
-            int is_less = PyObject_RichCompareBool(key, self->key, Py_LT);
-            if (is_less < 0 || (is_less && remember_in_set(self) < 0)) return -1;
-        }
+    if (self->sample && is_same) return 1;
+    if (self->sample || self->is_passed) {
+        if (self->sample && close_sample(self, &finds->samples) < 0) return -1;
+        if (keep_key(self, key) < 0) return -1;
     } else if (is_same && PySet_Check(self->earlier)) return 0;
     replace(&self->key, Py_NewRef(key));
     self->names.is_known = 0;
@@ -711,6 +726,145 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
                          (long long)scan.zeros, problem, last ? last : Py_NewRef(Py_None));
 }
 
+/* A sample of plain members in a file. */
+typedef struct {
+    int64_t begin; /* of its first header */
+    int fields, key_length;
+    char key[NAME];
+} PlainSample;
+
+#define MOST_PLAIN 256 /* samples that run() finds at most */
+#define STEP 4096      /* bytes of one read for headers */
+
+/* A search for plain samples in a file: how, and those that were found. */
+typedef struct {
+    const Names *names;
+    int descriptor;
+    int64_t start, most, large, limit;
+    long long usual;
+    int64_t reads, window, held; /* window: the offset of the bytes read last, held: how many these are */
+    char bytes[STEP];
+    int count;
+    int64_t end; /* of the last sample */
+    PlainSample samples[MOST_PLAIN];
+} PlainRun;
+
+/* Return a block of the file; NULL if there is none, or it cannot be read, as who reads it again will find. */
+static const char *block_at(PlainRun *run, int64_t at) {
+    if (at < run->window || at + BLOCK > run->window + run->held) {
+        ssize_t count = pread(run->descriptor, run->bytes, STEP, (off_t)at);
+        run->reads++;
+        run->window = at;
+        run->held = count > 0 ? count : 0;
+    }
+    return at + BLOCK > run->window + run->held ? NULL : run->bytes + (at - run->window);
+}
+
+/* Return whether the file has a member from its header at *at* to *next*, with zeros after its data, which end at *end*. */
+static int is_whole(PlainRun *run, int64_t at, int64_t end, int64_t next) {
+    if (next == at + BLOCK) return 1;
+    const char *block = block_at(run, next - BLOCK);
+    return block && !memcmp(block + BLOCK - (next - end), zeros, (size_t)(next - end));
+}
+
+/* Find samples that ``read`` with *packs* would give as they stand, up to one that it may not, or before a member that is not
+   whole; or up to small ones, which are better read than passed over. */
+static void find_plain(PlainRun *run) {
+    PlainSample open = {.fields = 0};
+    char name[NAME], last[NAME];
+    Found found;
+    for (int64_t at = run->start, length, next; at - run->start < run->most; at = next) {
+        Scan scan = {0, BLOCK, 0, NULL, 0};
+        const char *block = block_at(run, at);
+        if (!block || !next_member(block, BLOCK, run->limit, &scan, &found) || *found.kind || !has_plain_header(block, &found) ||
+            split_plain(run->names, block, found.name_length, &length) < 0 ||
+            has_capitals(block + length + 1, found.name_length - length - 1))
+            return;
+        memcpy(name, block, NAME);
+        next = at + scan.position;
+        if (!is_whole(run, at, at + found.end, next)) return;
+        if (!open.fields || open.key_length != length || memcmp(open.key, name, (size_t)length)) {
+            if (open.fields) {
+                run->samples[run->count++] = open;
+                run->end = at;
+                if (run->count == MOST_PLAIN || run->reads * run->large > at - run->start + 8 * run->large) return;
+            }
+            open = (PlainSample){.begin = at, .key_length = (int)length};
+            memcpy(open.key, name, (size_t)length);
+        } else if (strncmp(last + length + 1, name + length + 1, (size_t)(NAME - length - 1)) >= 0) return;
+        if (++open.fields > run->usual) return;
+        memcpy(last, name, NAME);
+    }
+}
+
+/* Pass over the samples that were found, as if ``read`` had given them; stop at a key that is not new. Return a list of
+   their keys, NULL with an exception set; *end* becomes the end of the last one. */
+static PyObject *pass_samples(Grouper *self, const PlainRun *run, PyObject **samples, int64_t *end) {
+    PyObject *keys = PyList_New(0);
+    int is_new = 1;
+    for (int i = 0; keys && is_new > 0 && i < run->count; i++) {
+        const PlainSample *found = run->samples + i;
+        const int has_key = self->sample || self->is_passed;
+        PyObject *key = PyUnicode_DecodeUTF8(found->key, found->key_length, NULL);
+        is_new = key ? 1 : -1;
+        if (is_new > 0 && !self->is_passed) { /* else its sample goes on, or is left out */
+            const int is_same = PyObject_RichCompareBool(key, self->key, Py_EQ);
+            is_new = is_same < 0 ? -1 : !is_same;
+        }
+        if (is_new > 0 && self->sample && close_sample(self, samples) < 0) is_new = -1;
+        if (is_new > 0 && has_key && keep_key(self, key) < 0) is_new = -1;
+        if (is_new > 0 && PySet_Check(self->earlier)) {
+            const int is_earlier = PySet_Contains(self->earlier, key);
+            is_new = is_earlier < 0 ? -1 : !is_earlier;
+        }
+        if (is_new > 0 && PyList_Append(keys, key) < 0) is_new = -1;
+        if (is_new > 0) {
+            replace(&self->key, Py_NewRef(key));
+            self->names.is_known = 0;
+            self->is_passed = 1;
+            self->passed_samples++;
+            self->passed_fields += found->fields;
+            *end = i + 1 < run->count ? found[1].begin : run->end;
+        }
+        Py_XDECREF(key);
+        if (is_new < 0) Py_CLEAR(keys);
+    }
+    return keys;
+}
+
+static PyObject *grouper_run(PyObject *object, PyObject *args) {
+    Grouper *self = (Grouper *)object;
+    int descriptor;
+    long long offset, most, large, limit;
+    if (!PyArg_ParseTuple(args, "iLLLL:run", &descriptor, &offset, &most, &large, &limit)) return NULL;
+    if (offset < 0 || most < 0 || large < 0 || limit < 0)
+        return PyErr_Format(PyExc_ValueError, "offset, most, large and limit must not be negative");
+    if (!self->packs || !self->is_default) return Py_BuildValue("[]L", offset);
+    PlainRun *run = PyMem_Calloc(1, sizeof *run);
+    if (!run) return PyErr_NoMemory();
+    run->names = &self->names;
+    run->usual = self->usual;
+    run->descriptor = descriptor;
+    run->start = offset;
+    run->most = most;
+    run->large = large;
+    run->limit = limit;
+    Py_BEGIN_ALLOW_THREADS
+    find_plain(run);
+    Py_END_ALLOW_THREADS
+    PyObject *samples = NULL;
+    int64_t end = offset;
+    PyObject *keys = pass_samples(self, run, &samples, &end);
+    PyMem_Free(run);
+    int failed = !keys || (PyList_Size(keys) && append_to(&samples, Py_BuildValue("OLL", keys, offset, (long long)end)) < 0);
+    Py_XDECREF(keys);
+    if (failed) {
+        Py_XDECREF(samples);
+        return NULL;
+    }
+    return Py_BuildValue("NL", list_of(samples), (long long)end);
+}
+
 /* Add a (name, data, offset), a tuple. */
 static int add_given(Grouper *self, PyObject *member, Finds *finds) {
     Piece piece = {.name = PyTuple_GetItem(member, 0), .data = PyTuple_GetItem(member, 1)};
@@ -827,6 +981,7 @@ static PyObject *grouper_new(PyTypeObject *type, PyObject *args, PyObject *optio
 
 static PyMethodDef grouper_methods[] = {
     {"read", grouper_read, METH_VARARGS, "Group the members in a buffer."},
+    {"run", grouper_run, METH_VARARGS, "Pass over samples in a file that are plain."},
     {"next", grouper_next, METH_O, "Group members up to the next sample or event."},
     {"end", grouper_end, METH_NOARGS, "Return the sample that is open."},
     {"passed", grouper_passed, METH_NOARGS, "Return how many samples, and fields of these, were passed over."},
