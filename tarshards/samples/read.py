@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache, partial
 from io import BytesIO, FileIO
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 from weakref import WeakSet
 
@@ -48,6 +48,7 @@ from tarshards.storage.remote import Remote
 from tarshards.storage.streams import FileRange, failure
 from tarshards.tar.read import (
     LARGE,
+    MEMBER_LIMIT,
     ArchiveEnd,
     Grouper,
     KeptBytes,
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
     from tarshards.tar._tar_py import Event, ScannedMember
 
 T = TypeVar("T")
+
+RUN = 1 << 22  # bytes of headers that are read before their members are copied: half, double make no difference
 
 #: The reaction to damage: end the shard, or continue at the next valid header.
 OnDamage: TypeAlias = Literal["end", "resync"]
@@ -238,6 +241,7 @@ def read_shard(
                 concatenated=shard.concatenated,
                 ledger=ledger,
                 leave=leave,
+                run=partial(grouping.run, leave) if packs and leave is not None else None,
                 anywhere=_anywhere(stream, location),
             )
             if packs:
@@ -263,7 +267,9 @@ def _named(url: str, each: Any) -> Any:
 
 def unpacked(packed: PackedSamples) -> Iterator[Sample]:
     """Yield the samples that were packed."""
-    return group_members(read_members(BytesIO(packed.members), end="optional"), url=packed.url)
+    members = packed.members
+    data = b"".join(members.pieces()) if isinstance(members, FileRange) else members
+    return group_members(read_members(BytesIO(data), end="optional"), url=packed.url)
 
 
 def _leave(stream: Any, url: str) -> Callable[[str, int, int], FileRange] | None:
@@ -377,6 +383,16 @@ class _Grouping:
                     self._delivered -= 1  # passed() counts the samples, and deliver() one without fields
         return self.deliver(samples, events), tuple(reached)
 
+    def run(self, leave: Callable[[str, int, int], FileRange], offset: int) -> tuple[Iterable[Sample], int]:
+        """Return samples that need not be made to be written, from *offset* on, and their end; see ``read_archive``."""
+        rest = leave("", offset, RUN)
+        samples, end = self.grouper.run(rest.descriptor, rest.offset, RUN, LARGE // 2, MEMBER_LIMIT)
+        if end == rest.offset:
+            return self.deliver(samples), offset
+        keys, begin, _ = samples.pop()
+        packed: Any = keys, FileRange(rest.descriptor, self._url, begin, end - begin)
+        return chain(self.deliver(samples), [packed]), offset + end - rest.offset
+
     def add(self, name: str, data: bytes | None, offset: int, headers: bytes) -> Iterable[Sample]:
         """Return the samples completed by a member."""
         found = self.grouper.next(iter([(name, data, offset)]))
@@ -435,6 +451,9 @@ class _Grouping:
 
 class _KeepingGrouping(_Grouping):
     """Groups members whose data have their headers."""
+
+    def run(self, leave: Callable[[str, int, int], FileRange], offset: int) -> tuple[Iterable[Sample], int]:
+        return (), offset
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
         members, reached = scan_whole(buffer, position, zeros, limit)

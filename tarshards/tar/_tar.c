@@ -393,6 +393,7 @@ typedef struct {
     PyObject *split, *fields; /* fields: a list of those in Names */
     PyObject *first;          /* the first entries of each sample */
     PyObject *key, *sample;   /* the current ones; sample: NULL if none is open */
+    int is_passed;            /* whether none is because the one of the key was passed over */
     PyObject *earlier;        /* keys: a list as long as they are sorted, which needs no look-up, then a set */
     int is_default;           /* whether Names may split names in place of split() */
     Names names;
@@ -400,11 +401,7 @@ typedef struct {
     long long usual, passed_samples, passed_fields;
     int is_found;             /* whether the open sample is */
     Bytes spared;             /* the fields of the open sample that are not in it yet */
-    int packs;                /* whether samples whose members are plain are given as these, not made */
-    const char *buffer;       /* what is read */
-    const char *begin, *end;  /* the plain members of the open sample */
-    const char *run, *run_end; /* those of whole samples before it, one after another */
-    PyObject *run_keys;       /* the keys of these; NULL if there are none */
+    int packs;                /* whether samples whose members are plain are passed over */
 } Grouper;
 
 /* The data of a field in the buffer that is read; the sample has None in their place. */
@@ -435,8 +432,7 @@ typedef struct {
     const char *text, *begin;
     int64_t length, size;
     long long offset;
-    int is_found;       /* whether its data may contain the text that is looked for, or it is not plain */
-    const char *header; /* of a plain member, in the buffer */
+    int is_found; /* whether its data may contain the text that is looked for */
 } Piece;
 
 static void replace(PyObject **place, PyObject *object) {
@@ -445,19 +441,8 @@ static void replace(PyObject **place, PyObject *object) {
     Py_XDECREF(before);
 }
 
-/* Append the run of plain members that ended. */
-static int end_run(Grouper *self, PyObject **samples) {
-    PyObject *keys = self->run_keys;
-    if (!keys) return 0;
-    self->run_keys = NULL;
-    long long begin = self->run - self->buffer, end = self->run_end - self->buffer;
-    return append_to(samples, Py_BuildValue("NLL", keys, begin, end));
-}
-
 /* Append an event: a member that is skipped, or a fault if there is no kind. */
-static int note_event(Grouper *self, Finds *finds, const char *kind, PyObject *name, PyObject *field,
-                      long long offset) {
-    if (end_run(self, &finds->samples) < 0) return -1;
+static int note_event(Finds *finds, const char *kind, PyObject *name, PyObject *field, long long offset) {
     Py_ssize_t before = finds->samples ? PyList_Size(finds->samples) : 0;
     return append_to(&finds->events, Py_BuildValue("nzOOL", before, kind, name, field, offset));
 }
@@ -470,6 +455,15 @@ static int remember_in_set(Grouper *self) {
         replace(&self->earlier, keys);
     }
     return PySet_Add(self->earlier, self->key);
+}
+
+/* Keep the current key before *key* replaces it. */
+static int keep_key(Grouper *self, PyObject *key) {
+    self->is_passed = 0;
+    if (PySet_Check(self->earlier)) return PySet_Add(self->earlier, self->key);
+    if (PyList_Append(self->earlier, self->key) < 0) return -1;
+    int is_less = PyObject_RichCompareBool(key, self->key, Py_LT);
+    return is_less < 0 || (is_less && remember_in_set(self) < 0) ? -1 : 0;
 }
 
 /* Put the data that were spared into the open sample. */
@@ -488,8 +482,8 @@ static int take_spared(Grouper *self) {
 /* Append the open sample to those that are found, or count it as passed over. */
 static int close_sample(Grouper *self, PyObject **samples) {
     long long fields = (long long)PyDict_Size(self->sample) - 2;
-    int is_found = !(self->text.obj || self->packs) || self->is_found || fields > self->usual;
-    int failed = is_found && (take_spared(self) < 0 || end_run(self, samples) < 0);
+    int is_found = !self->text.obj || self->is_found || fields > self->usual;
+    int failed = is_found && take_spared(self) < 0;
     self->spared.used = 0;
     PyObject *sample = self->sample;
     self->sample = NULL;
@@ -497,25 +491,19 @@ static int close_sample(Grouper *self, PyObject **samples) {
     if (!is_found) {
         self->passed_samples++;
         self->passed_fields += fields;
-        if (self->packs) {
-            if (self->run_end != self->begin && end_run(self, samples) < 0) return -1;
-            if (!self->run_keys) self->run = self->begin;
-            self->run_end = self->end;
-            return append_to(&self->run_keys, Py_NewRef(self->key));
-        }
     }
     return failed ? -1 : is_found ? append_to(samples, sample) : 0;
 }
 
 static void put_octal(char *end, int64_t value, int digits);
 
-/* Return whether a member is as ``plain_members`` writes it: its header, without others before it, and its padding. Its
-   checksum is right. */
-static int is_plain(const char *data, int64_t length, const Found *found) {
+/* Return whether the header of a member is as ``plain_members`` writes it, without others before it. Its checksum is
+   right. */
+static int has_plain_header(const char *data, const Found *found) {
     const char *block = data + found->header;
     char size[11];
-    int64_t end = found->start + round_up(found->end - found->start), name = found->name_length;
-    if (found->start - found->header != BLOCK || end > length || name > NAME || (found->end - found->start) >> 33) return 0;
+    int64_t name = found->name_length;
+    if (found->start - found->header != BLOCK || name > NAME || (found->end - found->start) >> 33) return 0;
     put_octal(size + 11, found->end - found->start, 11);
     for (int64_t i = 0; i < name; i++)
         if (block[i] & 0x80) return 0;
@@ -525,20 +513,14 @@ static int is_plain(const char *data, int64_t length, const Found *found) {
            !memcmp(block + 100, "0000644\0" "0000000\0" "0000000\0", 24) && !memcmp(block + 124, size, 11) &&
            !memcmp(block + 135, "\0" "00000000000\0", 13) && !memcmp(block + 154, "\0 0", 3) &&
            !memcmp(block + 157, zeros, 100) && !memcmp(block + 257, "ustar\0" "00", 8) &&
-           !memcmp(block + 265, zeros, BLOCK - 265) && !memcmp(data + found->end, zeros, (size_t)(end - found->end));
+           !memcmp(block + 265, zeros, BLOCK - 265);
 }
 
-/* Return whether a field is plain, and comes after those of the open sample, which are plain too, both in the archive
-   and by its name. */
-static int comes_next(const Grouper *self, const Piece *piece, int64_t key_length) {
-    if (!piece->header) return 0;
-    for (int64_t i = key_length + 1; i < piece->length; i++)
-        if (piece->text[i] >= 'A' && piece->text[i] <= 'Z') return 0; /* written in lower case */
-    if (!self->spared.used) return 1;
-    const Spared *last = (const Spared *)(self->spared.data + self->spared.used) - 1;
-    if (piece->header != self->end) return 0;
-    /* Both names end with a NUL, or fill their place in the header. */
-    return strncmp(last->begin - BLOCK + key_length + 1, piece->text + key_length + 1, (size_t)(NAME - key_length - 1)) < 0;
+/* Return whether a field would be written in another way: in lower case. */
+static int has_capitals(const char *field, int64_t length) {
+    for (int64_t i = 0; i < length; i++)
+        if (field[i] >= 'A' && field[i] <= 'Z') return 1;
+    return 0;
 }
 
 /* Return whether a field may contain the text that is looked for: as it is, or in the encoding of a byte order mark. *at
@@ -554,22 +536,16 @@ static int may_contain(const Grouper *self, const char *begin, int64_t size, con
 static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *finds) {
     int is_same = PyObject_RichCompareBool(key, self->key, Py_EQ);
     if (is_same < 0) return -1;
-    if (self->sample) {
-        if (is_same) return 1;
-        if (close_sample(self, &finds->samples) < 0) return -1;
-        if (PySet_Check(self->earlier)) {
-            if (PySet_Add(self->earlier, self->key) < 0) return -1;
-        } else {
-            if (PyList_Append(self->earlier, self->key) < 0) return -1;
-            int is_less = PyObject_RichCompareBool(key, self->key, Py_LT);
-            if (is_less < 0 || (is_less && remember_in_set(self) < 0)) return -1;
-        }
+    if (self->sample && is_same) return 1;
+    if (self->sample || self->is_passed) {
+        if (self->sample && close_sample(self, &finds->samples) < 0) return -1;
+        if (keep_key(self, key) < 0) return -1;
     } else if (is_same && PySet_Check(self->earlier)) return 0;
     replace(&self->key, Py_NewRef(key));
     self->names.is_known = 0;
     if (PySet_Check(self->earlier)) {
         int is_earlier = PySet_Contains(self->earlier, key);
-        if (is_earlier) return is_earlier < 0 ? -1 : note_event(self, finds, NULL, key, Py_None, offset);
+        if (is_earlier) return is_earlier < 0 ? -1 : note_event(finds, NULL, key, Py_None, offset);
     }
     if (!(self->sample = PyDict_Copy(self->first))) return -1;
     self->is_found = 0;
@@ -581,7 +557,7 @@ static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *fi
 static int add_field(Grouper *self, PyObject *field, const Piece *piece, Finds *finds) {
     Py_ssize_t before = PyDict_Size(self->sample);
     self->is_found |= piece->is_found;
-    int is_spared = (self->text.obj || self->packs) && !self->is_found && !piece->data;
+    int is_spared = self->text.obj && !self->is_found && !piece->data;
     PyObject *data = piece->data ? Py_NewRef(piece->data)
                      : is_spared ? Py_NewRef(Py_None)
                                  : PyBytes_FromStringAndSize(piece->begin, (Py_ssize_t)piece->size);
@@ -597,7 +573,7 @@ static int add_field(Grouper *self, PyObject *field, const Piece *piece, Finds *
     }
     self->spared.used = 0;
     Py_CLEAR(self->sample);
-    return remember_in_set(self) < 0 ? -1 : note_event(self, finds, NULL, self->key, field, piece->offset);
+    return remember_in_set(self) < 0 ? -1 : note_event(finds, NULL, self->key, field, piece->offset);
 }
 
 /* Add a member whose name needs split(), and remember how it is split. */
@@ -605,7 +581,7 @@ static int add_by_split(Grouper *self, const Piece *piece, Finds *finds) {
     PyObject *parts = PyObject_CallFunctionObjArgs(self->split, piece->name, NULL);
     if (!parts || parts == Py_None) {
         Py_XDECREF(parts);
-        return parts ? note_event(self, finds, "", piece->name, Py_None, piece->offset) : -1;
+        return parts ? note_event(finds, "", piece->name, Py_None, piece->offset) : -1;
     }
     PyObject *key = PySequence_GetItem(parts, 0), *field = key ? PySequence_GetItem(parts, 1) : NULL;
     Py_DECREF(parts);
@@ -623,7 +599,7 @@ static int add_by_split(Grouper *self, const Piece *piece, Finds *finds) {
     return result;
 }
 
-static int add_piece(Grouper *self, Piece *piece, Finds *finds) {
+static int add_piece(Grouper *self, const Piece *piece, Finds *finds) {
     int64_t length, number = -1;
     if (self->is_default && piece->text) number = split_plain(&self->names, piece->text, piece->length, &length);
     if (number >= 0) {
@@ -635,13 +611,6 @@ static int add_piece(Grouper *self, Piece *piece, Finds *finds) {
             if (result > 0 && note_key(&self->names, piece->text, length) < 0) result = -1;
         }
         if (result < 1) return result;
-        if (self->packs && !self->is_found && !piece->is_found) {
-            if (!comes_next(self, piece, length)) piece->is_found = 1;
-            else {
-                if (!self->spared.used) self->begin = piece->header;
-                self->end = piece->begin + round_up(piece->size);
-            }
-        }
         return add_field(self, PyList_GetItem(self->fields, (Py_ssize_t)number), piece, finds);
     }
     PyObject *name = piece->name ? Py_NewRef(piece->name)
@@ -649,7 +618,6 @@ static int add_piece(Grouper *self, Piece *piece, Finds *finds) {
     if (!name) return -1;
     Piece named = *piece;
     named.name = name;
-    named.is_found |= self->packs;
     int result = add_by_split(self, &named, finds);
     Py_DECREF(name);
     return result;
@@ -666,6 +634,119 @@ static PyObject *taken_exception(void) {
     return value;
 }
 
+/* A search for samples that are as ``plain_members`` writes them: in a buffer, or in a file. */
+typedef struct {
+    const char *data;       /* the buffer, or the bytes of the file that were read last */
+    int64_t offset, length; /* where these begin, and how many they are */
+    int descriptor;         /* -1: a buffer */
+    int64_t at, limit;      /* the next header */
+    int64_t most, large;    /* in a file: after how many bytes to end, and of how many for each read */
+    int64_t begin, reads, end; /* end: of the samples that were found */
+    int64_t fields, key_length; /* of the sample that is open */
+    char last[NAME], bytes[4096]; /* last: the name of its last member */
+} PlainRun;
+
+/* Return a block; NULL if there is none. What is wrong with a file is found where it is read again. */
+static const char *block_at(PlainRun *run, int64_t at) {
+    if (run->descriptor >= 0 && (at < run->offset || at + BLOCK > run->offset + run->length)) {
+        Py_BEGIN_ALLOW_THREADS
+        run->length = pread(run->descriptor, run->bytes, sizeof run->bytes, (off_t)at);
+        Py_END_ALLOW_THREADS
+        run->data = run->bytes;
+        run->offset = at;
+        run->reads++;
+    }
+    return at + BLOCK > run->offset + run->length ? NULL : run->data + (at - run->offset);
+}
+
+/* Return whether there is a member from its header at *at* to *next*, with zeros after its data, which end at *end*. */
+static int is_whole(PlainRun *run, int64_t at, int64_t end, int64_t next) {
+    if (next == at + BLOCK) return 1;
+    const char *block = block_at(run, next - BLOCK);
+    return block && !memcmp(block + BLOCK - (next - end), zeros, (size_t)(next - end));
+}
+
+/* Find the next sample, whose key is then at the beginning of *key*, and return its number of fields. Return 0 at one that
+   is not plain, or goes on beyond the buffer; and before a member that is not whole. In a file, also at small samples,
+   which are better read than passed over. */
+static int64_t next_plain(const Grouper *self, PlainRun *run, char key[NAME], int64_t *key_length) {
+    Found found;
+    int64_t length, fields = 0;
+    while (run->descriptor < 0 || (run->at - run->begin < run->most && run->reads * run->large <= run->at - run->begin + 8 * run->large)) {
+        Scan scan = {0, BLOCK, 0, NULL, 0};
+        const char *block = block_at(run, run->at);
+        if (!block || !next_member(block, BLOCK, run->limit, &scan, &found) || *found.kind || !has_plain_header(block, &found) ||
+            split_plain(&self->names, block, found.name_length, &length) < 0 ||
+            has_capitals(block + length + 1, found.name_length - length - 1))
+            return 0;
+        char name[NAME];
+        memcpy(name, block, NAME);
+        int64_t begin = run->at, next = begin + scan.position;
+        if (!is_whole(run, begin, begin + found.end, next)) return 0;
+        int is_next = run->fields && (run->key_length != length || memcmp(run->last, name, (size_t)length));
+        if (is_next) {
+            fields = run->fields;
+            *key_length = run->key_length;
+            memcpy(key, run->last, NAME);
+            run->fields = 0;
+            run->end = begin;
+        } else if (run->fields && strncmp(run->last + length + 1, name + length + 1, (size_t)(NAME - length - 1)) >= 0) return 0;
+        run->at = next;
+        run->key_length = length;
+        memcpy(run->last, name, NAME);
+        if (++run->fields > self->usual) return 0;
+        if (is_next) return fields;
+    }
+    return 0;
+}
+
+/* Pass over a plain sample of this key as if it were made; 0 if its key is not new, -1 for an exception. */
+static int pass_sample(Grouper *self, PyObject *key, PyObject **samples) {
+    const int has_key = self->sample || self->is_passed;
+    if (!self->is_passed) {
+        const int is_same = PyObject_RichCompareBool(key, self->key, Py_EQ);
+        if (is_same) return is_same < 0 ? -1 : 0; /* its sample goes on, or is left out */
+    }
+    if (self->sample && close_sample(self, samples) < 0) return -1;
+    if (has_key && keep_key(self, key) < 0) return -1;
+    if (PySet_Check(self->earlier)) {
+        const int is_earlier = PySet_Contains(self->earlier, key);
+        if (is_earlier) return is_earlier < 0 ? -1 : 0;
+    }
+    replace(&self->key, Py_NewRef(key));
+    self->names.is_known = 0;
+    self->is_passed = 1;
+    return 1;
+}
+
+/* Return whether a member in a buffer may be the first of a plain sample. */
+static int may_pass(const Grouper *self, const char *data, const Found *found) {
+    int64_t length = key_length_of(found->name, found->name_length);
+    return length >= 0 && !(self->sample && is_current_key(&self->names, found->name, length)) && has_plain_header(data, found);
+}
+
+/* Pass over the samples of a run: append the open sample, if it is complete, and a tuple for those that are passed over. */
+static int pass_plain(Grouper *self, PlainRun *run, PyObject **samples) {
+    PyObject *keys = NULL;
+    char text[NAME];
+    int64_t fields, length, begin = run->end = run->begin = run->at, end = begin;
+    int passed = self->packs && self->is_default;
+    while (passed > 0 && (fields = next_plain(self, run, text, &length))) {
+        PyObject *key = PyUnicode_DecodeUTF8(text, length, NULL);
+        passed = key ? pass_sample(self, key, samples) : -1;
+        if (passed > 0) {
+            self->passed_samples++;
+            self->passed_fields += fields;
+            end = run->end;
+            if (append_to(&keys, Py_NewRef(key)) < 0) passed = -1;
+        }
+        Py_XDECREF(key);
+    }
+    run->end = end;
+    if (passed < 0) Py_CLEAR(keys);
+    return passed < 0 || (keys && append_to(samples, Py_BuildValue("NLL", keys, (long long)begin, (long long)end)) < 0) ? -1 : 0;
+}
+
 static PyObject *grouper_read(PyObject *object, PyObject *args) {
     Grouper *self = (Grouper *)object;
     Py_buffer view;
@@ -675,7 +756,7 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
     PyObject *last = NULL, *problem = NULL;
     Scan scan = {position, BLOCK, zeros_before, NULL, 0};
     Found found;
-    const char *at = self->buffer = view.buf;
+    const char *at = view.buf;
     int failed = position < 0 || zeros_before < 0 || limit < 0;
     if (failed) PyErr_SetString(PyExc_ValueError, "position, zeros and limit must not be negative");
     while (!failed && !last && !problem && next_member(view.buf, view.len, limit, &scan, &found)) {
@@ -687,17 +768,21 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
                        .size = found.end - found.start, .offset = base + found.header};
         if (*found.kind) {
             PyObject *name = PyUnicode_DecodeUTF8(found.name, found.name_length, "surrogateescape");
-            failed = !name || note_event(self, &finds, found.kind, name, Py_None, piece.offset) < 0;
+            failed = !name || note_event(&finds, found.kind, name, Py_None, piece.offset) < 0;
             Py_XDECREF(name);
             continue;
         }
         if (self->text.obj)
             piece.is_found = may_contain(self, piece.begin, piece.size, (const char *)view.buf + view.len, &at);
-        if (self->packs && is_plain(view.buf, view.len, &found)) piece.header = (const char *)view.buf + found.header;
+        if (self->packs && may_pass(self, view.buf, &found)) {
+            PlainRun run = {.data = view.buf, .length = view.len, .descriptor = -1, .at = found.header, .limit = limit};
+            failed = pass_plain(self, &run, &finds.samples) < 0;
+            if (!failed && run.end > found.header) scan.position = run.end;
+            if (failed || run.end > found.header) continue;
+        }
         if (add_piece(self, &piece, &finds) < 0) problem = taken_exception();
     }
-    if (!failed) failed = take_spared(self) < 0 || end_run(self, &finds.samples) < 0;
-    if (self->packs) self->is_found = 1; /* the open sample may go on in the next buffer */
+    if (!failed) failed = take_spared(self) < 0;
     PyBuffer_Release(&view);
     if (failed) {
         Py_XDECREF(finds.samples);
@@ -711,6 +796,22 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
                          (long long)scan.zeros, problem, last ? last : Py_NewRef(Py_None));
 }
 
+static PyObject *grouper_run(PyObject *object, PyObject *args) {
+    Grouper *self = (Grouper *)object;
+    int descriptor;
+    long long offset, most, large, limit;
+    if (!PyArg_ParseTuple(args, "iLLLL:run", &descriptor, &offset, &most, &large, &limit)) return NULL;
+    if (descriptor < 0 || offset < 0 || most < 0 || large < 0 || limit < 0)
+        return PyErr_Format(PyExc_ValueError, "descriptor, offset, most, large and limit must not be negative");
+    PlainRun run = {.descriptor = descriptor, .at = offset, .limit = limit, .most = most, .large = large};
+    PyObject *samples = NULL;
+    if (pass_plain(self, &run, &samples) < 0) {
+        Py_XDECREF(samples);
+        return NULL;
+    }
+    return Py_BuildValue("NL", list_of(samples), (long long)run.end);
+}
+
 /* Add a (name, data, offset), a tuple. */
 static int add_given(Grouper *self, PyObject *member, Finds *finds) {
     Piece piece = {.name = PyTuple_GetItem(member, 0), .data = PyTuple_GetItem(member, 1)};
@@ -718,7 +819,6 @@ static int add_given(Grouper *self, PyObject *member, Finds *finds) {
     if (!offset || (piece.offset = PyLong_AsLongLong(offset)) == -1) {
         if (PyErr_Occurred()) return -1;
     }
-    piece.is_found = self->packs;
     if (self->text.obj && PyBytes_Check(piece.data)) {
         const char *begin = PyBytes_AsString(piece.data);
         Py_ssize_t size = PyBytes_Size(piece.data);
@@ -775,7 +875,6 @@ static int grouper_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(self->key);
     Py_VISIT(self->sample);
     Py_VISIT(self->earlier);
-    Py_VISIT(self->run_keys);
     return 0;
 }
 
@@ -787,7 +886,6 @@ static int grouper_clear(PyObject *object) {
     Py_CLEAR(self->key);
     Py_CLEAR(self->sample);
     Py_CLEAR(self->earlier);
-    Py_CLEAR(self->run_keys);
     return 0;
 }
 
@@ -827,6 +925,7 @@ static PyObject *grouper_new(PyTypeObject *type, PyObject *args, PyObject *optio
 
 static PyMethodDef grouper_methods[] = {
     {"read", grouper_read, METH_VARARGS, "Group the members in a buffer."},
+    {"run", grouper_run, METH_VARARGS, "Pass over samples in a file that are plain."},
     {"next", grouper_next, METH_O, "Group members up to the next sample or event."},
     {"end", grouper_end, METH_NOARGS, "Return the sample that is open."},
     {"passed", grouper_passed, METH_NOARGS, "Return how many samples, and fields of these, were passed over."},

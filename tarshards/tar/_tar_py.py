@@ -253,6 +253,16 @@ class Grouper:
                 return samples, events, position, need, zeros, error, None
         return samples, events, position, need, zeros, problem, last
 
+    def run(self, descriptor: int, offset: int, most: int, large: int, limit: int) -> tuple[list[Any], int]:
+        """Pass over samples in a file that ``read`` would give as they stand, by reading their headers alone.
+
+        They begin at *offset* in the file. It ends after *most* bytes, with samples of fewer than *large* bytes, and
+        with a sample that ``read`` must see, such as one with a member of more than *limit* bytes. Returns the sample
+        that was open, if it is complete, and then the tuple for those that are passed over, as ``read`` gives it, with
+        offsets in the file; and their end, which is *offset* if there are none. This twin passes over none.
+        """
+        return [], offset
+
     def next(self, members: Iterator[tuple[str, Any, int]]) -> tuple[list[dict[str, Any]], list[Event]] | None:
         """Group *members*, each (name, data, offset), until one completes a sample or causes an event.
 

@@ -220,13 +220,15 @@ def read_archive(
     limit: int = MEMBER_LIMIT,
     ledger: MemberCounter | None = None,
     leave: Callable[[str, int, int], Any] | None = None,
+    run: Callable[[int], tuple[Iterable[Item], int]] | None = None,
     anywhere: Callable[[int, int], bytes] | None = None,
 ) -> Iterator[Item]:
     """Yield the items that *taker* makes from the members of an archive; options and errors are as in ``read_members``.
 
     If the stream cannot seek, *anywhere*, a function of an offset and a size, reads the archive for links. With
     *leave*, which needs a stream that can seek, the data of large members are not read: instead they get its result for
-    their name, offset and size, unless None.
+    their name, offset and size, unless None. With *run*, which needs such a stream too, some members are not read at
+    all: it takes the offset of a member, and returns the items of those that it passes over from there, and their end.
     """
     if not hasattr(stream, "read"):
         raise TypeError(f"read_members takes a stream of bytes, such as open_shard(url), not {type(stream).__name__}")
@@ -236,10 +238,23 @@ def read_archive(
     position, zeros = 0, 0
     ahead = CHUNK  # bytes to read when the buffer has no further member
     mark = None  # offset of the end of the last large member
+    missed = 0  # the number of large members since *run* passed over some
     while True:
         items, (position, need, zeros, problem, last) = taker.take(buffer, position, zeros, limit, base)
         yield from items
         available = len(buffer)
+        if run is not None and last is not None and last[3] - available >= LARGE and not last[4]:
+            if not missed & (missed - 1):  # fewer and fewer calls that are in vain
+                begin, passed = base + last[1], -1
+                while begin > passed:
+                    passed = begin
+                    items, begin = run(passed)
+                    yield from items
+                if passed > base + last[1]:
+                    stream.seek(passed - base - available, 1)
+                    buffer, base, position, mark, missed = b"", passed, 0, None, 0
+                    continue
+            missed += 1
         if last is not None:  # its data continues beyond the buffer, or its content is elsewhere
             name, header, start, stop, kind = last
             if (not kind or has_content(kind)) and (select is None or select(name)):

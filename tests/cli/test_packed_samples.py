@@ -19,7 +19,8 @@ from tarshards.samples.keys import split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.read import read_packed, read_shard, unpacked
 from tarshards.storage.manifest import Shard
-from tarshards.tar.read import BLOCK, CHUNK, END, MEMBER_LIMIT, pack_header, padding
+from tarshards.storage.streams import FileRange
+from tarshards.tar.read import BLOCK, CHUNK, END, LARGE, MEMBER_LIMIT, pack_header, padding
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -61,13 +62,11 @@ def whole(each):
     return {name: data if isinstance(data, bytes | str) else b"".join(data.pieces()) for name, data in each.items()}
 
 
-def random_shard(rng: random.Random) -> bytes:
+def random_shard(rng: random.Random, sizes=(0, 1, 511, 512, 3000)) -> bytes:
     """A shard of samples as we write them, with some faults, odd names and other headers between them."""
     parts = []
     for key in range(rng.randrange(1, 60)):
-        fields = [
-            (f"{key:03d}.{name}", rng.randbytes(rng.choice([0, 1, 511, 512, 3000]))) for name in ("a", "b.c", "d")
-        ]
+        fields = [(f"{key:03d}.{name}", rng.randbytes(rng.choice(sizes))) for name in ("a", "b.c", "d")]
         parts.append(pack(*fields[: rng.randrange(1, 4)]))
         odd = rng.randrange(40)
         if odd < 8:
@@ -86,11 +85,12 @@ def random_shard(rng: random.Random) -> bytes:
     return b"".join(parts) + END
 
 
+@pytest.mark.parametrize("sizes", [(0, 1, 511, 512, 3000), (1, 512, 2 * LARGE, 3 * LARGE + 1)])
 @pytest.mark.parametrize("seed", range(40))
-def test_any_shards(tmp_path, seed):
+def test_any_shards(tmp_path, seed, sizes):
     rng = random.Random(seed)
     path = tmp_path / "a.tar"
-    whole = random_shard(rng)
+    whole = random_shard(rng, sizes)
     path.write_bytes(whole)
     assert_the_same(path)
     path.write_bytes(whole[: rng.randrange(len(whole))])
@@ -128,6 +128,50 @@ def test_most_samples_are_packed_and_none_that_would_be_written_in_another_way()
     assert len(events) == 9  # keys that come again
 
 
+def test_large_samples_are_found_by_their_headers_and_copied_many_at_once(tmp_path):
+    samples = [{"__key__": f"{number:03d}", "a": bytes(3 * LARGE - number), "b": b"1"} for number in range(400)]
+    write_samples(samples, tmp_path / "a.tar")
+    given = list(read_packed([Shard(str(tmp_path / "a.tar"))], ledger=Ledger()))
+    packed = [each for each in given if type(each) is PackedSamples]
+    assert len(packed) < 25
+    assert all(type(each.members) is FileRange for each in packed)
+    assert sum(len(each.keys) for each in packed) > 390
+    assert [key for each in given for key in (each.keys if each in packed else [each["__key__"]])] == [
+        sample["__key__"] for sample in samples
+    ]
+
+
+def test_a_run_ends_before_a_sample_that_must_be_read(tmp_path):
+    large = bytes(3 * LARGE)
+    whole = [pack((f"{number}.a", large), (f"{number}.b", b"1")) for number in range(9)]
+    begin = len(whole[0])
+    for odd, passed in (
+        (whole, "1234567"),
+        ([*whole[:4], *whole[5:], whole[4]], "1235678"),
+        ([*whole[:4], pack(("x.b", b""), ("x.a", large)), *whole[5:]], "123"),
+        ([*whole[:4], pack(("README", b"")), *whole[5:]], "12"),
+        ([*whole[:4], whole[2], *whole[5:]], "123"),
+        ([*whole[:4], whole[3], *whole[5:]], "12"),
+        ([*whole[:4], whole[4].replace(b"ustar", b"ustaR", 1), *whole[5:]], "12"),
+        ([*whole[:4], whole[4][:BLOCK]], "12"),
+        ([*whole[:4], whole[4][: 2 * LARGE]], "12"),
+        ([*whole[:4], whole[4][:-1]], "123"),
+        (whole[:1], ""),
+    ):
+        path = tmp_path / "a.tar"
+        path.write_bytes(b"".join(odd))
+        grouper = load_kernel("tarshards.tar._tar").Grouper("u", split_name, True, None, 64, True)
+        grouper.read(whole[0], 0, 0, MEMBER_LIMIT, 0)
+        with path.open("rb") as file:
+            samples, end = grouper.run(file.fileno(), begin, 1 << 30, LARGE // 2, MEMBER_LIMIT)
+            assert grouper.run(file.fileno(), end, 1 << 30, LARGE // 2, MEMBER_LIMIT) == ([], end)
+        assert end == begin + sum(map(len, odd[1 : 1 + len(passed)]))
+        if passed:
+            assert [sample["__key__"] for sample in samples[:-1]] == ["0"]
+            assert samples[-1] == (list(passed), begin, end)
+        assert grouper.passed() == (len(passed), 2 * len(passed))
+
+
 SAMPLES = [
     {"__key__": f"{number:04d}", "cls": number, "txt": f"text {number}" * (number % 90)} for number in range(3000)
 ]
@@ -150,6 +194,11 @@ SAMPLES = [
         "tarcat empty.tar",
         "tarcat empty.tar --allow-empty",
         "tarcat large.tar b.tar",
+        "tarcat - < large.tar",
+        "tarcat large.tar -o out.tar; sha256sum out.tar",
+        "tarcat large.tar large.tar --on-error skip",
+        "(head -c 2560 > /dev/null; tarcat -) < large.tar",
+        "tarcat large.tar --keep-metadata",
     ],
 )
 def test_what_the_tool_writes_and_says(tmp_path, path_with_tools, line):
@@ -158,7 +207,7 @@ def test_what_the_tool_writes_and_says(tmp_path, path_with_tools, line):
     write_samples(SAMPLES[:1000], tmp_path / "c.tar.gz")
     write_samples(SAMPLES[1990:2010], tmp_path / "mixed.tar")
     write_samples([], tmp_path / "empty.tar")
-    write_samples([{**sample, "z": bytes(CHUNK)} for sample in SAMPLES[:5]], tmp_path / "large.tar")
+    write_samples([{**sample, "z": bytes(CHUNK)} for sample in SAMPLES[:9]], tmp_path / "large.tar")
     (tmp_path / "cut.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:1_000_100])
 
     def run(line: str):
