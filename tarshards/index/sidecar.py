@@ -409,9 +409,9 @@ class Index:
             for member in members
         }
 
-    def save(self, shard_url: str | Location, *, sync: bool = True) -> None:
-        """Write the sidecar of *shard_url*, whole or not at all, and with *sync* to the disk."""
-        location = index_location(Location.of(shard_url, sync=sync))
+    def save(self, shard_url: str | Location) -> None:
+        """Write the sidecar of *shard_url*, whole or not at all."""
+        location = index_location(shard_url)
         location.make_folder()
         with location.open("wb") as stream:
             stream.write(self.pack())

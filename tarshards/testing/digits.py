@@ -1,4 +1,4 @@
-"""``tarshards demo``: write handwritten digits to tar shards, train a classifier, check that no sample was lost."""
+"""``tarshards demo``: write handwritten digits to tar shards, train a classifier, check that no sample is missing."""
 
 from __future__ import annotations
 
@@ -142,7 +142,8 @@ def audit(ledger: Ledger, *, written: int, epochs: int) -> None:
 def demo(data: str, epochs: int, seed: int) -> None:
     """Write handwritten digits to tar shards, and train on them up to 95 % accuracy on held-out shards.
 
-    The scans are part of scikit-learn; nothing is downloaded. Exit code 1: a sample was lost, or the goal was missed.
+    The scans are part of scikit-learn; nothing is downloaded. Exit code 1: a sample is missing, or the goal was not
+    reached.
     """
     with usage_errors():
         for module in ("sklearn", "torch"):

@@ -19,7 +19,7 @@ from tarshards.testing.shuffle import DEGREES, check_shuffle
 
 
 class Names(click.ParamType):
-    """Some of the given names, joined by commas."""
+    """Some of a set of names, separated by commas."""
 
     name = "NAME,..."
 
@@ -51,7 +51,7 @@ class FunctionName(click.ParamType):
 
 
 def of_loader(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments and options of all these commands."""
+    """Add the arguments and options that these commands share."""
     for add in (
         click.option("--limit", default=30.0, metavar="SECONDS", help="Seconds after which a run hangs."),
         click.option("--processes", is_flag=True, help="Run each rank in a process of its own."),
@@ -109,8 +109,8 @@ def conclude(check: Callable[..., Any], make_loader: Any, read: Any, **options: 
 def resume(chain: str | None, make_loader: Any, read: Any, **options: Any) -> None:
     """Stop a loader in small worlds at every batch, and resume it.
 
-    MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Exit code 1: the loader is wrong, and the least chain
-    that shows it is printed.
+    MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Exit code 1: the loader is wrong; the shortest chain
+    that shows the fault is printed.
     """
     if chain is None:
         conclude(check_resume, make_loader, read, **options)
@@ -125,7 +125,7 @@ def resume(chain: str | None, make_loader: Any, read: Any, **options: Any) -> No
 @click.option("--setups", default=500, metavar="N", help="Small setups, of 1,872.")
 @of_loader
 def epoch(make_loader: Any, read: Any, **options: Any) -> None:
-    """Compare three epochs over all ranks with the dataset, and the steps of the ranks with each other.
+    """Compare three epochs of all ranks with the dataset, and the steps of the ranks with each other.
 
     MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Exit code 1: the loader is wrong.
     """
@@ -144,9 +144,9 @@ def epoch(make_loader: Any, read: Any, **options: Any) -> None:
 @click.option("--seeds", default=150, metavar="N", help="Seeds to draw orders of.")
 @of_loader
 def shuffle(make_loader: Any, read: Any, **options: Any) -> None:
-    """Compare the orders of a loader with true permutations.
+    """Compare the orders of a loader with uniform random permutations.
 
-    MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Prints standard deviations from the expectation. Exit
-    code 1: the loader is less random than promised.
+    MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Prints how many standard deviations they are from the
+    expectation. Exit code 1: the loader is less random than promised.
     """
     conclude(check_shuffle, make_loader, read, **options)
