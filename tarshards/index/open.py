@@ -575,7 +575,7 @@ class OpenShards:
                 shards.pop(oldest, None)
 
     def _contradiction(self, number: int, index: Index) -> str | None:
-        """Describe how an index contradicts the manifest, or its state when the dataset was opened; else return None."""
+        """Describe how an index contradicts the manifest, or its state when the dataset was opened, or None."""
         found, expected = (len(index), index.shard_size), (self.counts[number], self.sizes[number])
         for mine, its, unit in zip(found, expected, ("samples", "bytes")):
             if mine != its and number in self._uncounted:
