@@ -89,29 +89,29 @@ def details(name: str, results: list[CaseResult]) -> list[str]:
     return lines
 
 
-def page(cases: list[Case], told: dict[str, list[str]]) -> list[str]:
-    """Return the section's lines; *told* has each reader's lines, of the table, by kinds, and of details."""
+def page(cases: list[Case], found: dict[str, list[str]]) -> list[str]:
+    """Return the section's lines; *found* has each reader's lines, of the table, by kinds, and of details."""
     kinds = sorted({case.kind for case in cases})
     return [
-        f"{len(cases)} cases, {len(told)} readers. **same**: an outcome that the case allows. **error**: an error, or "
-        "a message, where the case has samples to be read. **silent loss**: a normal end, though samples, fields or an "
-        "error are missing. **wrong bytes**: a sample that was never written, or with other bytes or fields, "
-        "or half of one where an error is due. "
-        "**not read**: expressions, where a reader takes files. `make bench ONLY=conformance,NAME` repeats a line.",
+        f"{len(cases)} cases, {len(found)} readers. **same**: an outcome that the case allows. **error**: an error or "
+        "a message, although the case allows samples. **silent loss**: a normal end, although samples, fields or an "
+        "error are missing. **wrong bytes**: a sample that was never written, or that has other bytes or fields, or "
+        "part of a sample where an error is required. **not read**: expressions, for readers that take only files. "
+        "`make bench ONLY=conformance,NAME` repeats a line.",
         "",
         f"| name | version: reader | {' | '.join(VERDICTS)} | not read | date |",
         "|---" * (len(VERDICTS) + 4) + "|",
-        *[lines[0] for lines in told.values()],
+        *[lines[0] for lines in found.values()],
         "",
         "Silent losses, wrong bytes, crashes and hangs, by the kinds of cases:",
         "",
         f"| name | {' | '.join(kinds)} |",
         "|---" * (len(kinds) + 1) + "|",
-        *[lines[1] for lines in told.values()],
+        *[lines[1] for lines in found.values()],
         "",
         "<details><summary>The cases of each reader</summary>",
         "",
-        *[line for lines in told.values() for line in lines[2:]],
+        *[line for lines in found.values() for line in lines[2:]],
         "",
         "</details>",
     ]
@@ -125,7 +125,7 @@ def kept() -> dict[str, list[str]]:
 def main(names: list[str]) -> None:
     if unknown := {*names} - {*READERS}:
         raise SystemExit(f"no reader {', '.join(unknown)}; there are: {', '.join(READERS)}")
-    cases, told = load_cases(), kept()
+    cases, found = load_cases(), kept()
     os.chdir(HERE.parent)  # where no module has the name of a reader
     folders = [str(FILES), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
@@ -137,8 +137,8 @@ def main(names: list[str]) -> None:
         except OSError as error:
             failed.append(f"{name}: {error}")
             continue
-        told[name] = [row(name, version, results), by_kind(name, results), *details(name, results)]
-        record(TITLE, page(cases, {each: told[each] for each in READERS if each in told}), PAGE)
+        found[name] = [row(name, version, results), by_kind(name, results), *details(name, results)]
+        record(TITLE, page(cases, {each: found[each] for each in READERS if each in found}), PAGE)
     raise SystemExit("\n".join(failed) or 0)
 
 
