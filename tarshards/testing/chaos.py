@@ -750,9 +750,7 @@ def _faults(context: click.Context, parameter: click.Parameter, text: str) -> tu
 
 @tool(example="tarshards chaos --minutes 10 'train-{000..099}.tar'")
 @click.argument("shards", nargs=-1, required=True)
-@click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), default=10.0, metavar="N", help="How long to go on."
-)
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=10.0, metavar="N", help="How long to run.")
 @click.option("--loader", metavar="MODULE:FUNCTION", help="Your loader: a function of a list of URLs.")
 @seed_option
 @click.option("--round", "rounds", callback=_numbers, metavar="ROUNDS", help="Run only round 3, or rounds 3-7.")
@@ -761,7 +759,7 @@ def _faults(context: click.Context, parameter: click.Parameter, text: str) -> tu
     default=",".join(FAULTS),
     callback=_faults,
     metavar="NAME,...",
-    help="Only faults of these kinds, joined by commas.",
+    help="Only faults of these kinds, separated by commas.",
 )
 @click.option("--report", type=click.Path(dir_okay=False), help="Write FILE.md and FILE.json.", metavar="FILE")
 def main(

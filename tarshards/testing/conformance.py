@@ -188,7 +188,7 @@ def kinds_of(results: list[CaseResult]) -> list[str]:
     show_default="spec/cases of the checkout",
     help="The folder of the cases.",
 )
-@click.option("--limit", type=click.IntRange(1), default=LIMIT, metavar="SECONDS", help="Seconds for a case.")
+@click.option("--limit", type=click.IntRange(1), default=LIMIT, metavar="SECONDS", help="Seconds per case.")
 def main(reader: str, folder: Path, limit: int) -> None:
     """Run the cases of the convention over READER, and print the verdicts.
 

@@ -138,7 +138,7 @@ def audit(ledger: Ledger, *, written: int, epochs: int) -> None:
 @tool()
 @click.option("--data", default="data/digits", metavar="FOLDER", help="Folder to write the shards to.")
 @click.option("--epochs", default=20, type=click.IntRange(min=1), metavar="N", help="Maximum number of epochs.")
-@click.option("--seed", default=0, metavar="N", help="Seed of everything random.")
+@click.option("--seed", default=0, metavar="N", help="Random seed.")
 def demo(data: str, epochs: int, seed: int) -> None:
     """Write handwritten digits to tar shards, and train on them up to 95 % accuracy on held-out shards.
 

@@ -53,7 +53,7 @@ class Work(NamedTuple):
     add_log: str | None = None
     timeout: float | None = None
     retries: int = 0
-    strip: tuple[str, ...] = ()  # fields without the newline that shells end a value with
+    strip: tuple[str, ...] = ()  # fields that lose the newline that shells add to a value
 
     def __str__(self) -> str:
         return str(self.command or self.script or self.server or self.python)
