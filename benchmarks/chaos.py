@@ -44,7 +44,7 @@ message is not an error. `make bench ONLY=chaos,NAME` repeats a line.
 
 @dataclass(frozen=True)
 class Tried:
-    """A line of the table: the file in `readers/` ("": ours), what is tested, of which versions, by which faults."""
+    """A line of the table: the file in `readers/` ("": ours), the loader, the packages for versions, and the faults."""
 
     file: str
     about: str

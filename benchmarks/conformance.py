@@ -1,7 +1,7 @@
-"""What readers make of the cases of the convention, `spec/cases`, written into docs/conformance.md.
+"""Examine readers with the cases of the convention, `spec/cases`, and write the results into docs/conformance.md.
 
 `make bench ONLY=conformance` examines all readers in `readers/`, each in the environment of the peer of its name or in
-one of its own; `make bench ONLY=conformance,NAME` examines one, and keeps the lines of the others.
+a separate one; `make bench ONLY=conformance,NAME` examines one reader, and keeps the lines of the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WRONG = VERDICTS[2:]
 
 @dataclass(frozen=True)
 class Reader:
-    """A line of the table: a function of a file in `readers/`, or of a package, and what it is."""
+    """A line of the table: a function of a file in `readers/`, or of a package, with a description."""
 
     function: str
     about: str
@@ -51,7 +51,7 @@ READERS = {
 
 
 def environment(reader: Reader) -> tuple[str, str]:
-    """Return the Python for a reader, and the version of what is examined."""
+    """Return the Python for a reader, and the version of the examined package."""
     module = reader.function.partition(":")[0]
     if not (FILES / f"{module}.py").exists():
         return sys.executable, __version__

@@ -231,7 +231,7 @@ class Input:
 
         *packed* says that the tool does not examine samples; unless an option does, they come from ``read_packed``.
         """
-        from tarshards.samples.read import read_packed, read_samples, read_to_copy
+        from tarshards.samples.grouping import read_packed, read_samples, read_to_copy
 
         if any(self.selection):
             yield from self._selected()
@@ -248,7 +248,7 @@ class Input:
         *ledger* counts the skipped samples as filtered by *name*. If an option or the progress bar counts samples, none
         is skipped.
         """
-        from tarshards.samples.read import read_containing
+        from tarshards.samples.grouping import read_containing
 
         if any(self.selection) or self._looks():
             yield from self
@@ -269,7 +269,7 @@ class Input:
 
     def _selected(self) -> Iterator[Sample]:
         """Yield the selected samples; only these are read if indexes or columns identify them."""
-        from tarshards.samples.read import read_samples
+        from tarshards.samples.grouping import read_samples
         from tarshards.verbs.grep import by_columns, matching
 
         condition, wanted = self._condition, self._wanted

@@ -137,7 +137,7 @@ def _refuse_nothing(source: str, folder: str | None, exts: str | None, skipped: 
 
 
 def _count(samples: Iterator[Sample], output: Location) -> None:
-    from tarshards.samples.read import encode_sample
+    from tarshards.samples.grouping import encode_sample
     from tarshards.tar.read import pack_members
 
     count = size = 0

@@ -18,8 +18,8 @@ from tarshards.errors import DecodeError, SampleError, UrlError
 from tarshards.index.inventory import check_described
 from tarshards.samples.codecs.decoding import decoding_of
 from tarshards.samples.codecs.image import EXTENSIONS as IMAGES
+from tarshards.samples.grouping import read_samples
 from tarshards.samples.keys import Sample, is_reserved
-from tarshards.samples.read import read_samples
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import Spec, expand_shards
 from tarshards.storage.location import Location

@@ -19,9 +19,9 @@ from tarshards.formats.pieces import fail_rows, file_identity
 from tarshards.samples.codecs.basic import NAMES, SCALARS, check_types
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import origin_of
+from tarshards.samples.grouping import read_samples, read_shard
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.samples.read import read_samples, read_shard
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import Shard, expand_shards, spec_name

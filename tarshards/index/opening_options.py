@@ -12,9 +12,9 @@ from typing import Any, Literal
 from tarshards.errors import ShardIndexError, flag, shortened, visible
 from tarshards.index.inventory import PROBED, check_there, has_index, with_counts
 from tarshards.samples.fields import FieldNames, lazy_fields
+from tarshards.samples.grouping import OnDamage, check_reading, read_in_turn, read_shard
 from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.samples.read import OnDamage, check_reading, read_in_turn, read_shard
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location, are_local, are_remote
 from tarshards.storage.manifest import Shard, Shards

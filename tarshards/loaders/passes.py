@@ -17,7 +17,7 @@ from tarshards.epoch.world import World
 from tarshards.errors import SampleError, StateError, whole_number
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
-from tarshards.samples.read import closed_at_exit
+from tarshards.samples.grouping import closed_at_exit
 from tarshards.storage import traffic
 from tarshards.stream.sources import ShardSource, check_order, check_ordered, check_state, last_key, version_of
 

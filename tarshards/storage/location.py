@@ -544,7 +544,7 @@ class Location:
         return type(self._transport).rename is not Transport.rename
 
     def rename(self, target: Location) -> None:
-        """Give it the name *target* on the same file system or in the same store, in place of a file of that name.
+        """Rename it to *target* on the same file system or in the same store, and replace a file of that name.
 
         A local file is renamed in one step; a store copies an object, and then removes it. Raises OpenError.
         """

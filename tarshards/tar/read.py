@@ -77,8 +77,8 @@ OTHERS = {
     b"\x93numpy": "a .npy file",
 }
 
-#: pax records of the name, size and place of a member, not of its metadata.
-PLACE = re.compile(r"path|linkpath|size|hdrcharset|GNU\.sparse\..*")
+#: pax records that define the name, size and content of a member, not its metadata.
+DEFINING = re.compile(r"path|linkpath|size|hdrcharset|GNU\.sparse\..*")
 
 #: Whether zeros must end an archive, or it may also end between two members.
 ArchiveEnd: TypeAlias = Literal["required", "optional"]
@@ -484,7 +484,7 @@ def kept_headers(headers: bytes, name: str, size: int) -> bytes:
     except (tarfile.TarError, ValueError) as error:
         raise SampleError(f"headers whose metadata cannot be kept: {error}", key=visible(name)) from error
     info.type, info.linkname = tarfile.REGTYPE, ""
-    info.pax_headers = {record: value for record, value in info.pax_headers.items() if not PLACE.fullmatch(record)}
+    info.pax_headers = {record: value for record, value in info.pax_headers.items() if not DEFINING.fullmatch(record)}
     return _pax_header(name, size, info)
 
 

@@ -27,8 +27,8 @@ from tarshards.errors import (
     whole_number,
 )
 from tarshards.parallel.calls import bounded_map, check_sent
+from tarshards.samples.grouping import encode_sample
 from tarshards.samples.keys import Sample
-from tarshards.samples.read import encode_sample
 from tarshards.samples.tree import read_tree, tree_digest
 from tarshards.storage.claims import Claims
 from tarshards.storage.derived import forget

@@ -22,9 +22,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import SampleError, flag, whole_number
+from tarshards.samples.grouping import encode_sample, read_shard
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
-from tarshards.samples.read import encode_sample, read_shard
 from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError, flag, shortened, visible, whole_number
 from tarshards.samples.batch import PackedSamples, SampleBatch
+from tarshards.samples.grouping import encode_sample, fields_of, unpacked
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
-from tarshards.samples.read import encode_sample, fields_of, unpacked
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression

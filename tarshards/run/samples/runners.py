@@ -296,7 +296,7 @@ def load(name: str) -> Callable[..., Any]:
 
 def encoded_results(sample: Sample, results: Any) -> list[Sample]:
     """Return a function's result for *sample* (None, a dict or a list of dicts) as dicts with all fields encoded."""
-    from tarshards.samples.read import encode_sample
+    from tarshards.samples.grouping import encode_sample
 
     results = [] if results is None else [results] if isinstance(results, dict) else results
     if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
