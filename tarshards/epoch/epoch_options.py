@@ -33,9 +33,9 @@ class EpochOptions:
       position); without indexes it draws shards. A list of weights, one for each shard, draws the shards by these.
       Excludes *pool* and *block*; *shuffle* has no effect.
 
-    Raises TypeError for a *seed*, *pool* or *block* that is no integer, a *shuffle* that is no bool and a *resample*
-    that is neither a bool nor a list, and ValueError for a *pool* or *block* below 1, another *tail*, and weights that
-    are negative, not finite or all 0.
+    Raises TypeError for a *seed*, *pool* or *block* that is not an integer, a *shuffle* that is not a bool, and a
+    *resample* that is neither a bool nor a list, and ValueError for a *pool* or *block* below 1, another *tail*, and
+    weights that are negative, not finite or all 0.
     """
 
     shuffle: bool = False
@@ -63,12 +63,12 @@ class EpochOptions:
         return self.tail not in (None, "exact") or self.block is not None
 
     def tail_for(self, ranks: int) -> Tail:
-        """Return *tail*, or its default for so many ranks."""
+        """Return *tail*, or its default for this number of ranks."""
         return self.tail or ("exact" if ranks == 1 else "pad")
 
 
 def _check_resample(resample: Any) -> bool | tuple[float, ...]:
-    """Return ``resample=``, weights as a tuple; raise TypeError or ValueError for what it cannot be."""
+    """Return ``resample=``, with weights as a tuple; raise TypeError or ValueError for an invalid value."""
     if isinstance(resample, bool):
         return resample
     try:

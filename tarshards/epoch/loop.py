@@ -194,10 +194,10 @@ class Part:
 class EpochLoop:
     """The loop of one worker over its *shares* of a *plan*.
 
-    Its tally goes to *ledger*, and is audited by whoever runs the loop. *digest* identifies the dataset; *left_out* are
+    Its tally goes to *ledger*; the caller that runs the loop audits it. *digest* identifies the dataset; *left_out* are
     positions of this rank that no share covers, which count as dropped. The loop is *whole* if it begins with the epoch
     and each sample comes once. If it *is_ahead* of the consumer, all that was taken counts as in flight; the consumer
-    counts with each result what became of its samples.
+    counts the outcomes of the samples with each result.
     """
 
     def __init__(

@@ -138,7 +138,7 @@ class Packing:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What a state says of it."""
+        """The description of the packing in a state."""
         digest = blake2b(self.known.astype("<i4").tobytes(), digest_size=16).hexdigest()
         how = "pack" if self.is_packed else "bucket"
         return {
@@ -159,11 +159,11 @@ class Packing:
         state: Mapping[str, Any] | None = None,
         dataset: str = "",
     ) -> PackedPlan:
-        """Return the bins of the epoch of a plan, or what *state* says is left of them.
+        """Return the bins of the epoch of a plan, or those that remain according to *state*.
 
-        *make* returns the plan for one rank: of the epoch, or of what a state says is left of one. *counts* are the
-        samples of the shards of *dataset*, its digest. Raises StateError for a state of other lengths or options, and
-        SampleError for a sample that is overlong.
+        *make* returns the plan for one rank: of an epoch, or of the part that remains according to a state. *counts*
+        are the samples of the shards of *dataset*, its digest. Raises StateError for a state of other lengths or
+        options, and SampleError for a sample that is overlong.
         """
         begin: Any = 0
         if state is None:

@@ -258,7 +258,7 @@ class PlannedEpoch(ABC):
 
     @property
     def sizes(self) -> NDArray[np.int64] | None:
-        """The samples of each position where these are bins; None where each is one sample."""
+        """The samples of each position where these are bins; None if each is one sample."""
         return None
 
     @property
@@ -277,11 +277,11 @@ class PlannedEpoch(ABC):
 
     @property
     def further(self) -> NDArray[np.int64] | None:
-        """How many pieces at each position are not the first of their sample; None where samples are whole."""
+        """How many pieces at each position are not the first of their sample; None if samples are whole."""
         return None
 
     def begins(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the elements at which the pieces of samples at *positions* begin; None where samples are whole."""
+        """Return the elements at which the pieces of samples at *positions* begin; None if samples are whole."""
         return None
 
     @property
@@ -498,7 +498,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         return found[:, 0], found[:, 1]
 
     def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
-        """Yield samples of the lane and the window of *position*, whose blocks are at hand when it is read.
+        """Yield samples of the lane and the window of *position*; their blocks are in memory when it is read.
 
         Where a lane has fewer than 64 samples, they are drawn from the whole epoch.
         """

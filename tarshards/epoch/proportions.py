@@ -40,11 +40,11 @@ class Phase(NamedTuple):
 class Quotas:
     """How many of the first n samples should have come from each source, by *weights*.
 
-    A weight is a number, or ``{position: weight}`` with one for position 0, each of which holds until the next. At each
-    position the weights count relative to their sum, so that the quotas of n are the sums of these ratios over the
-    first n positions, and add up to n. A worker that takes one of every *stride* positions has quotas of its own: n of
-    its samples are n x *stride* positions. Only the ratios of weights count; a float counts as the decimal it is
-    written as.
+    A weight is a number, or ``{position: weight}`` with one for position 0, each of which applies until the next
+    position. At each position the weights count relative to their sum, so that the quotas of n are the sums of these
+    ratios over the first n positions, and add up to n. A worker that takes one of every *stride* positions has quotas
+    of its own: n of its samples are n x *stride* positions. Only the ratios of weights count; a float counts as the
+    decimal it is written as.
 
     *sources* are those that ever have weight; *ends* says from which position on each has none any more. All are
     fractions, the same on every machine.
@@ -112,7 +112,7 @@ class Mixture(Iterator[int]):
     first; of several, the first in an order by *seed*. All is in whole numbers, so that nothing drifts.
 
     *weights* are as for ``Quotas``, which may be given instead: a source of weight 0 does not come. *counts*, how often
-    each source has come, is the whole state: the same weights and seed go on from there. Raises ValueError for weights
+    each source has come, is the whole state: the same weights and seed continue from it. Raises ValueError for weights
     as ``Quotas`` does, and StateError for counts that are not of these.
 
     >>> mixture = Mixture([5, 2, 1], seed=0)
@@ -219,7 +219,7 @@ def check_counts(quotas: Quotas, counts: Any, position: int | None = None) -> in
 
 
 def check_until(until: Any) -> Until:
-    """Return *until*; raise ValueError for what does not say when a mixture ends.
+    """Return *until*; raise ValueError unless it defines the end of a mixture.
 
     It ends before the first source would begin again ("first"), when the last has been read once ("last"), or after
     that number of samples.

@@ -31,7 +31,7 @@ class Substitutes:
     def drawn(self, rows: Iterable[int]) -> Iterator[Part]:
         """Give the part of the next substitutes for the samples at *rows* of the batch, and count them after it.
 
-        Raises SampleError, which names what left the samples out, where there is none, or 8 have been tried.
+        Raises SampleError, which names the cause, if there is no substitute or 8 have been tried.
         """
         rows = list(rows)
         if self._tried == ATTEMPTS:

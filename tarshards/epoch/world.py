@@ -48,7 +48,7 @@ class World:
         """Ask torch.distributed (if initialised, else RANK and WORLD_SIZE) and torch's worker info.
 
         With *ranks* its rank and world_size hold, and only the worker is found. Lightning's launcher sets no RANK: on
-        the first node it is LOCAL_RANK. torch is asked only where it is imported already. Raises WorldError where the
+        the first node it is LOCAL_RANK. torch is asked only where it is imported already. Raises WorldError if the
         variables make no sense.
         """
         rank, world_size = _detect_rank() if ranks is None else (ranks.rank, ranks.world_size)

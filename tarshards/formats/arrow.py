@@ -295,7 +295,7 @@ def _is_numbers(data_type: pa.DataType) -> bool:
 
 
 def _lists(array: Any) -> Sequence[bytes | None] | None:
-    """Return lists of numbers as arrays; None where a list has nulls in it."""
+    """Return lists of numbers as arrays; None if a list has nulls in it."""
     return None if array.flatten().null_count else _arrays(array, None)
 
 

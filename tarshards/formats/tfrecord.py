@@ -63,7 +63,7 @@ def plan_tfrecord(urls: list[str], names: list[str], max_bytes: int | None) -> P
 def read_records(stream: BinaryIO) -> Iterator[bytes | None]:
     """Yield the data of each record, or None if its data does not match its checksum.
 
-    Raises EOFError where no more records can be found: the file ends within one, or a length does not match its
+    Raises EOFError if no more records can be found: the file ends within one, or a length does not match its
     checksum.
     """
     while head := read_at_most(stream, 12, PIECE):

@@ -1,4 +1,4 @@
-"""Where every member of a shard lies: indexes, and what they make possible.
+"""Indexes, with the offset of every member of a shard, and the functions that require them.
 
 Read in this order:
 

@@ -7,9 +7,9 @@ data ends where this one's headers begin. What does not match in this way is lef
 ``locate(tables, rank, shards, samples, order, addresses, sizes, members)`` has no twin: without the kernels no shard is
 read by its addresses. Sample ``samples[i]`` is one of ``tables[shards[i]]``, None for a shard that is not there. *rank*
 takes the names of its fields and returns int16 of shape (terms, fields): which alternative of each term a field is, 0
-the best, or -1. Where the best one that the sample has lies, its size, and the number of its member are written at
-``[term, i]``; a number of -1 says that there is none, and -2 that the index has shrunk. Samples are looked up, and
-then their headers compared, in *order*, a permutation of their numbers here; comparing ends where a disk is waited for.
+the best, or -1. The offset of the best one that the sample has, its size, and the number of its member are written at
+``[term, i]``; a number of -1 says that there is none, and -2 that the index has shrunk. Samples are looked up, and then
+their headers compared, in *order*, a permutation of their numbers here; comparing ends where a disk is waited for.
 Returns whether a member has not been compared, or does not match plainly.
 """
 
@@ -59,7 +59,7 @@ class MemberTable:
 
     *layout* says where in it the arrays are, *fields* are the names of the fields as bytes, and *end* is the offset of
     the archive's end, -1 if it is not known. Of the sidecar nothing is copied but where each 64th key begins. Raises
-    ValueError where it contradicts itself.
+    ValueError if it contradicts itself.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class MemberTable:
             raise ValueError("a sidecar of another size")
 
     def key(self, sample: int) -> str:
-        """Return the key of a sample; raise OSError where the file of a mapped sidecar was written to."""
+        """Return the key of a sample; raise OSError if the file of a mapped sidecar was written to."""
         return self.keys[self._checked(sample, len(self))]
 
     def span(self, sample: int) -> tuple[int, int]:
@@ -176,9 +176,9 @@ class MappedMembers:
     def fill(self, result: dict[str, Any], names: Sequence[str | None], sample: int, settled: int) -> int:
         """Put the key of *sample* and the bytes of its members, under their *names*, into *result*; return -1.
 
-        Those that are named None, or not here, are left out. Members before *settled* are taken as they are. Of the
-        others, the number of the first one that does not match is returned, and nothing is put into *result*. Raises
-        OSError where a file has shrunk, or an index was written to.
+        Members whose name is None or missing are left out. Members before *settled* are not compared. If another one
+        does not match, its number is returned, and nothing is put into *result*. Raises OSError if a file has
+        shrunk, or an index was written to.
         """
         table = self.table
         members = range(*table.span(sample))
@@ -291,7 +291,7 @@ def find_undecided(tables: Sequence[MappedMembers | None], shards: np.ndarray, m
             raise ValueError("not a member of a mapped shard")
         try:
             matches = own.compare(member)
-        except OSError:  # the shard has shrunk: whoever decides on this member finds out
+        except OSError:  # the shard has shrunk; the decision on this member will raise the error
             matches = False
         if not matches:
             undecided.append(i)
@@ -301,7 +301,7 @@ def find_undecided(tables: Sequence[MappedMembers | None], shards: np.ndarray, m
 def find_header(read: Any, begin: int, offset: int, *, trusts: bool = False) -> tuple[str, int] | None:
     """Follow the headers from *begin* on; return name and size of the regular file whose data begins at *offset*.
 
-    Returns None where the headers do not lead there. *read* takes an offset and a size. If it *trusts* that a header is
+    Returns None if the headers do not lead there. *read* takes an offset and a size. If it *trusts* that a header is
     at *begin*, checksums are not verified.
     """
     zeros = 0

@@ -49,7 +49,7 @@ def find_other(addresses: np.ndarray, prefix: bytes) -> int:
 def ask(addresses: np.ndarray, sizes: np.ndarray) -> None:
     """Let the system read ranges of mapped files ahead; nothing is done here, since no file is mapped.
 
-    Adjacent ranges are requested together. A range must lie in an existing mapping.
+    Adjacent ranges are requested together. A range must be inside an existing mapping.
     """
 
 

@@ -1,4 +1,4 @@
-"""What many sidecars say, and which there are: the twin of _sidecars.c for where there is no compiler."""
+"""The beginnings of many sidecars, and which of them exist: the twin of _sidecars.c, used without a compiler."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class SampleReader:
     unpaired = 0  # samples of joined shards that are beyond those of the dataset, and so in no sample
 
     def read(self, shard: int, sample: int) -> Sample:
-        """Return a sample; raise TarshardsError where it cannot be read."""
+        """Return a sample; raise TarshardsError if it cannot be read."""
         raise NotImplementedError
 
     def read_aside(self, shard: int, sample: int) -> Sample:
@@ -70,7 +70,7 @@ class SampleReader:
         raise NotImplementedError
 
     def announce(self, count: int, fields: FieldNames | None) -> None:
-        """Tell a reader given by ``ahead`` that *fields* of the next *count* samples are about to be read from memory.
+        """Tell a reader returned by ``ahead`` that *fields* of the next *count* samples will be read from memory.
 
         ``read_all`` does this for the samples that it reads.
         """
@@ -287,14 +287,14 @@ class SampleSequence(SampleReader, Sequence[Sample]):
         return np.flatnonzero(np.isin(own, numbers)).tolist()
 
     def find(self, key: str) -> int:
-        """Return the number of the first sample with this key; raise KeyError where there is none."""
+        """Return the number of the first sample with this key; raise KeyError if there is none."""
         number = min(self.places(key), default=None)
         if number is None:
             raise KeyError(key)
         return number
 
     def repeated_key(self) -> str | None:
-        """Return a key that several samples of the shards have, None where all keys differ."""
+        """Return a key that several samples of the shards have, None if all keys differ."""
         return self.shards.table.repeated()
 
     def has_faults(self) -> bool:

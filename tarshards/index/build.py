@@ -79,7 +79,7 @@ class FileRanges(Ranges):
 
 
 def _index(ranges: Ranges, shard: Shard, walked: Walked | None) -> Index | None:
-    """Return the index of the *shard* in *ranges*, None where it is damaged."""
+    """Return the index of the *shard* in *ranges*, None if it is damaged."""
     split = shard.split or "first"
     source = ranges.descriptor if isinstance(ranges, FileRanges) else ranges.read
     try:

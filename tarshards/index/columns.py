@@ -73,7 +73,7 @@ class Measure:
         return f"{self.measure}:{fields}" if self.measure != "value" else ".".join([fields, *self.path])
 
     def __call__(self, sample: Sample) -> Any:
-        """Return the value, None if the sample has none; raise DecodeError where it cannot be found out."""
+        """Return the value, None if the sample has none; raise DecodeError if it cannot be found out."""
         field = find_field(sample, self.fields)
         if field is None:
             return None
@@ -302,7 +302,7 @@ def build_columns(
     a mapping of names to such expressions or functions of a sample. The length of a text is in characters, the duration
     of audio in seconds, a size in bytes. What a sample lacks is null, and so is what cannot be decoded, if *on_error*
     lets it pass. Columns that are there stay, and are computed again only if they were made of something else, the
-    shard has changed, or with *overwrite*; so an interrupted run goes on where it was.
+    shard has changed, or with *overwrite*; so an interrupted run can be continued.
 
     Needs ``tarshards[arrow]``. Raises ValueError for a malformed expression, and ShardIndexError for shards without
     index.
@@ -456,7 +456,7 @@ def _read_table(table: Any, key: str) -> tuple[pa.Table, str]:
 
 
 def _read_columns(shard: Location) -> tuple[bytes, SidecarHead] | None:
-    """Return the bytes of a shard's columns, and the head of its index; None where there are no columns."""
+    """Return the bytes of a shard's columns, and the head of its index; None if there are no columns."""
     location = columns_location(shard)
     return (location.read(MAX_BYTES), read_head(shard)) if location.is_taken() else None
 
@@ -464,7 +464,7 @@ def _read_columns(shard: Location) -> tuple[bytes, SidecarHead] | None:
 def load_columns(shards: SampleSequence, names: Collection[str]) -> pa.Table | None:
     """Return the columns *names* of all samples, in the order of *shards*; None if the first shard has none of them.
 
-    Raises ShardIndexError where some of them are missing, in this or another shard, or the columns are stale.
+    Raises ShardIndexError if some of them are missing, in this or another shard, or the columns are stale.
     """
     if not shards.urls:
         return None

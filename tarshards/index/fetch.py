@@ -172,7 +172,7 @@ class Blocks:
         return self._queue.popleft() if self._queue else None
 
     def at(self, shard: int, sample: int) -> Sequence[SampleBlock]:
-        """Return the parts of a sample's block that are to be read."""
+        """Return the parts of a sample's block to read."""
         return self._blocks.get(shard << 32 | sample // self._units[shard], ())
 
     def find(self, shard: int, sample: int) -> SampleBlock | None:
@@ -315,7 +315,7 @@ class BlockFetcher:
         return self._kept.read(shards, samples)
 
     def read(self, shard: int, sample: int) -> Sample:
-        """Return a sample; raise TarshardsError where it cannot be read."""
+        """Return a sample; raise TarshardsError if it cannot be read."""
         found, waits = None, False
         with self._queue.lock:
             self._taken += 1
@@ -410,7 +410,7 @@ class BlockFetcher:
             self._shards.use(block.shard).drop(block.numbers)
 
     def _named(self, error: TarshardsError, shard: int, sample: int) -> TarshardsError:
-        """Return the error of a block, with the key of the sample that was to be read."""
+        """Return the error of a block, with the key of the requested sample."""
         index = self._shards.loaded(shard)
         if not isinstance(error, OpenError) or error.key is not None or index is None:
             return error

@@ -135,7 +135,7 @@ class HeldMembers:
         return self._mapped is not None
 
     def hold_open(self) -> None:
-        """Hold the file of what is mapped open if it can be, so that ``is_current`` is quicker."""
+        """Keep the mapped file open if possible, so that ``is_current`` is faster."""
         if self._mapped is not None:
             self._mapped.mapping.hold_open()
 
@@ -145,13 +145,13 @@ class HeldMembers:
 
     @property
     def stays(self) -> bool:
-        """Whether its data lie on the disk for later epochs, too, and may stay mapped for them."""
+        """Whether its data stays on the disk for later epochs, and may stay mapped for them."""
         return IS_COMPILED and self._mapped is not None and self._mapped.stays
 
     def fill(self, result: dict[str, Any], names: list[str | None], sample: int) -> bool:
         """Put the bytes of the members of *sample* that are here into *result*, under their *names* unless None.
 
-        Returns whether they are right: False where what is mapped was removed, or written to, meanwhile. Raises
+        Returns whether they are right: False if what is mapped was removed, or written to, meanwhile. Raises
         ShardIndexError for a member whose headers differ from the index.
         """
         try:
@@ -171,7 +171,7 @@ class HeldMembers:
         self._check(self.cut, self.low, member)
 
     def take(self, member: int) -> bytes:
-        """Return the data of *member*; raise ShardIndexError where its headers differ from the index."""
+        """Return the data of *member*; raise ShardIndexError if its headers differ from the index."""
         self.check(member)
         return self.cut(*self._index.data_range(member))
 

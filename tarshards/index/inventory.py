@@ -70,7 +70,7 @@ def _by_folder(paths: list[str]) -> dict[str, Sequence[int]]:
 
 
 def _listed(folder: str, bases: list[str]) -> bytes | None:
-    """Return for each of the names *bases* in *folder* whether it is listed; None where a listing does not tell."""
+    """Return for each of the names *bases* in *folder* whether it is listed; None if a listing does not tell."""
     try:
         found = are_listed(os.fsencode(folder or "."), os.fsencode("\0".join(bases)))
     except (OSError, UnicodeEncodeError):
@@ -98,13 +98,13 @@ def _index_folder(folder: str, remote: Remote | None) -> str:
 
 
 def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | None) -> tuple[Shards, list[int]]:
-    """Return *shards* with the samples and bytes that their indexes say where no manifest does, and those without one.
+    """Return *shards* with counts from their indexes where no manifest has them, and the shards without an index.
 
     The latter are numbers. Only the beginnings of indexes are read, and the sizes of local shards: they are compared
-    with the shards when these are opened, but for those without samples, which nobody opens. Where none of PROBED
-    shards, spread evenly, has an index, others are not looked for, as if they had none. Raises ShardIndexError for an
-    index that is damaged, made by another rule for names than its shard is read by, or of a shard of another size, and
-    OpenError for a local shard that is missing; SampleError if the first of these shards lacks one of *fields*.
+    with the shards when these are opened, except for shards without samples, which are not opened. If none of PROBED
+    shards, evenly spaced, has an index, the others are not looked for, as if they had none. Raises ShardIndexError for
+    an index that is damaged, made by another rule for names than its shard is read by, or of a shard of another size,
+    and OpenError for a local shard that is missing; SampleError if the first of these shards lacks one of *fields*.
     """
     if not (numbers := shards.uncounted):
         return shards, []
@@ -142,7 +142,7 @@ def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | Non
 
 
 def _read_heads(urls: list[str], remote: Remote | None) -> array[int]:
-    """Return what ``read_heads`` does of the shards *urls*; raise ShardIndexError where an index is wrong."""
+    """Return what ``read_heads`` does of the shards *urls*; raise ShardIndexError if an index is wrong."""
     if not are_local(urls):
         heads = for_each_shard(_find_head, [Location.of(url, remote) for url in urls])
         return array("q", chain.from_iterable(heads))
@@ -175,7 +175,7 @@ def _read_some(urls: list[str], remote: Remote | None) -> array[int]:
 
 
 def _find_head(location: Location) -> tuple[int, int, int]:
-    """Return what ``read_heads`` does of one shard; raise ShardIndexError or OpenError where something is wrong."""
+    """Return what ``read_heads`` does of one shard; raise ShardIndexError or OpenError if something is wrong."""
     try:
         if location.is_stream:
             return -1, -1, -1
@@ -196,7 +196,7 @@ def _find_head(location: Location) -> tuple[int, int, int]:
 def has_ranges(url: str | Location) -> bool:
     """Return whether parts of a shard can be read, as through an index; False for a server that sends whole files only.
 
-    Other errors are for who reads it.
+    Other errors are left to the reader of the shard.
     """
     location = Location.of(url)
     if not location.is_remote:
@@ -211,7 +211,7 @@ def has_ranges(url: str | Location) -> bool:
 
 
 def read_head(shard_url: str | Location) -> SidecarHead:
-    """Return what the beginning of a shard's sidecar says; raise ShardIndexError where it is missing or damaged."""
+    """Return what the beginning of a shard's sidecar says; raise ShardIndexError if it is missing or damaged."""
     location = index_location(shard_url)
     try:
         data = _read_beginning(location)
@@ -242,7 +242,7 @@ def _read_beginning(location: Location) -> bytes:
 
 
 def check_described(shard: Shard, location: Location) -> None:
-    """Raise ShardIndexError if the index of *shard*, at *location*, is of another one than its manifest describes.
+    """Raise ShardIndexError if the index of *shard*, at *location*, differs from the shard's entry in the manifest.
 
     A shard without index passes.
     """
@@ -263,7 +263,7 @@ def check_described(shard: Shard, location: Location) -> None:
 
 
 def count_samples(shard_url: str) -> int | None:
-    """Return the number of samples that the index of a local shard names, or None where there is none of this shard.
+    """Return the number of samples in the index of a local shard, or None if there is no index of this shard.
 
     Only the head of the sidecar is read, and only the shard's size is compared: good enough for a progress bar.
     """

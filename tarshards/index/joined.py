@@ -24,7 +24,7 @@ class JoinedShards(SampleReader):
 
     Both have the same number of shards, and the nth of one corresponds to the nth of the other, which may have more
     samples, in any order: these are left out, a warning says how many, and the ledger counts them. Raises UrlError for
-    different numbers of shards; reading a sample raises SampleError where it has no partner, or both have a field of
+    different numbers of shards; reading a sample raises SampleError if it has no partner, or both have a field of
     the same name.
     """
 

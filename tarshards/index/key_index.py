@@ -37,7 +37,7 @@ from tarshards.tar.read import BLOCK
 log: logging.Logger = logging.getLogger("tarshards")
 
 MAGIC = b"TARKEYS\x03"
-HEADER = struct.Struct("<8sQ16s16sI")  # magic, keys, digests of names and of shards, CRC-32 of what is before
+HEADER = struct.Struct("<8sQ16s16sI")  # magic, keys, digests of names and of shards, CRC-32 of these
 SAMPLE = np.dtype([("shard", "<u4"), ("sample", "<u4"), ("header", "<u4")])  # header: its offset in blocks of 512
 ENTRY = np.dtype([("hash", "<u8"), ("sample", SAMPLE)])
 HASH = 8  # bytes
@@ -153,7 +153,7 @@ def _write_blocks(stream: BinaryIO, entries: np.ndarray) -> np.ndarray:
 class KeyIndex:
     """Finds the samples of *shards*, each of as many samples as *counts* says, by the file *ranges* of their keys.
 
-    *keys_of* returns the keys of a shard by its number, for what a header does not say.
+    *keys_of* returns the keys of a shard by its number, for keys that a header does not contain.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class KeyIndex:
         return found
 
     def repeated(self) -> str | None:
-        """Return a key that several samples have, None where all keys differ."""
+        """Return a key that several samples have, None if all keys differ."""
         before = np.zeros(0, np.uint64)
         for number in range(len(self._firsts)):
             hashes = np.concatenate([before, self._hashes(self._block(number), number)])
@@ -315,7 +315,7 @@ class KeyTable:
         return found
 
     def repeated(self) -> str | None:
-        """Return a key that several samples have, None where there is none."""
+        """Return a key that several samples have, or None."""
         hashes = np.asarray(self._hashes)
         for at in (np.flatnonzero(hashes[1:] == hashes[:-1]) + 1).tolist():
             number = self._numbers[at]

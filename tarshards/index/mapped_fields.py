@@ -1,4 +1,4 @@
-"""Where fields of samples lie in memory, in mapped shards or in bytes that were read; for many samples at a time."""
+"""The addresses of fields of samples, in mapped shards or in bytes that were read; for many samples at a time."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Headers(NamedTuple):
 class LocatedFields(NamedTuple):
     """The keys of samples, their payloads of each field, and the errors of those that lack one.
 
-    Where payloads lie in mapped shards, their *headers* are not compared with the index until ``check`` is called.
+    If payloads are in mapped shards, their *headers* are not compared with the index until ``check`` is called.
     """
 
     keys: BatchKeys
@@ -176,7 +176,7 @@ class MappedFields:
 
     @classmethod
     def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedFields | None:
-        """Return what finds fields in *shards*, None where they cannot be mapped or are too many to be all open."""
+        """Return what finds fields in *shards*, None if they cannot be mapped or are too many to be all open."""
         if not (isinstance(shards, SampleSequence) and memory.READS_MAPPINGS and IS_COMPILED and are_buffers()):
             return None
         held = sum(len(each.names) for each in cls._all)
@@ -220,7 +220,7 @@ class MappedFields:
                     shard, sample = used[which[i]], int(samples[i])
                     failures[i] = unreadable(shard) if row[i] == GONE else self._missing_field(shard, sample, term)
         np.maximum(sizes, 0, out=sizes)
-        held = used, contents  # what the bytes lie in
+        held = used, contents  # the objects that own the bytes
         payloads = [Payloads.known(held, which, *row) for row in zip(addresses, sizes)]
         return LocatedFields(BatchKeys(headers.find_keys, np.arange(len(which))), payloads, failures, headers)
 

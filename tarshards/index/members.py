@@ -140,7 +140,7 @@ class Members:
 
 
 def check_fields(fields: list[str], url: str) -> None:
-    """Raise ShardIndexError where there are more fields than an index can hold."""
+    """Raise ShardIndexError if there are more fields than an index can hold."""
     if len(fields) > MAX_FIELDS:
         raise ShardIndexError(_too_many(fields), url=url)
 

@@ -55,7 +55,7 @@ class Buffers:
 class Payloads:
     """The bytes of one field of several samples: of sample i, sizes[i] bytes at starts[i] of buffer number[i].
 
-    Raises ValueError where they lie outside their buffer.
+    Raises ValueError if they are outside their buffer.
 
     >>> payloads = Payloads(Buffers([b"cat;dog", b"bird"]), [0, 1, 0], [4, 0, 0], [3, 4, 3])
     >>> list(payloads), payloads[1:][0]
@@ -84,7 +84,7 @@ class Payloads:
 
     @classmethod
     def known(cls, buffers: Any, number: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> Payloads:
-        """Return payloads known to lie in what *buffers* holds, without a check; addresses are uint64, sizes int64."""
+        """Return payloads known to be inside *buffers*, without a check; addresses are uint64, sizes int64."""
         payloads = object.__new__(cls)
         payloads.buffers, payloads.number, payloads.addresses, payloads.sizes = buffers, number, addresses, sizes
         return payloads
@@ -98,7 +98,7 @@ class Payloads:
     def __getitem__(self, index: Any) -> Any:
         """Return a copy of one payload; for a slice or an array of indices, Payloads.
 
-        Raises OSError where the payload lies in a mapped file that has shrunk.
+        Raises OSError if the payload is in a mapped file that has shrunk.
         """
         if isinstance(index, (int, np.integer)):
             return copy_bytes(int(self.addresses[index]), int(self.sizes[index]))

@@ -25,7 +25,7 @@ TOGETHER = 1 << 10  # shards that are kept open, and whose arrays are copied at 
 class _Arrays:
     """The arrays in a shard, its *members*; *starts* are the offsets of their elements.
 
-    *buffers* is None where the shard is not mapped.
+    *buffers* is None if the shard is not mapped.
     """
 
     shard: OpenShard

@@ -115,7 +115,7 @@ class Opening:
             connect(location, location.remote.connections)
 
     def find_indexed(self, shards: Shards) -> Shards | None:
-        """Return *shards* with what their indexes say of them if they are read through these; else None.
+        """Return *shards* with the counts in their indexes if they are read through these; else None.
 
         With "auto", sidecars are looked for, of remote shards that a manifest counts for at most 4,096;
         ShardIndexError is raised if only some have one, or OpenError if a shard without one is missing itself.

@@ -95,7 +95,7 @@ def _faults(index: Index, url: str) -> list[SampleError]:
 
 
 def _load(url: str) -> Index | None:
-    """Return the index in the sidecar of a shard, None where it is missing, damaged, or stale by its fingerprint."""
+    """Return the index in the sidecar of a shard, None if it is missing, damaged, or stale by its fingerprint."""
     try:
         return Index.load(url)
     except ShardIndexError:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VERSION, WITH_FAULTS = 1, 2  # the second, which earlier readers refuse, where samples or members are not plain
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
 NEEDED = {"format", "version", "shard", "keys", "fields", "sample", "field", "offset", "size"}
-UNREAD = {"keys", "sample", "field", "offset", "size", "crc32", "checksum"}  # what is not read when an index is loaded
+UNREAD = {"keys", "sample", "field", "offset", "size", "crc32", "checksum"}  # entries that loading does not read
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
 MAX_BYTES = 1 << 30  # of a sidecar: 26 bytes a member, and the keys
 EACH = 1 << 10  # bytes that an index takes besides its sidecar, about
@@ -64,11 +64,11 @@ class Fault(NamedTuple):
 
 
 class Index:
-    """Where every member of one shard lies.
+    """The offsets and sizes of all members of one shard.
 
     The arrays have one entry per member, in the order of the shard: ``sample`` is the number of its sample, from 0;
     ``field`` a position in ``fields``; ``offset`` and ``size`` those of its data, in bytes; ``crc32`` the checksum of
-    its data, or None where the index has no checksums.
+    its data, or None if the index has no checksums.
 
     ``fingerprint`` is the CRC-32 of two blocks: the 512 bytes before the data of the first member and those before the
     data of the last. These are the members' own headers; extended headers (pax, GNU long names) come before them and
@@ -87,7 +87,7 @@ class Index:
     0, for a sparse member that of the pieces which are stored at ``offset``.
 
     ``digest`` identifies keys and members: what is derived from the shard is compared by it. It is that of the sidecar
-    which was written last or read; None where an earlier version wrote it.
+    which was written last or read; None if an earlier version wrote it.
     """
 
     digest: bytes | None = None
@@ -140,12 +140,12 @@ class Index:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The keys of the samples; of an index that was loaded a copy, for who needs all."""
+        """The keys of the samples; a copy if the index was loaded, for callers that need all keys."""
         return list(self._copied("keys")["keys"])
 
     @cached_property
     def arrays(self) -> dict[str, bytes]:
-        """The arrays as the file holds them; of an index that was loaded copies, for who needs all."""
+        """The arrays in the form of the file; copies if the index was loaded, for callers that need all of them."""
         return self._copied(*FORMATS)
 
     def _copied(self, *names: str) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class Index:
         return steps[-1].size if steps else self.data_range(member)[1]
 
     def not_plain(self, member: int, url: str) -> ShardIndexError:
-        """Return the error of a link or sparse member for those who need its bytes in the shard, which is *url*."""
+        """Return the error for a link or sparse member of the shard *url*, whose bytes a caller needs in the shard."""
         reason = "a link or a sparse member, whose content is not after its header; copy the shard with `tarcat -o`"
         key, field = self.named(member)
         return ShardIndexError(reason, url=url, offset=self.data_range(member)[0] - BLOCK, key=key, field=field)
@@ -251,13 +251,13 @@ class Index:
         return members[~np.isin(self.sample[members], list(self.faults))] if self.faults else members
 
     def known_digest(self, url: str | Location) -> bytes:
-        """Return the digest of the shard *url*; raise ShardIndexError where its sidecar has none."""
+        """Return the digest of the shard *url*; raise ShardIndexError if its sidecar has none."""
         if self.digest is None:
             raise ShardIndexError(NO_DIGEST, url=index_location(url).name)
         return self.digest
 
     def shard(self, url: str, *, indexed: bool = True) -> Shard:
-        """Return what a manifest says of the shard, which is *url*; *indexed* if this index lies beside it."""
+        """Return the manifest entry of the shard *url*; *indexed* says that this index is beside it."""
         digest = None if self.digest is None else self.digest.hex()
         return Shard(url, len(self), self.shard_size, self.archives > 1, indexed, digest=digest)
 
@@ -292,7 +292,7 @@ class Index:
 
     @classmethod
     def unpack(cls, packed: bytes, *, url: str | None = None) -> Index:
-        """Return the index in *packed*; raise ShardIndexError, which names *url*, where there is none."""
+        """Return the index in *packed*; raise ShardIndexError, which names *url*, if there is none."""
         import msgpack
 
         covered = memoryview(packed)[:-4]
@@ -344,7 +344,7 @@ class Index:
 
         *hold* returns its bytes from where processes share them, or by what it is given.
 
-        Raises ShardIndexError with the reason MISSING where there is no sidecar, and with other reasons where it is
+        Raises ShardIndexError with the reason MISSING if there is no sidecar, and with other reasons where it is
         damaged, stale, or of an unknown version. A local sidecar of more than *copied* bytes is mapped.
         """
         location = index_location(shard_url)

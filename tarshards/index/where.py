@@ -34,7 +34,7 @@ PATTERNS = {"startswith": "starts_with", "endswith": "ends_with"}
 
 
 def names_of(condition: Condition) -> set[str] | None:
-    """Return the names in a condition besides functions; None where it can only be asked of samples.
+    """Return the names in a condition besides functions; None if it can only be asked of samples.
 
     >>> names_of(Condition("len(text) > 3 and has('score')")) == {"text", "score"}, names_of(Condition("fields['a']"))
     (True, None)
@@ -53,10 +53,10 @@ def names_of(condition: Condition) -> set[str] | None:
 
 
 def by_columns(shards: SampleSequence, condition: Condition) -> NDArray[np.bool_] | None:
-    """Return which samples of *shards* meet a condition by their columns; None where it names none of these.
+    """Return which samples of *shards* meet a condition by their columns; None if it names none of these.
 
-    Raises ShardIndexError where some of its names are columns and others are not, OpError where it fails, and
-    ValueError for what cannot be asked of columns.
+    Raises ShardIndexError if some of its names are columns and others are not, OpError if it fails, and
+    ValueError for a condition that columns cannot answer.
     """
     names = names_of(condition)
     if not names or not (wanted := names - {"key", "shard"}):

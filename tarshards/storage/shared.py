@@ -21,7 +21,7 @@ ROW = Struct("<QQ")  # offset and length of a piece, length 0 while it is missin
 class SharedBytes:
     """Up to *count* pieces of bytes, shared by a process and those forked from it later; each is fetched once.
 
-    They lie in a file without a name, which vanishes when the last process that has it open ends. They take as much
+    They are in a file without a name, which is freed when the last process that has it open ends. They take as much
     memory as *remote* may hold; beyond that, each process holds the pieces that it fetches. A piece stays until it is
     dropped.
 

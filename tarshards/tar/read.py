@@ -471,7 +471,7 @@ def pack_members(key: str, fields: tuple[str, ...], values: list[bytes]) -> list
 def kept_headers(headers: bytes, name: str, size: int) -> bytes:
     """Return the *headers* of a member, or where name or size differ those of a regular file with its metadata.
 
-    These are its mode, owner, times and pax records. Raises SampleError where Python's tarfile cannot read them.
+    These are its mode, owner, times and pax records. Raises SampleError if Python's tarfile cannot read them.
     """
     if scan(headers, 0, 0, size)[0] == [(name, 0, len(headers), len(headers) + size, "")]:
         return headers

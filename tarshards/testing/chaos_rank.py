@@ -178,7 +178,7 @@ def _limit_files(more: int) -> None:
 
 
 def _mount(folder: str, options: str, flags: int = 0) -> None:
-    """Mount a file system in memory on *folder*; raise OSError where this process may not."""
+    """Mount a file system in memory on *folder*; raise OSError if this process may not."""
     system = ctypes.CDLL(None, use_errno=True)
     for call, arguments in (
         (system.unshare, (NEW_NAMESPACE,)),

@@ -147,7 +147,7 @@ def _images(batch: Batch, field: str) -> np.ndarray:
 
 
 def _inside(rng: np.random.Generator, count: int, side: int, size: int) -> np.ndarray:
-    """Where, along one side, a random stretch of *size* lies: (count, side) of bool."""
+    """Return a mask along one side that marks a random stretch of *size*: (count, side) of bool."""
     begin = rng.integers(0, side - size + 1, (count, 1))
     pixel = np.arange(side)
     return (begin <= pixel) & (pixel < begin + size)

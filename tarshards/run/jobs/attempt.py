@@ -34,7 +34,7 @@ PATIENCE = 10  # times that the lock is tried before the wait is reported
 
 
 class Attempt:
-    """An attempt at *item*; ``descriptor`` is the lock, which the command inherits, None where markers are remote."""
+    """An attempt at *item*; ``descriptor`` is the lock, which the command inherits, None if markers are remote."""
 
     def __init__(self, plan: JobPlan, item: Item):
         self._files = plan.files_of(item)

@@ -103,7 +103,7 @@ class RawImages(Rows):
         return np.empty((count, *self.view.shape(self.view.size or (height, width), channels)), self.view.dtype)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Resize the images, or copy them if they stay as they are."""
+        """Resize the images, or copy them if their size is unchanged."""
         if self.is_quick:
             return super().read(batch, first, payloads, draws)
         view, flips = self.view, crops.flips_of(draws, self.view.flip)
@@ -168,7 +168,7 @@ class EncodedImages(Reader):
         return failed
 
     def join(self, batch: Batch) -> Any:
-        """Return one array of images that kept their sizes, if these are the same: if possible the one they lie in."""
+        """Return images that kept their sizes, if these are equal, as one array, without a copy if possible."""
         if self.view.size is not None:
             return batch
         rows = batch[0].base if batch else None
