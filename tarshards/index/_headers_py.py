@@ -1,8 +1,8 @@
 """The members of shards as their sidecars list them, and their headers: the twin of _headers.c.
 
-A member matches where the 512 bytes before its data are the header of a regular file with its name and size, and no
-extended header can stand before these: the header of the member before it has the size that the index says, so its
-data ends where this one's headers begin. What does not match in this way is left to tarshards.index.header_checks.
+A member matches if the 512 bytes before its data are the header of a regular file with its name and size, and no
+extended header can precede these: the header of the previous member has the size in the index, so its data ends where
+the headers of this one begin. tarshards.index.header_checks decides on all other members.
 
 ``locate(tables, rank, shards, samples, order, addresses, sizes, members)`` has no twin: without the kernels no shard is
 read by its addresses. Sample ``samples[i]`` is one of ``tables[shards[i]]``, None for a shard that is not there. *rank*
@@ -24,15 +24,15 @@ import numpy as np
 from tarshards.tar._tar_py import AFTER_END, BLOCK, MAX_SIZE, checksum_is_right, parse_size, scan_headers
 
 REGULAR = b"\x0007"  # the types of regular files
-TOGETHER = 32  # samples that are read at once
-AT_ONCE = 1 << 16  # bytes of headers that are read at once
+TOGETHER = 32  # samples to read at once
+AT_ONCE = 1 << 16  # bytes of headers to read at once
 ARRAYS = {"sample": "<u4", "field": "<u2", "offset": "<i8", "size": "<i8"}
 
 
 def layout(packed: bytes) -> dict[str, tuple[int, int]]:
     """Return where each entry of a msgpack map begins and ends; of bytes, where these do, and not their length.
 
-    Raises ValueError for anything else than a whole map whose keys are strings.
+    Raises ValueError unless it is one complete map whose keys are strings.
     """
     import msgpack
 
@@ -58,7 +58,7 @@ class MemberTable:
     """The members of a shard of *shard_size* bytes in its *sidecar*: bytes, or a mapping of a file.
 
     *layout* says where in it the arrays are, *fields* are the names of the fields as bytes, and *end* is the offset of
-    the archive's end, -1 if it is not known. Of the sidecar nothing is copied but where each 64th key begins. Raises
+    the archive's end, -1 if it is not known. Only the offset of each 64th key is copied from the sidecar. Raises
     ValueError if it contradicts itself.
     """
 
@@ -112,7 +112,7 @@ class MemberTable:
         return len(self.keys)
 
     def rest_on(self, mapping: Any) -> None:
-        """Use a *mapping* of the same bytes from now on; raise ValueError for one of another length."""
+        """Use a *mapping* of the same bytes from now on; raise ValueError if its length differs."""
         if len(mapping) != len(self._sidecar):
             raise ValueError("a sidecar of another size")
 
@@ -248,7 +248,7 @@ class MappedMembers:
 def read_samples(
     tables: Sequence[MappedMembers | None], shards: np.ndarray, samples: np.ndarray, begin: int
 ) -> list[dict[str, Any] | None]:
-    """Return some samples from the one at *begin* on; None for each that needs a second look.
+    """Return some samples, starting with the one at *begin*; None for each that needs a second check.
 
     Sample ``samples[i]`` is one of ``tables[shards[i]]``; both arrays are int64. None are those that do
     not match, and those of shards without a table or names.
@@ -299,7 +299,7 @@ def find_undecided(tables: Sequence[MappedMembers | None], shards: np.ndarray, m
 
 
 def find_header(read: Any, begin: int, offset: int, *, trusts: bool = False) -> tuple[str, int] | None:
-    """Follow the headers from *begin* on; return name and size of the regular file whose data begins at *offset*.
+    """Follow the headers, starting at *begin*; return name and size of the regular file whose data begins at *offset*.
 
     Returns None if the headers do not lead there. *read* takes an offset and a size. If it *trusts* that a header is
     at *begin*, checksums are not verified.

@@ -16,7 +16,7 @@ from tarshards.samples.keys import Sample, is_reserved, no_partner
 if TYPE_CHECKING:
     from tarshards.index.readahead import Numbers
 
-Read = Callable[[int, int], Sample]  # of a shard and a sample
+Read = Callable[[int, int], Sample]  # reads a sample by the numbers of its shard and itself
 
 
 class JoinedShards(SampleReader):
@@ -89,7 +89,7 @@ class JoinedShards(SampleReader):
         return result
 
     def _partner(self, shard: int, sample: int, key: str) -> int:
-        """Return the number in its shard of the sample of *key*, which usually is the same number."""
+        """Return the number, in its shard, of the sample with *key*; usually both samples have the same number."""
         index = self.right.shards.index(shard)
         if sample < len(index) and index.key(sample) == key and sample not in index.faults:
             return sample

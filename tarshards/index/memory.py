@@ -1,6 +1,6 @@
 """The bytes of many samples by their addresses in memory, and the kernels that work on them without the GIL.
 
-The kernels are C (``_rows.c``, ``_pixels.c``), or where these are not compiled, their twins in Python.
+The kernels are in C (``_rows.c``, ``_pixels.c``), or if these are not compiled, their twins in Python.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ __all__ = [
 class Buffers:
     """References to buffers (bytes, mappings, arrays), with their addresses and lengths.
 
-    A mapping among them cannot be closed meanwhile. Only the kernels may touch its bytes: where its file has shrunk,
-    they raise OSError.
+    A mapping among them cannot be closed while it is referred to. Only the kernels may touch its bytes: if its file has
+    shrunk, they raise OSError.
     """
 
     def __init__(self, buffers: Iterable[Any]):
@@ -106,7 +106,7 @@ class Payloads:
 
 
 def address_of(view: memoryview) -> int:
-    """Return where the bytes of *view* begin in memory, 0 if it has none."""
+    """Return the address of the first byte of *view*, 0 if it has none."""
     if not len(view):
         return 0
     address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]

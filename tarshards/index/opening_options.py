@@ -42,7 +42,7 @@ class Opening:
     - *allow_pipe*: whether ``pipe:`` URLs may run their commands
     - *remote*: how shards of web servers and object stores are read; see ``Remote``
 
-    The others are for shards that are read as streams; an index knows where the members lie:
+    The others are for shards that are read as streams; an index has the offsets of members:
 
     - *on_damage*: "end" ends a damaged shard at the damage; "resync" continues at the next sound header and requires
       *on_error*, which receives every gap and every sample that is not known to be complete. This reads the headers of
@@ -50,10 +50,10 @@ class Opening:
     - *split*: where the names of members are split into keys and fields: at the "first" or "last" dot of their base
       name, or as a function says. An index must have been made by the same rule, with `tarindex --split`. A function
       requires index=False or "auto", which then streams
-    - *end*: "required" where a shard must end in at least one block of zeros; "optional" accepts one that was cut
-      between two members
+    - *end*: "required" means that a shard must end in at least one block of zeros; "optional" accepts a shard that was
+      cut between two members
     - *concatenated*: whether shards may be concatenated archives, which are read as one; a manifest can say so, too.
-      Zeros that overwrote members look like the end of an archive, so only with this word may members follow one
+      Zeros that overwrote members look like the end of an archive, so only with this option may members follow one
 
     Raises ValueError or TypeError for other values, and ValueError for combinations that are excluded here.
     """

@@ -26,26 +26,26 @@ from tarshards.tar.read import BLOCK, padding
 if TYPE_CHECKING:
     import numpy as np
 
-VERSION, WITH_FAULTS = 1, 2  # the second, which earlier readers refuse, where samples or members are not plain
+VERSION, WITH_FAULTS = 1, 2  # earlier readers refuse the second, for shards with faults, links or sparse members
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
 NEEDED = {"format", "version", "shard", "keys", "fields", "sample", "field", "offset", "size"}
 UNREAD = {"keys", "sample", "field", "offset", "size", "crc32", "checksum"}  # entries that loading does not read
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
-MAX_BYTES = 1 << 30  # of a sidecar: 26 bytes a member, and the keys
-EACH = 1 << 10  # bytes that an index takes besides its sidecar, about
+MAX_BYTES = 1 << 30  # most bytes of a sidecar: 26 bytes per member, and the keys
+EACH = 1 << 10  # approximate bytes of an index besides its sidecar
 TOO_LONG = f"more than {MAX_BYTES:,} bytes, the limit for such a file"
-MAPPED = 1 << 12  # bytes of a sidecar that is mapped rather than copied: a page
+MAPPED = 1 << 12  # sidecars of more bytes than this, a page, are mapped instead of copied
 MISSING = "no index found; create one with `tarindex`"
 DAMAGED = "damaged: truncated, or wrong checksum"
 REBUILD = "rebuild it with `tarindex`"
-DIGEST = 16  # bytes
+DIGEST = 16  # bytes of a digest
 Hold = Callable[[Callable[[], bytes]], "bytes | MappedRange"]
 OTHER = "other keys or members than the manifest describes; write both again with `tarindex`"
 NO_DIGEST = "written by an earlier version, without a digest; renew it with `tarindex`"
 
 
 def _array(name: str) -> cached_property[np.ndarray]:
-    """Return a property that gives an array of an index as numpy's, which is imported only then."""
+    """Return a property for an array of an index as a numpy array; numpy is imported only at its use."""
 
     def view(index: Index) -> np.ndarray:
         import numpy as np
@@ -78,7 +78,7 @@ class Index:
 
     ``split`` is the rule by which the names of members were split into keys and fields, "first" or "last".
 
-    ``end`` is the offset of the zeros that end the last archive; None in indexes that do not say it.
+    ``end`` is the offset of the zeros that end the last archive; None in indexes without it.
 
     ``faults`` are the samples at fault, by number: those with a duplicate field, those whose key occurred before, and
     those with a member that has no content. They are numbered and counted like others, but cannot be read.
@@ -86,8 +86,8 @@ class Index:
     ``elsewhere`` are the links and sparse members, by number, with the steps to their content. For a link ``size`` is
     0, for a sparse member that of the pieces which are stored at ``offset``.
 
-    ``digest`` identifies keys and members: what is derived from the shard is compared by it. It is that of the sidecar
-    which was written last or read; None if an earlier version wrote it.
+    ``digest`` identifies keys and members; files derived from the shard are compared by it. It is that of the sidecar
+    that was last written or read; None if an earlier version wrote it.
     """
 
     digest: bytes | None = None
@@ -161,7 +161,7 @@ class Index:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory that it takes, about; those of a mapped sidecar are not its own."""
+        """The approximate bytes of memory that it takes, without a mapped sidecar."""
         return EACH + (len(self._sidecar) if isinstance(self._sidecar, bytes) else 0)
 
     @property
@@ -184,7 +184,7 @@ class Index:
         return self.key(sample), self.fields[field]
 
     def firsts(self, samples: np.ndarray) -> np.ndarray:
-        """Return the number of the first member of each sample, and of that after the last: how many there are."""
+        """Return the number of the first member of each sample; after the last sample, the number of members."""
         import numpy as np
 
         samples = np.ascontiguousarray(samples, np.int64)
@@ -342,7 +342,7 @@ class Index:
     ) -> Index:
         """Read the sidecar of *shard_url* and, with *check*, compare it with the shard.
 
-        *hold* returns its bytes from where processes share them, or by what it is given.
+        *hold* returns its bytes from shared memory, or reads them by the function that it gets.
 
         Raises ShardIndexError with the reason MISSING if there is no sidecar, and with other reasons where it is
         damaged, stale, or of an unknown version. A local sidecar of more than *copied* bytes is mapped.
@@ -373,7 +373,7 @@ class Index:
     def difference(self, other: Index) -> str | None:
         """Describe the first difference between the members and those of *other*, an index of the shard as it is now.
 
-        None means that there is none. Checksums are compared where both have them, fingerprints are not.
+        None means that there is none. Checksums are compared if both have them; fingerprints are not compared.
         """
         common = [name for name in FORMATS if name in self.arrays and name in other.arrays]
         if (self.keys, self.fields) == (other.keys, other.fields) and all(
@@ -417,7 +417,7 @@ class Index:
             stream.write(self.pack())
 
     def check_split(self, split: str | None) -> None:
-        """Raise ShardIndexError unless names were split as *split* says; None says nothing."""
+        """Raise ShardIndexError unless names were split at the *split* dot (None: any)."""
         if split not in (None, self.split):
             own = f'read the shard with `--split {self.split}` (split="{self.split}")'
             reason = f"made with `tarindex --split {self.split}`; {own}, or index it with `tarindex --split {split}`"
@@ -439,7 +439,7 @@ class Index:
 
     @property
     def archive_end(self) -> int | None:
-        """The offset of the block that is zeros as long as nothing was appended to the shard; None if not known."""
+        """The offset of the block that is zeros unless something was appended to the shard; None if not known."""
         if self.end is not None or not self.members:
             return self.end
         end = sum(self.data_range(self.members - 1))
