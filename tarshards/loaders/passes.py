@@ -68,7 +68,7 @@ class Passes:
         self.steps: int | None = None if steps is None else whole_number("steps", steps, 1)
         self.number: int = 0
         self.step: int = 0
-        self.has_jumped: bool = False  # since a pass began
+        self.has_jumped: bool = False  # whether it has, since a pass began
         self._current: Pass | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._announced: int | None = None

@@ -107,7 +107,7 @@ class RawImages(Rows):
         if self.is_quick:
             return super().read(batch, first, payloads, draws)
         view, flips = self.view, crops.flips_of(draws, self.view.flip)
-        count = len(payloads) if view.crop == "random_resized" else 1  # otherwise all boxes are the same
+        count = len(payloads) if view.crop == "random_resized" else 1  # all other boxes are equal
         heights, widths = (np.full(count, side) for side in self.pixels[:2])
         boxes = np.broadcast_to(view.boxes(heights, widths, draws[:count]), (len(payloads), 4))
         return self.fill(batch, first, payloads, self._write, np.ascontiguousarray(boxes), flips)
@@ -266,7 +266,7 @@ def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 
 
 def _least(size: tuple[int, int], box: np.ndarray, target: tuple[int, int]) -> tuple[int, int]:
-    """Return the least height and width at which an image of *size* must be decoded for its box to cover *target*."""
+    """Return the smallest height and width at which to decode an image of *size* so that its box covers *target*."""
     left, top, right, bottom = box.tolist()
     factor = min(1.0, max(target[0] / (bottom - top), target[1] / (right - left)))
     return math.ceil(size[0] * factor), math.ceil(size[1] * factor)
