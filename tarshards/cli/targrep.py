@@ -92,7 +92,7 @@ def main(
     """Write a tar of the samples of SHARDS that have PATTERN in one of their fields, or of those in -f.
 
     Without -e, --where, --keys and --duplicates the first argument is the PATTERN. If several of these are given, a
-    sample must meet all of them, but only one of several -e.
+    sample must meet all of them, and at least one of several -e.
 
     Exits with 1 if nothing is found, as grep does; the output is then an empty tar. With --allow-empty it exits with 0.
     With -q and without -o, nothing is written, and reading ends at the first found sample.

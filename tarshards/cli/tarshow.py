@@ -42,7 +42,7 @@ def _list(source: Input, images: bool) -> None:
     source.quiet |= sys.stdout.isatty()  # else the bar would appear between the lines
     terminal = _terminal() if images else None
     for sample in source:
-        click.echo(list_sample(sample), color=True)  # keep the colours also in a pipe
+        click.echo(list_sample(sample), color=True)  # no escape sequences to strip, so do not search for them
         if terminal is not None:
             for picture in draw_pictures(sample, columns=min(PICTURE, terminal.width)):
                 terminal.print(picture)
