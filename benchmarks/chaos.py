@@ -33,18 +33,18 @@ LOCAL, OWN = "processes,shards,machine", "processes,machine"
 OUTCOMES = ("exact", "reported", "silent", "hung", "died")
 WORDS = 150  # characters of an error that are shown
 ABOUT = f"""\
-The rounds {ROUNDS} of seed {SEED} for each loader, and four times as many for our four: {SHARDS} shards of
-{EACH} samples, on one to three ranks, with one worker process where the loader has any, stopped, killed and resumed. A
-loader without a state begins again. *faults* says what it meets: readers of local files alone meet no network; those of
-formats of their own, into which the shards were converted before, no damaged shards; of Ray and Daft the work of a task
-is tested, without a cluster. *lost*, *repeated* and *wrong* count samples without an error; what is only logged is no
-error. `make bench ONLY=chaos,NAME` repeats a line.
+Each loader runs the rounds {ROUNDS} of seed {SEED}; our four loaders together run four times as many. The dataset has
+{SHARDS} shards of {EACH} samples. It is read on one to three ranks, with one worker process if the loader has workers,
+and stopped, killed and resumed. A loader without a state restarts. *faults* are the kinds that apply: readers of local
+files get no network faults; formats into which the shards are converted get no damaged shards; for Ray and Daft, the
+work of one task is tested, without a cluster. *lost*, *repeated* and *wrong* count samples without an error; a log
+message is not an error. `make bench ONLY=chaos,NAME` repeats a line.
 """
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A line of the table: the file in `readers/` ("": ours), what is tested, of which versions, by which faults."""
+    """A line of the table: the file in `readers/` ("": ours), the loader, the packages for versions, and the faults."""
 
     file: str
     about: str

@@ -128,7 +128,7 @@ def prepared(_: str) -> tuple[float, int]:
 
 
 def skipped(where: str) -> tuple[float, int]:
-    """An epoch of Energon whose cooker skips what is not wanted, without worker processes as the others are."""
+    """An epoch of Energon whose cooker skips unwanted samples, without worker processes, like the others."""
     from peers import _torchvision  # noqa: F401
     from megatron import energon  # isort: skip
 
@@ -180,7 +180,7 @@ def work(name: str, where: str) -> None:
 
 
 def run(name: str, where: str = "") -> list[float]:
-    """Do a work in a process of its own, and return what it printed."""
+    """Run a function in a separate process, and return its output."""
     folder = DATA / "environments" / "energon"
     python = folder / "bin" / "python" if name in (ENERGON, "prepare") else sys.executable
     done = subprocess.run([python, __file__, name, where], capture_output=True, text=True)

@@ -1,7 +1,7 @@
-"""What readers make of the cases of the convention, `spec/cases`, written into docs/conformance.md.
+"""Examine readers with the cases of the convention, `spec/cases`, and write the results into docs/conformance.md.
 
 `make bench ONLY=conformance` examines all readers in `readers/`, each in the environment of the peer of its name or in
-one of its own; `make bench ONLY=conformance,NAME` examines one, and keeps the lines of the others.
+a separate one; `make bench ONLY=conformance,NAME` examines one reader, and keeps the lines of the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WRONG = VERDICTS[2:]
 
 @dataclass(frozen=True)
 class Reader:
-    """A line of the table: a function of a file in `readers/`, or of a package, and what it is."""
+    """A line of the table: a function of a file in `readers/`, or of a package, with a description."""
 
     function: str
     about: str
@@ -51,7 +51,7 @@ READERS = {
 
 
 def environment(reader: Reader) -> tuple[str, str]:
-    """Return the Python for a reader, and the version of what is examined."""
+    """Return the Python for a reader, and the version of the examined package."""
     module = reader.function.partition(":")[0]
     if not (FILES / f"{module}.py").exists():
         return sys.executable, __version__
@@ -89,29 +89,29 @@ def details(name: str, results: list[CaseResult]) -> list[str]:
     return lines
 
 
-def page(cases: list[Case], told: dict[str, list[str]]) -> list[str]:
-    """Return the section's lines; *told* has each reader's lines, of the table, by kinds, and of details."""
+def page(cases: list[Case], found: dict[str, list[str]]) -> list[str]:
+    """Return the section's lines; *found* has each reader's lines, of the table, by kinds, and of details."""
     kinds = sorted({case.kind for case in cases})
     return [
-        f"{len(cases)} cases, {len(told)} readers. **same**: an outcome that the case allows. **error**: an error, or "
-        "a message, where the case has samples to be read. **silent loss**: a normal end, though samples, fields or an "
-        "error are missing. **wrong bytes**: a sample that was never written, or with other bytes or fields, "
-        "or half of one where an error is due. "
-        "**not read**: expressions, where a reader takes files. `make bench ONLY=conformance,NAME` repeats a line.",
+        f"{len(cases)} cases, {len(found)} readers. **same**: an outcome that the case allows. **error**: an error or "
+        "a message, although the case allows samples. **silent loss**: a normal end, although samples, fields or an "
+        "error are missing. **wrong bytes**: a sample that was never written, or that has other bytes or fields, or "
+        "part of a sample where an error is required. **not read**: expressions, for readers that take only files. "
+        "`make bench ONLY=conformance,NAME` repeats a line.",
         "",
         f"| name | version: reader | {' | '.join(VERDICTS)} | not read | date |",
         "|---" * (len(VERDICTS) + 4) + "|",
-        *[lines[0] for lines in told.values()],
+        *[lines[0] for lines in found.values()],
         "",
         "Silent losses, wrong bytes, crashes and hangs, by the kinds of cases:",
         "",
         f"| name | {' | '.join(kinds)} |",
         "|---" * (len(kinds) + 1) + "|",
-        *[lines[1] for lines in told.values()],
+        *[lines[1] for lines in found.values()],
         "",
         "<details><summary>The cases of each reader</summary>",
         "",
-        *[line for lines in told.values() for line in lines[2:]],
+        *[line for lines in found.values() for line in lines[2:]],
         "",
         "</details>",
     ]
@@ -125,7 +125,7 @@ def kept() -> dict[str, list[str]]:
 def main(names: list[str]) -> None:
     if unknown := {*names} - {*READERS}:
         raise SystemExit(f"no reader {', '.join(unknown)}; there are: {', '.join(READERS)}")
-    cases, told = load_cases(), kept()
+    cases, found = load_cases(), kept()
     os.chdir(HERE.parent)  # where no module has the name of a reader
     folders = [str(FILES), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
@@ -137,8 +137,8 @@ def main(names: list[str]) -> None:
         except OSError as error:
             failed.append(f"{name}: {error}")
             continue
-        told[name] = [row(name, version, results), by_kind(name, results), *details(name, results)]
-        record(TITLE, page(cases, {each: told[each] for each in READERS if each in told}), PAGE)
+        found[name] = [row(name, version, results), by_kind(name, results), *details(name, results)]
+        record(TITLE, page(cases, {each: found[each] for each in READERS if each in found}), PAGE)
     raise SystemExit("\n".join(failed) or 0)
 
 

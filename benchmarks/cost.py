@@ -72,7 +72,7 @@ COLUMNS = {  # the head of a column -> the figure, what it is multiplied by, its
 
 
 def measure(case: Case, contender: Contender) -> dict[str, float]:
-    """Run a case in a process of its own; raise OSError if it fails."""
+    """Run a case in a separate process; raise OSError if it fails."""
     data = asdict(contender.data) | {"folder": str(contender.data.folder)}
     request = {"peer": contender.peer.file, "loader": case.loader, "workers": case.workers, "data": data}
     log = contender.root / "logs" / f"cost-{contender.peer.file}.log"
@@ -100,7 +100,7 @@ def measure(case: Case, contender: Contender) -> dict[str, float]:
 
 
 def prepared(peer: Peer, python: str | OSError, name: str, root: Path) -> Contender | str:
-    """Return a peer on a set, with its own format of it made, or why that is not possible."""
+    """Return a peer on a set, converted to the peer's format, or the reason why that is not possible."""
     if isinstance(python, OSError):
         return str(python)
     contender = Contender(peer, python, name, root)

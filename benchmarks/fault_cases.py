@@ -91,7 +91,7 @@ class Run:
 
 
 class Case:
-    """A peer with a folder of its own, which holds one set at a time."""
+    """A peer with its own folder, which contains one set at a time."""
 
     def __init__(self, peer: Peer, python: str, folder: Path):
         self.peer, self.python, self.folder, self.live = peer, python, folder, folder / "live"

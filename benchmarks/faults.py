@@ -255,7 +255,7 @@ def attempt(case: Case, work: Callable[[Case], Outcome]) -> Outcome:
 
 
 def judge(sound: Outcome, happen: Callable[[], Outcome]) -> Outcome:
-    """Return the result with the fault, compared with that without it."""
+    """Return the result with the fault, compared with the result without a fault."""
     if sound.ending == "cannot":
         return sound
     if sound.ending != "end" or not sound.whole:

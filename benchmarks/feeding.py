@@ -127,7 +127,7 @@ def epoch(loader: Iterable[Any], pids: Iterable[int] = ()) -> tuple[float, float
 
 
 def bare(batches: list[list[np.ndarray]]) -> tuple[float, float]:
-    """Return the bytes a second and the CPU seconds a GB of batches that are in memory, each asked for."""
+    """Return the bytes per second, and the CPU seconds per GB, of batches in memory that are requested one by one."""
     count, size = len(batches), sum(array.nbytes for batch in batches for array in batch)
     ours, theirs = os.pipe()
     child = os.fork()

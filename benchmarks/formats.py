@@ -52,7 +52,7 @@ def count(rows: Iterable[Any]) -> int:
 
 
 def sources(folder: Path, rows: list[dict[str, Any]]) -> dict[str, tuple[Any, str | None, Callable[[], int]]]:
-    """Write *rows* in each format; return what is imported, its format, and what reads it with its own library."""
+    """Write *rows* in each format; return for each the import's source, its format, and a reader by its own library."""
     for name in ("parquet", "store"):
         (folder / name).mkdir()
     each = len(rows) // FILES

@@ -112,7 +112,7 @@ def make_base(name: str, samples: int, per_shard: int) -> Path:
 
 
 def make_set(name: str, base: Path, shards: int) -> Path:
-    """Link *shards* shards of a base, and their indexes, into a set of its own, with a manifest; return that."""
+    """Link *shards* shards of a base, and their indexes, into a new set with a manifest; return the set."""
     from tarshards.index.manifests import read_manifest, write_manifest
     from tarshards.storage.location import Location
 
@@ -193,7 +193,7 @@ def say(*words: Any) -> None:
 
 
 def told(row: Row) -> str:
-    """Return a case as a line for whoever waits."""
+    """Return a case as a line of progress."""
     rate = f"{row['rate']:,.0f}/s" if "rate" in row else "no rate"
     first = f"first batch after {1000 * row['first']:,.0f} ms" if "first" in row else "no batch"
     return f"  {row['loader']}, {name_of(row['size'])}: {row.get('failed') or f'{rate}, {first}'}"

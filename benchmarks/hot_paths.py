@@ -24,8 +24,8 @@ from tarshards.loaders.arrays.array_loader import TOGETHER, TOGETHER_QUICK
 from tarshards.loaders.arrays.assembly import Assembler, LocatedSamples
 from tarshards.loaders.arrays.readers import images
 from tarshards.samples.fields import parse_terms
+from tarshards.samples.grouping import read_shard
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import read_shard
 from tarshards.storage.opening import open_shard
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_ragged

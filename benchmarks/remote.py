@@ -73,7 +73,7 @@ def size_of(name: str) -> int:
     return sum((ROOT / shard).stat().st_size for shard in shards_of(name))
 
 
-# What a process of ours does: each takes the URL of the manifest and options, and yields samples.
+# The work of our processes: each function takes the URL of the manifest and options, and yields samples.
 
 
 def iterated(url: str, remote: Any, *, epoch: int = 0, again: bool = False, **options: Any) -> Iterator[Any]:
@@ -134,7 +134,7 @@ def resident() -> tuple[int, int]:
 
 
 def work(name: str, url: str, options: dict[str, Any], remote: dict[str, Any]) -> None:
-    """Do a work of ours in this process, and print what it took."""
+    """Run one of our functions in this process, and print its cost."""
     from tarshards import ArrayLoader, IndexedShards, Remote, Stream, readers  # noqa: F401
     from tarshards.stream import sources  # noqa: F401
 
@@ -195,7 +195,7 @@ INTRODUCTION = [
 def ours(
     name: str, url: str, *, site: Site | None = None, remote: dict[str, Any] | None = None, **options: Any
 ) -> Work:
-    """Return a work of ours, in a process of its own."""
+    """Return one of our functions, run in a separate process."""
 
     def run() -> dict[str, Any]:
         request = json.dumps({"name": name, "url": url, "options": options, "remote": remote or {}})
@@ -496,7 +496,7 @@ def peers(site: Site) -> list[str]:
 
 
 def behind(lines: list[str]) -> list[str]:
-    """Return a line that names the rows which fall short of what is required."""
+    """Return a line that names the rows below their requirements."""
     short, title = [], ""
     for line in lines:
         if line.startswith("**"):

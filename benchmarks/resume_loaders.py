@@ -267,7 +267,7 @@ def grain(folder: Path, kind: str) -> Make:
 
 
 def litdata(folder: Path, kind: str) -> Make:
-    """StreamingDataset in its StreamingDataLoader; ranks are told as torch.distributed would."""
+    """StreamingDataset in its StreamingDataLoader; ranks are set as torch.distributed would."""
     from peers import _torchvision  # noqa: F401 - before what imports torchvision
 
     # isort: split
@@ -329,7 +329,7 @@ def streaming(folder: Path, kind: str) -> Make:
         return str(place)
 
     def make(setup: Setup) -> Any:
-        if not dist.is_initialized():  # else each step of its own makes a group, and some never meet
+        if not dist.is_initialized():  # else each step makes its own group, and some groups never form
             dist.init_process_group("gloo", rank=setup.rank, world_size=setup.ranks)
         streaming.base.util.clean_stale_shared_memory()
         firsts = [0, OTHER] if kind == "mixture" else [0]

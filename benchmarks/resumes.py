@@ -77,17 +77,17 @@ PEERS = {
 }
 LIMIT = 180  # seconds of a run: processes begin slowly on a busy machine
 ABOUT = """\
-What some loaders do when they are stopped after any batch of an epoch, before its first and after its end, and resumed.
-Every loader is made as its documentation recommends, and shuffles if it needs no buffer for that. It reads four shards
-of four samples on 2 ranks with 2 workers in batches of 2, and is resumed
+This table shows how loaders resume after a stop at any batch of an epoch, before its first batch and after its end.
+Every loader is set up as its documentation recommends, and shuffles if that needs no buffer. It reads four shards of
+four samples on 2 ranks with 2 workers in batches of 2, and is resumed
 
-- *same*: on the same ranks and workers; *twice*: and again from every stop after that;
+- *same*: on the same ranks and workers; *twice*: then again from every later stop;
 - *workers*, *ranks*, *batch size*: on 1 worker, on 1 rank, in batches of 1;
-- on the same with a *filter* that leaves out every third sample, in a *mixture* with a second dataset, and *shuffled*,
-  also by a buffer where the loader has one.
+- in the same setup with a *filter* that leaves out every third sample, in a *mixture* with a second dataset, and
+  *shuffled*, with a buffer if the loader has one.
 
-"yes": every sample of the epoch comes once, then the next epoch, in the same order where the setup is the same. Other
-words are the kinds of faults above, of the first that was found: an error is "refused" or "raised", the others are
+"yes": every sample of the epoch comes once, then the next epoch, in the same order if the setup is the same. Other
+words are the kind (see above) of the first fault that was found: "refused" and "raised" are errors, the others are
 silent. A stop is given as whole epochs + batches. `make bench ONLY=resumes,NAME` repeats a line, without NAME all.
 """
 

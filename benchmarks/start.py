@@ -24,7 +24,7 @@ def measure(tools: list[str], runs: int) -> dict[str, list[float]]:
 
 
 def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Return how many times as long as the bare interpreter each tool took."""
+    """Return the start time of each tool as a multiple of the bare interpreter's."""
     return {name: median(a / b for a, b in zip(times, seconds[BARE])) for name, times in seconds.items()}
 
 

@@ -34,16 +34,16 @@ PAGE, TITLE = Path(__file__).parents[1] / "docs" / "conformance.md", "What write
 CLASSES, EACH = ("n01440764", "n02102040", "n03000684"), 20
 LONG = "a-very-long-title-" * 6  # with its folder more than 100 characters
 ABOUT = """\
-A folder of 60 samples in three classes, one file a field, with what public sets have: a caption that is missing and one
-that is empty, a key with a dot, a name of more than 100 characters and one that is not ASCII, a hidden file, a file
-without an extension, a hard link to another image, and a symbolic link by its absolute path. Each writer packs it as
-its documentation shows. *whole*: samples that are read back with their fields and bytes; then what
-[tarcheck](tools/tarcheck.md#what-it-finds) says of the shards, by kinds:
+Each writer packs, as its documentation shows, a folder of 60 samples in three classes with one file per field. The
+folder has the irregularities of public datasets: a missing caption and an empty one, a key with a dot, a name of more
+than 100 characters and one that is not ASCII, a hidden file, a file without an extension, a hard link to another image,
+and a symbolic link with an absolute path. *whole* counts the samples that are read back with their fields and bytes.
+The next columns count the findings of [tarcheck](tools/tarcheck.md#what-it-finds) by kind:
 
-- *duplicate key*: the members of a sample are apart, in the order of the folder, or are in two shards;
-- *sample*: a link whose target is not in the archive; *zeros*: the end of an archive in the middle;
+- *duplicate key*: the members of a sample are not adjacent, or are in two shards;
+- *sample*: a link whose target is not in the archive; *zeros*: the end of an archive in the middle of a shard;
 - *missing field*: samples lack a field that others have, such as those of the key with a dot;
-- *skipped*: files of no sample; *DALI*: names that its reader misreads.
+- *skipped*: files that belong to no sample; *DALI*: names that its reader misreads.
 
 Hugging Face datasets has no writer of tars. `make bench ONLY=writers` repeats the table.
 """

@@ -54,10 +54,10 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.loaders.torch.shard_loader import ShardLoader as ShardLoader
     from tarshards.samples.codecs.registry import decoder as decoder
     from tarshards.samples.codecs.registry import encoder as encoder
+    from tarshards.samples.grouping import group_members as group_members
+    from tarshards.samples.grouping import read_samples as read_samples
     from tarshards.samples.ledger import Ledger as Ledger
     from tarshards.samples.member_file import MemberFile as MemberFile
-    from tarshards.samples.read import group_members as group_members
-    from tarshards.samples.read import read_samples as read_samples
     from tarshards.storage.expressions import expand_urls as expand_urls
     from tarshards.storage.opening import open_shard as open_shard
     from tarshards.storage.opening import open_url as open_url
@@ -112,7 +112,7 @@ _MODULES = {
     "samples.codecs.registry": "decoder encoder",
     "samples.ledger": "Ledger",
     "samples.member_file": "MemberFile",
-    "samples.read": "group_members read_samples",
+    "samples.grouping": "group_members read_samples",
     "storage.expressions": "expand_urls",
     "storage.opening": "open_shard open_url",
     "storage.remote": "Remote",

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 KIND = "tarshards_catalog"
 VERSION = 1
 MAX_BYTES = 1 << 24
-#: The ops that a catalog may name, which define a sample of the dataset. Their arguments are data, never code.
+#: The ops that a catalog may name; they define the samples of the dataset. Their arguments are data, never code.
 OPS = ("decode", "keep_fields", "rename_fields", "select_fields", "to_tuple")
-#: Squirrel's drivers, and our names of their formats.
+#: Squirrel's drivers, and our names for their formats.
 DRIVERS = {"webdataset": "tar", "messagepack": "msgpack"}
 DRIVERS |= {name: name for name in ("jsonl", "csv", "parquet", "zarr")}
 
@@ -89,8 +89,8 @@ class Check(NamedTuple):
 class Catalog:
     """The datasets of a catalog file, by name and version.
 
-    An entry is named ``dataset@version/split``. Without ``@version`` it is the newest, numbers in versions compared by
-    value; without ``/split`` it is the only one. Iterating gives the versions, oldest first.
+    An entry is named ``dataset@version/split``. Without ``@version`` it is the newest version, where numbers compare by
+    value; without ``/split`` it is the only split. Iterating gives the versions, oldest first.
 
     >>> catalog = Catalog("sets/catalog.yaml")
     >>> catalog.versions["digits"] = {"1": DatasetVersion("digits", "1", {"train": Split(("a-{0..1}.tar",))})}
@@ -107,7 +107,7 @@ class Catalog:
     def load(cls, url: str | os.PathLike[str] | Location, remote: Remote | None = None) -> Catalog:
         """Read the catalog file *url*, ours or Squirrel's.
 
-        Raises UrlError, which names the entry, for one that is malformed, and OpenError without PyYAML or a file.
+        Raises UrlError for a malformed entry, which it names, and OpenError if PyYAML or the file is missing.
         """
         catalog = cls(url, remote)
         catalog._parse(catalog.location.read(MAX_BYTES))
@@ -118,9 +118,10 @@ class Catalog:
     def locked(
         cls, url: str | os.PathLike[str] | Location, remote: Remote | None = None, *, create: bool = False
     ) -> Iterator[Catalog]:
-        """Read the catalog file *url* to change and save it in the with-block; other processes wait for its end.
+        """Read the catalog file *url* for changing and saving it in the with-block; other processes wait for its end.
 
-        With *create* it may be new. A remote file is not locked: if two processes change it at once, the later wins.
+        With *create* the file need not exist. A remote file is not locked: if two processes change it at once, the
+        later wins.
         """
         location = Location.of(url, remote)
         folder = None if location.path is None else os.path.dirname(os.path.realpath(location.path))
@@ -181,7 +182,7 @@ class Catalog:
         version, name, split = self._split(entry)
         shards = self._expand(version, split)
         if split.digest is not None and (found := digest_of(shards, version.ops)) != split.digest:
-            bare = shards.replace(digest=[None] * len(shards))  # pinned before the manifest had digests
+            bare = shards.replace(digest=[None] * len(shards))  # in case it was pinned before the manifest had digests
             if digest_of(bare, version.ops) == split.digest:
                 return shards
             raise StateError(
@@ -240,8 +241,8 @@ class Catalog:
     ) -> DatasetVersion:
         """Add the version *entry*, ``dataset@version``, and pin its splits; names are relative to the current folder.
 
-        Raises UrlError if it exists, since versions are never edited, or if a manifest lacks the numbers of samples and
-        bytes of a shard. ``save`` writes the file.
+        Raises UrlError if the version exists, since versions are never edited, or if a manifest lacks the numbers of
+        samples and bytes of a shard. ``save`` writes the file.
         """
         dataset, at, version = entry.partition("@")
         for name in (dataset, version, *splits):
@@ -343,7 +344,7 @@ class Catalog:
             raise self._error(f"{version.name}: {card.name} is not a card: {type(error).__name__}: {error}") from error
 
     def dump(self) -> str:
-        """Return the text of the file: sorted, one entry a line, the same for the same catalog."""
+        """Return the text of the file: sorted, one entry per line, and equal for equal catalogs."""
         yaml = self._yaml()
         datasets: dict[str, dict[str, Any]] = {}
         for version in self:
@@ -528,7 +529,7 @@ class _Squirrel(NamedTuple):
 
 
 def _loader(yaml: Any) -> Any:
-    """Return a safe loader: names as written, none twice; no aliases, which could expand to any size."""
+    """Return a safe loader: names as written and unique; no aliases, which could expand to any size."""
 
     class Loader(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
@@ -566,7 +567,7 @@ def _loader(yaml: Any) -> Any:
 
 
 def _plain_dumper(yaml: Any) -> Any:
-    """Return a safe dumper that writes no aliases, which the loader refuses."""
+    """Return a safe dumper that writes no aliases, since the loader refuses them."""
 
     class PlainDumper(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:

@@ -28,7 +28,7 @@ from typing import Any
 
 
 class TarshardsError(Exception):
-    """Base of all errors; *url*, *offset* (bytes), *key* and *field* are None where unknown.
+    """Base of all errors; *url*, *offset* (bytes), *key* and *field* are None if unknown.
 
     *cost* tells a ledger what is left out if reading continues after the error.
 
@@ -133,7 +133,7 @@ class RemoteTraceback(Exception):
 class OpenError(TarshardsError, OSError):
     """A URL that cannot be opened, or fails while it is read or written.
 
-    *errno* is that of the underlying OSError, or ENOENT if a server reports a missing file; None where unknown.
+    *errno* is that of the underlying OSError, or ENOENT if a server reports a missing file; None if unknown.
 
     >>> error = OpenError("no answer", url="http://host/a.tar")
     >>> error.filename, error.strerror, error.errno
@@ -283,7 +283,7 @@ def is_coroutine_function(function: Any) -> bool:
 
 
 def check_function(function: Any, caller: str) -> None:
-    """Raise TypeError, which names *caller*, if *function* is no function, or nobody would await its coroutines."""
+    """Raise TypeError, which names *caller*, unless *function* is a function whose result need not be awaited."""
     if not callable(function):
         raise TypeError(f"{caller} takes a function, not {shortened(function)}")
     if is_coroutine_function(function):

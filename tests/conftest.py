@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """Run a test that forks in a process of its own: a fork of this one may wait for a lock that a thread held here."""
+    """Run a test that forks in a separate process: a fork of this one may wait for a lock that a thread held."""
     forks = pyfuncitem.get_closest_marker("forks") or "kill_at" in pyfuncitem.fixturenames
     if not forks or ALONE in os.environ:
         return None
@@ -171,7 +171,7 @@ FORKS = pytest.StashKey[Path]()  # the folder of the fork servers that the proce
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    """Let the processes of a run share their fork servers, each of which takes seconds to begin."""
+    """Let the processes of a run share fork servers, which take seconds to start."""
     if FORKS not in node.config.stash:
         folder = node.config.stash[FORKS] = fork_server.make_shared_folder()
         node.config.add_cleanup(partial(shutil.rmtree, folder))
@@ -198,14 +198,14 @@ def memory():
 
 @pytest.fixture
 def squirrel(monkeypatch):
-    """Squirrel's package, which `make test-interop` installs in a folder of its own."""
+    """Squirrel's package, which `make test-interop` installs in a separate folder."""
     monkeypatch.syspath_prepend(Path(sys.prefix, "squirrel"))
     pytest.importorskip("squirrel", reason="squirrel-core is not installed")
 
 
 @pytest.fixture
 def daft(monkeypatch):
-    """Daft's package, which `make test-interop` installs in a folder of its own, for programs with our path."""
+    """Daft's package, which `make test-interop` installs in a separate folder, for programs with our path."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(Path(sys.prefix, "daft"))])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 

@@ -68,7 +68,7 @@ def grow(batch: Any, rng: np.random.Generator) -> Any:
 
 
 def large() -> ArrayLoader:
-    """A loader of large batches, of which an epoch would fill 400 MiB."""
+    """A loader of large batches; an epoch of them would fill 400 MiB."""
     return ArrayLoader(stream(), SIZE, fields=FIELDS, transforms=[grow], steps=100)
 
 

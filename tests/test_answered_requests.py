@@ -1,4 +1,4 @@
-"""The table of requests to webdataset in docs/migrating.md: what is to be typed runs."""
+"""The table of requests to webdataset in docs/migrating.md: the code in it runs."""
 
 from __future__ import annotations
 

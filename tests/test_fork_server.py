@@ -38,7 +38,7 @@ LINES = [
     "trap '' HUP TERM; " + SHOW.format("kill $$; kill -HUP $$; echo alive >&2"),
     "TZ=Asia/Tokyo tarcheck -v a.tar",
     "tarcat pipe:'>began; exec sleep 9 2>&-' & until [ -e began ]; do sleep 0.01; done; kill $!; wait $!; echo $?",
-    # Killed, it reads no more: who writes to it is told.
+    # A killed process reads no more, so writing to it is an error.
     "mkfifo f; tarcat f >/dev/null 2>&- & exec 9>f 2>&-; kill -9 $!; wait $!; echo $?; trap '' PIPE; "
     "while echo >&9; do :; done",
 ]

@@ -20,7 +20,7 @@ import release  # noqa: E402
 
 pytestmark = pytest.mark.interop
 PACKAGES = sysconfig.get_path("purelib")
-#: Reads samples, by which module, and loads nothing but the standard library and the kernels.
+#: Reads samples, with only the standard library and the kernels loaded, and prints by which module.
 PROGRAM = """if True:
     import sys
     import tarshards

@@ -16,7 +16,7 @@ import tarshards
 ROOT = Path(tarshards.__file__).parents[1]
 BIN = Path(__file__).parents[1] / "bin"
 
-#: Python imports this module when it starts. `mypy --platform darwin` names what is not on macOS.
+#: Python imports this module when it starts. `mypy --platform darwin` names the functions that macOS lacks.
 MASKS = """
 import builtins, fcntl, mmap, os, resource
 

@@ -241,7 +241,7 @@ def is_running(pid: int) -> bool:
 
 
 def start_with_child(tmp_path: Path, rest: str) -> tuple[ChildGroup, int]:
-    """Start a shell that starts a process of its own; return it and that process's id."""
+    """Start a shell that starts another process; return the shell and the id of that process."""
     group = ChildGroup(["bash", "-c", f"sleep 200 & echo $!; {rest}"], stdin=os.devnull, stdout=PIPE)
     with os.fdopen(group.stdout, "rb") as output:
         return group, int(output.readline())

@@ -1,4 +1,4 @@
-"""datago, plain tars by HTTP, as it opens no local ones: from a server on the loopback, in a process of its own."""
+"""datago, plain tars by HTTP, since it does not open local ones: from a server on the loopback, in its own process."""
 
 from __future__ import annotations
 

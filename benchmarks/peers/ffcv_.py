@@ -54,7 +54,7 @@ class Samples:
             return np.load(BytesIO(sample["x.npy"])), label
         if self.kind == "cifar":
             return np.frombuffer(sample["rgb"], np.uint8).reshape(32, 32, 3), label
-        if self.kind == "jpeg":  # a field of images takes pixels, and compresses them anew
+        if self.kind == "jpeg":  # a field of images takes pixels, and compresses them again
             pixels = cv2.imdecode(np.frombuffer(sample["jpg"], np.uint8), cv2.IMREAD_COLOR)
             return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), label
         parts = [np.frombuffer(sample[field], np.uint8) for field in FIELDS[self.kind]]
@@ -67,7 +67,7 @@ def write(samples: list[Sample], data: Data) -> None:
         "cifar": {"x": RGBImageField(write_mode="raw"), "y": IntField()},
         "jpeg": {"x": RGBImageField(write_mode="jpg", jpeg_quality=90), "y": IntField()},
     }
-    # Rows of bytes are as long as the longest and not cleared, so that the true length needs a field of its own.
+    # Rows of bytes have the length of the longest row and are not cleared, so a separate field has the true length.
     names = FIELDS[data.kind]
     own = {name: BytesField() for name in names} | {"y": IntField()} | {f"size of {name}": IntField() for name in names}
     writer = DatasetWriter(str(data.folder / "set.beton"), fields.get(data.kind, own))

@@ -45,7 +45,7 @@ def write(samples: list[Sample], data: Data) -> None:
 
 
 class Batches:
-    """This rank's Arrow batches; shuffled ones are of row numbers drawn anew each epoch."""
+    """This rank's Arrow batches; shuffled ones have row numbers that are drawn in each epoch."""
 
     def __init__(self, data: Data, size: int, ahead: int, *, shuffled: bool):
         self.dataset = lance.dataset(f"{data.folder}/set.lance")

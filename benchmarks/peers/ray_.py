@@ -13,7 +13,7 @@ from sets import FIELDS, Data
 PACKAGES = ("ray[data]==2.60.0", "numpy==2.4.6")
 SYSTEM = ()
 OWN = False
-THREADS = ("stream",)  # the cluster's processes are running; there is no 0
+THREADS = ("stream",)  # the cluster's processes always run, so 0 workers is not possible
 FORM = {"stream": "rows"}
 CANNOT = {
     "arrays": "measured as a stream only: the overhead of its tasks prevails",

@@ -91,7 +91,7 @@ class Shards:
 
 @dataclass
 class Loader:
-    """A pipeline an epoch: the source in a thread of its own, *work* on what it gives in as many as *workers*."""
+    """A pipeline per epoch: the source in its own thread, *work* on its items in *workers* threads."""
 
     source: Callable[[], Iterable[Any]]
     work: Callable[[Any], Any]
@@ -105,7 +105,7 @@ class Loader:
 
 
 def stream(data: Data, *, shuffled: bool, workers: int) -> Iterable[Any]:
-    """With threads an item is a shard's samples: to hand over each by itself costs more than to read it."""
+    """With threads, an item is all samples of a shard: handing over single samples costs more than reading them."""
     shards = Shards(data, shuffled=shuffled)
     return Loader(shards.readers, lambda read: read(), workers) if workers else shards
 

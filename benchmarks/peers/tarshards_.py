@@ -35,7 +35,7 @@ def manifest(data: Data) -> Path:
 
 
 def shards(data: Data) -> Any:
-    """The manifest of what index() has indexed, or the shards as they are."""
+    """The manifest of the shards that index() has indexed, or the shards themselves."""
     return manifest(data) if manifest(data).exists() else data.urls
 
 

@@ -1,4 +1,4 @@
-"""tarshards, a ShardLoader: transforms in Python, in worker processes, where an ArrayLoader has its own in threads."""
+"""tarshards, a ShardLoader: transforms in Python, in worker processes, instead of an ArrayLoader's in threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tarshards in pure Python, plain tars: what remains of it where there is no compiler."""
+"""tarshards in pure Python, plain tars: as installed without a compiler."""
 
 from __future__ import annotations
 

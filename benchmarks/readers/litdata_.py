@@ -1,4 +1,4 @@
-"""LitData over its optimized chunks of the samples; ranks are told as torch.distributed would."""
+"""LitData over its optimized chunks of the samples; ranks are set as torch.distributed would."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def load(urls: list[str]) -> StreamingDataLoader:
                 writer.write(sample)
 
     folder = made_once(urls, write)
-    if not dist.is_initialized():  # else each step of its own makes a group, and some never meet
+    if not dist.is_initialized():  # else each step makes its own group, and some groups never form
         dist.init_process_group("gloo")
     clean_stale_shared_memory()
     data = StreamingDataset(local=str(folder), shuffle=False, batch_size=BATCH, num_canonical_nodes=1)

@@ -1,4 +1,4 @@
-"""The Unix tools: one click command a file, which parses the command line and calls the library.
+"""The Unix tools: one click command per file, which parses the command line and calls the library.
 
 - ``program``: running as a Unix program; ``manual``: its man page and completions; ``parameters``: the options that
   tools share; ``input``: the samples that a command line selects, and the errors that it allows; ``output``: checks of
@@ -7,7 +7,7 @@
   ``targrep``, ``tarfirst``, ``tarproc``
 - files, tables and text to shards: ``tarcreate``, ``lines2tar``; and back: ``tar2tsv``, ``tar2json``
 - other formats to shards: ``tarimport``; and back: ``tarexport``; msgpack shards, both ways: ``tarconvert``
-- looking into shards: ``tarshow``, ``tarview``, ``tarcheck``, ``tarindex``
+- inspecting and indexing shards: ``tarshow``, ``tarview``, ``tarcheck``, ``tarindex``
 - commands over many shards: ``tarjob``, also as ``kujob``
 - the cache of blocks of remote shards: ``tarcache``; batches for loaders on other hosts: ``tarfeed``
 - names and descriptions of datasets: ``tarcatalog``, ``tarcard``

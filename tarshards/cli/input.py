@@ -1,4 +1,4 @@
-"""The samples that a command line asks for, and what the run may leave out of them."""
+"""The samples that a command line selects, and the errors that the run may skip."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ ACCEPT = "--allow-empty accepts that"
 
 
 class Losses:
-    """The errors of a run, which leaves out what is at fault as far as --on-error and --max-errors allow.
+    """The errors of a run, which skips faulty data as far as --on-error and --max-errors allow.
 
-    Readers get *ledger* for their errors: it counts them, and raises the first that is not allowed.
+    Readers pass their errors to *ledger*, which counts them, and raises the first that is not allowed.
     """
 
     def __init__(self, on_error: str | None, max_errors: int | None):
@@ -91,13 +91,13 @@ class Losses:
                 say(f"not in the quarantine: {problem}")
 
     def forgive(self, sample: Sample, error: Exception) -> None:
-        """Leave *sample* out as ``reject`` does, in a run that may lose it, whatever --on-error says of bad data."""
+        """Leave *sample* out as ``reject`` does, in a run that allows this regardless of --on-error."""
         if not self.goes_on:
             self._allowed += 1
         self.reject(sample, error)
 
     def explained(self, error: TarshardsError) -> TarshardsError:
-        """Return the *error* that ends the run, or one that counts those before it."""
+        """Return the *error* that ends the run, or one that also counts the earlier errors."""
         if self.max_errors is None or self.count <= max(1, self.max_errors):
             return error
         return too_many(self.count, self.max_errors, self.first)
@@ -125,10 +125,10 @@ def say_skipped(ledger: Ledger) -> None:
 
 
 class ShardArguments(NamedTuple):
-    """The shard expressions of a command line, and how what they name is read.
+    """The shard expressions of a command line, and how the shards are read.
 
     With *ignore_zeros* each shard may consist of several archives. Names of members are split into key and field at the
-    *split* dot. With *keep_metadata* data have the headers of their members.
+    *split* dot. With *keep_metadata*, data include the headers of their members.
     """
 
     specs: list[str]
@@ -137,9 +137,9 @@ class ShardArguments(NamedTuple):
     keep_metadata: bool = False
 
     def named(self, spec: Any = None) -> list[Shard]:
-        """Return the shards that *spec* names, by default all of them; they may run commands, for a person typed them.
+        """Return the shards that *spec* names (default: all); they may run commands, since a user typed them.
 
-        Without any expression the shard is stdin.
+        Without any expression, the shard is stdin.
         """
         from tarshards.storage.expressions import find_shards
 
@@ -156,9 +156,9 @@ def all_specs(shards: Iterable[str], lists: Iterable[str]) -> list[str]:
 def takes_shards(
     command: Callable[..., Any], *, ignore_zeros: tuple[str, ...] = ("-i", "--ignore-zeros")
 ) -> Callable[..., Any]:
-    """Give a command with the argument SHARDS --list, *ignore_zeros* and --split; it gets all as ``ShardArguments``.
+    """Add SHARDS, --list, *ignore_zeros* and --split to a command; it gets all of them as ``ShardArguments``.
 
-    With them comes the --keep-metadata of a tool that has it.
+    The value of --keep-metadata is included, if the tool has this option.
     """
 
     @wraps(command)
@@ -173,9 +173,9 @@ def takes_shards(
 
 
 class Input:
-    """The samples of *shards* that a command line asks for; can be iterated over once.
+    """The samples of *shards* that a command line selects; can be iterated over once.
 
-    It may end without a sample if *may_be_empty*; None where no option of the tool allows that.
+    *may_be_empty* says whether it may have no samples; None if the tool has no option that allows this.
     """
 
     def __init__(
@@ -227,11 +227,11 @@ class Input:
             self._wanted = KeyFilter(read_keys(typed(keys)))
 
     def read(self, *, to_copy: bool = False, packed: bool = False) -> Iterator[Any]:
-        """Yield the samples of the shards; those *to_copy* are only written, each before the next: ``read_to_copy``.
+        """Yield the samples of the shards; if they are only *to_copy*, each is written before the next is read.
 
-        *packed* says that the tool does not look at them: unless an option does, they are those of ``read_packed``.
+        *packed* says that the tool does not examine samples; unless an option does, they come from ``read_packed``.
         """
-        from tarshards.samples.read import read_packed, read_samples, read_to_copy
+        from tarshards.samples.grouping import read_packed, read_samples, read_to_copy
 
         if any(self.selection):
             yield from self._selected()
@@ -243,12 +243,12 @@ class Input:
             yield from read_samples(self.shards, on_error=self.ledger)
 
     def containing(self, text: bytes, name: str) -> Iterator[Sample]:
-        """Yield the samples that the command line asks for, without most of those that do not have *text*.
+        """Yield the samples that the command line selects, without most of those that do not contain *text*.
 
-        *ledger* counts these as filtered by *name*. Where an option or the progress bar counts samples, none is left
-        out.
+        *ledger* counts the skipped samples as filtered by *name*. If an option or the progress bar counts samples, none
+        is skipped.
         """
-        from tarshards.samples.read import read_containing
+        from tarshards.samples.grouping import read_containing
 
         if any(self.selection) or self._looks():
             yield from self
@@ -263,13 +263,13 @@ class Input:
             self.may_be_empty = True
 
     def _looks(self) -> bool:
-        """Say whether ``choose`` counts samples, or changes them."""
+        """Return whether ``choose`` counts or changes samples."""
         shows_progress = not self.quiet and sys.stderr.isatty()
         return shows_progress or (self.count, self.slice, self.fields) != (None, None, None)
 
     def _selected(self) -> Iterator[Sample]:
-        """Yield the selected samples; only these are read where indexes or columns say which they are."""
-        from tarshards.samples.read import read_samples
+        """Yield the selected samples; only these are read if indexes or columns identify them."""
+        from tarshards.samples.grouping import read_samples
         from tarshards.verbs.grep import by_columns, matching
 
         condition, wanted = self._condition, self._wanted
@@ -288,7 +288,7 @@ class Input:
             wanted.check(self.ledger if self.losses.goes_on else None)
 
     def known(self) -> int | None:
-        """Return how many samples the shards have, if their manifests or the indexes of local ones say so."""
+        """Return the number of samples, if manifests, or the indexes of local shards, have it."""
         from tarshards.index.inventory import count_samples
 
         total = 0
@@ -301,17 +301,17 @@ class Input:
             total += samples
         return total
 
-    # Which of them, and which of their fields, are taken.
+    # Which samples and fields are taken.
 
     def __iter__(self) -> Iterator[Sample]:
         return self.chosen(self.read())
 
     def chosen(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Return those of *samples*, all that there are, that the command line asks for."""
+        """Return the samples that the command line selects from *samples*, the list of all."""
         return self.choose(self.require(samples), self.known)
 
     def choose(self, samples: Iterable[Sample], count: Callable[[], int | None] = lambda: None) -> Iterator[Sample]:
-        """Apply --slice, --count, --fields and the progress bar to *samples*; for the bar, *count* may count them."""
+        """Apply --slice, --count, --fields and the progress bar to *samples*; *count* may count them for the bar."""
         samples = self._take(samples)
         if self.fields is not None:
             samples = self.require(self._with_fields(samples, self.fields))
@@ -322,12 +322,12 @@ class Input:
         return progress(samples, total=self._left(count()))
 
     def take_fields(self) -> str | None:
-        """Return --fields, which then selects no fields of the samples: the tool does it."""
+        """Return the value of --fields, which the tool applies itself."""
         fields, self.fields = self.fields, None
         return fields
 
     def take_field_words(self) -> list[list[str]]:
-        """Return the words of --fields as lists of alternatives, and select no fields; refuse renaming and ``*``."""
+        """Return the words of --fields as lists of alternatives, for the tool to apply; refuse renaming and ``*``."""
         from tarshards.samples.fields import parse_terms
 
         fields = self.take_fields()
@@ -337,7 +337,7 @@ class Input:
         return [term.alternatives for term in terms]
 
     def _left(self, total: int | None) -> int | None:
-        """Return how many of *total* samples --slice and --count leave at most, None if that is unknown."""
+        """Return how many of *total* samples remain, at most, after --slice and --count; None if unknown."""
         if self.slice is not None and (total is not None or self.slice.stop is not None):
             total = len(range(self.slice.stop if total is None else total)[self.slice])
         return min((number for number in (total, self.count) if number is not None), default=None)
@@ -348,7 +348,7 @@ class Input:
         return required(islice(samples, self.count), self._accept_nothing)
 
     def _accept_nothing(self) -> None:
-        """Let the run write nothing: --slice and --count left none, or --allow-empty accepted that there is none."""
+        """Allow an empty output: --slice and --count selected no sample, or --allow-empty accepts an empty input."""
         self.may_be_empty = True
 
     def _with_fields(self, samples: Iterable[Sample], fields: str) -> Iterator[Sample]:
@@ -362,14 +362,14 @@ class Input:
             else:
                 yield selected
 
-    # What is wrong with them.
+    # Errors of the samples.
 
     def require(self, samples: Iterable[T]) -> Iterator[T]:
-        """Yield *samples*, or what is made of them; raise SampleError if there are none, unless that was asked for."""
+        """Yield *samples*, or results made from them; raise SampleError if there are none, unless that is allowed."""
         return required(samples, self.check_nothing)
 
     def check_nothing(self) -> None:
-        """Raise SampleError, which says what was read and became of it, unless a run without samples was asked for."""
+        """Raise SampleError, which describes what was read and left out, unless a run without samples is allowed."""
         if self.may_be_empty:
             return
         ledger, losses, read = self.ledger, self.losses, self._count_read()
@@ -386,7 +386,7 @@ class Input:
         return self.ledger.samples + self.ledger.failed + sum(self.ledger.filtered.values())
 
     def explained(self, error: TarshardsError) -> TarshardsError:
-        """Return the *error* that ends the run, or one that says more where it is not the only one of its kind."""
+        """Return the *error* that ends the run, or one that says more if it applies to all shards or keys."""
         if isinstance(error, OpenError) and error.errno == ENOENT and self._has_no_shard():
             return OpenError(f"{error.reason}; none of the {len(self.shards)} shards is there", url=error.url)
         if self.split == "last" and isinstance(error, SampleError) and "would read back" in error.reason:
@@ -395,13 +395,13 @@ class Input:
         return self.losses.explained(error)
 
     def _has_no_shard(self) -> bool:
-        """Say whether the command line names several local shards, and none of them exists."""
+        """Return whether the command line names several local shards, and none of them exists."""
         locations = [shard.location() for shard in self.shards]
         return len(locations) > 1 and not any(each.is_stream or each.is_remote or each.exists() for each in locations)
 
 
 def required(samples: Iterable[T], check_nothing: Callable[[], Any]) -> Iterator[T]:
-    """Yield *samples*; call *check_nothing*, which may raise, if there are none."""
+    """Yield *samples*; if there are none, call *check_nothing*, which may raise."""
     items = iter(samples)
     for item in items:
         yield item
@@ -411,7 +411,7 @@ def required(samples: Iterable[T], check_nothing: Callable[[], Any]) -> Iterator
 
 
 def sliced(samples: Iterable[Sample], part: slice, ledger: Ledger, name: str) -> Iterator[Sample]:
-    """Yield the samples of *part*; *ledger* counts those between as filtered by *name*."""
+    """Yield the samples of *part*; *ledger* counts the samples between them as filtered by *name*."""
     start, step = part.start or 0, part.step or 1
     for number, sample in enumerate(islice(samples, part.stop)):
         if number >= start and (number - start) % step == 0:
@@ -440,10 +440,10 @@ def reads_samples(
     may_be_empty: bool = True,
     quiet: Callable[[Any], Any] = quiet_option,
 ) -> Callable[..., Any]:
-    """Give a command the arguments and options of every tool that reads samples; it gets them as *source*, an Input.
+    """Add the arguments and options of every tool that reads samples to a command; it gets *source*, an Input.
 
-    *count* and *ignore_zeros* name these options, for a tool that uses -c or -i for something else; *quiet* is the
-    option -q. Without *may_be_empty* there is no --allow-empty, for a tool that needs a sample.
+    *count* and *ignore_zeros* are the names of these options, for tools that use -c or -i differently; *quiet* is the
+    option -q. Tools that need a sample have no --allow-empty: *may_be_empty* is False.
     """
 
     @wraps(command)
@@ -469,7 +469,7 @@ def reads_samples(
     return options(
         shards_argument,
         click.option(*count, "count", type=COUNT, metavar="N", help="Stop after N samples."),
-        click.option("--slice", "part", type=Slice(), help="Take these samples, as Python does."),
+        click.option("--slice", "part", type=Slice(), help="Take these samples, as a Python slice."),
         click.option(
             *("-f", "--fields"),
             metavar="FIELDS",
@@ -483,13 +483,15 @@ def reads_samples(
             help="On bad data: fail, skip, or quarantine=TAR.  [default: fail]",
         ),
         max_errors_option,
-        click.option("--connections", type=click.IntRange(1), metavar="N", help="Requests at once.  [default: 32]"),
-        click.option("--ahead", type=Size(), metavar="SIZE", help="Memory for what is fetched ahead."),
-        click.option("--cache-dir", type=FOLDER, metavar="FOLDER", help="Keep what was fetched in FOLDER."),
+        click.option("--connections", type=click.IntRange(1), metavar="N", help="Concurrent requests.  [default: 32]"),
+        click.option("--ahead", type=Size(), metavar="SIZE", help="Memory for prefetched data."),
+        click.option("--cache-dir", type=FOLDER, metavar="FOLDER", help="Keep fetched data in FOLDER."),
         cache_bytes_option,
         *([allow_empty_option] if may_be_empty else []),
         quiet,
-        click.option("--verbose", is_flag=True, expose_value=False, callback=_log, help="Say more on stderr."),
+        click.option(
+            "--verbose", is_flag=True, expose_value=False, callback=_log, help="Print more messages on stderr."
+        ),
     )(takes_shards(with_source, ignore_zeros=ignore_zeros))
 
 
@@ -510,7 +512,7 @@ def _log(context: click.Context, parameter: click.Parameter, verbose: bool) -> N
 
 
 def selects_samples(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that select samples before all others; its *source* then has these alone."""
+    """Add the options that select samples before all others to a command; its *source* then has only these samples."""
 
     @wraps(command)
     def with_selection(source: Input, where: str | None, keys: str | None, **values: Any) -> Any:
@@ -521,9 +523,9 @@ def selects_samples(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def named_splits(arguments: Iterable[str]) -> dict[str, list[str]]:
-    """Return the shard expressions of each split: of arguments SPLIT=SHARDS, or all of them as one split.
+    """Return the shard expressions by split, from arguments SPLIT=SHARDS, or else all of them as one split.
 
-    That one has the name that its shards begin with.
+    The one split is named after the common beginning of its shards.
 
     >>> named_splits(["train=a.tar", "train=b.tar", "val=c.tar"]), named_splits(["d/train-{0..9}.tar"])
     ({'train': ['a.tar', 'b.tar'], 'val': ['c.tar']}, {'train': ['d/train-{0..9}.tar']})
@@ -544,13 +546,13 @@ def named_splits(arguments: Iterable[str]) -> dict[str, list[str]]:
 
 
 def refuse_terminal(reads_stdin: bool) -> None:
-    """Refuse to read a tar from a terminal, which nobody types."""
+    """Refuse to read a tar from a terminal."""
     is_terminal = reads_stdin and sys.stdin is not None and sys.stdin.isatty()
     refuse(is_terminal, "stdin is a terminal: name SHARDS, or pipe a tar into it")
 
 
 def shard_progress(items: Iterable[Any], total: int, quiet: bool) -> Iterable[Any]:
-    """Show a bar on a terminal, unless *quiet*, while *items*, one for each of *total* shards, are iterated over."""
+    """Yield *items*, one for each of *total* shards, and show a bar on a terminal unless *quiet*."""
     if quiet or not sys.stderr.isatty():
         return items
     from tqdm import tqdm

@@ -1,4 +1,4 @@
-"""Man pages and completion scripts of all programs, which an installation puts where man and shells look for them."""
+"""Man pages and completion scripts of all programs; installation puts them where man and shells look for them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def share_files(scripts: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def completion_script(shell: type[ShellComplete], name: str, program: Program) -> str:
-    """Return the file by which *shell* asks *program* for completions.
+    """Return the script with which *shell* requests completions from *program*.
 
-    It is what the program prints for _NAME_COMPLETE=SHELL_source, without the check of this machine's bash. For zsh,
-    which runs the file at each completion, it always completes: click's script does so only when it is loaded, and the
+    It is the output of the program for _NAME_COMPLETE=SHELL_source, without the check of this machine's bash. zsh runs
+    the file at each completion, so the file always completes: click's script completes only when it is loaded, and the
     second time only registers a function.
     """
     script = ShellComplete.source(shell(program, {}, name, f"_{name.upper()}_COMPLETE"))
@@ -111,7 +111,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _roff(text: str) -> str:
-    r"""Return *text* as roff prints it unchanged.
+    r"""Escape *text* so that roff prints it unchanged.
 
     >>> _roff("-o 'out-%d.tar'"), _roff(".index")
     ('\\-o \\(aqout\\-%d.tar\\(aq', '\\&.index')

@@ -1,4 +1,4 @@
-"""What a tool writes: its options, checks of its target before it begins, and tars whose keys may be new."""
+"""The output of a tool: its options, checks of its target before it begins, and tars whose keys may be new."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tarshards.samples.keys import Sample
     from tarshards.storage.location import Location
 
-NO_SYNC = "tarshards.no_sync"  # in what click keeps of a command line
+NO_SYNC = "tarshards.no_sync"  # the key in click's context
 
 
 class Output(Name):
@@ -31,14 +31,14 @@ class Output(Name):
 
 
 def written(name: str | Location) -> Location:
-    """Return the location that a person typed to be written: it may run a command, and obeys --no-sync."""
+    """Return the location of an output that a user typed: it may run a command, and obeys --no-sync."""
     from tarshards.storage.location import Location
 
     return Location.of(name, allow_pipe=True, sync=waits_for_disk())
 
 
 def waits_for_disk() -> bool:
-    """Say whether what this tool writes waits until it is on the disk: unless there is --no-sync."""
+    """Return whether outputs wait until they are on the disk, that is, without --no-sync."""
     return not click.get_current_context().meta.get(NO_SYNC)
 
 
@@ -51,7 +51,7 @@ output_option: Final = click.option(
     "-o", "--output", default="-", show_default=False, type=OUTPUT, help="Write to FILE rather than to stdout."
 )
 overwrite_option: Final = click.option("--overwrite", is_flag=True, help="Replace existing files.")
-#: Eager: it is known when the other options become locations.
+#: Eager, so that it is known when the other options become locations.
 sync_option: Final = click.option(
     "--no-sync",
     is_flag=True,
@@ -64,10 +64,10 @@ output_options: Final = options(output_option, overwrite_option, sync_option)
 
 
 def check_output(target: Location, overwrite: bool, *, is_field: bool = False) -> None:
-    """Refuse a tar onto a terminal, a folder, an existing file, local or remote, and a local one that others write.
+    """Refuse a terminal, a folder, an existing file (local or remote), and a local file that others are writing.
 
-    Refuse a name of another format too, unless a field is written, which may have any format. With *overwrite* two
-    tools may write one file at the same time: the one that ends later wins.
+    Refuse a name of another format too, except when a field is written, which may have any format. With *overwrite* two
+    tools may write the same file at the same time: the one that ends later wins.
     """
     from tarshards.storage.claims import Claims
 
@@ -82,7 +82,7 @@ def check_output(target: Location, overwrite: bool, *, is_field: bool = False) -
 
 
 def check_suffix(target: str | Location) -> None:
-    """Refuse an output, or a pattern of outputs, whose name asks for a compression or format that no tool writes."""
+    """Refuse an output, or a pattern, whose name requests a compression or format that no tool writes."""
     from tarshards.storage.compression import named_compression
     from tarshards.storage.location import Location
 
@@ -95,7 +95,7 @@ def check_suffix(target: str | Location) -> None:
 def write_new_keys(
     samples: Iterable[Sample], output: Location, reject: Callable[[Sample, TarshardsError], object]
 ) -> None:
-    """Write *samples* to *output* in a tool that has --rekey; *reject* gets those that the output cannot take."""
+    """Write *samples* to *output* in a tool that has --rekey; *reject* gets samples that the output refuses."""
     from tarshards.write.shards import DUPLICATE_KEY, write_samples
 
     def refuse(sample: Sample, error: TarshardsError) -> None:

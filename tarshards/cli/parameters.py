@@ -22,7 +22,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 
 
 class Name(click.ParamType):
-    """The name of a file or folder, which shells complete; it may also be a URL, or -."""
+    """The name of a file or folder, completed by shells; it may also be a URL, or -."""
 
     def __init__(self, name: Literal["file", "folder"]):
         self.name = name
@@ -86,14 +86,14 @@ class Slice(click.ParamType):
 
 
 def typed(name: str) -> Location:
-    """Return the location that a person typed: it may run a command."""
+    """Return a location that a user typed: it may run a command."""
     from tarshards.storage.location import Location
 
     return Location.of(name, allow_pipe=True)
 
 
 def read_as(**options: Any) -> None:
-    """Set these fields of ``Remote`` for all that this program reads; one that is None keeps its default."""
+    """Set these fields of ``Remote`` for everything that this program reads; None keeps a default."""
     given = {name: value for name, value in options.items() if value is not None}
     if given:
         from tarshards.storage.remote import default, set_default
@@ -103,7 +103,7 @@ def read_as(**options: Any) -> None:
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return one decorator for *decorators*, arguments and options of click; the first comes first in --help."""
+    """Return one decorator for *decorators*, arguments and options of click, in the order of --help."""
 
     def decorate(command: Any) -> Any:
         for decorator in reversed(decorators):
@@ -123,25 +123,25 @@ index_dir_option: Final = click.option(
     metavar="FOLDER",
     expose_value=False,
     callback=lambda context, parameter, folder: read_as(index_dir=folder),
-    help="Indexes lie in FOLDER, not beside the shards.",
+    help="Indexes are in FOLDER, not beside the shards.",
 )
 quiet_option: Final = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 IGNORE_ZEROS = "Read concatenated archives as one, as GNU tar does."
 split_option: Final = click.option(
     "--split", type=click.Choice(["first", "last"]), help="The dot at which a name ends the key.  [default: first]"
 )
-seed_option: Final = click.option("--seed", default=0, metavar="N", help="Seed of everything random.")
+seed_option: Final = click.option("--seed", default=0, metavar="N", help="Random seed.")
 max_errors_option: Final = click.option(
     "--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more."
 )
-allow_empty_option: Final = click.option("--allow-empty", is_flag=True, help="No error where there are no samples.")
-dry_run_option: Final = click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+allow_empty_option: Final = click.option("--allow-empty", is_flag=True, help="No error if there are no samples.")
+dry_run_option: Final = click.option("--dry-run", is_flag=True, help="Only print what would be written.")
 shuffle_option: Final = click.option(
     "--shuffle", "buffer", type=click.IntRange(min=1), metavar="N", help="Shuffle in a buffer of N samples."
 )
-allow_pipe_option: Final = click.option("--allow-pipe", is_flag=True, help="Let sources in a file be pipe:COMMAND.")
+allow_pipe_option: Final = click.option("--allow-pipe", is_flag=True, help="Allow pipe:COMMAND as a source in a file.")
 cache_bytes_option: Final = click.option(
-    "--cache-bytes", type=Size(), help="Most bytes that the cache takes.  [default: nine tenths of the free disk]"
+    "--cache-bytes", type=Size(), help="Maximum size of the cache.  [default: nine tenths of the free disk]"
 )
 where_option: Final = click.option(
     "--where", metavar="EXPR", help="""Condition on the sample: 'cls > 3 and json["ok"]'."""
@@ -156,12 +156,14 @@ keep_order_option: Final = click.option("--keep-order", is_flag=True, help="Keep
 keep_metadata_option: Final = click.option(
     "--keep-metadata", is_flag=True, help="Keep mode, owner, times and pax records of members."
 )
-samples_option: Final = click.option("-n", "--samples", type=Size(), metavar="N", help="Most samples in a shard.")
+samples_option: Final = click.option(
+    "-n", "--samples", type=Size(), metavar="N", help="Maximum number of samples in a shard."
+)
 
 
 def size_option(default: str) -> Callable[[Any], Any]:
     """Return the option for the size of shards; *default* describes the default."""
-    return click.option("-s", "--size", type=Size(), help=f"Most bytes in a shard.  [default: {default}]")
+    return click.option("-s", "--size", type=Size(), help=f"Maximum size of a shard.  [default: {default}]")
 
 
 def tmpdir_option(what: str, default: str) -> Callable[[Any], Any]:
@@ -171,13 +173,13 @@ def tmpdir_option(what: str, default: str) -> Callable[[Any], Any]:
 
 
 spill_options: Final = options(
-    click.option("-M", "--memory", type=Size(), default="1GiB", help="Memory to stay within."),
+    click.option("-M", "--memory", type=Size(), default="1GiB", help="Memory limit."),
     tmpdir_option("what exceeds -M", "$TMPDIR or /tmp"),
 )
 
 
 def parallel_option(meaning: str, default: int, *letters: str) -> Callable[[Any], Any]:
-    """Return the option -j N, "*meaning* at once", which has the names *letters* too."""
+    """Return the option -j N, "*meaning* at once", also with the names *letters*."""
 
     def count(context: click.Context, parameter: click.Parameter, number: int) -> int:
         return number or available_cores()

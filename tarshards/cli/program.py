@@ -21,7 +21,7 @@ from tarshards.errors import TarshardsError, visible
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-#: The options that many tools share, under the headings of --help; a tool's own options come before them.
+#: The options that many tools share, by their headings in --help; a tool's own options precede them.
 HEADINGS = {
     "Input": (
         *("--list", "--index-dir", "--count", "--slice", "--fields", "--ignore-zeros", "--split", "--keep-metadata"),
@@ -41,9 +41,9 @@ class Program(click.Command):
     a command line for the end of --help.
 
     Exit codes: 0 done, with no more errors, listed on stderr, than --on-error and --max-errors allow; 1 the data
-    failed, or had more errors; 2 the command line is wrong, or an output exists; 129 the terminal
-    hung up, 130 interrupted, 143 terminated, after cleaning up. If the reader of stdout has gone away, the program ends
-    quietly, killed by SIGPIPE. A full disk is an error of one line, also if stdout leads to it, and also for --help.
+    failed, or had more errors; 2 the command line is wrong, or an output exists; 129 the terminal hung up, 130
+    interrupted, 143 terminated, after cleaning up. If the reader of stdout has gone away, the program is killed quietly
+    by SIGPIPE. A full disk is an error of one line, also if stdout is redirected to that disk, and also for --help.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Program(click.Command):
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **options)
         signal.signal(signal.SIGTERM, _terminate)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             signal.signal(signal.SIGHUP, _terminate)
         _occupy_standard_streams()
         try:
@@ -105,7 +105,7 @@ class Program(click.Command):
                 arguments = sys.argv[1:] if args is None else list(args)
                 with self.make_context(program_name(), arguments) as context:
                     self.invoke(context)
-            finally:  # the interpreter would do it after the exit code is known
+            finally:  # the interpreter would flush after the exit code is determined
                 sys.stdout.flush()
         except click.exceptions.Exit as error:
             sys.exit(error.exit_code)
@@ -138,7 +138,7 @@ class Program(click.Command):
             gc.freeze()  # the interpreter need not search all imported modules for garbage at exit
 
     def _complete(self) -> None:
-        """Print what a shell requests, the script for completion or completions, and exit."""
+        """Print the completion script or the completions that a shell requests, and exit."""
         variable = f"_{program_name().replace('-', '_').replace('.', '_').upper()}_COMPLETE"
         if instruction := os.environ.get(variable):
             from click.shell_completion import shell_complete
@@ -147,7 +147,7 @@ class Program(click.Command):
 
 
 class Verbs(Program):
-    """A program whose first word may be one of other commands, its *verbs*."""
+    """A program whose first argument may be one of its *verbs*, which are commands."""
 
     verbs: ClassVar[Mapping[str, click.Command]] = {}
 
@@ -162,7 +162,7 @@ class Verbs(Program):
 
     @classmethod
     def argument(cls, metavar: str) -> Callable[[Any], Any]:
-        """Return the argument *words* of a program that does nothing without a verb; the first completes to one."""
+        """Return the argument *words* of a program that requires a verb; the first word completes to a verb."""
         return click.argument(
             "words", nargs=-1, metavar=metavar, shell_complete=lambda *given: cls.complete(incomplete=given[-1])
         )
@@ -203,7 +203,7 @@ def _code_of_signal(error: BaseException | None) -> Any:
 
 
 def _occupy_standard_streams() -> None:
-    """Open closed stdin, stdout and stderr, so that no other file gets their descriptors and using them fails."""
+    """Open closed stdin, stdout and stderr, so that no other file gets their descriptors, and using them fails."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -228,12 +228,12 @@ def program_name() -> str:
 
 
 def say(text: str) -> None:
-    """Print a line to stderr, after the tool's name; terminals obey no escape sequences in it."""
+    """Print a line to stderr, after the tool's name; escape sequences in it are made visible."""
     click.echo(f"{program_name()}: {visible(text)}", err=True)
 
 
 def shown(line: str, output: str = "-", spell: Callable[[str], str] = visible) -> str:
-    """Return *line* in the form for *output*: for a terminal, *spell* escapes the characters that it might interpret.
+    """Return *line* for *output*: for a terminal, *spell* escapes the characters that it might interpret.
 
     *spell* follows the format of the line. Tabs stay unchanged.
     """
@@ -243,7 +243,7 @@ def shown(line: str, output: str = "-", spell: Callable[[str], str] = visible) -
 
 
 def refuse(wrong: object, reason: str) -> None:
-    """Refuse the command line for *reason* if it is *wrong*."""
+    """Refuse the command line for *reason* if *wrong*."""
     if wrong:
         raise click.UsageError(reason)
 

@@ -26,7 +26,7 @@ def main(source: Input, omit_binary: bool, output: Location, overwrite: bool) ->
     """
     if output.url != "-":
         check_output(output, overwrite)
-    fields = source.take_fields() or "*"  # the old name of a field tells its type, not the new one
+    fields = source.take_fields() or "*"  # the type of a field follows from its old name, not the new one
     with open_shard(output, "wb") as stream:
         lines = json_lines(source, fields, binary=not omit_binary, reject=source.reject)
         for line in source.require(lines):

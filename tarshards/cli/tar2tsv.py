@@ -31,7 +31,7 @@ def main(source: Input, fill: str | None, noheader: bool, nokey: bool, output: L
     """
     if output.url != "-":
         check_output(output, overwrite)
-    fields = source.take_fields() or "*"  # the table decides about missing fields
+    fields = source.take_fields() or "*"  # the table handles missing fields
     with usage_errors():
         lines = tabulate(source, fields, key=not nokey, header=not noheader, missing=fill, reject=source.reject)
     with open_shard(output, "wb") as stream:

@@ -112,7 +112,7 @@ def warm(folder: str, shards: tuple[str, ...], lists: tuple[str, ...], cache_byt
     locations = [Location.of(shard.url, remote) for shard in ShardArguments(specs).named()]
     for location in locations:
         refuse(not location.is_remote, f"{location.name} is not remote, so no block of it is cached")
-    cache = BlockCache.of(remote)  # or an error, before anything is fetched
+    cache = BlockCache.of(remote)  # raises errors before anything is fetched
     assert cache is not None
     for location in shard_progress(locations, len(locations), quiet):
         with open_shard(location) as stream:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that arrange samples to a command, which gets *arrange*, a function from samples to samples.
+    """Add the options that arrange samples to a command; it gets *arrange*, a function from samples to samples.
 
-    *holds* says whether it holds samples until others are read, and *leaves* whether it leaves all unchanged.
+    The command also gets *holds*, whether the function holds samples until others are read, and *leaves*, whether it
+    leaves all samples unchanged.
 
     The options apply in the order skip, shuffle, slice, count, fields, source, rekey.
     """

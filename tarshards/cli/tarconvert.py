@@ -28,8 +28,8 @@ from tarshards.cli.program import refuse, tool
 def main(shards: tuple[str, ...], output: str, **options: Any) -> None:
     """Convert tar SHARDS to msgpack shards of Squirrel, or msgpack shards to tars, according to the suffix of -o.
 
-    Each shard becomes one. Values become fields, and fields values, as in tarimport and tarexport. If the command is
-    killed, the same command line resumes it.
+    Each shard becomes one shard. Values become fields, and fields values, as in tarimport and tarexport. If the command
+    is killed, the same command line resumes it.
     """
     from tarshards.formats.exporting import export_dataset
     from tarshards.formats.importing import import_dataset

@@ -42,9 +42,7 @@ OF_FOLDER = "--exts, --missing, --class-field and --classes"
 @click.option("--jsonl", type=FILE, help="Read lines of JSON instead of a plan; - is stdin.")
 @click.option("-C", "base", default="", show_default=False, type=FOLDER, help="Paths are relative to FOLDER.")
 @click.option("-k", "--key", metavar="TEMPLATE", help='Keys, such as "{record:09d}"; columns are names too.')
-@click.option(
-    "--delimiter", metavar="TEXT", help="What separates the columns.  [default: a comma for .csv, else a tab]"
-)
+@click.option("--delimiter", metavar="TEXT", help="Separator of the columns.  [default: a comma for .csv, else a tab]")
 @allow_pipe_option
 @click.option("--exts", metavar="FIELDS", help='With --dir: read these fields, such as "jpg;png cls".')
 @click.option(
@@ -139,7 +137,7 @@ def _refuse_nothing(source: str, folder: str | None, exts: str | None, skipped: 
 
 
 def _count(samples: Iterator[Sample], output: Location) -> None:
-    from tarshards.samples.read import encode_sample
+    from tarshards.samples.grouping import encode_sample
     from tarshards.tar.read import pack_members
 
     count = size = 0

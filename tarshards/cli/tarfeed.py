@@ -30,8 +30,8 @@ class FeedVerbs(Verbs):
 def main(words: tuple[str, ...]) -> None:
     """Make batches for loaders on other hosts.
 
-    serve MODULE:FUNCTION makes the batches of a loader for RemoteLoader; status ADDRESS prints what feeders do; keys
-    FOLDER makes the keys that encrypt what they send; kubernetes MODULE:FUNCTION prints the objects of a cluster.
+    serve MODULE:FUNCTION makes the batches of a loader for RemoteLoader; status ADDRESS prints the load of feeders;
+    keys FOLDER makes keys for encryption; kubernetes MODULE:FUNCTION prints the objects for a cluster.
     """
     raise FeedVerbs.unknown(words)
 
@@ -52,11 +52,11 @@ plain_option: Final = click.option(
 @parallel_option("Processes, at successive ports,", 1, "-p")
 @click.option("--threads", type=POSITIVE, metavar="N", help="Batches at once in each process.  [default: cores, or 1]")
 def serve(spec: str, address: str, keys: str | None, plain: bool, parallel: int, threads: int | None) -> None:
-    """Make the batches of the loader that MODULE:FUNCTION returns, for each RemoteLoader that asks.
+    """Make the batches of the loader that MODULE:FUNCTION returns, for every RemoteLoader that requests them.
 
     The module is found in the current folder or on Python's path. A feeder keeps no state: stop it, replace it, or
-    start it after the training began. Python code in the pipeline runs in one thread of a process at a time, so give
-    such a loader as many processes as there are cores, with one thread each, which is the default with -p.
+    start it after the training began. Python code in the pipeline runs in one thread of a process at a time, so such a
+    loader needs as many processes as there are cores, with one thread each, which is the default with -p.
 
     On SIGTERM or SIGINT it stops, and other feeders make its unfinished batches.
     """
@@ -99,7 +99,7 @@ def _serve_by(processes: int, address: str, options: dict[str, Any]) -> None:
                     continue
                 status = child.reap()
                 os.close(child.stdin)
-                if status == 1:  # it has said why
+                if status == 1:  # it has printed its error
                     sys.exit(1)
                 say(f"the feeder at {own} {ending(status)}; it is replaced")
                 time.sleep(RESTART)
@@ -114,7 +114,7 @@ def _serve_by(processes: int, address: str, options: dict[str, Any]) -> None:
 @keys_option
 @plain_option
 def status(addresses: tuple[str, ...], keys: str | None, plain: bool) -> None:
-    """Print a line for each feeder at ADDRESS: what it has made, how busy it is, and who waits for whom.
+    """Print a line for each feeder at ADDRESS: its batches, how busy it is, and which side waits.
 
     Exit code: 0 all answered; 1 some did not, within 5 seconds.
     """
@@ -161,9 +161,9 @@ def keys(folder: str) -> None:
     "--key-secret", "secret", metavar="NAME", help="A Secret with the keys; without it, nothing is encrypted."
 )
 def kubernetes(spec: str, image: str, name: str, replicas: int, feeders: int, port: int, secret: str | None) -> None:
-    """Print the Service and the Deployment of feeders, for `kubectl apply -f -`.
+    """Print a Service and a Deployment of feeders, for `kubectl apply -f -`.
 
-    A RemoteLoader in the same namespace finds all pods as dns:NAME:{PORT..LAST}, also those that join later.
+    A RemoteLoader in the same namespace finds all pods as dns:NAME:{PORT..LAST}, including pods that join later.
     """
     from tarshards.feed.cluster import kubernetes_objects
 

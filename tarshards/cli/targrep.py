@@ -46,7 +46,7 @@ quiet_option: Final = click.option(
     "-q",
     "--quiet",
     is_flag=True,
-    help="Without -o, write nothing, and stop at the first that is found; no progress bar.",
+    help="Without -o, write nothing, and stop at the first found sample; no progress bar.",
 )
 
 
@@ -54,19 +54,25 @@ quiet_option: Final = click.option(
 @takes_pattern
 @partial(reads_samples, count=("--count",), ignore_zeros=("--ignore-zeros",), quiet=quiet_option)
 @keep_metadata_option
-@click.option("-e", "--regexp", "patterns", multiple=True, metavar="PATTERN", help="Look for this; may be repeated.")
+@click.option("-e", "--regexp", "patterns", multiple=True, metavar="PATTERN", help="Search for this; may be repeated.")
 @click.option(
-    "-E/-F", "regular", default=True, show_default=False, help="Patterns are regular expressions (default), or texts."
+    "-E/-F",
+    "regular",
+    default=True,
+    show_default=False,
+    help="Patterns are regular expressions (default), or plain text.",
 )
-@click.option("-i", "--ignore-case", is_flag=True, help="Letters match in either case.")
+@click.option("-i", "--ignore-case", is_flag=True, help="Ignore case.")
 @where_option
 @keys_option
 @index_dir_option
-@click.option("--duplicates", is_flag=True, help="Samples that equal one before them, in all fields or in those of -f.")
+@click.option("--duplicates", is_flag=True, help="Duplicates of earlier samples, in all fields or in those of -f.")
 @click.option("-v", "--invert-match", "invert", is_flag=True, help="The other samples.")
-@click.option("-m", "--max-count", "most", type=COUNT, metavar="N", help="Stop after N are found.")
+@click.option("-m", "--max-count", "most", type=COUNT, metavar="N", help="Stop after N found samples.")
 @click.option("-l", "--list-keys", is_flag=True, help="Write the keys, one per line, instead of a tar.")
-@click.option("-c", "--count-found", "counts", is_flag=True, help="Write how many are found, instead of a tar.")
+@click.option(
+    "-c", "--count-found", "counts", is_flag=True, help="Write the number of found samples, instead of a tar."
+)
 @output_options
 def main(
     source: Input,
@@ -86,10 +92,10 @@ def main(
     """Write a tar of the samples of SHARDS that have PATTERN in one of their fields, or of those in -f.
 
     Without -e, --where, --keys and --duplicates the first argument is the PATTERN. If several of these are given, a
-    sample must meet all of them; of several -e, one.
+    sample must meet all of them, and at least one of several -e.
 
     Exits with 1 if nothing is found, as grep does; the output is then an empty tar. With --allow-empty it exits with 0.
-    With -q and no -o, nothing is written, and reading ends with the first that is found.
+    With -q and without -o, nothing is written, and reading ends at the first found sample.
     """
     is_silent = source.quiet and output.url == "-"
     refuse(counts and list_keys, "-c cannot be combined with -l")

@@ -40,10 +40,10 @@ def main(
     size: int | None,
     **options: Any,
 ) -> None:
-    """Write the rows of SOURCE, of another format, as samples to shards.
+    """Write the rows of SOURCE, data in another format, as samples to shards.
 
     SOURCE is files of parquet, csv, jsonl or TFRecord, a folder of MDS or Zarr, a folder with a folder of files for
-    each class, or a Hugging Face dataset: a folder that save_to_disk wrote, or a name with --format huggingface.
+    each class, or a Hugging Face dataset: a folder written by save_to_disk, or a name with --format huggingface.
     Columns become fields: image.jpg, text.txt, label.cls. If the command is killed, the same command line resumes it.
     """
     from tarshards.formats.importing import MAX_BYTES, import_dataset

@@ -65,7 +65,7 @@ def main(
     dry_run: bool,
     quiet: bool,
 ) -> None:
-    """Index SHARDS: write SHARD.index for each whose index is missing or stale, and the manifest that names them all.
+    """Index SHARDS: write SHARD.index where it is missing or stale, and the manifest that lists all shards.
 
     SHARDS are shard expressions: train-{000..146}.tar, globs, @listfile, http: and other URLs, manifests.
 
@@ -103,7 +103,7 @@ def main(
 
     how = manifests.Writing(dry_run, waits_for_disk())
     named = list({shard.url: shard for shard in shards.named()}.values())
-    if default().index_dir is not None:  # whose manifest names shards in other folders
+    if default().index_dir is not None:  # the manifest there names shards in other folders
         named = [shard._replace(url=Location.of(shard.url).absolute().url) for shard in named]
     if format_ == "energon":
         from tarshards.index.energon import export_energon

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 BACKENDS = ("local", "ray", "slurm", "kubernetes")
-#: The options that only some backends have.
+#: The options that exist only for some backends.
 KNOWN_TO = {
     **dict.fromkeys(("cpu", "memory", "storage", "gpu", "deadline"), ("slurm", "kubernetes")),
     **dict.fromkeys(("partition", "sbatch"), ("slurm",)),
@@ -58,7 +58,7 @@ wait_option: Final = click.option("--wait", is_flag=True, help="Wait until the j
 
 
 class JobVerbs(Verbs):
-    """The command that submits a job, and those that manage jobs."""
+    """The command that submits a job, and the verbs that manage jobs."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" not in args or ctx.resilient_parsing:
@@ -106,7 +106,7 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
         click.option(
             "--name", metavar="NAME", help="Name of the job.  [default: derived from the command and the items]"
         ),
-        click.option("-b", "--backend", type=backend, default=default, help="What runs the tasks."),
+        click.option("-b", "--backend", type=backend, default=default, help="Where the tasks run."),
         click.option("--dry-run", "--print", "dry_run", is_flag=True, help="Print what would run, and exit."),
         wait_option,
         click.option(
@@ -118,7 +118,7 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
             help="Tasks at once, 0: the default.  [default: as many as cores; Kubernetes: 100; Slurm: no limit]",
         ),
         click.option(
-            "--retries", type=COUNT, default=3, metavar="N", help="Further tries after a failure other than status 42."
+            "--retries", type=COUNT, default=3, metavar="N", help="Retries after a failure other than status 42."
         ),
         click.option("--max-failed", type=COUNT, metavar="N", help="End the job when more than N items have failed."),
         click.option(
@@ -305,7 +305,7 @@ def _wait(folder: Any, quiet: bool) -> None:
 
 
 def _finish(plan: Any, status: Any, notes: list[str], quiet: bool) -> None:
-    """Report what is not done on stderr, and exit with the code for it."""
+    """Report unfinished items on stderr, and exit with the corresponding code."""
     from tarshards.run.jobs.status import table
 
     if not status.complete or notes:

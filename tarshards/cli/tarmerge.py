@@ -22,7 +22,7 @@ from stdin."""
 @keep_metadata_option
 @index_dir_option
 @click.option("--missing", type=click.Choice(MISSING), default="fail", help="Keys not in all inputs.")
-@click.option("--conflict", type=click.Choice(CONFLICT), default="fail", help="Fields in several.")
+@click.option("--conflict", type=click.Choice(CONFLICT), default="fail", help="Fields in several inputs.")
 @output_options
 @spill_options
 def main(

@@ -77,8 +77,8 @@ def main(
     SHARDS are sources, each a shard expression and its weight: a.tar:0.7 'b-{0..9}.tar:0.3'. Without any weights, all
     are equal. Each source keeps its order; --shuffle shuffles each.
 
-    --until first: until a source is exhausted; last: until all have been read once, while others start again; N: this
-    many samples.
+    --until first: until a source is exhausted; last: until all have been read once, while exhausted ones start again;
+    N: this many samples.
     """
     refuse(config is not None and source.specs != ["-"], "SHARDS and --yaml cannot be combined: both name the sources")
     refuse(config is None and allow_pipe, "--allow-pipe requires --yaml")

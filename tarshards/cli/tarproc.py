@@ -43,7 +43,7 @@ WAYS = ("command", "script", "python", "server")
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Kill a command that runs longer."
 )
-@click.option("--retries", type=COUNT, metavar="N", default=0, help="Further tries of a sample that fails.")
+@click.option("--retries", type=COUNT, metavar="N", default=0, help="Retries of a failed sample.")
 @click.option(
     "--failed",
     type=click.Choice(["abort", "skip", "keep"]),
@@ -52,7 +52,7 @@ WAYS = ("command", "script", "python", "server")
 @click.option("--halt", metavar="now|soon,fail=N|N%", help="End the run after this many failures.")
 @click.option("--joblog", type=FILE, help="Write a line per sample to this file.")
 @click.option("--resume", is_flag=True, help="Keep finished samples until the run is complete, and start with them.")
-@click.option("--resume-failed", is_flag=True, help="The same, but run failed samples again.")
+@click.option("--resume-failed", is_flag=True, help="The same, but rerun failed samples.")
 @click.option("--state", type=FILE, help="Where --resume keeps samples.  [default: OUTPUT.tarproc]")
 @tmpdir_option("scratch directories", "/dev/shm, $TMPDIR or /tmp")
 @rekey_option

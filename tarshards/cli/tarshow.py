@@ -39,10 +39,10 @@ def main(source: Input, summary: bool, images: bool, html: Location | None, over
 def _list(source: Input, images: bool) -> None:
     from tarshards.verbs.show import PICTURE, draw_pictures, list_sample
 
-    source.quiet |= sys.stdout.isatty()  # the bar would appear between the lines
+    source.quiet |= sys.stdout.isatty()  # else the bar would appear between the lines
     terminal = _terminal() if images else None
     for sample in source:
-        click.echo(list_sample(sample), color=True)  # there is nothing in it to strip
+        click.echo(list_sample(sample), color=True)  # no escape sequences to strip, so do not search for them
         if terminal is not None:
             for picture in draw_pictures(sample, columns=min(PICTURE, terminal.width)):
                 terminal.print(picture)

@@ -25,11 +25,11 @@ from tarshards.write.shards import write_samples
     metavar="FIELD[:KIND]",
     help="Sort by FIELD; later ones break ties. KIND: text, int, float, natural.",
 )
-@click.option("-r", "--reverse", is_flag=True, help="The largest first.")
+@click.option("-r", "--reverse", is_flag=True, help="Descending order.")
 @click.option("--shuffle", is_flag=True, help="A random order, by --seed.")
 @seed_option
 @click.option("--unique", type=click.Choice(["first", "last", "error"]), help="Keep one sample of each key.")
-@click.option("--regroup", is_flag=True, help="Bring together the members of each key, wherever they stand.")
+@click.option("--regroup", is_flag=True, help="Group the members of each key, wherever they are.")
 @spill_options
 def main(
     source: Input,

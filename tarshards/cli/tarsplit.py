@@ -44,7 +44,7 @@ DEFAULT_SIZE = 10**9
 @samples_option
 @size_option("1e9, without -n")
 @click.option("--start", "first", type=COUNT, default=0, metavar="N", help="Number of the first shard.")
-@click.option("--maxshards", type=click.IntRange(min=1), metavar="N", help="Stop reading when this many are full.")
+@click.option("--maxshards", type=click.IntRange(min=1), metavar="N", help="Stop reading when N shards are full.")
 @click.option("--by", metavar="FIELD", help="A series of shards for each value of FIELD; {FIELD} in PATTERN.")
 @click.option(
     "--ratios", metavar="NAME=R,...", help="A series for each name, such as train=.9,val=.1; {split} in PATTERN."

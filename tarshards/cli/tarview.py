@@ -13,7 +13,7 @@ from tarshards.cli.output import OUTPUT, check_output, overwrite_option, sync_op
 from tarshards.cli.parameters import FILE, index_dir_option, shards_argument, typed
 from tarshards.cli.program import refuse, tool, usage_errors
 
-MOST = 1 << 30  # bytes of a list of what was left out, and of a checkpoint
+MOST = 1 << 30  # most bytes of a ledger's list, and of a checkpoint
 
 
 @tool(
@@ -22,20 +22,24 @@ MOST = 1 << 30  # bytes of a list of what was left out, and of a checkpoint
 )
 @shards_argument
 @index_dir_option
-@click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Serve there.  [default: any free]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Port to serve at.  [default: any free]"
+)
 @click.option("--browse", is_flag=True, help="Open the page in a browser.")
-@click.option("--ledger", type=FILE, metavar="FILE", help="JSON list of what a ledger left out, for the page to link.")
+@click.option(
+    "--ledger", type=FILE, metavar="FILE", help="JSON list of the samples that a ledger left out, to link on the page."
+)
 @click.option("--state", type=FILE, metavar="FILE", help="State or checkpoint from which batches are counted.")
-@click.option("--static", type=OUTPUT, metavar="FOLDER", help="Write a page into FOLDER, which needs no tarview.")
+@click.option("--static", type=OUTPUT, metavar="FOLDER", help="Write a page that needs no tarview into FOLDER.")
 @overwrite_option
 @sync_option
 @takes_shards
 def main(
     shards: ShardArguments, port: int, browse: bool, ledger: str | None, state: str | None, static: Any, overwrite: bool
 ) -> None:
-    """Show what is in SHARDS on a page for a browser on this machine, wherever they lie.
+    """Show the contents of SHARDS, local or remote, on a page for a browser on this machine.
 
-    Nothing is written. Shards without an index are indexed in memory, as far as one scrolls.
+    Nothing is written. Shards without an index are indexed in memory, as you scroll.
     """
     refuse(not shards.specs, "name shards: a page needs to read them at any offset, which stdin does not allow")
     if static is not None:

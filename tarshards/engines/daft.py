@@ -64,7 +64,7 @@ class _DaftTask(DataSourceTask):
 class DaftSink(DataSink[list[Any]]):
     """Writes rows with a ``__key__`` to shards, for ``write_sink``; the arguments are those of ``ShardOutput``.
 
-    Each partition that Daft writes becomes at least one shard; ``frame.into_batches(n)`` first makes them larger.
+    Each partition that Daft writes becomes at least one shard; ``frame.into_batches(n)`` makes larger partitions.
     """
 
     def __init__(self, pattern: Any, **options: Any):

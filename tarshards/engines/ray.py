@@ -1,4 +1,4 @@
-"""Ray: shards as a dataset of Ray Data, datasets to shards, and an executor on a cluster; the only importer of ``ray``.
+"""Ray: shards to Ray datasets, Ray datasets to shards, and an executor on a cluster; the only importer of ``ray``.
 
 For example:
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class RaySource(Datasource):
     """The samples of indexed shards; ``read()`` is the dataset. The arguments are those of ``ShardTable``.
 
-    A task reads a range of positions, so one large shard is read by many. Its rows and bytes are counted in the
-    indexes, not estimated.
+    A task reads a range of positions, so many tasks can read one large shard. Rows and bytes come from the indexes;
+    they are not estimated.
     """
 
     def __init__(self, urls: Any, **options: Any):
@@ -42,8 +42,8 @@ class RaySource(Datasource):
     def read(self, tasks: int | None = None) -> ray.data.Dataset:
         """Return the dataset; *tasks* is as for ``ShardTable.ranges``, with the cores of the cluster.
 
-        If ``ray.data.read_datasource`` chose the number, small datasets would have a task or block for each MiB, each
-        of which takes Ray several times the CPU of reading it.
+        If ``ray.data.read_datasource`` chose the number, small datasets would be read in tasks or blocks of 1 MiB, and
+        Ray would spend several times more CPU on each than reading it takes.
         """
         tasks = tasks or self._table.tasks(_cluster_cores())
         return ray.data.read_datasource(self, override_num_blocks=tasks)
@@ -72,7 +72,7 @@ class RaySource(Datasource):
 class RaySink(Datasink):
     """Writes rows with a ``__key__`` to shards, for ``write_datasink``; the arguments are those of ``ShardOutput``.
 
-    Each task writes shards of its own; with *max_samples*, Ray gives it at least that many rows.
+    Each task writes its own shards; with *max_samples*, Ray gives each task at least that many rows.
     """
 
     def __init__(self, pattern: Any, **options: Any):
@@ -99,11 +99,11 @@ class RaySink(Datasink):
 class RayExecutor(Executor):
     """Calls functions on a Ray cluster, for ``map_shards(executor=...)`` and the like.
 
-    The cluster is the one that ``ray.init`` connected this process to, else that of ``RAY_ADDRESS``, else this machine.
+    The cluster is the one that ``ray.init`` has connected to, else the one in ``RAY_ADDRESS``, else this machine.
 
-    *options* are those of ``ray.remote``, such as ``num_cpus=2``. By default Ray repeats a call up to three times
-    if its worker dies; outputs are atomic, so nothing is lost or doubled. A cancelled call is interrupted between lines
-    of Python, not while it waits in C.
+    *options* are those of ``ray.remote``, such as ``num_cpus=2``. By default, Ray repeats a call up to three times if
+    its worker dies; outputs are atomic, so no sample is missing or duplicated. A cancelled call is interrupted between
+    two lines of Python, but not while it waits in C.
     """
 
     def __init__(self, **options: Any):
@@ -114,7 +114,7 @@ class RayExecutor(Executor):
 
     @property
     def slots(self) -> int:
-        """The number of calls that the cluster runs at once with its present cores."""
+        """The number of calls that the cluster runs in parallel with its current cores."""
         return max(1, int(_cluster_cores() / self._cores)) if self._cores else 1
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
@@ -144,7 +144,7 @@ class RayExecutor(Executor):
             if cancel_futures:
                 future.cancel()
             elif wait:
-                with suppress(Exception):  # the future has it
+                with suppress(Exception):  # the future reports it
                     future.exception()
 
 

@@ -1,4 +1,4 @@
-"""Spark: shards as the format "tarshards" of data frames; the only importer of ``pyspark``.
+"""Spark: shards as data frames of the format "tarshards"; the only importer of ``pyspark``.
 
 For example:
 
@@ -39,7 +39,7 @@ class SparkSource(DataSource):
 
     ``load`` takes a shard expression; the options are ``fields``, names in one string, and ``tasks``, the number of
     ranges of positions that are read. ``save`` takes a pattern, and the options ``max_samples`` and ``max_bytes`` of a
-    shard; "overwrite" begins at shard 0, and "append" after the last one.
+    shard; "overwrite" begins with shard 0, "append" after the last shard.
     """
 
     @classmethod

@@ -1,7 +1,7 @@
-"""What the tasks of an engine read and write: ranges of positions as Arrow tables, and shards that count once.
+"""What the tasks of an engine read and write: ranges of positions as Arrow tables, and shards, each counted once.
 
-A task may run twice, or die halfway. So tasks write under names of their own, in a folder beside the output, and report
-what they have written; ``ShardOutput.commit`` gives the reported shards their names, and removes the rest.
+A task may run twice or die before it ends. So each task writes under its own names, in a folder beside the output, and
+reports the shards that it has written; ``ShardOutput.commit`` renames the reported shards and removes the rest.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KEY = "__key__"
-TABLE = 1 << 24  # bytes of fields in a table; half and double take as much CPU
+TABLE = 1 << 24  # bytes of fields in a table; half or double takes the same CPU time
 TASK = 1 << 27  # bytes of fields of a task: the size of a block or partition in Ray and Spark
 
 
@@ -80,7 +80,7 @@ class ShardTable:
 
     @cached_property
     def _described(self) -> tuple[list[str], list[Shard], list[int]]:
-        """The fields of all shards, the shards, and the bytes of their fields to read; every index is loaded."""
+        """The fields of all shards, the shards, and the bytes to read of each; loads every index."""
         shards = self.samples.shards
         fields: dict[str, None] = {}
         found, sizes = [], []
@@ -110,7 +110,8 @@ class ShardTable:
     @property
     def size(self) -> int:
         """The bytes of the fields of all samples."""
-        return sum(self._described[2])
+        _, _, sizes = self._described
+        return sum(sizes)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -118,7 +119,8 @@ class ShardTable:
         pa = arrow()
         if self.decoded:
             return Tables(Columns({}, []), self.samples[:LOOKED_AT]).schema
-        return pa.schema([(KEY, pa.string()), *((field, pa.binary()) for field in self._described[0])])
+        fields, _, _ = self._described
+        return pa.schema([(KEY, pa.string()), *((field, pa.binary()) for field in fields)])
 
     def tasks(self, cores: int) -> int:
         """Return the number of tasks for this number of cores."""
@@ -192,11 +194,11 @@ def _refuse(sample: Sample, error: TarshardsError) -> None:
 
 
 class ShardOutput:
-    """Shards named by *pattern* that many tasks write; they appear once ``commit`` has the reports of the tasks.
+    """Shards named by *pattern* that many tasks write; they appear when ``commit`` gets the reports of the tasks.
 
-    *pattern*, *max_samples*, *max_bytes* and *sync* are as for ``ShardWriter``. Each task writes shards of its own, so
-    many are smaller than these limits. Files must be renamed, so the output is on a file system that all hosts share,
-    or in an object store, which copies its objects itself.
+    *pattern*, *max_samples*, *max_bytes* and *sync* are as for ``ShardWriter``. Each task writes its own shards, so
+    many are smaller than these limits. The output must be on a file system that all hosts share, or in an object store
+    that can copy objects, because ``commit`` renames files.
     """
 
     def __init__(
@@ -263,7 +265,7 @@ class ShardOutput:
         return self.pattern.at(shard_name(self.pattern, number))
 
     def abort(self) -> None:
-        """Remove what tasks have written and nobody committed."""
+        """Remove the files of tasks that were not committed."""
         folder = Location(self.folder)
         if folder.path is not None:
             shutil.rmtree(folder.path, ignore_errors=True)

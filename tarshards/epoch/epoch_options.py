@@ -15,27 +15,26 @@ TAILS: tuple[Tail, ...] = get_args(Tail)
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOptions:
-    """In which order the samples of an epoch come, and what becomes of those that ranks cannot share equally.
+    """The order of the samples of an epoch, and the treatment of samples that do not divide evenly among ranks.
 
     - *shuffle*: permute the samples by (*seed*, epoch); False keeps the storage order. Without indexes the shards are
       permuted, and each worker mixes samples in a buffer.
-    - *seed*: what the permutations are drawn from
+    - *seed*: the seed of the permutations
     - *tail*: "exact" delivers each sample once, so that some ranks have one more; "pad" repeats samples from the start
-      of the epoch and "drop" leaves out its last ones, so that ranks have equally many; None is "pad" for several ranks
-      and "exact" for one. Without indexes only "exact" is possible, and loaders require it, or ``steps=``, where ranks
-      do not divide the shards.
-    - *pool*: the samples that are shuffled together, over all ranks (None: 2**18); without indexes in the buffer of
-      each worker (None: 1,000)
-    - *block*: the consecutive samples that stay in one stretch of the order, and that a remote shard is asked for
-      together (None: about 1 MiB, at most 16; where all samples fit into *pool*, single ones are permuted). Requires
-      indexes.
+      of the epoch and "drop" leaves out its last ones, so that all ranks have the same number; None is "pad" for
+      several ranks and "exact" for one. Without indexes only "exact" is possible, and loaders require it, or
+      ``steps=``, if the number of ranks does not divide the number of shards.
+    - *pool*: the number of samples that are shuffled together, over all ranks (None: 2**18); without indexes, in the
+      buffer of each worker (None: 1,000)
+    - *block*: the number of consecutive samples that are permuted as one, and requested together from a remote shard
+      (None: about 1 MiB, at most 16; if all samples fit into *pool*, single samples are permuted). Requires indexes.
     - *resample*: True draws the samples of an epoch, as many as there are, with replacement by (*seed*, epoch,
       position); without indexes it draws shards. A list of weights, one for each shard, draws the shards by these.
       Excludes *pool* and *block*; *shuffle* has no effect.
 
-    Raises TypeError for a *seed*, *pool* or *block* that is no integer, a *shuffle* that is no bool and a *resample*
-    that is neither a bool nor a list, and ValueError for a *pool* or *block* below 1, another *tail*, and weights that
-    are negative, not finite or all 0.
+    Raises TypeError for a *seed*, *pool* or *block* that is not an integer, a *shuffle* that is not a bool, and a
+    *resample* that is neither a bool nor a list, and ValueError for a *pool* or *block* below 1, another *tail*, and
+    weights that are negative, not finite or all 0.
     """
 
     shuffle: bool = False
@@ -59,16 +58,16 @@ class EpochOptions:
 
     @property
     def needs_index(self) -> bool:
-        """Whether an option is given that only planned epochs have."""
+        """Whether an option is given that requires planned epochs."""
         return self.tail not in (None, "exact") or self.block is not None
 
     def tail_for(self, ranks: int) -> Tail:
-        """Return *tail*, or its default for so many ranks."""
+        """Return *tail*, or its default for this number of ranks."""
         return self.tail or ("exact" if ranks == 1 else "pad")
 
 
 def _check_resample(resample: Any) -> bool | tuple[float, ...]:
-    """Return ``resample=``, weights as a tuple; raise TypeError or ValueError for what it cannot be."""
+    """Return ``resample=``, with weights as a tuple; raise TypeError or ValueError for an invalid value."""
     if isinstance(resample, bool):
         return resample
     try:

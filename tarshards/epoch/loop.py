@@ -1,4 +1,4 @@
-"""The loop over a planned epoch: it takes the positions of one worker part by part, counts what was read, audits it."""
+"""The loop over a planned epoch: takes the positions of one worker in parts, reads, counts and audits the samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tarshards.samples.ledger import Ledger, Tally
 
 T = TypeVar("T")
 
-LOOKED_UP = 1 << 12  # positions that are looked up at once
+LOOKED_UP = 1 << 12  # positions to look up at once
 
 
 class Shares(Sequence[range]):
@@ -72,7 +72,7 @@ class Shares(Sequence[range]):
 
 
 class Outcome(NamedTuple):
-    """What became of the samples of a part; *taken*, *quarantined* and *left_out* mean what they mean in ``Part``."""
+    """The outcomes of the samples of a part; *taken*, *quarantined* and *left_out* are as in ``Part``."""
 
     taken: int
     quarantined: int
@@ -88,13 +88,13 @@ class Outcome(NamedTuple):
 
 
 class Part:
-    """Some positions of a *plan*, the shards and numbers of their samples, and what has been read of them.
+    """Some positions of a *plan*, the shards and numbers of their samples, and the counts of what has been read.
 
     *sample_positions* are the positions in the plan of single samples, where those of the plan are bins. *begins* are
     the elements at which they begin, where bins have pieces of samples.
 
-    *taken* samples, the first ones, were read or could not be; *quarantined* of these could not, and the others had
-    *members*. *left_out* counts those that were read and left out after that.
+    The first *taken* samples were read or could not be read; *quarantined* of these could not, and the others had
+    *members*. *left_out* counts samples that were read and then left out.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Part:
         self.quarantined: int = 0
         self.members: int = 0
         self.left_out: Tally | None = None
-        self.reader: SampleReader | None = None  # which fetches ahead, if the loop has one
-        self.is_aside = False  # whether that reader does not know of these samples
+        self.reader: SampleReader | None = None  # the prefetching reader, if the loop has one
+        self.is_aside = False  # whether that reader does not expect these samples
 
     @classmethod
     def of(cls, plan: PlannedEpoch, positions: range | np.ndarray) -> Part:
@@ -135,11 +135,11 @@ class Part:
 
     @property
     def outcome(self) -> Outcome:
-        """What has become of the samples so far."""
+        """The outcomes of the samples so far."""
         return Outcome(self.taken, self.quarantined, self.left_out)
 
     def leave_out(self, tally: Tally) -> None:
-        """Count samples that were read and then left out, as *tally* says."""
+        """Count samples that were read and then left out, by *tally*."""
         if self.left_out is None:
             self.left_out = tally
         else:
@@ -160,13 +160,13 @@ class Part:
         return part
 
     def read_all(self, reader: SampleReader) -> Iterator[Sample | TarshardsError]:
-        """Yield the samples as *reader* returns them; instead of one that cannot be read, the error."""
+        """Yield the samples as *reader* returns them, or the error for a sample that cannot be read."""
         return (reader.read_aside_all if self.is_aside else reader.read_all)(self.shards, self.numbers)
 
     def read(self, reader: SampleReader, on_error: Callable[[Exception], Any]) -> Iterator[Sample]:
         """Yield the samples, by the loop's reader or else by *reader*; errors of samples go to *on_error*.
 
-        Raises AuditError, which names the shards, if *reader* yields fewer samples than it was asked for.
+        Raises AuditError, which names the shards, if *reader* yields fewer samples than requested.
         """
         reader = self.reader or reader
         names = reader.names
@@ -194,10 +194,10 @@ class Part:
 class EpochLoop:
     """The loop of one worker over its *shares* of a *plan*.
 
-    Its tally goes to *ledger*, and is audited by whoever runs the loop. *digest* identifies the dataset; *left_out* are
+    Its tally goes to *ledger*; the caller that runs the loop audits it. *digest* identifies the dataset; *left_out* are
     positions of this rank that no share covers, which count as dropped. The loop is *whole* if it begins with the epoch
     and each sample comes once. If it *is_ahead* of the consumer, all that was taken counts as in flight; the consumer
-    counts with each result what became of its samples.
+    counts the outcomes of the samples with each result.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class EpochLoop:
 
     @property
     def made(self) -> Outcome:
-        """What became of the samples of the result that was made last."""
+        """The outcomes of the samples of the latest result."""
         return self._begun[0].outcome
 
     @property
@@ -255,15 +255,16 @@ class EpochLoop:
         return replace(self._tally, read=read)
 
     def parts(self) -> Iterator[Part]:
-        """Yield the part of each share; those of several are looked up together, which takes less time."""
+        """Yield the part of each share; several parts are looked up together, which is faster."""
         for shares in growing(self.shares, 1, max(1, LOOKED_UP // self.shares.size)):
             yield from Part.of(self.plan, shares.together()).split(shares.bounds(self.plan.sizes))
 
     def run(self, read: Callable[[Iterable[Part]], Iterable[T]], parts: Iterable[Part] | None = None) -> Iterator[T]:
-        """Yield what *read* makes of the parts, by default those of the shares: one result for each part, in order.
+        """Yield the results of *read* for the parts (default: those of the shares): one for each part, in order.
 
-        *read* counts in each part what it took, and may take parts ahead. A part is counted when its result has been
-        used up, or the loop is left. At the end errors of shards that changed while they were read go to the ledger.
+        *read* counts in each part the samples that it took, and may take parts ahead. A part is counted when its result
+        has been consumed, or the loop is left. At the end errors of shards that changed while they were read go to the
+        ledger.
         """
         is_out = False
         try:
@@ -280,7 +281,7 @@ class EpochLoop:
             self.ledger.add(self.tally)
 
     def _ahead(self) -> AbstractContextManager[SampleReader]:
-        """Return a reader that fetches what the loop will read."""
+        """Return a reader that prefetches the samples of the loop."""
         block, reach = self.plan.block_and_reach
         own = self._samples
         reach = max(1, min(own, round(reach * self.shares.total / max(1, len(self.plan)))))
@@ -308,7 +309,7 @@ class EpochLoop:
             yield part
 
     def _count(self, part: Part, is_out: bool = True) -> None:
-        """Count what was read of *part*; without *is_out* it was left before there was a result."""
+        """Count the samples read from *part*; without *is_out*, the loop was left before its result."""
         shards, tally = part.shards[: part.taken], self._tally
         if self._repeats or part.begins is not None:
             first = part.positions[: part.taken] < self.plan.total

@@ -1,8 +1,8 @@
-"""Bins of samples of variable length, as the positions of an epoch: packed rows, and batches of like length.
+"""Bins of samples of variable length, as the positions of an epoch: packed rows, and batches of similar length.
 
 The unit of position is the bin. A ``PackedPlan`` is a ``PlannedEpoch`` whose position b is not one sample but all
 samples of the b-th bin: ranks take the bins r, r + ranks, ..., ``tail`` repeats or drops bins, and a state is the
-number of the bin that comes next. Nothing else is new: ``Shares`` cuts bins into batches, the loop reads their samples,
+number of the next bin. Everything else is unchanged: ``Shares`` cuts bins into batches, the loop reads their samples,
 counts and audits them, and ``Passes`` saves and resumes the position.
 
 ::
@@ -75,7 +75,7 @@ def best_fit(lengths: NDArray[Any], capacity: int) -> NDArray[np.int64]:
 
 
 def alike(lengths: NDArray[Any], budget: int) -> NDArray[np.int64]:
-    """Return the number of the batch of each length: of like lengths, the longest times their number within *budget*.
+    """Return the number of the batch of each length: similar lengths, the longest times their number within *budget*.
 
     >>> alike(np.array([2, 5, 3, 5]), 10)
     array([1, 0, 1, 0])
@@ -97,14 +97,14 @@ class Packing:
 
     Where *lengths* names a field or a column, a loader makes a Packing ``with_lengths``.
 
-    Raises ValueError for lengths that are no whole numbers of at least 1, and arguments out of range.
+    Raises ValueError for lengths that are not whole numbers of at least 1, and for arguments out of range.
     """
 
     lengths: NDArray[Any] | str
     capacity: int
     window: int = WINDOW
     overlong: Overlong = "error"
-    is_packed: bool = True  # rather than in batches of like length
+    is_packed: bool = True  # False: batches of similar length
     _last: tuple[Any, Bins] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class Packing:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What a state says of it."""
+        """The description of the packing in a state."""
         digest = blake2b(self.known.astype("<i4").tobytes(), digest_size=16).hexdigest()
         how = "pack" if self.is_packed else "bucket"
         return {
@@ -159,11 +159,11 @@ class Packing:
         state: Mapping[str, Any] | None = None,
         dataset: str = "",
     ) -> PackedPlan:
-        """Return the bins of the epoch of a plan, or what *state* says is left of them.
+        """Return the bins of the epoch of a plan, or those that remain according to *state*.
 
-        *make* returns the plan for one rank: of the epoch, or of what a state says is left of one. *counts* are the
-        samples of the shards of *dataset*, its digest. Raises StateError for a state of other lengths or options, and
-        SampleError for a sample that is overlong.
+        *make* returns the plan for one rank: of an epoch, or of the part that remains according to a state. *counts*
+        are the samples of the shards of *dataset*, its digest. Raises StateError for a state of other lengths or
+        options, and SampleError for a sample that is overlong.
         """
         begin: Any = 0
         if state is None:
@@ -251,15 +251,15 @@ def pack(lengths: ArrayLike | str, capacity: int, *, window: int = WINDOW, overl
     that has them, or of a field, whose lengths are the rows of ``.npy``, the elements that ``readers.ragged`` makes, or
     else bytes. The *window* is that of positions of the epoch, the same on any number of ranks. A sample longer than
     the capacity raises SampleError, which names its position; with ``overlong="drop"`` such samples are left out, and
-    the ledger counts them as dropped. With ``overlong="split"`` they are cut into pieces of the capacity, each in a row
-    of its own, and a last one that is packed like a sample; the ledger counts a sample's further pieces as repeated.
+    the ledger counts them as dropped. With ``overlong="split"`` they are cut into pieces of the capacity, each in a
+    separate row, and a last one that is packed like a sample; the ledger counts a sample's further pieces as repeated.
     Raises ValueError for arguments out of range.
     """
     return Packing(lengths if isinstance(lengths, str) else np.asarray(lengths), capacity, window, overlong)
 
 
 def bucket(lengths: ArrayLike | str, *, budget: int, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
-    """Put samples of like length together: batches that, padded to their longest, have at most *budget* tokens.
+    """Put samples of similar length together: batches that, padded to their longest, have at most *budget* tokens.
 
     The arguments are those of ``pack``; samples are not split.
     """
@@ -342,7 +342,7 @@ class PackedPlan(PlannedEpoch):
         """Return the numbers of bins in the whole epoch."""
         if positions.size and not 0 <= positions.min() <= positions.max() < len(self):
             raise IndexError(f"position out of range of a plan of {len(self)}")
-        every = max(1, len(self.bins.starts) - 1)  # what is past the end repeats the epoch's start
+        every = max(1, len(self.bins.starts) - 1)  # positions past the end repeat the epoch's start
         return np.where(positions < self.total, self.begin + positions, (positions - self.total) % every)
 
     def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
@@ -350,7 +350,7 @@ class PackedPlan(PlannedEpoch):
         return iter(())
 
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> PackedPlan:
-        """Return what is left, for *ranks*, after all ranks together took *position* bins."""
+        """Return the rest, for *ranks*, after all ranks together took *position* bins."""
         begin, tail = self._position(position), self.tail if tail is None else tail
         return PackedPlan(self.unpacked, self.packing, self.bins, ranks=ranks, tail=tail, begin=begin)
 

@@ -1,4 +1,4 @@
-"""Permutations by a seed that no release of numpy changes: sorted hashes of splitmix64.
+"""Permutations by a seed that are the same with every release of numpy: sorted hashes of splitmix64.
 
 The generator is Steele, Lea and Flood's ("Fast splittable pseudorandom number generators", 2014).
 """
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-AT_ONCE = 1 << 16  # numbers of a row that are hashed at once: the temporaries of long rows would take more than these
+AT_ONCE = 1 << 16  # numbers of a row to hash at once, to limit the memory of temporaries
 
 
 def finalize(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -25,13 +25,13 @@ POOL = 2**18
 MAX_BLOCK, BLOCK_BYTES, MAX_BLOCKS = 16, 2**20, 10**7
 MAX_LANES = 2**20
 CHUNK = 2**16  # positions that are computed at once; of whole windows, 4 times as many samples
-SUBSTITUTES, AROUND = 64, 64  # how many are drawn for a position, and from how many samples at least
+SUBSTITUTES, AROUND = 64, 64  # number of draws for a position, and the least number of samples to draw from
 
 
 def block_size(counts: ArrayLike, sizes: ArrayLike | None = None) -> int:
     """Return the samples of a block for shards of *counts* samples and *sizes* bytes: about 1 MiB, from 1 to 16.
 
-    Larger blocks are chosen where there would be more than 10 million.
+    Larger blocks are used if there would be more than 10 million.
 
     >>> block_size([1000, 1000], [80e6, 80e6]), block_size([1000, 1000])
     (13, 16)
@@ -101,9 +101,9 @@ class Order:
         return np.concatenate(([0], np.cumsum(-(-self.counts.astype(np.int64) // self.block))))
 
     def make_tables(self) -> tuple[NDArray[Any], ...]:
-        """Make what the line is looked up in: 8 bytes a sample where blocks and windows are of one sample.
+        """Make the tables in which the line is looked up: 8 bytes per sample if blocks and windows have one sample.
 
-        Otherwise 4 bytes a block, and 12 for each that is shorter than the others, as the last one of a shard may be.
+        Otherwise 4 bytes per block, and 12 for each shorter block, such as the last one of a shard.
         """
         return (self._line(),) if self.block == self.window == 1 else self._blocks()
 
@@ -258,17 +258,17 @@ class PlannedEpoch(ABC):
 
     @property
     def sizes(self) -> NDArray[np.int64] | None:
-        """The samples of each position where these are bins; None where each is one sample."""
+        """The samples of each position where these are bins; None if each is one sample."""
         return None
 
     @property
     def unpacked(self) -> PlannedEpoch:
-        """The plan of single samples that the bins are made of, or this one."""
+        """The plan of single samples from which the bins are made, or this plan."""
         return self
 
     @property
     def permuted_by(self) -> tuple[int, int] | None:
-        """The seed and the epoch that decide the order; None in storage order."""
+        """The seed and the epoch that determine the order; None in storage order."""
         return None
 
     def sample_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -277,11 +277,11 @@ class PlannedEpoch(ABC):
 
     @property
     def further(self) -> NDArray[np.int64] | None:
-        """How many pieces at each position are not the first of their sample; None where samples are whole."""
+        """How many pieces at each position are not the first of their sample; None if samples are whole."""
         return None
 
     def begins(self, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the elements at which the pieces of samples at *positions* begin; None where samples are whole."""
+        """Return the elements at which the pieces of samples at *positions* begin; None if samples are whole."""
         return None
 
     @property
@@ -307,21 +307,21 @@ class PlannedEpoch(ABC):
 
     @property
     def block_and_reach(self) -> tuple[int | None, int]:
-        """The samples of a block, None for as many as one likes; and how many positions a block is used over, about."""
+        """The samples of a block (None: any number), and the approximate number of positions over which it is used."""
         return MAX_BLOCK, POOL
 
     @property
     def gap(self) -> float:
-        """How many samples that are not of the epoch are between those that are, on average."""
+        """The average number of samples outside the epoch between two stretches of samples in it."""
         return 0.0
 
     @property
     def order(self) -> Order | None:
-        """What positions are looked up in, if it is of one dataset: its tables may come from another process."""
+        """The order in which positions are looked up, for a plan of one dataset; its tables may be shared."""
         return None
 
     def apart(self) -> PlannedEpoch:
-        """Return the same plan with caches of its own, for looking up positions far from those that others look up."""
+        """Return the same plan with separate caches, for looking up positions far from those of other users."""
         return self
 
     @abstractmethod
@@ -337,7 +337,7 @@ class PlannedEpoch(ABC):
 
     @abstractmethod
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> PlannedEpoch:
-        """Return what is left, for *ranks*, after all ranks together took *position* positions."""
+        """Return the rest, for *ranks*, after all ranks together took *position* positions."""
 
     @abstractmethod
     def state(self, taken: int) -> dict[str, Any]:
@@ -479,7 +479,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         return self._locate(*self._originals(positions))
 
     def _originals(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the positions in the whole epoch that *positions* are, and the lanes that they are in here."""
+        """Return the positions in the whole epoch for *positions*, and their lanes in this plan."""
         original = self._begin + np.minimum(positions, self.total - 1)
         lane = original - original // self.lanes * self.lanes  # numpy divides much faster than it takes remainders
         for recut in reversed(self._recuts):
@@ -498,9 +498,9 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         return found[:, 0], found[:, 1]
 
     def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
-        """Yield samples of the lane and the window of *position*, whose blocks are at hand when it is read.
+        """Yield samples of the lane and the window of *position*; their blocks are in memory when it is read.
 
-        Where a lane has fewer than 64 samples, they are drawn from the whole epoch.
+        If a lane has fewer than 64 samples, they are drawn from the whole epoch.
         """
         (original,), lane = self._originals(np.array([position], np.int64))
         order = self._order
@@ -596,7 +596,7 @@ def _at_least_one(name: str, value: int, most: int | None = None) -> int:
 
 
 def _check_counts(counts: ArrayLike) -> NDArray[Any]:
-    """The counts in the least type that holds them: they travel with every pickled plan."""
+    """The counts in the smallest sufficient type, since they are part of every pickled plan."""
     counts = np.asarray(counts)
     if not counts.size:
         return np.zeros(0, np.uint8)

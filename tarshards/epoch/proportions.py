@@ -1,4 +1,4 @@
-"""Which source comes next, so that each source has had its share to within one sample at every moment."""
+"""Which source comes next, so that at every position each source has had its share to within one sample."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ class Phase(NamedTuple):
 
 
 class Quotas:
-    """How many of the first n samples should have come from each source, by *weights*.
+    """The number of the first n samples that should come from each source, by *weights*.
 
-    A weight is a number, or ``{position: weight}`` with one for position 0, each of which holds until the next. At each
-    position the weights count relative to their sum, so that the quotas of n are the sums of these ratios over the
-    first n positions, and add up to n. A worker that takes one of every *stride* positions has quotas of its own: n of
-    its samples are n x *stride* positions. Only the ratios of weights count; a float counts as the decimal it is
-    written as.
+    A weight is a number, or ``{position: weight}`` with one for position 0, each of which applies until the next
+    position. At each position the weights count relative to their sum, so that the quotas of n are the sums of these
+    ratios over the first n positions, and add up to n. A worker that takes one of every *stride* positions has quotas
+    of its own: n of its samples are n x *stride* positions. Only the ratios of weights count; a float counts as the
+    decimal it is written as.
 
-    *sources* are those that ever have weight; *ends* says from which position on each has none any more. All are
-    fractions, the same on every machine.
+    *sources* are those that ever have a weight; *ends* has the position after which each has none. All are fractions,
+    the same on every machine.
 
     Raises ValueError for weights that are negative, not finite, or all 0 at some position; and for those that change
     also for positive ones that differ by a factor above 1e15, and for positions that do not begin at 0. Raises
-    TypeError for positions that are no whole numbers.
+    TypeError for positions that are not whole numbers.
 
     >>> quotas = Quotas([{0: 1, 10: 0}, {0: 1}])
     >>> [float(quota) for quota in quotas.at(10)], [float(quota) for quota in quotas.at(30)]
@@ -83,7 +83,7 @@ class Quotas:
 
     @property
     def period(self) -> int:
-        """After how many choices by constant weights each source has had exactly its share, and choices repeat."""
+        """The number of choices after which, with constant weights, all shares are exact and choices repeat."""
         (phase,) = self.phases
         return phase.unit
 
@@ -109,10 +109,10 @@ class Mixture(Iterator[int]):
 
     By R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980): of the sources that are behind
     their quota by 1 / (2 k - 2) or more, k being their number, that one comes which would be 1 - 1 / (2 k - 2) behind
-    first; of several, the first in an order by *seed*. All is in whole numbers, so that nothing drifts.
+    first; of several, the first in an order by *seed*. All values are whole numbers, so nothing drifts.
 
     *weights* are as for ``Quotas``, which may be given instead: a source of weight 0 does not come. *counts*, how often
-    each source has come, is the whole state: the same weights and seed go on from there. Raises ValueError for weights
+    each source has come, is the whole state: the same weights and seed continue from it. Raises ValueError for weights
     as ``Quotas`` does, and StateError for counts that are not of these.
 
     >>> mixture = Mixture([5, 2, 1], seed=0)
@@ -133,14 +133,14 @@ class Mixture(Iterator[int]):
         # Positions are fractions with divisors of the source's phase: due / divisor is where a source may come again,
         # and (due + slack) / divisor where it is late; each coming moves both by period / divisor.
         self._due, self._divisor, self._slack, self._period = ([0] * len(self._sources) for _ in range(4))
-        self._end = [inf] * len(self._sources)  # of these phases
-        self._ready: list[tuple[float, int]] = []  # where each that may come is late, and which it is
-        self._waiting = [(self._enter(i), i) for i in range(len(self._sources))]  # where each of the others may come
+        self._end = [inf] * len(self._sources)  # the ends of these phases
+        self._ready: list[tuple[float, int]] = []  # sources that may come, by the position where each is late
+        self._waiting = [(self._enter(i), i) for i in range(len(self._sources))]  # the others, by when they may come
         heapify(self._waiting)
 
     @property
     def counts(self) -> list[int]:
-        """How often each source has come."""
+        """The number of times that each source has come."""
         return list(self._counts)
 
     def __next__(self) -> int:
@@ -156,7 +156,7 @@ class Mixture(Iterator[int]):
                 i = heappop(waiting)[1]
                 late = (due[i] + slack[i]) // divisor[i]
                 heappush(ready, (late if late < end[i] else self._late(i), i))
-            i = heappop(ready)[1]  # there is one: the sources are behind by 1 in sum
+            i = heappop(ready)[1]  # one exists, since the sources are behind by 1 in sum
             counts[sources[i]] += 1
             chosen.append(sources[i])
             due[i] += period[i]
@@ -219,7 +219,7 @@ def check_counts(quotas: Quotas, counts: Any, position: int | None = None) -> in
 
 
 def check_until(until: Any) -> Until:
-    """Return *until*; raise ValueError for what does not say when a mixture ends.
+    """Return *until*; raise ValueError unless it defines the end of a mixture.
 
     It ends before the first source would begin again ("first"), when the last has been read once ("last"), or after
     that number of samples.
@@ -255,7 +255,7 @@ def _weight(curve: dict[int, Fraction], position: int) -> Fraction:
 
 
 def _end(curve: dict[int, Fraction], stride: int) -> float:
-    """The first position from which on the weight is 0."""
+    """The position from which the weight is 0."""
     knots = list(curve)
     if curve[knots[-1]]:
         return inf

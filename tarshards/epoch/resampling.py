@@ -14,11 +14,12 @@ from tarshards.epoch.permutations import GOLDEN, finalize, fold, hash_of
 from tarshards.epoch.plan import POOL, SUBSTITUTES, PlannedEpoch, check_unpacked
 from tarshards.errors import StateError
 
-DRAWS = 3  # tells these hashes from those of a plan
+DRAWS = 3  # distinguishes these hashes from those of a plan
 
 
 class Draws:
-    """Shards by *weights*, one for each, drawn for the positions of an epoch; raise ValueError for weights of nothing.
+    """Shards by *weights*, one for each, drawn for the positions of an epoch; raise ValueError if no shard can be
+    drawn.
 
     >>> Draws([1, 0, 1], seed=0, epoch=0).shards(np.arange(8)).tolist()
     [0, 0, 0, 2, 0, 2, 2, 0]
@@ -32,7 +33,7 @@ class Draws:
         self.key: NDArray[np.uint64] = hash_of(seed, epoch, DRAWS)
 
     def words(self, positions: NDArray[np.int64], attempt: ArrayLike = 0) -> NDArray[np.uint64]:
-        """Return the random words of *positions*, others for each *attempt*."""
+        """Return the random words of *positions*, which differ for each *attempt*."""
         return finalize(fold(self.key, positions) + np.asarray(attempt).astype(np.uint64) * GOLDEN)
 
     def shards(self, positions: NDArray[np.int64], attempt: ArrayLike = 0) -> NDArray[np.int64]:
@@ -42,9 +43,9 @@ class Draws:
 
 
 class ResampledPlan(PlannedEpoch):
-    """What is left, from position *begin* on, of an epoch of as many samples as there are, drawn with replacement.
+    """The rest, from position *begin*, of an epoch that draws as many samples as there are, with replacement.
 
-    Each position is a draw of its own: a shard by *weights*, by default the number of its samples, and one of these.
+    Each position is an independent draw: a shard by *weights*, by default the number of its samples, and one of these.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class ResampledPlan(PlannedEpoch):
         return self.seed, self.epoch
 
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> ResampledPlan:
-        """Return what is left, for *ranks*, after all ranks together took *position* positions."""
+        """Return the rest, for *ranks*, after all ranks together took *position* positions."""
         begin = self.begin + min(position, self.total)
         options: dict[str, Any] = {"seed": self.seed, "epoch": self.epoch, "ranks": ranks, "tail": tail or self.tail}
         return ResampledPlan(self.counts, self.weights, begin=begin, **options)
@@ -109,11 +110,11 @@ class ResampledPlan(PlannedEpoch):
 
     @property
     def name(self) -> str:
-        """What tells the weights from others."""
+        """A name that identifies the weights."""
         return "" if self.weights is None else blake2b(self.weights.tobytes(), digest_size=16).hexdigest()
 
     def restored(self, state: Mapping[str, Any]) -> ResampledPlan:
-        """Return what *state* says is left of an epoch like this one; raise StateError for one of another kind."""
+        """Return the rest of the epoch according to *state*; raise StateError for a state of another kind of epoch."""
         check_unpacked(state)
         if state.get("resampled") != self.name:
             raise StateError("the state was saved with other resample= weights, or without resample=")

@@ -1,4 +1,4 @@
-"""Some of the samples of a dataset: chosen before an epoch begins, so that a plan runs over these alone."""
+"""A selection of the samples of a dataset, made before an epoch begins, so that a plan covers only these."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ TASKS = 64  # parts that the samples are divided into for an executor
 
 
 class Selection:
-    """Some of the samples of shards that have *of* samples each; *numbers* are theirs over all shards, from 0.
+    """Selected samples of shards that have *of* samples each; *numbers* are their numbers over all shards, from 0.
 
-    ``counts`` are the selected samples of each shard, int64, and ``fractions`` their parts of the shard. Raises
-    ValueError for numbers that are out of range.
+    ``counts`` has the number of selected samples of each shard, int64, and ``fractions`` their share of the shard.
+    Raises ValueError for numbers that are out of range.
 
     >>> selection = Selection([3, 2], [4, 0, 1])
     >>> len(selection), selection.counts.tolist(), selection.locate([0, 0, 1], [0, 1, 0])
@@ -67,7 +67,7 @@ class Selection:
 
     @cached_property
     def gap(self) -> float:
-        """How many samples are between two stretches of selected ones, on average."""
+        """The average number of samples between two stretches of selected ones."""
         return gap_of(self.numbers.astype(np.int64), self._total)
 
     def locate(self, shards: ArrayLike, indices: ArrayLike) -> NDArray[np.int64]:
@@ -121,7 +121,7 @@ class SelectedPlan(PlannedEpoch):
 
 
 class SampleChoice(NamedTuple):
-    """Which samples to select, as ``Stream.select`` says."""
+    """Which samples to select; see ``Stream.select``."""
 
     where: str | Predicate | None
     keys: Keys | None
@@ -194,7 +194,7 @@ def _meet(
     on_error: ErrorPolicy,
     executor: Executor | None,
 ) -> NDArray[np.bool_]:
-    """Return which of the samples *among* meet *where*: each is read once, in storage order."""
+    """Return which of the samples *among* meet *where*; reads each once, in storage order."""
     predicate = Condition(where) if isinstance(where, str) else where
     check_function(predicate, "where=")
     check_sent(predicate, executor, "select")
@@ -215,7 +215,7 @@ def _meet(
 def _judge(
     task: tuple[SampleSequence, Predicate, NDArray[Any], bool],
 ) -> tuple[NDArray[np.bool_], list[TarshardsError]]:
-    """Return which samples meet the predicate, and the errors of samples; the first is the last if none may fail."""
+    """Return which samples meet the predicate, and the errors of samples; stop at the first if none is allowed."""
     shards, predicate, numbers, goes_on = task
     meets, errors = np.zeros(len(numbers), np.bool_), []
     for at, result in enumerate(shards.read_numbers(numbers)):

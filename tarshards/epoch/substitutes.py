@@ -1,4 +1,4 @@
-"""Samples instead of those that filters or faults took out of a batch."""
+"""Samples that replace those that filters or faults removed from a batch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tarshards.epoch.loop import Part
 from tarshards.errors import SampleError
 from tarshards.samples.ledger import Tally
 
-ATTEMPTS = 8  # substitutes that are tried for a sample
+ATTEMPTS = 8  # most substitutes to try for a sample
 
 
 class Substitutes:
-    """The samples that are tried instead of some of a *part*: none that is in it already, and none twice.
+    """The samples to try instead of some samples of a *part*: none that is already in it, and none twice.
 
-    They are counted as repeated, and what becomes of them like what becomes of others.
+    They are counted as repeated; their outcomes are counted like those of other samples.
     """
 
     def __init__(self, part: Part):
@@ -29,9 +29,9 @@ class Substitutes:
 
     @contextmanager
     def drawn(self, rows: Iterable[int]) -> Iterator[Part]:
-        """Give the part of the next substitutes for the samples at *rows* of the batch, and count them after it.
+        """Return the part with the next substitutes for the samples at *rows* of the batch, and count them afterwards.
 
-        Raises SampleError, which names what left the samples out, where there is none, or 8 have been tried.
+        Raises SampleError, which names the cause, if there is no substitute or 8 have been tried.
         """
         rows = list(rows)
         if self._tried == ATTEMPTS:

@@ -18,8 +18,8 @@ T = TypeVar("T")
 class World:
     """One worker of one rank: *rank* of *world_size*, *worker* of *num_workers*, all counted from 0.
 
-    *seed* is what the workers of one pass over a DataLoader have in common (None outside of workers). Raises WorldError
-    for a rank or worker that does not exist, and TypeError for anything but integers.
+    *seed* is equal in the workers of one pass over a DataLoader (None outside of workers). Raises WorldError for a rank
+    or worker that does not exist, and TypeError for anything but integers.
     """
 
     rank: int = 0
@@ -38,7 +38,7 @@ class World:
 
     @classmethod
     def of(cls, world: World | None) -> World | None:
-        """Return what ``world=`` gives; raise TypeError unless it is a World or None."""
+        """Return the value of ``world=``; raise TypeError unless it is a World or None."""
         if world is not None and not isinstance(world, World):
             raise TypeError(f"world must be a World, such as World(rank=0, world_size=2), not {shortened(world)}")
         return world
@@ -47,9 +47,9 @@ class World:
     def detect(cls, ranks: World | None = None) -> World:
         """Ask torch.distributed (if initialised, else RANK and WORLD_SIZE) and torch's worker info.
 
-        With *ranks* its rank and world_size hold, and only the worker is found. Lightning's launcher sets no RANK: on
-        the first node it is LOCAL_RANK. torch is asked only where it is imported already. Raises WorldError where the
-        variables make no sense.
+        If *ranks* is given, its rank and world_size are used, and only the worker is detected. Lightning's launcher
+        sets no RANK: on the first node it is LOCAL_RANK. torch is asked only if it is already imported. Raises
+        WorldError if the variables make no sense.
         """
         rank, world_size = _detect_rank() if ranks is None else (ranks.rank, ranks.world_size)
         data = sys.modules.get("torch.utils.data")
@@ -60,7 +60,7 @@ class World:
 
     @property
     def processes(self) -> int:
-        """The workers of all ranks on this host, as far as the launcher says how many ranks those are."""
+        """The number of workers of all ranks on this host, if the launcher gives the number of these ranks."""
         local = os.environ.get("LOCAL_WORLD_SIZE", "")
         ranks = int(local) if local.isdecimal() and int(local) else self.world_size
         return min(ranks, self.world_size) * self.num_workers
@@ -74,7 +74,7 @@ class World:
         return items[self.rank :: self.world_size][self.worker :: self.num_workers]
 
     def share_iterator(self, iterator: Iterator[T]) -> Iterator[T]:
-        """The items of this worker, shared out like ``share`` does; the others are taken and passed over.
+        """The items of this worker, divided as in ``share``; the others are consumed and skipped.
 
         >>> "".join(World(rank=1, world_size=2, worker=0, num_workers=2).share_iterator(iter("abcdefghij")))
         'bfj'
@@ -84,7 +84,7 @@ class World:
         return islice(iterator, self.rank + self.worker * self.world_size, None, self.world_size * self.num_workers)
 
     def positions(self, total: int) -> range:
-        """The positions of this worker in a sequence of *total*, shared out like ``share`` does."""
+        """The positions of this worker in a sequence of *total*, divided as in ``share``."""
         return range(self.rank, total, self.world_size)[self.worker :: self.num_workers]
 
 

@@ -4,6 +4,6 @@
 - ``messages``: batches and errors as frames of ZeroMQ
 - ``encryption``: keys, and which addresses require it
 - ``feeder``: the server, which makes batches that it is asked for
-- ``feeders``: the consumer's side of several feeders: which one makes which batch
+- ``feeders``: the consumer's side: its feeders, and which of them makes which batch
 - ``remote_loader``: ``RemoteLoader``; ``cluster``: feeders on Kubernetes
 """

@@ -1,4 +1,4 @@
-"""One of the processes of `tarfeed serve -p`: serves until its parent closes stdin."""
+"""A process of `tarfeed serve -p`; it serves until its parent closes stdin."""
 
 from __future__ import annotations
 

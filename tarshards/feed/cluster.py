@@ -12,10 +12,10 @@ def kubernetes_objects(
 ) -> dict[str, Any]:
     """Return a List of a headless Service and a Deployment of *replicas* pods, each with *feeders* of *spec*.
 
-    *image* has tarshards with its extra ``feed``, and the spec's module in its working folder or on Python's path. The
-    feeders of a pod have a core each, and listen at successive ports from *port* on. *keys* names a Secret with the
-    files of `tarfeed keys`; without it, nothing is encrypted. A RemoteLoader in the same namespace reaches all of them
-    as ``dns:NAME:{PORT..LAST}``. Raises ValueError for numbers below 1.
+    *image* contains tarshards with the extra ``feed``, and the spec's module in its working folder or on Python's path.
+    Each feeder of a pod has one core; they listen at successive ports, starting with *port*. *keys* names a Secret with
+    the files of `tarfeed keys`; None means no encryption. A RemoteLoader in the same namespace reaches all feeders as
+    ``dns:NAME:{PORT..LAST}``. Raises ValueError for numbers below 1.
     """
     labels = {"app": name}
     replicas, feeders = whole_number("replicas", replicas, 1), whole_number("feeders", feeders, 1)

@@ -14,7 +14,7 @@ SERVER, CLIENT = "server", "client"
 
 
 def make_keys(folder: str) -> list[str]:
-    """Write a pair of keys for feeders and one for consumers to *folder*; return the files.
+    """Write a pair of keys for feeders and a pair for consumers to *folder*; return the names of the files.
 
     Feeders need ``server.key_secret`` and ``client.key``, consumers ``client.key_secret`` and ``server.key``. The
     secret files are readable by their owner only. Raises OpenError if one of them exists, or cannot be written.
@@ -38,7 +38,7 @@ def make_keys(folder: str) -> list[str]:
 
 
 def serve_with(socket: Any, folder: str) -> Any:
-    """Have *socket* accept only consumers with one of the public client keys in *folder*; return its authenticator."""
+    """Let *socket* accept only consumers whose public keys are in *folder*; return its authenticator."""
     from zmq.auth.thread import ThreadAuthenticator
 
     public, secret = _load(folder, SERVER, "key_secret")
@@ -57,7 +57,7 @@ def client_keys(folder: str) -> tuple[bytes, bytes, bytes]:
 
 
 def check_address(address: str, keys: str | None, encrypted: bool) -> None:
-    """Raise UrlError for an invalid address, or for one on the network if *encrypted* and there are no *keys*."""
+    """Raise UrlError for an invalid address, or for a network address if *encrypted* is set without *keys*."""
     found = re.fullmatch(r"tcp://(\[[\w:.%]+\]|[^\s:/\[\]]+):(\d+|\*)", address)
     if found is None or (found[2] != "*" and int(found[2]) >= 1 << 16):
         raise UrlError("an address of a feeder is tcp://host:port", url=address)

@@ -1,4 +1,4 @@
-"""A feeder: makes the batches that consumers ask for, in threads, and keeps no state between them."""
+"""A feeder makes the batches that consumers request, in threads; it keeps no state between batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log: logging.Logger = logging.getLogger("tarshards")
 
 
 class _Request(NamedTuple):
-    """A batch that a *consumer*, known by its connection, has asked for in the pass *name*."""
+    """A batch that a *consumer*, identified by its connection, has requested in the pass *name*."""
 
     consumer: bytes
     name: str
@@ -44,11 +44,11 @@ class _Request(NamedTuple):
 
 
 class _Collected(Ledger):
-    """Keeps the errors of one batch for the consumer, whose ledger decides what they mean."""
+    """Collects the errors of one batch; they are sent to the consumer, whose ledger decides what to do."""
 
     def __init__(self) -> None:
         super().__init__(max_errors=float("inf"))
-        self.errors: list[tuple[bool, Exception]] = []  # and whether the sample had been read
+        self.errors: list[tuple[bool, Exception]] = []  # the flag: whether the sample had been read
 
     def __call__(self, error: Exception) -> None:
         self.errors.append((False, error))
@@ -60,9 +60,9 @@ class _Collected(Ledger):
 class Feeder:
     """Makes the batches of the loader that *spec* names, for consumers that connect to *address*.
 
-    *threads* batches are made at once (by default as many as there are cores); Python code in the pipeline runs in one
-    of them at a time, so run several feeders for such a loader. With *keys*, a folder, only consumers with its client
-    key are answered; with *encrypted* False, an address on the network needs no keys.
+    It makes *threads* batches in parallel (default: the number of cores). Python code in the pipeline runs in one
+    thread at a time, so such a loader needs several feeders. With *keys*, a folder, only consumers with its client key
+    are answered; with *encrypted* False, a network address needs no keys.
 
     Raises UrlError for an invalid address or spec, and OpenError for an address or keys that cannot be used.
     """
@@ -76,7 +76,7 @@ class Feeder:
         self._identity = identity(spec, loader)
         self._instance = uuid4().hex
         self.threads: int = threads or available_cores()
-        self._passes: dict[bytes, str] = {}  # of each consumer, the current one
+        self._passes: dict[bytes, str] = {}  # the current pass of each consumer
         self._work: SimpleQueue[_Request | None] = SimpleQueue()
         self._done: deque[tuple[bytes, list[Any]]] = deque()
         self._lock, self._stopwatch = Lock(), Stopwatch()
@@ -127,7 +127,7 @@ class Feeder:
         self._runs = False
 
     def close(self) -> None:
-        """Close the socket. Batches that are being made are discarded, and consumers ask other feeders for them."""
+        """Close the socket. Unfinished batches are discarded; consumers request them from other feeders."""
         for _ in range(self.threads):
             self._work.put(None)
         if self._checker is not None:
@@ -194,7 +194,7 @@ class Feeder:
 
 
 def _made(maker: BatchMaker, request: _Request, begun: float, stopwatch: Stopwatch) -> list[Any]:
-    """Return the answer to a request: the batch with its counts and errors, or why there is none."""
+    """Return the answer to a request: the batch with its counts and errors, or the error that prevented it."""
     ledger = maker.stream.source.ledger
     assert isinstance(ledger, _Collected)
     ledger.errors.clear()
@@ -231,6 +231,6 @@ def _without_state(maker: BatchMaker) -> BatchMaker:
     own.stream.source = maker.stream.source.with_ledger(_Collected())
     if isinstance(own, ArrayBatchMaker):
         own.assembler = copy.copy(own.assembler)
-        # Not a ring: a batch lies in its buffers until it has been sent.
+        # Not a ring of buffers: a batch stays in its buffers until it has been sent.
         own.assembler.memory = Memory(len(own.assembler.terms), own.size, 4, False)
     return own

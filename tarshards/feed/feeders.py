@@ -1,4 +1,4 @@
-"""The feeders of one consumer: connections, which feeder makes which batch, and what happens when one is silent."""
+"""The feeders of one consumer: their connections, the assignment of batches, and what happens if one is silent."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tarshards.storage.expressions import expand_braces
 
 log: logging.Logger = logging.getLogger("tarshards")
 
-LOOK_UP = 10.0  # seconds between two requests to a name server
+LOOK_UP = 10.0  # seconds between queries of a name server
 
 
 class _Feeder:
-    """One feeder: its connection, the batches that it has been *asked* for, and when it was last *heard*."""
+    """One feeder: its connection, the batches *asked* of it, and the time of its last message (*heard*)."""
 
     def __init__(self, address: str, context: Any, keys: str | None):
         self._zmq = zmq = require("zmq", extra="feed")
         self.address, self.asked = address, set[int]()
-        self.instance: str | None = None  # of the process that answers, None until it has
+        self.instance: str | None = None  # identifies the process that answered; None until it has
         self.capacity = self.threads = 0
-        self.refusal = ""  # why it is not used
+        self.refusal = ""  # the reason why it is not used, if any
         self.heard = self.pinged = monotonic()
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger, self.socket.sndhwm, self.socket.rcvhwm = 0, 0, 0
@@ -44,7 +44,7 @@ class _Feeder:
         return self.instance is not None and not self.refusal
 
     def may_answer(self, patience: float) -> bool:
-        """Whether it is not ready, and has been silent for less than *patience* seconds."""
+        """Whether it may still become ready: it is not refused, and silent for less than *patience* seconds."""
         return self.instance is None and not self.refusal and monotonic() - self.heard < patience
 
     def send(self, kind: str, **words: Any) -> None:
@@ -87,9 +87,9 @@ class _Feeder:
 class Feeders:
     """The feeders at *addresses*: ``tcp://host:port`` with braces, or ``dns:name:port``, all addresses of a name.
 
-    Only feeders with the *identity* are used; a warning says how another one differs. If one is silent for *patience*
-    seconds, others make its batches; it is used again once it answers. Names are looked up again every 10 seconds, so
-    that feeders may join and leave.
+    Only feeders with this *identity* are used; for any other, a warning says how it differs. If a feeder is silent for
+    *patience* seconds, others make its batches; it is used again when it answers. Names are looked up every 10 seconds,
+    so feeders may join and leave.
 
     Raises UrlError for an invalid address, and OpenError for keys that cannot be read.
     """
@@ -128,7 +128,7 @@ class Feeders:
         return [feeder for feeder in self._feeders.values() if feeder.is_ready]
 
     def connect(self) -> None:
-        """Connect to all feeders, look names up again, and close the connections to feeders that are gone."""
+        """Connect to all feeders; look up names again, and close connections to feeders that are gone."""
         has_names = any(name.startswith("dns:") for name in self._names)
         if self._feeders and not (has_names and monotonic() > self._looked_up + LOOK_UP):
             return
@@ -163,7 +163,7 @@ class Feeders:
         _, host, port = name.split(":")
         try:
             found = sockets.getaddrinfo(host, int(port), type=sockets.SOCK_STREAM)
-        except OSError:  # none of them runs yet
+        except OSError:  # no feeder of this name is running yet
             return []
         except ValueError as error:
             raise UrlError("feeders of a name are dns:name:port", url=name) from error
@@ -192,7 +192,7 @@ class Feeders:
             raise OpenError(f"no feeder can be used: {words}")
 
     def welcome(self, feeder: _Feeder, words: Mapping[str, Any]) -> bool:
-        """Record what a feeder says of itself; return whether it is a new process."""
+        """Record a feeder's identity and capacity; return whether it is a new process."""
         is_new = feeder.instance != words["instance"]
         feeder.instance, feeder.capacity, feeder.threads = words["instance"], words["capacity"], words["threads"]
         if found := differences(self._identity, words["identity"]):
@@ -213,33 +213,34 @@ class Feeders:
 
 
 class Delivery:
-    """The batches of one pass, in order: *total* of them, which *request* and their number describe to a feeder.
+    """The *total* batches of one pass, in order; each is requested from a feeder by *request* and its number.
 
-    At most *window* batches are held or being made (default: twice what all feeders make at once). Groups of *near*
-    successive batches are made by one feeder if possible, since they have blocks of the data in common.
+    At most *window* batches are held or being made (default: twice what all feeders make at once). One feeder makes
+    each *group* of this many successive batches if possible, since they share blocks of the data.
     """
 
     def __init__(
-        self, feeders: Feeders, name: str, request: Mapping[str, Any], total: int, *, window: int | None, near: int = 1
+        self, feeders: Feeders, name: str, request: Mapping[str, Any], total: int, *, window: int | None, group: int = 1
     ):
         self._feeders, self._name, self._request, self._total = feeders, name, request, total
-        self._window, self._near = window, max(1, near)
-        self._position = 0  # the batch that is taken next
-        self._end, self._waiting = 0, set[int]()  # those below the end that no feeder is making
+        self._window, self._group = window, max(1, group)
+        self._position = 0  # the number of the next batch to take
+        self._end, self._waiting = 0, set[int]()  # waiting: batches below the end that no feeder is making
         self._failed: dict[int, dict[str, TarshardsError]] = {}  # by number and feeder
-        self._near_ones: dict[int, str] = {}  # the feeder that began with each group
+        self._group_feeders: dict[int, str] = {}  # the address of the feeder that began each group
         self._arrived: dict[int, tuple[_Feeder, dict[str, Any]]] = {}
-        self.again: int = 0  # batches that were asked for a second time
+        self.again: int = 0  # batches that were requested again
 
     def take(self, number: int) -> tuple[str, int, dict[str, Any]]:
-        """Return the address of a feeder, the threads of all, and the message with batch *number*, the next one.
+        """Wait for batch *number*, the next one; return its feeder's address, all feeders' threads, and its message.
 
-        Raises OpenError if no feeder can be used, none answers for the feeders' timeout, or all fail to read the data,
-        and the error of a batch that cannot be made.
+        Raises OpenError if no feeder can be used, none answers within the timeout, or all fail to read the data;
+        otherwise the error of a batch that cannot be made.
         """
         self._position = number
-        entered = monotonic()  # messages were not read before
-        self._near_ones = {near: name for near, name in self._near_ones.items() if near >= number // self._near}
+        entered = monotonic()  # silence before this does not count: no messages were read
+        first = number // self._group
+        self._group_feeders = {each: name for each, name in self._group_feeders.items() if each >= first}
         self._handle(entered)
         while number not in self._arrived:
             self._feeders.connect()
@@ -283,21 +284,21 @@ class Delivery:
                 return
 
     def _ask_one(self, feeder: _Feeder) -> bool:
-        """Ask *feeder* for one batch; return whether there is one for it."""
+        """Request one batch from *feeder*; return False if there is none for it to make."""
         numbers = [number for number in self._waiting if feeder.address not in self._failed.get(number, ())]
         if not numbers:
             return False
 
         def rank(number: int) -> tuple[bool, bool, int]:
-            other = self._near_ones.get(number // self._near)
+            other = self._group_feeders.get(number // self._group)
             return other != feeder.address, other is not None, number
 
-        number = min(numbers, key=None if self._near == 1 else rank)
+        number = min(numbers, key=None if self._group == 1 else rank)
         if not feeder.asked:
             feeder.heard = monotonic()
         self._waiting.discard(number)
         feeder.asked.add(number)
-        self._near_ones.setdefault(number // self._near, feeder.address)
+        self._group_feeders.setdefault(number // self._group, feeder.address)
         feeder.send("make", **{**self._request, "pass": self._name, "g": number})
         return True
 
@@ -332,11 +333,11 @@ class Delivery:
             if self._feeders.welcome(feeder, words):
                 self._give_back(feeder)
             return
-        if words.get("pass") != self._name:  # of an earlier pass
+        if words.get("pass") != self._name:  # a message of an earlier pass
             return
         number = words["g"]
         feeder.asked.discard(number)
-        if number < self._position or number in self._arrived:  # another feeder was quicker
+        if number < self._position or number in self._arrived:  # another feeder was faster
             return
         if words["kind"] == "failed" and words["again"]:
             errors = self._failed.setdefault(number, {})

@@ -1,4 +1,4 @@
-"""The loader that a feeder and its consumers name, and what must be equal on both sides."""
+"""The loader that feeders and consumers name, and the properties that must be equal on both sides."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tarshards.errors import UrlError, shortened
 from tarshards.loaders.passes import ResumableLoader
 from tarshards.run.samples.runners import load
 
-PACKAGES = ("tarshards", "numpy", "pillow", "simplejpeg", "torch")  # whose versions may change a batch
+PACKAGES = ("tarshards", "numpy", "pillow", "simplejpeg", "torch")  # packages whose versions may change a batch
 
 
 def loader_of(spec: str) -> ResumableLoader:
     """Return the loader that *spec*, ``module:function``, makes: its function is called without arguments.
 
-    The module is imported from the current folder or from Python's path. Raises UrlError for a spec of another form, or
-    whose function is missing or returns anything but a ``ShardLoader`` or ``ArrayLoader`` of indexed shards.
+    The module is imported from the current folder or from Python's path. Raises UrlError for a malformed spec, a
+    missing function, and a function that does not return a ``ShardLoader`` or ``ArrayLoader`` of indexed shards.
     """
     module, _, name = spec.partition(":")
     if not module or not name:
@@ -45,10 +45,10 @@ def loader_of(spec: str) -> ResumableLoader:
 
 
 def identity(spec: str, loader: ResumableLoader) -> dict[str, str]:
-    """Return what feeder and consumer must have in common, by the names that errors use.
+    """Return the values that must be equal at feeder and consumer, by the names that errors use.
 
-    This is the source file of the spec's module, the dataset with its order, the batch size, and the versions of Python
-    and of the packages that make batches. Other modules that the spec imports are not part of it.
+    They cover the source file of the spec's module, the dataset and its order, the batch size, and the versions of
+    Python and of the packages that make batches, but not other modules that the spec imports.
     """
     module = sys.modules[spec.partition(":")[0]]
     path = getattr(module, "__file__", None)

@@ -1,9 +1,9 @@
 """Batches and errors as messages of ZeroMQ: a header in msgpack, and one frame for each array or long bytes.
 
 A header is a map with the key "kind". A consumer sends "hello", which a feeder answers with "welcome" (identity,
-instance, capacity); "make" (pass, epoch, state, rank, ranks, g), answered by "batch" or "failed"; "leave" (pass), after
-which no more batches of this pass are needed; and "status", answered by "status". Arrays are sent without a copy, in
-the byte order and memory layout of the feeder.
+instance, capacity); "make" (pass, epoch, state, rank, ranks, g), answered by "batch" or "failed"; "leave" (pass), which
+ends the requests of a pass; and "status", answered by "status". Arrays are sent without a copy, in the feeder's byte
+order and memory layout.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tarshards.errors import EncodeError, OpError, RemoteTraceback, TarshardsErr
 from tarshards.index.mapped_fields import BatchKeys
 from tarshards.samples.codecs.registry import require
 
-LONG = 1 << 14  # bytes from which a value gets a frame of its own; a frame costs about 2 us on each side
+LONG = 1 << 14  # bytes of a value that gets its own frame; a frame costs about 2 us on each side
 TUPLE, ARRAY, TENSOR, BYTES = 1, 2, 3, 4  # extension types
 
 
 def encode(header: dict[str, Any]) -> list[Any]:
-    """Return the frames of a message; raise EncodeError for a value that is not data."""
+    """Return the frames of a message; raise EncodeError for a value that cannot be sent."""
     frames: list[Any] = []
     try:
         packed = msgpack.packb(_encoded(header, frames), unicode_errors="surrogatepass")
@@ -94,7 +94,7 @@ def _decoded(packed: Any, frames: Sequence[Any]) -> Any:
 
 
 def _array(frame: Any, dtype: np.dtype) -> np.ndarray:
-    """Return the content of a frame, writable and aligned; a short frame may lie anywhere in a buffer of messages."""
+    """Return the content of a frame, writable and aligned; a short frame may begin at any address in a buffer."""
     array = np.frombuffer(frame.buffer, np.uint8)
     if array.ctypes.data % 8 or not array.flags.writeable:
         array = array.copy()
@@ -102,7 +102,7 @@ def _array(frame: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def encoded_error(error: BaseException) -> dict[str, Any]:
-    """Return an error as data."""
+    """Return an error as a dict that a message can contain."""
     kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ in ("tarshards.errors", "builtins"))
     origin = {name: getattr(error, name, None) for name in ("url", "key", "field", "offset")}
     reason = error.reason if isinstance(error, TarshardsError) else f"{type(error).__name__}: {error}"
@@ -110,7 +110,7 @@ def encoded_error(error: BaseException) -> dict[str, Any]:
 
 
 def decoded_error(data: dict[str, Any], feeder: str, traceback: str = "") -> TarshardsError:
-    """Return an error that a feeder sent, with *feeder* in its text; one of another class becomes an OpError."""
+    """Return an error that a feeder sent, with *feeder* in its text; an error that is not ours becomes an OpError."""
     kind = getattr(errors, data["class"], None)
     if not (isinstance(kind, type) and issubclass(kind, TarshardsError)):
         kind = OpError

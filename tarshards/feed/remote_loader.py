@@ -22,7 +22,7 @@ from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.samples.ledger import Tally
 from tarshards.storage.traffic import Traffic
 
-FED = 0.5  # if feeders make batches for this fraction of the time or more, they are the limit, not the link
+FED = 0.5  # feeders busy for at least this fraction of the time are the limit; otherwise it is the link
 
 
 @dataclass
@@ -37,24 +37,24 @@ class FeedMonitor(Monitor):
 
     @property
     def limit(self) -> str:
-        """The bottleneck, as of a ``Monitor``, or "link": the network to feeders that are often idle."""
+        """The bottleneck, as in ``Monitor``, or "link": the network to feeders that are often idle."""
         limit = super().limit
         return limit if limit == "consuming" or self.idle < FED * self.threads * self.seconds else "link"
 
 
 class RemoteLoader(ResumableLoader):
-    """The batches of the loader that *spec* names, made by *feeders* on other hosts: the same ones, in the same order.
+    """The batches of the loader that *spec* names, made by *feeders* on other hosts, the same and in the same order.
 
     *spec* is ``module:function``, whose function returns a ``ShardLoader`` or ``ArrayLoader`` of indexed shards, here
     and at each feeder (``tarfeed serve SPEC``); only its indexes are read here. *feeders* are addresses
-    ``tcp://host:port``, also with braces, or ``dns:name:port``, every address of a name. Batch g depends on the spec,
-    the data, epoch, state and rank alone, so that any feeder may make it: one that is silent for *patience* seconds is
-    replaced by the others, and each batch is delivered once. Feeders with another source of the spec, other data or
-    other versions are not used.
+    ``tcp://host:port``, also with braces, or ``dns:name:port``, all addresses of a name. Batch g depends only on the
+    spec, the data, epoch, state and rank, so any feeder can make it: if a feeder is silent for *patience* seconds, the
+    others take over, and each batch is delivered once. Feeders whose source of the spec, data or versions differ are
+    not used.
 
-    ``len``, ``state_dict``, ``set_epoch``, the ledger and its audit are those of the loader, and so is what a batch is:
-    its device, its pinned memory. Errors of samples go to the dataset's on_error here, and name the feeder. At most
-    *prefetch* batches are held here or being made (default: twice what all feeders make at once).
+    ``len``, ``state_dict``, ``set_epoch``, the ledger, its audit, and the device and pinned memory of batches are those
+    of the loader. Errors of samples go to the dataset's on_error here, and name the feeder. At most *prefetch* batches
+    are held here or being made (default: twice what all feeders make in parallel).
 
     *keys* is a folder with the keys of ``tarfeed keys``; feeders on other hosts require it, unless *encrypted* is
     False.
@@ -93,7 +93,7 @@ class RemoteLoader(ResumableLoader):
 
     def _fed(self, this: Pass) -> Generator[Any, None, None]:
         maker, plan, rank = self.passes.maker, this.plan, this.world.rank
-        assert plan is not None  # which loader_of has checked
+        assert plan is not None  # loader_of has checked that
         source = copy.copy(maker.stream.source)
         source.shards = _ReadElsewhere(source.shards)
         shares = maker.shares(plan, rank)
@@ -101,8 +101,8 @@ class RemoteLoader(ResumableLoader):
         loop = source.loop(plan, this.world, shares, whole=this.state is None, left_out=left_out)
         request = {"epoch": this.epoch, "state": this.state, "rank": rank, "ranks": plan.ranks}
         self._feeders.connect()
-        near = -(-plan.block_and_reach[1] // (maker.size * plan.ranks))
-        delivery = Delivery(self._feeders, uuid4().hex, request, len(shares), window=self._prefetch, near=near)
+        group = -(-plan.block_and_reach[1] // (maker.size * plan.ranks))
+        delivery = Delivery(self._feeders, uuid4().hex, request, len(shares), window=self._prefetch, group=group)
         try:
             with closing(loop.run(partial(self._receive, delivery))) as batches:
                 yield from batches
@@ -111,7 +111,7 @@ class RemoteLoader(ResumableLoader):
         self.ledger.audit([loop.tally])
 
     def _receive(self, delivery: Delivery, parts: Iterable[Part]) -> Iterator[Any]:
-        """Yield the batches of *parts* as they are delivered, and count what became of their samples."""
+        """Yield the batches of *parts* as they are delivered, and count their samples."""
         for number, part in enumerate(parts):
             feeder, threads, words = delivery.take(number)
             part.taken, part.quarantined, part.members, left_out = words["counts"]
@@ -134,7 +134,7 @@ class RemoteLoader(ResumableLoader):
 
 
 class _ReadElsewhere:
-    """The shards of a loop whose samples feeders read: their names and counts alone."""
+    """The shards of a loop; only their names and counts are used, since the feeders read the samples."""
 
     def __init__(self, shards: Any):
         self._shards = shards
@@ -146,4 +146,4 @@ class _ReadElsewhere:
         return nullcontext(self)
 
     def verify(self) -> None:
-        """The feeders compare what they read."""
+        """Do nothing: the feeders verify what they read."""

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-#: Returns the keys of rows, or their errors, from their numbers and their cells by column.
+#: A function that returns the keys of rows, or their errors, from the numbers and the cells by column.
 RowKeys = Callable[[Sequence[int], Mapping[str, Sequence[Any]]], list[str | TarshardsError]]
-MOST_FILE = 1 << 34  # bytes of a file that a row names
+MOST_FILE = 1 << 34  # most bytes of a file whose path is in a row
 
 
 def arrow() -> Any:
@@ -52,8 +52,8 @@ class Batches:
     """Turns record batches of one schema into samples.
 
     *features* come from Hugging Face's metadata of the schema; *naming* receives the columns; *keys* makes the key of a
-    row from its number and the columns in ``uses``, if it has no ``__key__``. A row may contain the path of a file
-    instead of its bytes; the file is read only with *reads_files*, since rows from others could name any file.
+    row from its number and the columns in ``uses``, if there is no ``__key__``. A row may contain the path of a file
+    instead of its bytes; such files are read only with *reads_files*, since an untrusted row could name any file.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Batches:
         return self.keys(numbers, named)
 
     def _encode(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> list[FieldColumn]:
-        """Return the fields of a column; the errors of rows go to *broken*."""
+        """Return the fields of a column; *broken* gets the errors of rows."""
         pa = arrow()
         types, naming = pa.types, self.naming
         kind = self.features.get(column, {}).get("_type")
@@ -156,7 +156,7 @@ class Batches:
         ]
 
     def _files(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> list[FieldColumn]:
-        """Return the bytes of images or the like; those of a row that has only a path are read."""
+        """Return the bytes of images or audio; files of rows that have only a path are read."""
         pa = arrow()
         paths, held = array.field("path").to_pylist(), array.field("bytes").cast(pa.large_binary())
         if array.null_count:
@@ -295,7 +295,7 @@ def _is_numbers(data_type: pa.DataType) -> bool:
 
 
 def _lists(array: Any) -> Sequence[bytes | None] | None:
-    """Return lists of numbers as arrays; None where a list has nulls in it."""
+    """Return lists of numbers as arrays; None if a list has nulls in it."""
     return None if array.flatten().null_count else _arrays(array, None)
 
 
@@ -335,7 +335,7 @@ def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 @lru_cache(1000)
 def storage_of(data_type: pa.DataType) -> Any:
-    """Return the type that holds the values of a type in JSON.
+    """Return the type that represents the values of a type in JSON.
 
     That is text for dates, times of a date and decimals, and integers for durations and times of a day.
     """
@@ -363,7 +363,7 @@ def storage_of(data_type: pa.DataType) -> Any:
 
 
 class Tables:
-    """Turns samples into tables of one schema: from the record of their import, or inferred from their fields."""
+    """Turns samples into tables of one schema: that of the record of an import, or one inferred from the fields."""
 
     def __init__(self, columns: Columns, looked_at: Iterable[Sample]):
         pa = arrow()
@@ -434,7 +434,7 @@ def _place_in(order: list[str]) -> Callable[[str], int]:
 
 
 def _array(values: list[Any], data_type: Any) -> Any:
-    """Return values as an array of a type, through the type that holds them in samples."""
+    """Return values as an array of a type, converted from the type that represents them in samples."""
     pa = arrow()
     types = pa.types
     if isinstance(data_type, pa.FixedShapeTensorType):
@@ -487,7 +487,7 @@ def _pairs(value: Any, data_type: Any) -> Any:
 
 
 def _cast(array: Any, data_type: Any) -> Any:
-    """Return an array cast to another type, without looking inside null structures, unlike Arrow's cast."""
+    """Return an array cast to another type; unlike Arrow's cast, ignore the content of null structures."""
     pa = arrow()
     if pa.types.is_struct(data_type):
         compute = require("pyarrow.compute", extra="arrow")
@@ -501,7 +501,7 @@ def _cast(array: Any, data_type: Any) -> Any:
 
 
 def _type_of(field: str, data: bytes) -> Any:
-    """Return the type of the column for a field, by its first value."""
+    """Return the column type for a field, by its first value."""
     pa = arrow()
     extension = field.rpartition(".")[2]
     if extension in ("txt", "text", "transcript"):

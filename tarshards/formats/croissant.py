@@ -2,7 +2,7 @@
 
 Format: "Croissant Format Specification", http://mlcommons.org/croissant/1.0. Every shard is a FileObject with its size
 and SHA-256. Every field of a split is a FileSet of the members that hold it, and a RecordSet of keys and contents:
-records of one key are one sample.
+records with the same key form a sample.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tarshards.errors import DecodeError, SampleError, UrlError
 from tarshards.index.inventory import check_described
 from tarshards.samples.codecs.decoding import decoding_of
 from tarshards.samples.codecs.image import EXTENSIONS as IMAGES
+from tarshards.samples.grouping import read_samples
 from tarshards.samples.keys import Sample, is_reserved
-from tarshards.samples.read import read_samples
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import Spec, expand_shards
 from tarshards.storage.location import Location
@@ -28,7 +28,7 @@ from tarshards.storage.remote import Remote
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
 LOOK = 100  # samples read to find the fields of a split
-KEY = r"^((?:.*/|)[^.]+)[.]"  # of a member's name
+KEY = r"^((?:.*/|)[^.]+)[.]"  # finds the key in a member's name
 
 #: The @context of the specification.
 CONTEXT = {
@@ -70,8 +70,7 @@ CONTEXT = {
     "transform": "cr:transform",
 }
 
-# Extensions, the data type of Croissant, and the media type. Others are bytes, for which Croissant has no data type but
-# text.
+# Extensions with their Croissant data type and media type. All others are bytes, which Croissant represents as text.
 _KINDS = {
     "txt text transcript": ("sc:Text", "text/plain"),
     "cls cls2 class count index inx id": ("sc:Integer", "text/plain"),
@@ -109,7 +108,7 @@ def write_card(target: str | os.PathLike[str] | Location, splits: Mapping[str, S
 
     location = Location.of(target)
     beside = Location("card.json") if location.is_stream else location
-    plain = location.url == "-" and sys.stdout.isatty()  # a terminal might interpret names of shards
+    plain = location.url == "-" and sys.stdout.isatty()  # a terminal might interpret characters in names of shards
     text = json.dumps(make_card(splits, beside=beside, **about), indent=2, ensure_ascii=plain) + "\n"
     with location.open("wb") as stream:
         stream.write(text.encode("utf-8", "backslashreplace"))
@@ -136,8 +135,8 @@ def make_card(
     preferably from SPDX, or a URL; *published* is a date, as 2026-11-23; *url* is the dataset's page. URLs of shards
     are shown without credentials.
 
-    Raises UrlError for a stream, such as a pipe, and two splits that share a shard; ShardIndexError if a shard's index
-    shows that the manifest describes another shard; SampleError for a split without samples.
+    Raises UrlError for a stream, such as a pipe, and for two splits that share a shard; ShardIndexError if a shard's
+    index shows that the manifest describes another shard; SampleError for a split without samples.
     """
     if not splits:
         raise ValueError("a dataset has at least one split")
@@ -259,7 +258,7 @@ def _field(split: str, field: str, fields: list[str], values: list[bytes], files
 
 
 def _decoded(field: str, values: list[bytes]) -> list[Any]:
-    """Return the decoded values, and bytes for those that do not decode."""
+    """Return the decoded values, and the bytes of values that do not decode."""
     decode = decoding_of()
     decoded = []
     for value in values:

@@ -15,13 +15,13 @@ from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError
 from tarshards.formats.arrow import Tables
 from tarshards.formats.msgpack_shards import write_msgpack
 from tarshards.formats.naming import Columns, decode_value, record_url, to_json
-from tarshards.formats.pieces import file_identity, lose
+from tarshards.formats.pieces import fail_rows, file_identity
 from tarshards.samples.codecs.basic import NAMES, SCALARS, check_types
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import origin_of
+from tarshards.samples.grouping import read_samples, read_shard
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.samples.read import read_samples, read_shard
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import Shard, expand_shards, spec_name
@@ -32,7 +32,7 @@ from tarshards.write.once import check_free, discard, finish, is_begun, make_all
 
 FORMATS = ("parquet", "jsonl", "msgpack", "folder")
 GROUP = 1 << 26  # approximate bytes of data in a row group of parquet
-MOST_ROWS = 1 << 16  # of a row group
+MOST_ROWS = 1 << 16  # most rows of a row group
 LOOKED_AT = 100  # samples that determine the columns without a record
 
 _to_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -56,8 +56,8 @@ def export_dataset(
 
     *output* is a pattern with the number of the shard, such as ``out-{shard:06d}.parquet``, whose suffix selects the
     format: ``parquet``, ``jsonl``, and ``gz`` for Squirrel's msgpack shards; or it is a folder. *format*, one of
-    FORMATS, selects it for other names. The columns are ``__key__`` and the fields; their names, types and order are
-    those of the import, if the record of an import is beside the shards. Otherwise the first 100 samples determine the
+    FORMATS, selects it for other names. The columns are ``__key__`` and the fields; their names, types and order come
+    from the record of an import, if there is one beside the shards. Otherwise the first 100 samples determine the
     columns of parquet. Returns the names of the files, or of the folder.
 
     It works in parallel, resumes, and handles errors like ``import_dataset``; errors name shard and key.
@@ -110,7 +110,7 @@ def _format_of(output: str) -> str:
 
 
 def _repeated_files(sources: Iterable[Shard], columns: Columns) -> list[dict[int, str]]:
-    """Return for each shard the numbers of samples that share a file with an earlier sample, and where that is."""
+    """Return for each shard the samples that share a file with an earlier sample: the numbers, with the reasons."""
     seen = SeenKeys()
     repeated: list[dict[int, str]] = []
     for shard in sources:
@@ -133,7 +133,7 @@ def _exported(sample: Sample, columns: Columns) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _ExportedShard:
-    """A file made from a shard, or its files in a folder, except those of samples with the numbers in *repeated*."""
+    """A file made from a shard, or its files in a folder, without the samples whose numbers are in *repeated*."""
 
     shard: Shard
     output: Location
@@ -153,7 +153,7 @@ class _ExportedShard:
 
     def make(self, ledger: Ledger) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
-            lose(ledger, type(error)(error.reason, **origin_of(sample), field=error.field))
+            fail_rows(ledger, type(error)(error.reason, **origin_of(sample), field=error.field))
 
         samples = read_shard(self.shard, ledger=ledger)
         if self.format == "parquet":
@@ -179,7 +179,7 @@ def _write_parquet(samples: Iterable[Sample], output: Location, columns: Columns
         for rows in _groups(tables.rows(samples, reject)):
             try:
                 table = tables.table(rows)
-            except EncodeError:  # of one row, or of several
+            except EncodeError:  # the error of one row or several
                 rows = [row for row in rows if _fits(tables, row, reject)]
                 table = tables.table(rows)
             if rows:

@@ -1,4 +1,4 @@
-"""Other formats -> shards: an input is cut into pieces, and each becomes one shard, in parallel."""
+"""Other formats -> shards: an input is cut into pieces, which become shards in parallel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tarshards.errors import SampleError, TarshardsError, shortened, whole_number
 from tarshards.formats.inputs import name_of, plan_input
 from tarshards.formats.naming import Columns, Naming, record_url, sample_of
-from tarshards.formats.pieces import Piece, Plan, lose
+from tarshards.formats.pieces import Piece, Plan, fail_rows
 from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
@@ -116,7 +116,7 @@ class _ImportedShard:
 
     def make(self, ledger: Ledger) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
-            lose(ledger, type(error)(error.reason, **origin_of(sample), field=error.field))
+            fail_rows(ledger, type(error)(error.reason, **origin_of(sample), field=error.field))
 
         naming = Naming()
         samples = self.piece.samples(naming, self.template, ledger)

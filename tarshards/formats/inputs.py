@@ -1,4 +1,4 @@
-"""The input of an import or of a stream of rows: its format, its files, and the plan that cuts it into pieces."""
+"""The input of an import or of a stream of rows: its format, its files, and its plan of pieces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tarshards.storage.compression import without_suffix
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 
-#: For each format of files, what plans them: from their URLs, their names in keys, and the bytes of a piece.
+#: For each file format, the function that plans files, from their URLs, their names in keys, and the bytes of a piece.
 FILES: dict[str, Callable[[list[str], list[str], int | None], Plan]] = {
     "parquet": plan_parquet,
     "csv": plan_csv,
@@ -54,10 +54,10 @@ def plan_input(
     types: Mapping[str, str] | None,
     max_bytes: int | None,
 ) -> Plan:
-    """Return the plan of an input, with the template *key* if it is given; *types* are those of csv columns.
+    """Return the plan of an input; *key* replaces the template of keys, and *types* are the types of csv columns.
 
-    Pieces have about *max_bytes*; if it is None, about ``PART``, and files that must be read to cut them stay whole.
-    Raises UrlError for an input of no known format, SampleError for one without rows, ValueError for wrong arguments.
+    Pieces have about *max_bytes* (None: about ``PART``, and files that must be read to be cut stay whole). Raises
+    UrlError for an unknown format, SampleError for an input without rows, ValueError for wrong arguments.
     """
     plan = _plan(source, format, split, key, types or {}, max_bytes)
     plan = plan._replace(key=key or plan.key)
@@ -110,7 +110,7 @@ def _plan(
 
 
 def _format_of_folder(folder: str) -> str:
-    """Return the format of the files in a folder; by default ``folder``, a folder for each class."""
+    """Return the format of the files in a folder; the default is ``folder``, a folder for each class."""
     if is_saved_dataset(folder):
         return "huggingface"
     if is_zarr(folder):
@@ -119,7 +119,7 @@ def _format_of_folder(folder: str) -> str:
 
 
 def _files_in(folder: str, format: str) -> str:
-    """Return the shard expression of an input that is a folder; raise UrlError if *format* has no folders."""
+    """Return the shard expression for a folder; raise UrlError if *format* does not store files in folders."""
     if format in ("zarr", "mds"):
         return folder
     if format != "msgpack":
@@ -128,7 +128,7 @@ def _files_in(folder: str, format: str) -> str:
 
 
 def _format_of(urls: Sequence[str]) -> str:
-    """Return the format by the names of files; raise UrlError if they are of no known format."""
+    """Return the format that the names of files indicate; raise UrlError if it is unknown."""
     location = Location.of(urls[0])
     suffix = FILE_NUMBER.sub("", without_suffix(location.base.lower())).rpartition(".")[2]
     if suffix not in _SUFFIXES:
@@ -140,7 +140,7 @@ def _format_of(urls: Sequence[str]) -> str:
 
 
 def _file_names(urls: Sequence[str]) -> list[str]:
-    """Return a name for each file, for keys: its base name, with its folders where base names are not unique.
+    """Return a name of each file for keys: its base name, with folders if base names are not unique.
 
     >>> _file_names(["d/a.parquet", "d/b.parquet"]), _file_names(["d/x/a.csv", "d/y/a.csv"])
     (['a', 'b'], ['x/a', 'y/a'])

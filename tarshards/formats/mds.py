@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpenError, SampleError, UrlError
-from tarshards.formats.pieces import Plan, RecordPiece, file_identity, lose
+from tarshards.formats.pieces import Plan, RecordPiece, fail_rows, file_identity
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 INDEX = "index.json"
-MOST_INDEX = 1 << 28  # bytes of an index
-MOST_FILE = 1 << 32  # bytes of a file, whose offsets are of 32 bits
+MOST_INDEX = 1 << 28  # most bytes of an index
+MOST_FILE = 1 << 32  # most bytes of a file, because offsets have 32 bits
 _SCALARS = {"int": "<i8", "int8": "i1", "int16": "<i2", "int32": "<i4", "int64": "<i8"}
 _SCALARS |= {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8"}
 _SCALARS |= {"float16": "<f2", "float32": "<f4", "float64": "<f8"}
@@ -39,7 +39,7 @@ _DTYPES |= {64: "uint64", 65: "int64", 66: "float64"}
 class MdsPiece(RecordPiece):
     """A file of MDS with *count* samples.
 
-    *columns* have a name, an encoding and the size of a value in bytes, None if it differs.
+    A column has a name, an encoding and the size of its values in bytes (None: they vary).
     """
 
     columns: tuple[tuple[str, str, int | None], ...]
@@ -67,7 +67,7 @@ class MdsPiece(RecordPiece):
             try:
                 yield number, _sample(data[offsets[number] : offsets[number + 1]], decoders)
             except (ValueError, struct.error, LookupError) as error:
-                lose(ledger, SampleError(str(error), url=self.origin(number)))
+                fail_rows(ledger, SampleError(str(error), url=self.origin(number)))
 
 
 def _sample(data: bytes, columns: list[tuple[str, int | None, Callable[[bytes], Any]]]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _sample(data: bytes, columns: list[tuple[str, int | None, Callable[[bytes], 
 def plan_mds(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
     """Make a piece of each file that the index in a folder lists; *urls* are folders.
 
-    Raises UrlError for a malformed index, or one with columns of pickles or another encoding that is not supported.
+    Raises UrlError for a malformed index, and for columns of pickles or of another unsupported encoding.
     """
     pieces: list[MdsPiece] = []
     for url in urls:
@@ -129,7 +129,7 @@ def _piece(index: Location, entry: Mapping[str, Any]) -> MdsPiece:
 
 
 def decoder_of(encoding: str) -> Callable[[bytes], Any]:
-    """Return the decoder of an encoding, which leaves images encoded; raise ValueError for pickles and unknown ones."""
+    """Return the decoder of an encoding; images stay encoded. Raises ValueError for pickles and unknown encodings."""
     kind, _, options = encoding.partition(":")
     if kind in _SCALARS:
         return partial(_scalar, _SCALARS[kind])
@@ -180,7 +180,7 @@ def _pixels(data: bytes) -> Any:
 
 
 def _parts(decode: Callable[[bytes], Any], begin: int, data: bytes) -> list[Any]:
-    """Return the decoded parts of a list: from *begin* on it has their number, their sizes, and the parts."""
+    """Return the decoded parts of a list, which starts at *begin*: their number, their sizes, and the parts."""
     (count,) = struct.unpack_from("<I", data, begin)
     sizes = struct.unpack_from(f"<{count}I", data, begin + 4)
     offset, parts = begin + 4 + 4 * count, []

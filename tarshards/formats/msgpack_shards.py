@@ -1,8 +1,8 @@
 """Squirrel's msgpack shards: gzip files of concatenated msgpack objects, one per sample.
 
-Source of the format: squirrel-core's ``MessagepackSerializer``, and msgpack-numpy for arrays. An array is a map with
-bytes as names: ``nd`` (true), ``type`` (numpy's text for its dtype; for structures, kind ``V``, a list of names and
-types), ``kind``, ``shape`` and ``data``; a numpy scalar has ``nd`` false. Kind ``O`` is a pickle, and is refused.
+Source of the format: squirrel-core's ``MessagepackSerializer``, and msgpack-numpy for arrays. An array is a map whose
+names are bytes: ``nd`` (true), ``type`` (numpy's text for the dtype; for structures, kind ``V``, a list of names and
+types), ``kind``, ``shape`` and ``data``. In a numpy scalar, ``nd`` is false. Kind ``O`` is a pickle, which is refused.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     import numpy as np
 
 PIECE = 1 << 18  # bytes unpacked at once
-FILE_NUMBER = re.compile(r"-\d+-of-\d+$")  # TensorFlow puts it at the end of the names of files
-MOST_BYTES = 1 << 30  # of a sample
-MOST_ITEMS = 1 << 20  # of a list or map, whose memory is allocated before they are read
+FILE_NUMBER = re.compile(r"-\d+-of-\d+$")  # TensorFlow appends it to the names of files
+MOST_BYTES = 1 << 30  # most bytes of a sample
+MOST_ITEMS = 1 << 20  # most items of a list or map; memory for them is allocated before they are read
 
 
 def read_msgpack(urls: Any, *, on_error: ErrorPolicy = None, allow_pipe: bool = False) -> Iterator[Sample]:
-    """Yield the samples of all msgpack shards named by *urls*, with the stored values.
+    """Yield the samples of the msgpack shards *urls*, with the stored values.
 
-    *urls* is a shard expression, or a store as Squirrel names it: a folder, whose files ``*.gz`` are the shards.
+    *urls* is a shard expression, or a store of Squirrel: a folder whose files ``*.gz`` are the shards.
 
-    A sample without ``__key__`` gets the name of its shard and its number, such as ``shard/000000007``. numpy arrays
-    are copies of their bytes. The first error is raised, or passed to *on_error* ("skip", a ``Ledger`` or a function of
-    the error); reading then continues with the next sample, or after damage with the next shard.
+    A sample without ``__key__`` gets a key from the name of its shard and its number, such as ``shard/000000007``.
+    numpy arrays own their memory. The first error is raised, or passed to *on_error* ("skip", a ``Ledger`` or a
+    function of the error); reading then continues with the next sample, or after damage with the next shard.
 
     Raises OpenError for a file that cannot be read or decompressed, and SampleError, which names file and record, for
     data that is not msgpack or not a dict, for pickled objects, and for a sample of more than 1 GiB or a list of more
@@ -91,7 +91,7 @@ class _Damaged(Exception):
 
 
 def stem_of(location: Location) -> str:
-    """Return the base name of a file up to its first dot, for keys, with the number that TensorFlow puts at the end.
+    """Return the base name of a file up to its first dot, for keys, with the number that TensorFlow appends to names.
 
     >>> stem_of(Location("d/train-00.parquet")), stem_of(Location("-")), stem_of(Location("a.tfrecord-0-of-2"))
     ('train-00', 'stdin', 'a-0-of-2')
@@ -104,7 +104,7 @@ def stem_of(location: Location) -> str:
 
 
 def _records(location: Location) -> Iterator[tuple[Any, str | None]]:
-    """Yield every object of a shard, each with the reason why it is refused, or None."""
+    """Yield every object of a shard with the reason why it is refused, or None."""
     import msgpack
 
     refusals: list[str] = []
@@ -131,7 +131,7 @@ def _records(location: Location) -> Iterator[tuple[Any, str | None]]:
 
 
 def _unpacker(refusals: list[str]) -> Any:
-    """Return an Unpacker that appends to *refusals* the reasons for values that it leaves out."""
+    """Return an Unpacker that leaves out values that it refuses, and appends the reasons to *refusals*."""
     import msgpack
 
     def unpacked(value: Any) -> Any:
@@ -228,7 +228,7 @@ def packed(packer: Any, value: Any) -> bytes:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a value is of numpy, of torch, or a complex number."""
+    """Return whether a value is a numpy or torch value, or a complex number."""
     return isinstance(value, complex) or hasattr(value, "dtype")
 
 

@@ -1,4 +1,4 @@
-"""Columns of other formats <-> fields of samples: their names, their values, and the record of both.
+"""Columns of other formats <-> fields of samples: their names, their values, and the record of the columns.
 
 A column becomes the field ``COLUMN.EXT``, whose extension selects the encoding: ``txt`` for text, ``cls`` for a class,
 ``npy`` for an array, ``json`` for other values, ``mp`` for values that JSON cannot hold (NaN, infinity, bytes in a
@@ -40,14 +40,14 @@ MAGICS = {
     b"%PDF-": "pdf",
 }
 _FIRST = frozenset(magic[:1] for magic in (*MAGICS, b"RIFF"))
-HEAD = 12  # bytes by which data is recognized
+HEAD = 12  # bytes that identify a format
 SUFFIX = ".columns.json"
-MOST_BYTES = 1 << 24  # of a record
-NULL = "null"  # the extension of a field that only marks a row with nothing but nulls
+MOST_BYTES = 1 << 24  # most bytes of a record
+NULL = "null"  # the extension of a field that marks a row of nulls
 
 
 class Naming:
-    """Gives the columns of one input their fields; ``fields`` is the column of each field given."""
+    """Assigns fields to the columns of one input; ``fields`` has the column of each assigned field."""
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}
@@ -84,7 +84,7 @@ def _field_of(column: str, extension: str) -> str:
 
 
 def kind_of(data: bytes, path: str | None = None) -> str:
-    r"""Return the extension for bytes: that of *path* if it is an image's or the like, or by their first bytes.
+    r"""Return the extension for bytes: that of *path* if it names a media format, else by their first bytes.
 
     >>> kind_of(b"\xff\xd8\xff\xe0"), kind_of(b"?", "a/b.PNG"), kind_of(b"?", "a.opus"), kind_of(b"?")
     ('jpg', 'png', 'opus', 'bin')
@@ -133,7 +133,7 @@ def encode_value(naming: Naming, column: str, value: Any) -> tuple[str, bytes]:
 
 
 def is_integer_field(column: str) -> bool:
-    """Return whether integers in a column of this name are classes or the like, decoded as integers."""
+    """Return whether integers in a column of this name are stored as ``cls`` or a similar field."""
     return column.rpartition(".")[2].lower() in INTEGERS
 
 
@@ -213,9 +213,9 @@ def sample_of(naming: Naming, row: Mapping[str, Any], key: str, origin: str) -> 
 
 
 def batch_of(naming: Naming, rows: Sequence[Mapping[str, Any]], keys: list[str], origin: str) -> SampleBatch | None:
-    """Return the samples of rows as ``sample_of`` would make them; None unless the values of each column are alike.
+    """Return the samples that ``sample_of`` would make of *rows*, as a batch; None unless the columns are uniform.
 
-    They are if all rows have the same columns, and the values of each are text, bytes of one kind, or integers.
+    They are uniform if all rows have the same columns, and each column has only text, bytes of one kind, or integers.
     """
     if not rows:
         return None
@@ -252,9 +252,9 @@ def batches_of(
     origin: str,
     reject: Callable[[TarshardsError], object],
 ) -> Iterator[SampleBatch]:
-    """Yield the samples of rows with these *numbers* in a file of columns *names*; *reject* gets the *broken* rows.
+    """Yield the samples of the rows *numbers* of a file with the columns *names*; *reject* gets the *broken* rows.
 
-    A row that has only nulls gets a field that marks it.
+    A row of nulls gets a field that marks it.
     """
     found: Any = keys
     for row, key in enumerate(keys):
@@ -292,14 +292,14 @@ def _empty(
 
 
 def key_of(value: Any) -> str:
-    """Return a key that a column ``__key__`` gives; raise SampleError unless it is text."""
+    """Return the value of a column ``__key__``; raise SampleError unless it is text."""
     if not isinstance(value, str):
         raise SampleError(f"__key__ is a str, not {value!r}")
     return value
 
 
 class Columns(NamedTuple):
-    """The record of an import: the column of each field, the order of the columns, and their schema.
+    """The record of an import: the column of each field, and the order and schema of the columns.
 
     *schema* is the serialized Arrow schema, None if the format has none; *omit* are fields that the import added.
     """
@@ -310,7 +310,7 @@ class Columns(NamedTuple):
     omit: tuple[str, ...] = ()
 
     def column(self, field: str) -> str:
-        """Return the column of a field; a field added since has a column of its own name."""
+        """Return the column of a field; a field added after the import has a column of the same name."""
         return self.fields.get(field, field)
 
     def save(self, location: Location) -> None:

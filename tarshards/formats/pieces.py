@@ -1,9 +1,9 @@
-"""Inputs in other formats, cut into *pieces*: each becomes one shard of an import, or is read by one worker.
+"""Inputs in other formats, cut into *pieces*: each piece becomes one shard of an import, or is read by one worker.
 
-For each format there is a function ``plan_...``, which cuts its inputs, and a class, whose ``samples`` or ``rows``
-reads one piece, usually in another process. A piece is some row groups of a parquet file, some lines or rows of a text,
-some rows of a Hugging Face dataset, some files of a folder, or a msgpack shard. ``tfrecord``, ``mds`` and ``zarr_``
-have those of their formats.
+Each format has a function ``plan_...``, which cuts its inputs, and a class whose ``samples`` or ``rows`` reads one
+piece, usually in another process. A piece is a number of row groups of a parquet file, of lines or rows of a text, of
+rows of a Hugging Face dataset or of files in a folder, or it is a msgpack shard. The pieces of other formats are in
+``tfrecord``, ``mds`` and ``zarr_``.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import RangedFile
 from tarshards.storage.streams import failure
 
-BATCH = 1 << 21  # bytes of rows that are converted together, about
-MOST_ROWS = 4096  # that are converted together
-FEW_ROWS = 256  # that are converted together, in formats without columns
-PART = 1 << 26  # bytes of a piece, about, if the caller sets no size; texts are then not cut
-LONGEST_LINE = 1 << 20  # bytes of a line of text that are read at once, to find where to cut it
-KEY = "{file}/{record:09d}"  # the template of keys, by default
-#: Write the value that ``parse_cell`` returns for a type, as JSON.
+BATCH = 1 << 21  # approximate bytes of the rows that are converted together
+MOST_ROWS = 4096  # most rows that are converted together
+FEW_ROWS = 256  # the same in formats without columns
+PART = 1 << 26  # approximate bytes of a piece if the caller sets no size; texts are then not cut
+LONGEST_LINE = 1 << 20  # most bytes of a line to read at once when looking for a cut
+KEY = "{file}/{record:09d}"  # the default template of keys
+#: Functions that write the values of ``parse_cell`` as JSON, by type.
 AS_JSON: dict[str, Callable[[Any], bytes]] = {
     "int": lambda number: b"%d" % number,
     "float": lambda number: repr(number).encode(),
@@ -61,7 +61,7 @@ AS_JSON: dict[str, Callable[[Any], bytes]] = {
     "date": lambda text: b'"%b"' % text.encode(),
     "timestamp": lambda text: b'"%b"' % text.encode(),
 }
-NULLS = ["", "NA", "N/A", "NULL", "null", "NaN", "nan", "#N/A"]  # in CSV columns that are not text
+NULLS = ["", "NA", "N/A", "NULL", "null", "NaN", "nan", "#N/A"]  # nulls in CSV columns of other types than text
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Keys:
 
     @classmethod
     def of(cls, template: str, file: str) -> Keys:
-        """Return what fills *template* for the rows of *file*; raise ValueError for a malformed template."""
+        """Return the keys by *template* for the rows of *file*; raise ValueError for a malformed template."""
         from string import Formatter
 
         try:
@@ -117,7 +117,7 @@ def _parsed(template: str, columns: tuple[str, ...]) -> Template:
 
 
 class Piece(Protocol):
-    """A part of an input, which becomes one shard or is streamed; it is sent to other processes."""
+    """A part of an input; it becomes one shard or is streamed, usually in another process."""
 
     @property
     def name(self) -> str:
@@ -125,7 +125,7 @@ class Piece(Protocol):
 
     @property
     def identity(self) -> list[Any]:
-        """A value that changes with the input or the part of it; the shard is then made again."""
+        """A value that changes with the input and the part; the shard is made again if it has changed."""
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
         """Yield the samples, with keys by *template*; *naming* learns the columns, *ledger* gets the errors of rows."""
@@ -137,9 +137,9 @@ class Piece(Protocol):
 class Plan(NamedTuple):
     """The pieces of an input, in order.
 
-    *schema* is the Arrow schema of its columns, None if the format has none or pyarrow is not installed; *order* are
-    then the names of the columns, if known before the rows are read. *omit* are fields that the import adds, which an
-    export leaves out. *key* is the template of keys if the user gives none.
+    *schema* is the Arrow schema of the columns, None if the format has none or pyarrow is not installed; *order* has
+    the names of the columns, if they are known before reading. *omit* are fields that the import adds and an export
+    leaves out. *key* is the template of keys if the user gives none.
     """
 
     pieces: list[Any]
@@ -150,7 +150,7 @@ class Plan(NamedTuple):
 
 
 def file_identity(url: str) -> list[Any]:
-    """Return a value that differs for another file, and for a file that was written to since."""
+    """Return a value that identifies a file, and changes when the file is written to."""
     location = Location.of(url)
     if location.path is None:
         return [location.identity, location.size()]
@@ -161,14 +161,14 @@ def file_identity(url: str) -> list[Any]:
     return [os.path.abspath(location.path), status.st_size, status.st_mtime_ns]
 
 
-def lose(ledger: Ledger, error: Exception, rows: int = 1) -> None:
-    """Pass *ledger* the error of one or more *rows*, which are left out; it raises the error if it allows none."""
+def fail_rows(ledger: Ledger, error: Exception, rows: int = 1) -> None:
+    """Pass *ledger* the error of *rows* that are left out, and count them as failed; it may raise the error."""
     ledger.fail(error)
     ledger.count(samples=rows, streamed=rows, failed=rows)
 
 
 def _of_row(origin: str, error: Exception) -> TarshardsError:
-    """Return *error* as the error of the row at *origin*; one that is not ours becomes a SampleError."""
+    """Return *error* with the origin of its row; an error that is not ours becomes a SampleError."""
     if isinstance(error, OpenError):
         return OpenError(error.reason, url=origin, errno=error.errno)
     kind = type(error) if isinstance(error, EncodeError | SampleError | DecodeError) else SampleError
@@ -176,17 +176,17 @@ def _of_row(origin: str, error: Exception) -> TarshardsError:
     return kind(reason, url=origin, field=getattr(error, "field", None))
 
 
-def _lose_row(ledger: Ledger, error: TarshardsError, origin: str) -> None:
-    """Pass *ledger* the error of the row at *origin*, or of the file, whose remaining rows are not known."""
-    if isinstance(error, OpenError):  # of the file
+def _fail_row(ledger: Ledger, error: TarshardsError, origin: str) -> None:
+    """Pass *ledger* the error of the row at *origin*, or of the file, whose remaining rows cannot be counted."""
+    if isinstance(error, OpenError):  # the error of the file
         ledger(error)
     else:
-        lose(ledger, _of_row(origin, error))
+        fail_rows(ledger, _of_row(origin, error))
 
 
 @dataclass(frozen=True)
 class FilePiece:
-    """A piece of the file at *url*, which keys call *file*; *version* is its ``file_identity``."""
+    """A piece of the file at *url*; *file* is its name in keys, and *version* its ``file_identity``."""
 
     url: str
     file: str
@@ -198,14 +198,14 @@ class FilePiece:
 
     @property
     def identity(self) -> list[Any]:
-        """The identity of the whole file; a class whose pieces are parts of a file adds the part."""
+        """The identity of the whole file; classes whose pieces are parts of a file add the part."""
         return [*self.version, self.file]
 
 
 class RecordPiece(FilePiece, ABC):
-    """A piece of a format that is read record by record: each is a row of Python values."""
+    """A piece of a format that is read record by record; each record is a row of Python values."""
 
-    unit: ClassVar[str] = "record"  # what errors call one
+    unit: ClassVar[str] = "record"  # the word for a record in errors
 
     @abstractmethod
     def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -224,22 +224,22 @@ class RecordPiece(FilePiece, ABC):
             try:
                 yield sample_of(naming, row, "", self.name)
             except (ValueError, RecursionError) as error:
-                lose(ledger, _of_row(self.origin(number), error))
+                fail_rows(ledger, _of_row(self.origin(number), error))
 
     def _numbered_rows(self, template: str, ledger: Ledger) -> Iterator[tuple[int, Sample]]:
-        """Yield the rows with their numbers in the file; ``__key__`` is that of the record, or made by *template*."""
+        """Yield the rows with their numbers in the file; ``__key__`` comes from the record, or from *template*."""
         name, keys = self.name, Keys.of(template, self.file)
         for number, record in self.records(ledger):
             try:
                 key = key_of(record["__key__"]) if "__key__" in record else keys(number, record)
             except ValueError as error:
-                lose(ledger, _of_row(self.origin(number), error))
+                fail_rows(ledger, _of_row(self.origin(number), error))
             else:
                 yield number, {"__key__": key, **record, "__url__": name}
 
 
 def decoded_rows(piece: Piece, template: str, ledger: Ledger) -> Iterator[Sample]:
-    """Yield the rows of a piece whose format is read column by column: its samples, with their fields decoded."""
+    """Yield the rows of a piece that is read column by column: its samples with decoded fields."""
     naming = Naming()
     for found in piece.samples(naming, template, ledger):
         samples = [found] if isinstance(found, dict) else map(found.sample, range(len(found.keys)))
@@ -250,7 +250,7 @@ def decoded_rows(piece: Piece, template: str, ledger: Ledger) -> Iterator[Sample
                     for name, value in sample.items()
                 }
             except TarshardsError as error:
-                lose(ledger, _of_row(f"{piece.name}: {sample['__key__']}", error))
+                fail_rows(ledger, _of_row(f"{piece.name}: {sample['__key__']}", error))
 
 
 # Parquet: https://parquet.apache.org/docs/file-format/
@@ -283,11 +283,13 @@ class ParquetPiece(FilePiece):
                 rows_at_once = max(1, min(MOST_ROWS, metadata.num_rows * BATCH // max(1, metadata.total_byte_size)))
                 try:
                     for batch in parquet.iter_batches(rows_at_once, row_groups=[group], use_threads=False):
-                        yield from batches.samples(batch, range(row, row + len(batch)), name, partial(lose, ledger))
+                        yield from batches.samples(
+                            batch, range(row, row + len(batch)), name, partial(fail_rows, ledger)
+                        )
                         row += len(batch)
                 except (pa.ArrowException, OSError) as error:
                     reason = f"rows {row} to {end - 1} cannot be read: {error}"
-                    lose(ledger, DecodeError(reason, url=f"{name}: row {row}"), end - row)
+                    fail_rows(ledger, DecodeError(reason, url=f"{name}: row {row}"), end - row)
                 row = end
 
 
@@ -351,7 +353,7 @@ def _columns_in_keys(keys: Keys, columns: Sequence[str], name: str) -> tuple[str
 
 @dataclass(frozen=True)
 class LinesPiece(RecordPiece):
-    """Lines of JSON, each an object, from *begin* to *end* in bytes, None for the end of the file.
+    """Lines of JSON, each an object, from byte *begin* to byte *end* (None: the end of the file).
 
     *first* is the number of the first line.
     """
@@ -375,15 +377,15 @@ class LinesPiece(RecordPiece):
                     yield number, {column: from_json(value) for column, value in row.items()}
                 else:
                     error = row if isinstance(row, TarshardsError) else SampleError("not an object with names")
-                    _lose_row(ledger, error, self.origin(number))
+                    _fail_row(ledger, error, self.origin(number))
 
 
 @dataclass(frozen=True)
 class CsvPiece(FilePiece):
-    """Rows of CSV from *begin* to *end* in bytes, None for the end; *first* is the number of the first row.
+    """Rows of CSV, from byte *begin* to byte *end* (None: the end of the file); *first* is the number of the first row.
 
-    *types* are the columns, each with its type. In *typed_columns*, those whose types the user gave, NA and the like
-    are also null.
+    *types* has each column with its type. *typed_columns* are the columns whose types the user gave; in these, NA and
+    similar words are also null.
     """
 
     begin: int
@@ -424,26 +426,26 @@ class CsvPiece(FilePiece):
                     if types[use] == "int":
                         values[use] = [int(cell) if cell else cell for cell in values[use]]
                 made += keys.of_rows(numbers, values)
-            yield from batches_of(naming, names, columns, made, broken, numbers, self.name, partial(lose, ledger))
+            yield from batches_of(naming, names, columns, made, broken, numbers, self.name, partial(fail_rows, ledger))
 
     def _rows_of_width(self, width: int, ledger: Ledger) -> Iterator[tuple[int, list[str]]]:
-        """Yield the rows that have this number of cells, with their numbers; it ends where the file is damaged."""
+        """Yield the rows with this number of cells, and their numbers, up to the first damage of the file."""
         with open_text(self.url, self.begin, self.end) as text:
             rows = (row for _, row in csv_rows(text, self.delimiter) if row != [])
             for number, row in enumerate(rows, self.first):
                 if isinstance(row, TarshardsError):
-                    _lose_row(ledger, row, self.origin(number))
+                    _fail_row(ledger, row, self.origin(number))
                 elif len(row) == width:
                     yield number, row
                 else:
-                    lose(ledger, SampleError(f"{len(row)} cells for {width} columns", url=self.origin(number)))
+                    fail_rows(ledger, SampleError(f"{len(row)} cells for {width} columns", url=self.origin(number)))
 
     def _encoded(
         self, naming: Naming, name: str, kind: str, cells: list[str], broken: dict[int, TarshardsError]
     ) -> list[FieldColumn]:
-        """Return the fields of a column of *cells* of the type *kind*; rows with other cells go to *broken*.
+        """Return the fields of a column of the type *kind*; *broken* gets the errors of its invalid *cells* by row.
 
-        It is one field; infinity and NaN, which JSON cannot hold, get a second one.
+        This is one field, and a second one for infinity and NaN, which JSON cannot represent.
         """
         if kind == "text":
             return [FieldColumn.of(naming.field(name, "txt"), [cell.encode() for cell in cells])]
@@ -487,8 +489,8 @@ def plan_csv(
 ) -> Plan:
     """Cut CSV files into pieces; columns have the given *types*, else those that reproduce the text of all cells.
 
-    All files are read once more to find these. Columns in the template *key* stay text, so that keys have the text of
-    the cells. Raises SampleError if the columns of files differ.
+    Finding the types requires one more pass over all files. Columns in the template *key* stay text, so that keys
+    contain the text of the cells. Raises SampleError if the columns of files differ.
     """
     types = types or {}
     pieces: list[CsvPiece] = []
@@ -502,10 +504,10 @@ def plan_csv(
             raise SampleError(f"no column {column!r} to give a type; there are {', '.join(columns)}", url=name)
     exact = ExactTypes(column for column in columns if column != "__key__" and column not in types)
     for url, (_, begin) in zip(urls, heads):
-        _show(exact, url, columns, begin)
+        _find_types(exact, url, columns, begin)
     kinds = exact.found
     for column in Keys.of(key or "", "").columns:
-        if kinds.get(column) != "int":  # the text of an int is that of the cell
+        if kinds.get(column) != "int":  # the text of an int equals its cell
             kinds[column] = "text"
     kinds |= types
     found_types = tuple((column, kinds.get(column, "text")) for column in columns)
@@ -541,10 +543,10 @@ def _csv_head(url: str) -> tuple[list[str], int]:
     return columns, len(head)
 
 
-def _show(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
-    """Show the rows of a file to *exact*, until no more of them can change its result.
+def _find_types(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
+    """Pass the rows of a file to *exact* until further rows cannot change its result.
 
-    Rows that will be refused when they are read are left out, and damage ends the file; reading reports both.
+    Rows that reading will refuse are skipped, and damage ends the pass; reading reports both.
     """
     with suppress(OpenError), open_text(url, begin) as text:
         rows = csv_rows(text, _delimiter(url))
@@ -556,9 +558,9 @@ def _show(exact: ExactTypes, url: str, columns: list[str], begin: int) -> None:
 
 
 def _column_batches(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[list[int], list[list[str]]]]:
-    """Yield rows as columns, as many at once as are converted together: their numbers, and the cells of each column.
+    """Yield groups of rows that are converted together: their numbers, and the cells of each column.
 
-    *rows* are moved into the columns a few at a time: more lists at once would keep the garbage collector busy.
+    Rows are moved into the columns a few at a time, since many lists at once would keep the garbage collector busy.
     """
     while group := list(islice(rows, FEW_ROWS)):
         numbers: list[int] = []
@@ -575,12 +577,12 @@ def _column_batches(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[lis
 
 
 def _cuts(url: str, max_bytes: int | None, *, is_quoted: bool, begin: int = 0) -> Iterator[tuple[int, int | None, int]]:
-    """Yield the begin, the end and the number of the first row of each piece of a text, from its byte *begin* on.
+    """Yield the begin, the end and the number of the first row of each piece of a text, starting at its byte *begin*.
 
-    The end is None for the end of the text. A text in one piece may be compressed, remote, or in another encoding than
-    UTF-8; others are cut after about *max_bytes*, if it is not None, between two rows. With *is_quoted* a row may be
-    several lines, as quotes may hold line breaks. A quote within quotes is doubled, so a line break ends a row if the
-    number of quotes before it is even. Blank lines between such rows are skipped.
+    The last end is None. A text stays in one piece if *max_bytes* is None, and if it is compressed, remote, or in
+    another encoding than UTF-8. Other texts are cut between two rows, after about *max_bytes*. With *is_quoted*, a row
+    may span several lines, because quotes may contain line breaks. A quote within quotes is doubled, so a line break
+    ends a row if an even number of quotes precedes it. Blank lines between such rows are skipped.
     """
     location = Location.of(url)
     if max_bytes is None:
@@ -594,8 +596,8 @@ def _cuts(url: str, max_bytes: int | None, *, is_quoted: bool, begin: int = 0) -
     with open(str(location.path), "rb") as file:
         file.seek(mark + begin)
         position = begin
-        rows = first = 0  # those before *position*, and before *begin*
-        quotes, is_blank = 0, True  # of the row that is not complete
+        rows = first = 0  # the number of rows before *position*, and before *begin*
+        quotes, is_blank = 0, True  # state of the incomplete row
         while line := file.readline(LONGEST_LINE):
             position += len(line)
             is_blank = is_blank and not line.strip(b"\r\n")
@@ -615,7 +617,7 @@ def _cuts(url: str, max_bytes: int | None, *, is_quoted: bool, begin: int = 0) -
 
 @dataclass(frozen=True)
 class DatasetPiece:
-    """Rows of a ``datasets.Dataset``, from the number *first*, or of a shard of an ``IterableDataset``."""
+    """Rows of a ``datasets.Dataset``, starting with number *first*, or of a shard of an ``IterableDataset``."""
 
     dataset: Any
     name: str
@@ -642,10 +644,12 @@ class DatasetPiece:
                         schema = schema or batch.schema
                         uses = _columns_in_keys(keys, schema.names, self.name)
                         batches = Batches(schema, naming, keys.of_rows, uses, reads_files=True)
-                    yield from batches.samples(batch, range(row, row + len(batch)), self.name, partial(lose, ledger))
+                    yield from batches.samples(
+                        batch, range(row, row + len(batch)), self.name, partial(fail_rows, ledger)
+                    )
                     row += len(batch)
         except (pa.ArrowException, OSError) as error:
-            lose(ledger, _of_row(f"{self.name}: row {row}", error))
+            fail_rows(ledger, _of_row(f"{self.name}: row {row}", error))
 
 
 def _rows_at_once(dataset: Any) -> int:
@@ -706,7 +710,7 @@ def is_saved_dataset(folder: str) -> bool:
 
 @dataclass(frozen=True)
 class FolderPiece:
-    """Some of the samples in a folder: for each its key, the number of its class, and the paths of its fields."""
+    """Some samples of a folder: for each, its key, the number of its class, and the paths of its fields."""
 
     folder: str
     entries: tuple[tuple[str, int, dict[str, str]], ...]
@@ -725,7 +729,7 @@ class FolderPiece:
             try:
                 sample = read_files(self.folder, key, paths, {"cls": number})
             except TarshardsError as error:
-                lose(ledger, type(error)(error.reason, url=error.url, key=key, field=error.field))
+                fail_rows(ledger, type(error)(error.reason, url=error.url, key=key, field=error.field))
             else:
                 yield {**sample, "__key__": keys(0, {"path": key})}
 
@@ -759,18 +763,18 @@ def plan_folder(folder: str, max_bytes: int | None) -> Plan:
 class MsgpackPiece(FilePiece):
     """A msgpack shard of Squirrel's.
 
-    By default a sample keeps the key that it has in the shard, or that the reader gives it.
+    Without a template, a sample keeps its key in the shard, or the one that the reader gives it.
     """
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
         keys = None if template == KEY else Keys.of(template, self.file)
-        errors: list[Exception] = []  # of the reader, before the next row
-        rows: list[Sample] = []  # that are converted together, the first with this *number*
+        errors: list[Exception] = []  # errors of the reader before the next row
+        rows: list[Sample] = []  # rows to convert together, of which the first has this *number*
         number = size = 0
         for row in self._read(errors):
             if errors or len(rows) == FEW_ROWS or size >= BATCH:
                 yield from self._samples(rows, number, keys, naming, ledger)
-                _lose_all(ledger, errors)
+                _fail_all(ledger, errors)
                 number, size = number + len(rows), 0
                 rows = []
             rows.append(row)
@@ -778,21 +782,21 @@ class MsgpackPiece(FilePiece):
                 if type(value) is bytes:
                     size += len(value)
         yield from self._samples(rows, number, keys, naming, ledger)
-        _lose_all(ledger, errors)
+        _fail_all(ledger, errors)
 
     def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
         keys = None if template == KEY else Keys.of(template, self.file)
         errors: list[Exception] = []
         for number, row in enumerate(self._read(errors)):
-            _lose_all(ledger, errors)
+            _fail_all(ledger, errors)
             try:
                 yield row if keys is None else {**row, "__key__": keys(number, row)}
             except (TarshardsError, ValueError) as error:
-                lose(ledger, _of_row(f"{self.name}: {row['__key__']}", error))
-        _lose_all(ledger, errors)
+                fail_rows(ledger, _of_row(f"{self.name}: {row['__key__']}", error))
+        _fail_all(ledger, errors)
 
     def _read(self, errors: list[Exception]) -> Iterator[Sample]:
-        """Yield the rows with the stored values; *errors* gets those that come before the next row."""
+        """Yield the rows with the stored values; *errors* gets the errors that precede the next row."""
         return read_msgpack_shard(self.url, ledger=Ledger(max_errors=float("inf"), on_error=errors.append))
 
     def _samples(
@@ -801,7 +805,7 @@ class MsgpackPiece(FilePiece):
         """Yield the samples of rows, the first with this *number*; as one batch if ``batch_of`` can make it."""
         name, own_keys = self.name, [row.pop("__key__") for row in rows]
         batch: SampleBatch | None = None
-        with suppress(TarshardsError, ValueError):  # raised again for its row
+        with suppress(TarshardsError, ValueError):  # the loop below finds the row of the error
             made = own_keys if keys is None else [keys(record, row) for record, row in enumerate(rows, number)]
             batch = batch_of(naming, rows, made, name)
         if batch is not None:
@@ -812,12 +816,12 @@ class MsgpackPiece(FilePiece):
                 row["__key__"] = key if keys is None else keys(record, row)
                 yield sample_of(naming, row, "", name)
             except (TarshardsError, ValueError) as error:
-                lose(ledger, _of_row(f"{name}: {key}", error))
+                fail_rows(ledger, _of_row(f"{name}: {key}", error))
 
 
-def _lose_all(ledger: Ledger, errors: list[Exception]) -> None:
+def _fail_all(ledger: Ledger, errors: list[Exception]) -> None:
     while errors:
-        lose(ledger, errors.pop(0))
+        fail_rows(ledger, errors.pop(0))
 
 
 def plan_msgpack(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:

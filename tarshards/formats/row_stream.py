@@ -1,4 +1,4 @@
-"""``read_rows``: the rows of other formats as a stream. The inputs are those of an import, but no shards are made."""
+"""``read_rows``: the rows of other formats as a stream, without making shards. It reads the inputs of imports."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def read_rows(
 ) -> RowStream:
     """Stream the rows of *source*, in any format that ``import_dataset`` reads, with the same arguments.
 
-    A row is a dict with the values of its columns by their names, ``__key__`` and ``__url__``. Images, audio and other
-    bytes stay encoded. Each rank, and each worker of a loader, reads files of its own (parts of them for parquet, Zarr
-    and Hugging Face datasets), so there must be at least one for every rank. The ledger counts rows and errors.
+    A row is a dict of values by column, with ``__key__`` and ``__url__``. Images, audio and other bytes stay encoded.
+    Each rank, and each worker of a loader, reads its own files (parts of files for parquet, Zarr and Hugging Face
+    datasets), so at least one is required for every rank. The ledger counts rows and errors.
 
     CSV is read once before the first row, to find the types of the columns that *types* does not name.
-    ``map(row_to_sample)`` makes samples, as an import writes them.
+    ``map(row_to_sample)`` converts rows to samples, as an import does.
     """
     stream = RowStream(())
     plan = plan_input(source, format, split, key, types, None)
@@ -48,7 +48,7 @@ class RowStream(Stream):
     source: RowSource
 
     def keys(self) -> list[str]:
-        """Return the names of the files, or other parts, that the workers divide."""
+        """Return the names of the files, or parts of them, that are divided among workers."""
         return [piece.name for piece in self.source.plan.pieces]
 
     def get(self, key: str) -> Iterator[Sample]:

@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tarshards.errors import OpenError, SampleError
-from tarshards.formats.pieces import Plan, RecordPiece, file_identity, lose
+from tarshards.formats.pieces import Plan, RecordPiece, fail_rows, file_identity
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import read_at_most
@@ -26,11 +26,11 @@ from tarshards.storage.streams import read_at_most
 if TYPE_CHECKING:
     import numpy as np
 
-MOST_BYTES = 1 << 30  # of a record
+MOST_BYTES = 1 << 30  # most bytes of a record
 PIECE = 1 << 20  # bytes read at once
 STRIP = 64  # bytes; numpy computes the checksums of all strips of a record at once
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # the wire types of protobuf
-Field = tuple[int, int, Any]  # of a message: its number, its wire type and its value
+Field = tuple[int, int, Any]  # a field of a message: its number, wire type and value
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TfrecordPiece(RecordPiece):
     """A TFRecord file of ``tf.train.Example`` messages."""
 
     def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        number = 0  # of the next record
+        number = 0  # the number of the next record
         try:
             with open_shard(self.url) as stream:
                 for data in read_records(stream):
@@ -47,7 +47,7 @@ class TfrecordPiece(RecordPiece):
                             raise ValueError("its bytes do not match their checksum")
                         yield number, parse_example(data)
                     except (ValueError, IndexError) as error:
-                        lose(ledger, SampleError(f"not a tf.train.Example: {error}", url=self.origin(number)))
+                        fail_rows(ledger, SampleError(f"not a tf.train.Example: {error}", url=self.origin(number)))
                     number += 1
         except OpenError as error:
             ledger(error)
@@ -56,14 +56,14 @@ class TfrecordPiece(RecordPiece):
 
 
 def plan_tfrecord(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
-    """Make a piece of each file: only reading tells where a record begins, so files are not cut."""
+    """Make a piece of each file; files are not cut, because finding a record's beginning requires reading."""
     return Plan([TfrecordPiece(url, file, file_identity(url)) for url, file in zip(urls, names)])
 
 
 def read_records(stream: BinaryIO) -> Iterator[bytes | None]:
-    """Yield the data of each record, None for one whose data is damaged: it does not match its checksum.
+    """Yield the data of each record, or None if its data does not match its checksum.
 
-    Raises EOFError where no more records can be found: the file ends within one, or a length does not match its
+    Raises EOFError if no more records can be found: the file ends within one, or a length does not match its
     checksum.
     """
     while head := read_at_most(stream, 12, PIECE):
@@ -105,7 +105,7 @@ def crc32c(data: bytes) -> int:
         crcs = np.zeros(count, np.uint32)
         crcs[0] = crc
         array = np.array(table, np.uint32)
-        for column in np.ascontiguousarray(strips.T):  # the bytes at one position of all strips
+        for column in np.ascontiguousarray(strips.T):  # one byte of every strip
             crcs = array[(crcs ^ column) & 0xFF] ^ (crcs >> 8)
         crc = 0
         for strip in crcs.tolist():
@@ -119,7 +119,7 @@ def crc32c(data: bytes) -> int:
 
 @cache
 def _tables() -> tuple[list[int], list[list[int]]]:
-    """Return the table of CRC-32C, and four more: what each byte of a CRC becomes over a strip of zeros."""
+    """Return the table of CRC-32C, and four more that advance each byte of a CRC over a strip of zeros."""
     table = list(range(256))
     for byte in range(256):
         for _ in range(8):
@@ -134,10 +134,10 @@ def _tables() -> tuple[list[int], list[list[int]]]:
 
 
 def parse_example(data: bytes) -> dict[str, Any]:
-    """Return the features of a ``tf.train.Example`` by their names; raise ValueError for another message.
+    """Return the features of a ``tf.train.Example`` by name; raise ValueError for any other message.
 
-    A feature of one value is bytes, a float or an int; one of several is a list of bytes or an array; one of none is
-    left out.
+    A feature with one value is bytes, a float or an int; with several values, it is a list of bytes or an array. Empty
+    features are left out.
 
     >>> parse_example(bytes.fromhex("0a0e0a0c0a03636c7312051a030a0107"))
     {'cls': 7}
@@ -158,10 +158,10 @@ def parse_example(data: bytes) -> dict[str, Any]:
 
 
 def _value(kind: int, data: bytes) -> Any:
-    """Return the one value in the list *data*, or all of them; None if it has none.
+    """Return the only value in the list *data*, or all its values, or None if it is empty.
 
-    *kind* is the number of the list's field: 1 for bytes, 2 for floats, 3 for integers. Numbers come packed, many in
-    one field, or each in a field of its own.
+    *kind* is the number of the list's field: 1 for bytes, 2 for floats, 3 for integers. Numbers are packed, many in one
+    field, or each in a separate field.
     """
     import numpy as np
 
@@ -207,7 +207,7 @@ def _fields(data: bytes) -> Iterator[Field]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the number at *position*, which has 7 bits in each byte, and the position after it."""
+    """Return the number at *position*, 7 bits per byte, and the position after it."""
     number = shift = 0
     while True:
         byte = data[position]

@@ -1,7 +1,7 @@
-"""Groups of Zarr, which are read with the package zarr; https://zarr-specs.readthedocs.io describes the format.
+"""Zarr groups, read with the package zarr; https://zarr-specs.readthedocs.io describes the format.
 
-A group holds arrays of one length, the columns, each with the rows along its first axis; or, as Squirrel writes it,
-groups, each with the arrays of one sample.
+A group contains arrays of equal length, the columns, with rows along the first axis; or, as Squirrel writes it, one
+group per sample with its arrays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from tarshards.errors import OpenError, SampleError
-from tarshards.formats.pieces import PART, Plan, RecordPiece, file_identity, lose
+from tarshards.formats.pieces import PART, Plan, RecordPiece, fail_rows, file_identity
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.location import Location
@@ -23,9 +23,9 @@ HEADS = ("zarr.json", ".zgroup")  # a folder with one of these files is a group
 
 @dataclass(frozen=True)
 class ZarrPiece(RecordPiece):
-    """Rows *begin* to *end* of a group, read *step* at a time.
+    """The rows *begin* to *end* of a group, read *step* at a time.
 
-    *names* are the groups in it, each a row; if there are none, the rows are in its arrays.
+    *names* are the inner groups, each a row; if there are none, the rows are in the arrays.
     """
 
     begin: int
@@ -44,9 +44,9 @@ class ZarrPiece(RecordPiece):
             rows = range(begin, min(begin + self.step, self.end))
             try:
                 found = [_sample(root[self.names[row]]) for row in rows] if self.names else _rows(root, rows)
-            except Exception as error:  # of any codec
+            except Exception as error:  # a codec may raise any error
                 reason = f"rows {begin} to {rows[-1]} cannot be read: {type(error).__name__}: {error}"
-                lose(ledger, SampleError(reason, url=self.origin(begin)), len(rows))
+                fail_rows(ledger, SampleError(reason, url=self.origin(begin)), len(rows))
                 continue
             yield from zip(rows, found)
 
@@ -91,17 +91,17 @@ def _open(url: str) -> Any:
 
 
 def _sample(group: Any) -> dict[str, Any]:
-    """Return the sample in a group: its arrays and its attributes, with the name of the group as its key."""
+    """Return the sample in a group: its arrays and attributes; the key is the name of the group."""
     arrays = {name: _value(array[...]) for name, array in group.arrays()}
     return {"__key__": group.basename, **dict(group.attrs), **arrays}
 
 
 def _rows(root: Any, rows: range) -> list[dict[str, Any]]:
-    """Return the rows in the arrays of a group, which are read at once."""
+    """Return the rows in the arrays of a group; each array is read in one call."""
     blocks = {name: array[rows.start : rows.stop] for name, array in root.arrays()}
     return [{name: _value(block[row]) for name, block in blocks.items()} for row in range(len(rows))]
 
 
 def _value(value: Any) -> Any:
-    """Return an array as it is; of one without dimensions, return the number or text."""
+    """Return an array unchanged, or the number or text in an array without dimensions."""
     return value.item() if getattr(value, "ndim", None) == 0 else value

@@ -1,15 +1,15 @@
 """The members of shards as their sidecars list them, and their headers: the twin of _headers.c.
 
-A member matches where the 512 bytes before its data are the header of a regular file with its name and size, and no
-extended header can stand before these: the header of the member before it has the size that the index says, so its
-data ends where this one's headers begin. What does not match in this way is left to tarshards.index.header_checks.
+A member matches if the 512 bytes before its data are the header of a regular file with its name and size, and no
+extended header can precede these: the header of the previous member has the size in the index, so its data ends where
+the headers of this one begin. tarshards.index.header_checks decides on all other members.
 
 ``locate(tables, rank, shards, samples, order, addresses, sizes, members)`` has no twin: without the kernels no shard is
 read by its addresses. Sample ``samples[i]`` is one of ``tables[shards[i]]``, None for a shard that is not there. *rank*
 takes the names of its fields and returns int16 of shape (terms, fields): which alternative of each term a field is, 0
-the best, or -1. Where the best one that the sample has lies, its size, and the number of its member are written at
-``[term, i]``; a number of -1 says that there is none, and -2 that the index has shrunk. Samples are looked up, and
-then their headers compared, in *order*, a permutation of their numbers here; comparing ends where a disk is waited for.
+the best, or -1. The offset of the best one that the sample has, its size, and the number of its member are written at
+``[term, i]``; a number of -1 says that there is none, and -2 that the index has shrunk. Samples are looked up, and then
+their headers compared, in *order*, a permutation of their numbers here; comparing ends where a disk is waited for.
 Returns whether a member has not been compared, or does not match plainly.
 """
 
@@ -24,15 +24,15 @@ import numpy as np
 from tarshards.tar._tar_py import AFTER_END, BLOCK, MAX_SIZE, checksum_is_right, parse_size, scan_headers
 
 REGULAR = b"\x0007"  # the types of regular files
-TOGETHER = 32  # samples that are read at once
-AT_ONCE = 1 << 16  # bytes of headers that are read at once
+TOGETHER = 32  # samples to read at once
+AT_ONCE = 1 << 16  # bytes of headers to read at once
 ARRAYS = {"sample": "<u4", "field": "<u2", "offset": "<i8", "size": "<i8"}
 
 
 def layout(packed: bytes | memoryview) -> dict[str, tuple[int, int]]:
     """Return where each entry of a msgpack map begins and ends; of bytes, where these do, and not their length.
 
-    Raises ValueError for anything else than a whole map whose keys are strings.
+    Raises ValueError unless it is one complete map whose keys are strings.
     """
     import msgpack
 
@@ -58,8 +58,8 @@ class MemberTable:
     """The members of a shard of *shard_size* bytes in its *sidecar*: bytes, or a mapping of a file.
 
     *layout* says where in it the arrays are, *fields* are the names of the fields as bytes, and *end* is the offset of
-    the archive's end, -1 if it is not known. Of the sidecar nothing is copied but where each 64th key begins. Raises
-    ValueError where it contradicts itself.
+    the archive's end, -1 if it is not known. Only the offset of each 64th key is copied from the sidecar. Raises
+    ValueError if it contradicts itself.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class MemberTable:
         return len(self.keys)
 
     def rest_on(self, mapping: Any) -> None:
-        """Use a *mapping* of the same bytes from now on; raise ValueError for one of another length."""
+        """Use a *mapping* of the same bytes from now on; raise ValueError if its length differs."""
         if len(mapping) != len(self._sidecar):
             raise ValueError("a sidecar of another size")
 
     def key(self, sample: int) -> str:
-        """Return the key of a sample; raise OSError where the file of a mapped sidecar was written to."""
+        """Return the key of a sample; raise OSError if the file of a mapped sidecar was written to."""
         return self.keys[self._checked(sample, len(self))]
 
     def span(self, sample: int) -> tuple[int, int]:
@@ -181,9 +181,9 @@ class MappedMembers:
     def fill(self, result: dict[str, Any], names: Sequence[str | None], sample: int, settled: int) -> int:
         """Put the key of *sample* and the bytes of its members, under their *names*, into *result*; return -1.
 
-        Those that are named None, or not here, are left out. Members before *settled* are taken as they are. Of the
-        others, the number of the first one that does not match is returned, and nothing is put into *result*. Raises
-        OSError where a file has shrunk, or an index was written to.
+        Members whose name is None or missing are left out. Members before *settled* are not compared. If another one
+        does not match, its number is returned, and nothing is put into *result*. Raises OSError if a file has
+        shrunk, or an index was written to.
         """
         table = self.table
         members = range(*table.span(sample))
@@ -253,7 +253,7 @@ class MappedMembers:
 def read_samples(
     tables: Sequence[MappedMembers | None], shards: np.ndarray, samples: np.ndarray, begin: int
 ) -> list[dict[str, Any] | None]:
-    """Return some samples from the one at *begin* on; None for each that needs a second look.
+    """Return some samples, starting with the one at *begin*; None for each that needs a second check.
 
     Sample ``samples[i]`` is one of ``tables[shards[i]]``; both arrays are int64. None are those that do
     not match, and those of shards without a table or names.
@@ -296,7 +296,7 @@ def find_undecided(tables: Sequence[MappedMembers | None], shards: np.ndarray, m
             raise ValueError("not a member of a mapped shard")
         try:
             matches = own.compare(member)
-        except OSError:  # the shard has shrunk: whoever decides on this member finds out
+        except OSError:  # the shard has shrunk; the decision on this member will raise the error
             matches = False
         if not matches:
             undecided.append(i)
@@ -304,9 +304,9 @@ def find_undecided(tables: Sequence[MappedMembers | None], shards: np.ndarray, m
 
 
 def find_header(read: Any, begin: int, offset: int, *, trusts: bool = False) -> tuple[str, int] | None:
-    """Follow the headers from *begin* on; return name and size of the regular file whose data begins at *offset*.
+    """Follow the headers, starting at *begin*; return name and size of the regular file whose data begins at *offset*.
 
-    Returns None where the headers do not lead there. *read* takes an offset and a size. If it *trusts* that a header is
+    Returns None if the headers do not lead there. *read* takes an offset and a size. If it *trusts* that a header is
     at *begin*, checksums are not verified.
     """
     zeros = 0

@@ -1,4 +1,4 @@
-"""Resize a batch of images, in numpy and ctypes: the twin of _pixels.c, used where it is not compiled."""
+"""Resize a batch of images, in numpy and ctypes: the twin of _pixels.c, used if that is not compiled."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Gather, compare and parse a batch of payloads in numpy and ctypes: the twin of _rows.c where it is not compiled.
+"""Gather, compare and parse a batch of payloads in numpy and ctypes: the twin of _rows.c, if that is not compiled.
 
-Each row has an address (uint64) and a size in bytes (int64), which are trusted. All arrays are C-contiguous. Where an
-address lies in a mapped file that has shrunk, the native kernels raise OSError; these would end the process, so that
-files are mapped for the native ones only.
+Each row has an address (uint64) and a size in bytes (int64), which are trusted. All arrays are C-contiguous. If an
+address is in a mapped file that has shrunk, the native kernels raise OSError; these functions would end the process, so
+files are mapped only for the native ones.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def find_other(addresses: np.ndarray, prefix: bytes) -> int:
 
 
 def ask(addresses: np.ndarray, sizes: np.ndarray) -> None:
-    """Let the system read ranges of mapped files ahead; nothing is done here, since no file is mapped.
+    """Do nothing, since no file is mapped; the native twin lets the system read ranges of mapped files ahead.
 
-    Adjacent ranges are requested together. A range must lie in an existing mapping.
+    Adjacent ranges are requested together. A range must be inside an existing mapping.
     """
 
 

@@ -1,4 +1,4 @@
-"""What many sidecars say, and which there are: the twin of _sidecars.c for where there is no compiler."""
+"""The beginnings of many sidecars, and which of them exist: the twin of _sidecars.c, used without a compiler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tarshards.storage.derived import FORMAT, INDEX
 from tarshards.tar.read import BLOCK
 
-BEGINNING = 256  # bytes; what is read of them ends before 200
+BEGINNING = 256  # bytes to read; the entries in them end before 200
 
 
 class SidecarHead(NamedTuple):
@@ -55,8 +55,7 @@ def read_heads(folder: bytes, indexes: bytes, shards: bytes) -> bytes:
     """Return three int64 for each of the *shards*: samples, bytes, and 1 if its names were split at the last dot.
 
     *shards* are paths in *folder*, with NULs between them; their sidecars are in the folder *indexes*. Both folders end
-    in a slash, or are empty. The numbers are -1 where a sidecar is missing or damaged, or its shard has not as many
-    bytes as it says.
+    in a slash, or are empty. The numbers are -1 if a sidecar is missing or damaged, or its shard has another size.
     """
     found = array("q")
     for shard in shards.split(b"\0"):

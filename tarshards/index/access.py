@@ -1,4 +1,4 @@
-"""Samples of indexed shards in any order: only the bytes that are asked for are read."""
+"""Samples of indexed shards in any order; only the requested bytes are read."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tarshards.storage.remote import Remote, with_index_dir
 if TYPE_CHECKING:  # what reads local shards need not load what asks servers
     from tarshards.index.fetch import BlockFetcher
 
-LOOKED_UP = 1 << 12  # samples that are looked up at once
+LOOKED_UP = 1 << 12  # samples to look up at once
 
 
 class SampleReader:
-    """Reads samples by the number of their shard and their own number in it.
+    """Reads samples by the number of their shard and their number in the shard.
 
-    *urls* are the shards' URLs and *names* those without credentials; *counts* are the samples of each shard, *sizes*
-    its bytes, and *remote* says how they are read.
+    *urls* are the shards' URLs and *names* the same without credentials; *counts* has the number of samples of each
+    shard, *sizes* its bytes, and *remote* the options for reading them.
     """
 
     urls: list[str]
@@ -49,11 +49,11 @@ class SampleReader:
     unpaired = 0  # samples of joined shards that are beyond those of the dataset, and so in no sample
 
     def read(self, shard: int, sample: int) -> Sample:
-        """Return a sample; raise TarshardsError where it cannot be read."""
+        """Return a sample; raise TarshardsError if it cannot be read."""
         raise NotImplementedError
 
     def read_aside(self, shard: int, sample: int) -> Sample:
-        """Return a sample that a reader that fetches ahead does not know of, as ``read`` does."""
+        """Return a sample as ``read`` does, also one that a prefetching reader does not expect."""
         return self.read(shard, sample)
 
     @property
@@ -70,17 +70,17 @@ class SampleReader:
         raise NotImplementedError
 
     def announce(self, count: int, fields: FieldNames | None) -> None:
-        """Tell a reader given by ``ahead`` that *fields* of the next *count* samples are about to be read from memory.
+        """Tell a reader returned by ``ahead`` that *fields* of the next *count* samples will be read from memory.
 
         ``read_all`` does this for the samples that it reads.
         """
 
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        """Yield many samples as ``read`` returns them; instead of one that cannot be read, the error."""
+        """Yield many samples as ``read`` returns them, or the error for a sample that cannot be read."""
         return _each(self.read, shards, samples)
 
     def read_aside_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        """Yield many samples as ``read_aside`` returns them; instead of one that cannot be read, the error."""
+        """Yield many samples as ``read_aside`` returns them, or the error for a sample that cannot be read."""
         return _each(self.read_aside, shards, samples)
 
     @contextmanager
@@ -90,8 +90,8 @@ class SampleReader:
         """Give a reader of the same samples, which fetches remote ones ahead, as *upcoming* says, and local ones, too,
         where their disk is waited for.
 
-        *block* and *reach* are as for ``BlockFetcher``; *processes* on this host share the memory for it. *gap* is
-        how many samples are passed over between two stretches that are read.
+        *block* and *reach* are as for ``BlockFetcher``; *processes* on this host share the memory for it. *gap* is the
+        number of samples that are skipped between two stretches to read.
         """
         yield self
 
@@ -194,7 +194,7 @@ class SampleSequence(SampleReader, Sequence[Sample]):
         return self.read(*self._numbers(index))
 
     def _picked(self, index: Any) -> np.ndarray:
-        """Return the numbers of the samples that a list or array of numbers, or a mask, names."""
+        """Return the numbers of the samples that a list or array of numbers, or a mask, selects."""
         given = np.asarray(index if isinstance(index, Sequence) or hasattr(index, "__array__") else None)
         if isinstance(index, tuple | bytes) or (given.dtype.kind not in "biu" and given.size):
             if given.dtype.kind == "U":
@@ -256,7 +256,7 @@ class SampleSequence(SampleReader, Sequence[Sample]):
 
     @property
     def keys(self) -> list[str]:
-        """The keys of the samples, in their order; every index is loaded for them."""
+        """The keys of the samples, in order; loads every index."""
         if isinstance(self._own, range) and self._own == range(len(self)):
             return list(islice(self.shards.each_key(), len(self)))
         keys = [""] * len(self)
@@ -287,14 +287,14 @@ class SampleSequence(SampleReader, Sequence[Sample]):
         return np.flatnonzero(np.isin(own, numbers)).tolist()
 
     def find(self, key: str) -> int:
-        """Return the number of the first sample with this key; raise KeyError where there is none."""
+        """Return the number of the first sample with this key; raise KeyError if there is none."""
         number = min(self.places(key), default=None)
         if number is None:
             raise KeyError(key)
         return number
 
     def repeated_key(self) -> str | None:
-        """Return a key that several samples of the shards have, None where all keys differ."""
+        """Return a key that several samples of the shards have, None if all keys differ."""
         return self.shards.table.repeated()
 
     def has_faults(self) -> bool:

@@ -1,4 +1,4 @@
-"""The index of a shard, made by reading its headers."""
+"""Make the index of a shard by reading its headers."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def build_index(
     """Return the index of the shard *url*; with *crc* it has the checksums of the members' data.
 
     With *concatenated* the shard may consist of several archives, which the index counts. Names are split into key and
-    field at the *split*, the "first" or "last" dot of their base name. Of large members only the headers are read.
-    Samples that ``read_samples`` refuses are its ``faults``. *walked* is the result of ``walk`` for this shard, if it
+    field at the *split*, the "first" or "last" dot of their base name. Only the headers of large members are read.
+    Samples that ``read_samples`` refuses become ``faults``. *walked* is the result of ``walk`` for this shard, if it
     has just been called. Raises the error that ``read_samples`` raises for a damaged shard, ShardIndexError for a
     compressed one, which has no random access, and OpenError for a stream.
     """
@@ -79,7 +79,7 @@ class FileRanges(Ranges):
 
 
 def _index(ranges: Ranges, shard: Shard, walked: Walked | None) -> Index | None:
-    """Return the index of the *shard* in *ranges*, None where it is damaged."""
+    """Return the index of the *shard* in *ranges*, None if it is damaged."""
     split = shard.split or "first"
     source = ranges.descriptor if isinstance(ranges, FileRanges) else ranges.read
     try:
@@ -142,7 +142,7 @@ def _faults(index: Index, unresolved: dict[int, UnresolvedError], ranges: Ranges
     samples = index.sample.tolist()
     names = ((index.keys[sample], index.fields[field]) for sample, field in zip(samples, index.field.tolist()))
     members = ((name, None if member in unresolved else b"", member) for member, name in enumerate(names))
-    split: Any = tuple  # they are split
+    split: Any = tuple  # the names are already split
     grouper: Any = Grouper("", split, False)
     faults = {}
     while (found := grouper.next(members)) is not None:

@@ -1,4 +1,4 @@
-"""Cells of CSV: texts, and the types that columns of them have without any loss."""
+"""Cells of CSV: texts, and the types that represent columns of them without loss."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def arrow_type(name: str) -> Any:
 
 
 class ExactTypes:
-    """Finds the types of columns of text: text, unless one way to write another type gives each cell of one back.
+    """Finds the types of columns of text: text, unless another type, written in one way, reproduces every cell.
 
     An empty cell is a null, of any type. So 7 and -2 are integers, and 0.50 and 1.25 are numbers of two decimals; but
     007 stays text, and so do 1.5 beside 1.10 and integers of more than 64 bits.
@@ -55,7 +55,7 @@ class ExactTypes:
 
     @property
     def unsettled(self) -> list[str]:
-        """The columns whose further cells can change what is found."""
+        """The columns whose type may change with further cells."""
         return [name for name, ways in self._ways.items() if ways != []]
 
     @property
@@ -64,7 +64,7 @@ class ExactTypes:
         return {name: ways[0][0] if ways else "text" for name, ways in self._ways.items()}
 
     def see(self, columns: Mapping[str, Iterable[str]]) -> None:
-        """Look at more cells of columns."""
+        """Examine more cells of columns."""
         for name, column in columns.items():
             ways, cells = self._ways[name], {*column} - {""}
             if ways is None and cells:

@@ -1,8 +1,8 @@
 """Columns beside the index: values taken from each sample, such as its width or score, in one parquet file a shard.
 
 ``SHARD.columns.parquet`` has a row for each sample, in the order of the index: ``__key__``, and a column for each name.
-Its metadata say which shard they are of, by the digest of its index, and what each column was made of;
-docs/index-format.md describes it. Columns are read instead of samples where a condition names nothing else.
+Its metadata identify the shard, by the digest of its index, and the source of each column; docs/index-format.md
+describes them. Columns are read instead of samples if a condition names only columns.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 FORMAT = b"tarshards-columns"  # the entry of the metadata, a JSON object
 VERSION = 1
 KEY = "__key__"
-MAX_BYTES = 1 << 32  # of a file of columns
-TASKS = 64  # shards that are under way at once
+MAX_BYTES = 1 << 32  # most bytes of a file of columns
+TASKS = 64  # shards in progress at once
 Function = Callable[[Sample], Any]
 Columns = str | Mapping[str, "str | Function"]
 
@@ -73,7 +73,7 @@ class Measure:
         return f"{self.measure}:{fields}" if self.measure != "value" else ".".join([fields, *self.path])
 
     def __call__(self, sample: Sample) -> Any:
-        """Return the value, None if the sample has none; raise DecodeError where it cannot be found out."""
+        """Return the value, None if the sample has none; raise DecodeError if it cannot be determined."""
         field = find_field(sample, self.fields)
         if field is None:
             return None
@@ -219,7 +219,7 @@ def columns_location(shard_url: str | Location) -> Location:
 
 
 class ShardColumns(NamedTuple):
-    """The columns of one shard: a table with ``__key__``, and what each was made of."""
+    """The columns of one shard: a table with ``__key__``, and the source of each column."""
 
     table: pa.Table | None
     sources: dict[str, str]
@@ -277,7 +277,7 @@ class ShardColumns(NamedTuple):
 
 
 def _cure(sources: Mapping[str, str]) -> str:
-    """Return what makes columns again that were made of *sources*.
+    """Return the commands that rebuild columns made from *sources*.
 
     >>> _cure({"width": "width:jpg", "score": "table:scores.csv"}), _cure({"rank": "python:ranking.rank"})
     ('`tarindex --columns` and `tarindex --attach`', '`build_columns`')
@@ -300,9 +300,9 @@ def build_columns(
 
     *columns* is an expression, such as ``"width height:jpg;png, length:txt, duration:flac, size:jpg, json.score"``, or
     a mapping of names to such expressions or functions of a sample. The length of a text is in characters, the duration
-    of audio in seconds, a size in bytes. What a sample lacks is null, and so is what cannot be decoded, if *on_error*
-    lets it pass. Columns that are there stay, and are computed again only if they were made of something else, the
-    shard has changed, or with *overwrite*; so an interrupted run goes on where it was.
+    of audio in seconds, a size in bytes. Missing values are null, and so are values that cannot be decoded, if
+    *on_error* allows that. Existing columns are kept, and computed again only if their source differs, the shard has
+    changed, or with *overwrite*; so an interrupted run can be continued.
 
     Needs ``tarshards[arrow]``. Raises ValueError for a malformed expression, and ShardIndexError for shards without
     index.
@@ -343,7 +343,7 @@ def _build(
 
 
 def _current(location: Location) -> ShardColumns:
-    """Return the columns of a shard that can stay."""
+    """Return the columns of a shard that can be kept."""
     try:
         found = ShardColumns.load(location)
     except ShardIndexError:
@@ -404,10 +404,10 @@ class Attached(NamedTuple):
 def attach_columns(urls: Any, table: Any, *, key: str = KEY, sync: bool = True) -> Attached:
     """Write the columns of *table*, whose column *key* has the keys of samples, beside indexed shards.
 
-    *table* is the name of a parquet or csv file, or an Arrow table. A column of csv is text, unless all its cells are
-    numbers or the like that lose nothing, as for ``import_dataset``. A sample without a row has nulls. Columns of the
-    same names are replaced, others stay. Needs ``tarshards[arrow]``. Raises ShardIndexError for shards without index,
-    and SampleError for a table without that column, with a key twice, or with no key of a sample.
+    *table* is the name of a parquet or csv file, or an Arrow table. A column of csv is text, unless another type
+    reproduces all its cells, as for ``import_dataset``. A sample without a row has nulls. Columns of the same names are
+    replaced, others stay. Needs ``tarshards[arrow]``. Raises ShardIndexError for shards without index, and SampleError
+    for a table without that column, with a key twice, or with no key of a sample.
     """
     pa, compute = require("pyarrow", extra="arrow"), require("pyarrow.compute", extra="arrow")
     rows, origin = _read_table(table, key)
@@ -456,7 +456,7 @@ def _read_table(table: Any, key: str) -> tuple[pa.Table, str]:
 
 
 def _read_columns(shard: Location) -> tuple[bytes, SidecarHead] | None:
-    """Return the bytes of a shard's columns, and the head of its index; None where there are no columns."""
+    """Return the bytes of a shard's columns, and the head of its index; None if there are no columns."""
     location = columns_location(shard)
     return (location.read(MAX_BYTES), read_head(shard)) if location.is_taken() else None
 
@@ -464,7 +464,7 @@ def _read_columns(shard: Location) -> tuple[bytes, SidecarHead] | None:
 def load_columns(shards: SampleSequence, names: Collection[str]) -> pa.Table | None:
     """Return the columns *names* of all samples, in the order of *shards*; None if the first shard has none of them.
 
-    Raises ShardIndexError where some of them are missing, in this or another shard, or the columns are stale.
+    Raises ShardIndexError if some of them are missing, in this or another shard, or the columns are stale.
     """
     if not shards.urls:
         return None

@@ -1,4 +1,4 @@
-"""Samples of remote shards: their blocks are fetched ahead, in the order in which an epoch uses them.
+"""Samples of remote shards: their blocks are prefetched in the order in which an epoch uses them.
 
 A block is a run of consecutive samples and costs one request. It is fetched before its first sample is needed and stays
 in memory until its last one was read, as far as the plan is known. If only some of its samples are used, only their
@@ -66,12 +66,12 @@ def samples_a_block(counts: np.ndarray, means: np.ndarray, block: int | None) ->
 class SampleBlock(Fetch):
     """The samples of one block of *shard* that will be read, fetched together.
 
-    *left* reads of them are to come, and *readers* wait for them now. *samples* is None as long as others may join.
+    *left* reads of them are still expected, and *readers* wait for them now. *samples* is None while others may join.
     """
 
     left: int = 0
     readers: int = 0
-    found: Found | None = None  # when it has arrived
+    found: Found | None = None  # set when the block has arrived
 
     def __init__(self, key: int, shard: int, samples: set[int] | range | None = None):
         self.key = key
@@ -80,7 +80,7 @@ class SampleBlock(Fetch):
         self._added: list[np.ndarray] = []
 
     def takes(self, samples: np.ndarray) -> bool:
-        """Return whether it includes *samples*, or they can join."""
+        """Return whether the block includes *samples*, or they can join it."""
         return self.samples is None or all(map(self.samples.__contains__, samples.tolist()))
 
     def add(self, samples: np.ndarray) -> None:
@@ -122,7 +122,7 @@ class Blocks:
         return shards << 32 | samples // self.units[shards]
 
     def add(self, shards: np.ndarray, samples: np.ndarray) -> None:
-        """Add the samples that will be read next; the more at once, the fewer blocks are fetched in parts."""
+        """Add the samples that will be read next; with more samples at once, fewer blocks are fetched in parts."""
         keys = self.keys(shards, samples)
         if self._singles:
             left = self._add_singles(keys[: self._singles], samples)
@@ -172,7 +172,7 @@ class Blocks:
         return self._queue.popleft() if self._queue else None
 
     def at(self, shard: int, sample: int) -> Sequence[SampleBlock]:
-        """Return the parts of a sample's block that are to be read."""
+        """Return the parts of a sample's block to read."""
         return self._blocks.get(shard << 32 | sample // self._units[shard], ())
 
     def find(self, shard: int, sample: int) -> SampleBlock | None:
@@ -238,7 +238,7 @@ class KeptBlocks:
         return True
 
     def read(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        """Yield samples of mapped blocks; for one that cannot be read, the error."""
+        """Yield samples of mapped blocks, or the error for a sample that cannot be read."""
         in_use, use = self._shards.in_use, self._shards.use
         keys = _kept_key(samples, self._unit[shards]).tolist()
         for shard, sample, key in zip(shards.tolist(), samples.tolist(), keys):
@@ -256,11 +256,11 @@ def _kept_key(sample: Any, unit: Any) -> Any:
 
 
 class BlockFetcher:
-    """Reads samples whose blocks are fetched ahead; *upcoming* yields the numbers of those that will be read.
+    """Reads samples from prefetched blocks; *upcoming* yields the numbers of the samples that will be read.
 
     *block* is the number of samples in a block, None for about 2 MiB of them. A block may be used up to *reach* samples
-    after its first use. At most *budget* bytes are held or under way, more only if one block requires it. Mapped blocks
-    of a cache count nothing. Several threads may read.
+    after its first use. At most *budget* bytes are held or in transfer, more only if one block requires it. Mapped
+    blocks of a cache are not counted. Several threads may read.
 
     If all shards fit into *budget* or into the cache, blocks have 2 MiB. If the samples that are shuffled together
     exceed *budget*, the cache reserves space for them. Without a cache, or if that is too small, each sample is fetched
@@ -310,12 +310,12 @@ class BlockFetcher:
         self._is_begun = self._is_closed = False
 
     def read_kept(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
-        """Yield samples if all blocks *are_kept*; for one that cannot be read, the error."""
+        """Yield samples if all blocks *are_kept*, or the error for a sample that cannot be read."""
         assert self._kept is not None
         return self._kept.read(shards, samples)
 
     def read(self, shard: int, sample: int) -> Sample:
-        """Return a sample; raise TarshardsError where it cannot be read."""
+        """Return a sample; raise TarshardsError if it cannot be read."""
         found, waits = None, False
         with self._queue.lock:
             self._taken += 1
@@ -346,7 +346,7 @@ class BlockFetcher:
                 self._leave(block)
 
     def read_aside(self, shard: int, sample: int) -> Sample:
-        """Return a sample that was not upcoming, from a block in memory or by a request of its own."""
+        """Return a sample that was not upcoming, from a block in memory or by a separate request."""
         with self._queue.lock:
             blocks = self._blocks.at(shard, sample)
             found = next((each.found for each in blocks if each.found and sample in (each.samples or ())), None)
@@ -356,7 +356,7 @@ class BlockFetcher:
         return opened.read(sample, held)
 
     def _look_ahead(self) -> None:
-        """Add what will be read next, all at once, because a block has several samples of it."""
+        """Add the samples that will be read next, all at once, because a block has several of them."""
         parts: list[Numbers] = []
         while self._scanned - self._taken < self._reach:
             numbers = next(self._upcoming, None)
@@ -410,7 +410,7 @@ class BlockFetcher:
             self._shards.use(block.shard).drop(block.numbers)
 
     def _named(self, error: TarshardsError, shard: int, sample: int) -> TarshardsError:
-        """Return the error of a block, with the key of the sample that was to be read."""
+        """Return the error of a block, with the key of the requested sample."""
         index = self._shards.loaded(shard)
         if not isinstance(error, OpenError) or error.key is not None or index is None:
             return error

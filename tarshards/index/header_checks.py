@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["NEAR", "MappedMembers", "check_fetched", "check_header", "find_undecided", "first_byte", "first_header"]
 
-NEAR = 1 << 11  # bytes before a header in which the extended headers of a remote member are looked for
+NEAR = 1 << 11  # bytes before a remote member's header in which its extended headers are looked for
 EXTENDED = (1 << 20) + BLOCK  # the most bytes of the extended headers before one member
-TYPES = b"xXLKg"  # of extended headers
+TYPES = b"xXLKg"  # the types of extended headers
 
 
 def check_header(read: Callable[[int, int], bytes], index: Index, member: int, *, url: str, low: int = 0) -> None:
-    """Raise ShardIndexError, which names the shard *url*, unless the headers of a member say what its index says.
+    """Raise ShardIndexError, which names the shard *url*, unless the headers of a member agree with the index.
 
     *read* takes an offset and a size; nothing before the offset *low* is read.
     """
@@ -48,9 +48,9 @@ def check_fetched(
     *,
     url: str,
 ) -> None:
-    """Do what ``check_header`` does for bytes that were fetched from the offset *low* on, and that *cut* takes.
+    """Do what ``check_header`` does for fetched bytes, which begin at the offset *low* and which *cut* returns.
 
-    *read* reads what is before *low*, and nothing else: what it reads may be newer than what was fetched.
+    *read* is used only for bytes before *low*, since it may return newer bytes than those that were fetched.
     """
     try:
         check_header(cut, index, member, url=url, low=low)
@@ -71,7 +71,7 @@ def _is_named(name: str, key: str, field: str) -> bool:
 
 
 def first_byte(index: Index, member: int) -> int:
-    """Return where to begin to read a remote member: at its headers, and those of the member before if it is small."""
+    """Return the offset from which to read a remote member: its headers, or the previous member if that is small."""
     header = index.data_range(member)[0] - BLOCK
     if member and header - (before := index.data_range(member - 1)[0] - BLOCK) <= NEAR:
         return before
@@ -110,10 +110,10 @@ Check = Callable[[Callable[[int, int], bytes], int, int], object]
 
 
 class HeldMembers:
-    """The members from *begin* to *end* of a shard, whose bytes from offset *low* on are *data*.
+    """The members from *begin* to *end* of a shard; *data* has the bytes of the shard, starting at offset *low*.
 
-    These are in memory, or mapped. *check* is called for a member on whose headers the kernel does not decide, and with
-    what reads the bytes from *low* on; it raises where they differ from the index.
+    These are in memory, or mapped. *check* is called for a member whose headers the kernel does not decide on, with a
+    function that returns the bytes; it raises if they differ from the index.
     """
 
     def __init__(self, index: Index, begin: int, end: int, low: int, data: Any, check: Check):
@@ -131,28 +131,28 @@ class HeldMembers:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether its data take no memory."""
+        """Whether its data uses no memory of the process."""
         return self._mapped is not None
 
     def hold_open(self) -> None:
-        """Hold the file of what is mapped open if it can be, so that ``is_current`` is quicker."""
+        """Keep the mapped file open if possible, so that ``is_current`` is faster."""
         if self._mapped is not None:
             self._mapped.mapping.hold_open()
 
     def is_current(self) -> bool:
-        """Return whether its data are as they were: what is mapped may have been removed, or written to."""
+        """Return whether its data is unchanged: a mapped file may have been removed, or written to."""
         return self._is_current is None or self._is_current()
 
     @property
     def stays(self) -> bool:
-        """Whether its data lie on the disk for later epochs, too, and may stay mapped for them."""
+        """Whether its data stays on the disk for later epochs, and may stay mapped for them."""
         return IS_COMPILED and self._mapped is not None and self._mapped.stays
 
     def fill(self, result: dict[str, Any], names: list[str | None], sample: int) -> bool:
         """Put the bytes of the members of *sample* that are here into *result*, under their *names* unless None.
 
-        Returns whether they are right: False where what is mapped was removed, or written to, meanwhile. Raises
-        ShardIndexError for a member whose headers differ from the index.
+        Returns whether they are valid: False if the mapped file has been removed, or written to. Raises ShardIndexError
+        for a member whose headers differ from the index.
         """
         try:
             undecided = self._members.fill(result, names, sample, 0)
@@ -167,11 +167,11 @@ class HeldMembers:
         return self._is_current is None or self._is_current()
 
     def check(self, member: int) -> None:
-        """Raise ShardIndexError unless the headers of *member* say what the index says."""
+        """Raise ShardIndexError unless the headers of *member* agree with the index."""
         self._check(self.cut, self.low, member)
 
     def take(self, member: int) -> bytes:
-        """Return the data of *member*; raise ShardIndexError where its headers differ from the index."""
+        """Return the data of *member*; raise ShardIndexError if its headers differ from the index."""
         self.check(member)
         return self.cut(*self._index.data_range(member))
 

@@ -1,4 +1,4 @@
-"""Which shards have indexes, and what the beginnings of these say: of many shards, without loading an index."""
+"""Which shards have indexes, and the beginnings of these: for many shards, without loading an index."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ try:
 except ImportError:
     from tarshards.index._sidecars_py import are_listed, read_heads
 
-FEW = 64  # local shards after which it is asked whether threads would read them sooner
-MANY = 1 << 10  # local shards that threads read until that is asked again
+FEW = 64  # local shards after which it is measured whether threads would be faster
+MANY = 1 << 10  # local shards that threads read until the next measurement
 PROBED = 1 << 12  # shards, spread evenly over the list, whose sidecars are looked for first
-COUNTS = ("samples", "size")  # of a shard
+COUNTS = ("samples", "size")  # the counts of a shard
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 def check_there(url: str | Location) -> None:
-    """Raise OpenError if the shard *url* is missing, which then says more than that it has no index."""
+    """Raise OpenError if the shard *url* is missing, which is more useful than an error for its missing index."""
     location = Location.of(url)
     if not (location.is_stream or location.exists()):
         raise OpenError(os.strerror(ENOENT), url=location.name, errno=ENOENT)
 
 
 def has_index(urls: Sequence[str | Location], remote: Remote | None = None) -> list[bool]:
-    """Return for each shard whether it has a sidecar: a folder of many is listed, remote ones are asked for at once."""
+    """Return for each shard whether it has a sidecar; large folders are listed, remote ones requested in parallel."""
     names = [url.url if isinstance(url, Location) else url for url in urls]
     if not are_local(names):
         return list(for_each_shard(_has_index, [Location.of(url, remote) for url in urls]))
@@ -62,7 +62,7 @@ def _by_folder(paths: list[str]) -> dict[str, Sequence[int]]:
     folder = paths[0][: paths[0].rfind("/") + 1] if paths else ""
     text = "\0" + "\0".join(paths)
     if text.count("/") == folder.count("/") * len(paths) and text.count("\0" + folder) == len(paths):
-        return {folder: range(len(paths))}  # which is quick to find out, even with many thousands
+        return {folder: range(len(paths))}  # fast, even for many thousands
     folders: dict[str, Any] = {}
     for number, path in enumerate(paths):
         folders.setdefault(path[: path.rfind("/") + 1], []).append(number)
@@ -70,7 +70,7 @@ def _by_folder(paths: list[str]) -> dict[str, Sequence[int]]:
 
 
 def _listed(folder: str, bases: list[str]) -> bytes | None:
-    """Return for each of the names *bases* in *folder* whether it is listed; None where a listing does not tell."""
+    """Return for each of the names *bases* in *folder* whether it is listed; None if a listing does not tell."""
     try:
         found = are_listed(os.fsencode(folder or "."), os.fsencode("\0".join(bases)))
     except (OSError, UnicodeEncodeError):
@@ -98,13 +98,13 @@ def _index_folder(folder: str, remote: Remote | None) -> str:
 
 
 def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | None) -> tuple[Shards, list[int]]:
-    """Return *shards* with the samples and bytes that their indexes say where no manifest does, and those without one.
+    """Return *shards* with counts from their indexes where no manifest has them, and the shards without an index.
 
     The latter are numbers. Only the beginnings of indexes are read, and the sizes of local shards: they are compared
-    with the shards when these are opened, but for those without samples, which nobody opens. Where none of PROBED
-    shards, spread evenly, has an index, others are not looked for, as if they had none. Raises ShardIndexError for an
-    index that is damaged, made by another rule for names than its shard is read by, or of a shard of another size, and
-    OpenError for a local shard that is missing; SampleError if the first of these shards lacks one of *fields*.
+    with the shards when these are opened, except for shards without samples, which are not opened. If none of PROBED
+    shards, evenly spaced, has an index, the others are not looked for, as if they had none. Raises ShardIndexError for
+    an index that is damaged, made by another rule for names than its shard is read by, or of a shard of another size,
+    and OpenError for a local shard that is missing; SampleError if the first of these shards lacks one of *fields*.
     """
     if not (numbers := shards.uncounted):
         return shards, []
@@ -142,7 +142,7 @@ def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | Non
 
 
 def _read_heads(urls: list[str], remote: Remote | None) -> array[int]:
-    """Return what ``read_heads`` does of the shards *urls*; raise ShardIndexError where an index is wrong."""
+    """Return the result of ``read_heads`` for the shards *urls*; raise ShardIndexError if an index is wrong."""
     if not are_local(urls):
         heads = for_each_shard(_find_head, [Location.of(url, remote) for url in urls])
         return array("q", chain.from_iterable(heads))
@@ -158,7 +158,7 @@ def _read_some(urls: list[str], remote: Remote | None) -> array[int]:
     found = array("q") if len(folders) == 1 else array("q", [-1, -1, -1] * len(urls))
     for folder, numbers in folders.items():
         given = folder, _index_folder(folder, remote), "\0".join([paths[number] for number in numbers])
-        with suppress(ValueError):  # of names that cannot be
+        with suppress(ValueError):  # for impossible names
             heads = array("q", read_heads(*map(os.fsencode, given)))
             if len(folders) == 1:
                 found = heads
@@ -175,7 +175,7 @@ def _read_some(urls: list[str], remote: Remote | None) -> array[int]:
 
 
 def _find_head(location: Location) -> tuple[int, int, int]:
-    """Return what ``read_heads`` does of one shard; raise ShardIndexError or OpenError where something is wrong."""
+    """Return the result of ``read_heads`` for one shard; raise ShardIndexError or OpenError for a faulty one."""
     try:
         if location.is_stream:
             return -1, -1, -1
@@ -196,7 +196,7 @@ def _find_head(location: Location) -> tuple[int, int, int]:
 def has_ranges(url: str | Location) -> bool:
     """Return whether parts of a shard can be read, as through an index; False for a server that sends whole files only.
 
-    Other errors are for who reads it.
+    Other errors are left to the reader of the shard.
     """
     location = Location.of(url)
     if not location.is_remote:
@@ -211,7 +211,7 @@ def has_ranges(url: str | Location) -> bool:
 
 
 def read_head(shard_url: str | Location) -> SidecarHead:
-    """Return what the beginning of a shard's sidecar says; raise ShardIndexError where it is missing or damaged."""
+    """Return what the beginning of a shard's sidecar says; raise ShardIndexError if it is missing or damaged."""
     location = index_location(shard_url)
     try:
         data = _read_beginning(location)
@@ -242,7 +242,7 @@ def _read_beginning(location: Location) -> bytes:
 
 
 def check_described(shard: Shard, location: Location) -> None:
-    """Raise ShardIndexError if the index of *shard*, at *location*, is of another one than its manifest describes.
+    """Raise ShardIndexError if the index of *shard*, at *location*, differs from the shard's entry in the manifest.
 
     A shard without index passes.
     """
@@ -263,7 +263,7 @@ def check_described(shard: Shard, location: Location) -> None:
 
 
 def count_samples(shard_url: str) -> int | None:
-    """Return the number of samples that the index of a local shard names, or None where there is none of this shard.
+    """Return the number of samples in the index of a local shard, or None if there is no index of this shard.
 
     Only the head of the sidecar is read, and only the shard's size is compared: good enough for a progress bar.
     """
@@ -278,12 +278,12 @@ def count_samples(shard_url: str) -> int | None:
 
 
 def for_each_shard(function: Callable[[Any], Any], urls: Sequence[str | Location]) -> Iterator[Any]:
-    """Yield *function* of each URL, in order; threads call it for several at once where that has to wait."""
+    """Yield *function* of each URL, in order; threads call it for several URLs at once if the calls have to wait."""
     return chain.from_iterable(for_some_shards(lambda some: list(map(function, some)), urls))
 
 
 def for_some_shards(function: Callable[[Sequence[Any]], Any], urls: Sequence[str | Location]) -> Iterator[Any]:
-    """Yield *function* of some of the URLs after the other, in order; threads call it for each where that has to wait.
+    """Yield *function* of some URLs, one after the other; threads call it for the others if the calls have to wait.
 
     What is in memory or on a quick disk takes less time without threads, which wait for each other.
     """

@@ -16,7 +16,7 @@ from tarshards.samples.keys import Sample, is_reserved, no_partner
 if TYPE_CHECKING:
     from tarshards.index.readahead import Numbers
 
-Read = Callable[[int, int], Sample]  # of a shard and a sample
+Read = Callable[[int, int], Sample]  # reads a sample by the numbers of its shard and itself
 
 
 class JoinedShards(SampleReader):
@@ -24,7 +24,7 @@ class JoinedShards(SampleReader):
 
     Both have the same number of shards, and the nth of one corresponds to the nth of the other, which may have more
     samples, in any order: these are left out, a warning says how many, and the ledger counts them. Raises UrlError for
-    different numbers of shards; reading a sample raises SampleError where it has no partner, or both have a field of
+    different numbers of shards; reading a sample raises SampleError if it has no partner, or both have a field of
     the same name.
     """
 
@@ -89,7 +89,7 @@ class JoinedShards(SampleReader):
         return result
 
     def _partner(self, shard: int, sample: int, key: str) -> int:
-        """Return the number in its shard of the sample of *key*, which usually is the same number."""
+        """Return the number, in its shard, of the sample with *key*; usually both samples have the same number."""
         index = self.right.shards.index(shard)
         if sample < len(index) and index.key(sample) == key and sample not in index.faults:
             return sample

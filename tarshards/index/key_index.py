@@ -37,13 +37,13 @@ from tarshards.tar.read import BLOCK
 log: logging.Logger = logging.getLogger("tarshards")
 
 MAGIC = b"TARKEYS\x03"
-HEADER = struct.Struct("<8sQ16s16sI")  # magic, keys, digests of names and of shards, CRC-32 of what is before
+HEADER = struct.Struct("<8sQ16s16sI")  # magic, keys, digests of names and of shards, CRC-32 of these
 SAMPLE = np.dtype([("shard", "<u4"), ("sample", "<u4"), ("header", "<u4")])  # header: its offset in blocks of 512
 ENTRY = np.dtype([("hash", "<u8"), ("sample", SAMPLE)])
 HASH = 8  # bytes
 SUM = 16  # bytes of a block after its entries: their CRC-32, and zeros
-EACH = 204  # entries of a block, which takes 4,096 bytes
-PARTS = 256  # of hashes, by their first byte, that are sorted one after the other
+EACH = 204  # entries of a block of 4,096 bytes
+PARTS = 256  # parts of the hashes, by their first byte, which are sorted one after the other
 TASKS = 64
 
 
@@ -110,7 +110,7 @@ def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None
         firsts, left = [], np.empty(0, ENTRY)
         for part in parts:
             with temporary():
-                part.seek(0)  # which writes what is buffered
+                part.seek(0)  # also writes buffered data
             entries = np.frombuffer(part.read(), ENTRY)
             entries = entries[np.argsort(entries["hash"], kind="stable")]  # of equal keys the first stays first
             entries = np.concatenate([left, entries])
@@ -153,7 +153,7 @@ def _write_blocks(stream: BinaryIO, entries: np.ndarray) -> np.ndarray:
 class KeyIndex:
     """Finds the samples of *shards*, each of as many samples as *counts* says, by the file *ranges* of their keys.
 
-    *keys_of* returns the keys of a shard by its number, for what a header does not say.
+    *keys_of* returns the keys of a shard by its number, for keys that a header does not contain.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class KeyIndex:
     ) -> KeyIndex | None:
         """Return the key index of *shards*, in their order; None if there is none, or it is of other shards.
 
-        *digests* returns those of the shards; where they are others than when it was made, a warning says so. Raises
+        *digests* returns those of the shards; if they have changed since it was made, a warning says so. Raises
         ShardIndexError for a damaged one.
         """
         if not shards or shards[0].is_stream:
@@ -216,7 +216,7 @@ class KeyIndex:
         return found
 
     def repeated(self) -> str | None:
-        """Return a key that several samples have, None where all keys differ."""
+        """Return a key that several samples have, None if all keys differ."""
         before = np.zeros(0, np.uint64)
         for number in range(len(self._firsts)):
             hashes = np.concatenate([before, self._hashes(self._block(number), number)])
@@ -267,7 +267,7 @@ class KeyIndex:
         return shard, sample, header
 
     def _has(self, shard: int, sample: int, header: int, key: str) -> bool:
-        """Return whether a sample has a key: by the header of its first member or, where that differs, its index."""
+        """Return whether a sample has a key: by the header of its first member or, if that differs, by its index."""
         path = self._shards[shard].path
         if path is not None:
             with suppress(OSError), open(path, "rb", buffering=0) as file:
@@ -315,7 +315,7 @@ class KeyTable:
         return found
 
     def repeated(self) -> str | None:
-        """Return a key that several samples have, None where there is none."""
+        """Return a key that several samples have, or None."""
         hashes = np.asarray(self._hashes)
         for at in (np.flatnonzero(hashes[1:] == hashes[:-1]) + 1).tolist():
             number = self._numbers[at]

@@ -15,16 +15,16 @@ from tarshards.index.open import OpenShard
 from tarshards.samples.codecs.npy import parse_header, rows_in_header
 from tarshards.storage.streams import failure
 
-HEAD = 128  # bytes of the header that numpy writes before an array of few axes; a member fills blocks of 512
+HEAD = 128  # bytes of the header that numpy writes before an array with few axes
 
 
 def lengths_of(shards: SampleReader, name: str) -> NDArray[np.int64]:
     """Return the length of each sample of *shards*, by the column or the field of that *name*.
 
-    A column holds the lengths themselves. The length of a ``.npy`` field is its rows, of any other field its bytes. In
-    local shards each header of ``.npy`` is read; in remote ones, all arrays are assumed to have the dtype and the other
-    dimensions of the first. Raises SampleError for a sample without the field, and DecodeError, which names it, for
-    one that is no array.
+    A column holds the lengths themselves. The length of a ``.npy`` field is its number of rows, of any other field its
+    number of bytes. In local shards each ``.npy`` header is read; in remote ones, all arrays are assumed to have the
+    dtype and the other dimensions of the first. Raises SampleError for a sample without the field, and DecodeError,
+    which names it, for a field that is not an array.
     """
     return np.concatenate([_lengths(each, name) for each in shards.sequences])
 

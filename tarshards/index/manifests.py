@@ -19,7 +19,7 @@ from tarshards.storage.streams import is_missing
 
 @dataclass(frozen=True)
 class Writing:
-    """How what describes shards is written: not at all in a *dry_run*, and waiting for the disk with *sync*."""
+    """How indexes, manifests and exports are written: not at all in a *dry_run*, and with *sync* to the disk."""
 
     dry_run: bool = False
     sync: bool = True
@@ -36,7 +36,7 @@ TO_DISK = Writing()
 
 
 def read_manifest(url: str) -> list[Shard]:
-    """Return the shards of the manifest *url*; none where the file does not exist."""
+    """Return the shards of the manifest *url*; none if the file does not exist."""
     try:
         return expand_shards(url)
     except OpenError as error:
@@ -62,7 +62,7 @@ def earlier_shards(url: str, below: Iterable[str]) -> list[Shard]:
 
 
 def _describe(url: str) -> Shard | None:
-    """Return the written shard *url* with the counts from its index; None where it has no index."""
+    """Return the written shard *url* with the counts from its index; None if it has no index."""
     try:
         index = Index.load(Location.of(url).as_output)
     except ShardIndexError as error:
@@ -83,7 +83,7 @@ def with_digests(shards: Iterable[Shard]) -> list[Shard]:
 def _digest_of(url: str) -> str | None:
     try:
         digest = read_head(url).digest
-    except TarshardsError:  # whoever reads the shard says what is wrong
+    except TarshardsError:  # reading the shard reports the error
         return None
     return None if digest is None else digest.hex()
 
@@ -99,7 +99,7 @@ def update_manifests(
 
     A series is the shards of one folder whose names differ only in their last number. Its manifest keeps other shards
     that it names and that still exist, and the checksums of shards that are *unchanged* and have the digest that it
-    gives; shards are sorted by name. It lies beside them, or in an *index_dir* where their indexes do.
+    gives; shards are sorted by name. It is stored beside them, or beside their indexes in an *index_dir*.
     """
     if url is not None:
         series = {url: list(shards)}

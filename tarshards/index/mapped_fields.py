@@ -1,4 +1,4 @@
-"""Where fields of samples lie in memory, in mapped shards or in bytes that were read; for many samples at a time."""
+"""The addresses of fields of samples, in mapped shards or in bytes that were read; for many samples at a time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tarshards.samples.fields import FieldNames, Term, find_field, no_field, pic
 from tarshards.samples.member_file import MemberFile
 from tarshards.storage.ranges import are_buffers, most_open
 
-ASKED = 1 << 8  # shards of a look-up, up to which each is checked for changes every time
+ASKED = 1 << 8  # in a look-up of up to this many shards, each is checked for changes every time
 GONE, ELSEWHERE = -2, -3  # for the number of a member: its index has shrunk; its content was read
 
-Failures = dict[int, TarshardsError]  # by position among the samples that were asked for
+Failures = dict[int, TarshardsError]  # by position among the requested samples
 
 
 class BatchKeys(Sequence[str]):
@@ -42,7 +42,7 @@ class BatchKeys(Sequence[str]):
 
     @classmethod
     def of(cls, keys: Sequence[str]) -> BatchKeys:
-        """Return *keys* that are known."""
+        """Return a batch of known *keys*."""
         return cls(lambda numbers: [keys[number] for number in numbers.tolist()], np.arange(len(keys)))
 
     @overload
@@ -87,7 +87,7 @@ class Headers(NamedTuple):
     are_new: bool
 
     def part(self, begin: int, end: int) -> Headers:
-        """Return those of the samples from *begin* to *end*."""
+        """Return the part for the samples from *begin* to *end*."""
         part = slice(begin, end)
         return self._replace(which=self.which[part], samples=self.samples[part], members=self.members[:, part])
 
@@ -102,7 +102,7 @@ class Headers(NamedTuple):
                     shard.index.key(sample)
                 except OSError as own:
                     raise unreadable(shard, own) from error
-            raise  # the index is as it was again
+            raise  # the index is intact again
 
     def find_stale(self) -> Failures:
         """Compare headers with the indexes, those that were not compared before; return the errors of the samples."""
@@ -127,7 +127,7 @@ class Headers(NamedTuple):
 class LocatedFields(NamedTuple):
     """The keys of samples, their payloads of each field, and the errors of those that lack one.
 
-    Where payloads lie in mapped shards, their *headers* are not compared with the index until ``check`` is called.
+    If payloads are in mapped shards, their *headers* are not compared with the index until ``check`` is called.
     """
 
     keys: BatchKeys
@@ -142,7 +142,7 @@ class LocatedFields(NamedTuple):
         return self.headers.find_stale() | self.failures
 
     def part(self, begin: int, end: int) -> LocatedFields:
-        """Return those of the samples from *begin* to *end*."""
+        """Return the part for the samples from *begin* to *end*."""
         failures = {i - begin: error for i, error in self.failures.items() if begin <= i < end}
         headers = self.headers.part(begin, end) if self.headers is not None and self.headers.are_new else None
         return LocatedFields(
@@ -155,10 +155,10 @@ class LocatedFields(NamedTuple):
 
 
 class MappedFields:
-    """Finds some fields of samples in local shards, which are mapped with their indexes when they are first needed.
+    """Finds fields of samples in local shards, which are mapped with their indexes when they are first needed.
 
-    A shard that cannot be opened is *broken*: its samples fail when they are looked for. Where a shard is truncated
-    while they are in use, reading what is gone raises OSError (see ``Payloads``).
+    A shard that cannot be opened is *broken*: its samples fail when they are looked up. If a shard is truncated while
+    in use, reading the missing bytes raises OSError (see ``Payloads``).
     """
 
     _all: ClassVar[WeakSet[MappedFields]] = WeakSet()  # of this process
@@ -176,7 +176,7 @@ class MappedFields:
 
     @classmethod
     def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedFields | None:
-        """Return what finds fields in *shards*, None where they cannot be mapped or are too many to be all open."""
+        """Return an object that finds fields in *shards*; None if they cannot be mapped, or not all at once."""
         if not (isinstance(shards, SampleSequence) and memory.READS_MAPPINGS and IS_COMPILED and are_buffers()):
             return None
         held = sum(len(each.names) for each in cls._all)
@@ -220,7 +220,7 @@ class MappedFields:
                     shard, sample = used[which[i]], int(samples[i])
                     failures[i] = unreadable(shard) if row[i] == GONE else self._missing_field(shard, sample, term)
         np.maximum(sizes, 0, out=sizes)
-        held = used, contents  # what the bytes lie in
+        held = used, contents  # the objects that own the bytes
         payloads = [Payloads.known(held, which, *row) for row in zip(addresses, sizes)]
         return LocatedFields(BatchKeys(headers.find_keys, np.arange(len(which))), payloads, failures, headers)
 
@@ -232,17 +232,17 @@ class MappedFields:
             return error
 
     def retry(self) -> bool:
-        """Try to open again what is broken; return whether something was opened."""
+        """Try to open broken shards again; return whether one was opened."""
         opened = []
         for number in sorted(self.broken):
-            with suppress(TarshardsError):  # which its samples get
+            with suppress(TarshardsError):  # its samples get the error
                 self._shards.open(number)
                 opened.append(number)
         self.broken.difference_update(opened)
         return bool(opened)
 
     def _doubtful(self, numbers: np.ndarray) -> list[int]:
-        """Return which shards may have been written to; many are asked for at most once a second."""
+        """Return which shards may have been written to; if there are many, check at most once a second."""
         if len(numbers) <= ASKED:
             return list(range(len(numbers)))
         return list(np.flatnonzero(self._sound[numbers] < time.monotonic() - 1).tolist())

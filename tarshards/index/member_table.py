@@ -1,4 +1,4 @@
-"""The members of shards in their sidecars, used where they are mapped; the kernel is C, or its twin in Python."""
+"""The members of shards in their mapped sidecars; the kernel is in C, or its twin in Python."""
 
 try:
     from tarshards.index._headers import (

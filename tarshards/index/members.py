@@ -30,12 +30,12 @@ class Members:
         self.arrays: dict[str, bytearray] = {name: bytearray() for name in ARRAYS}
         # The members that the arrays do not have yet, and the offset of the first; the others follow without gaps.
         self.begin: int = 0
-        self.numbers: dict[tuple[str, ...], tuple[int, ...]] = {}  # of the fields that samples have together
+        self.numbers: dict[tuple[str, ...], tuple[int, ...]] = {}  # field numbers by the fields of a sample
         self.members: list[tuple[int, ...]] = []  # the fields of the members of each sample, by number
-        self.sizes: array[int] = array("Q")  # of the data of each member
-        self.longer: dict[int, int] = {}  # member -> bytes of its header, where that is more than one block
+        self.sizes: array[int] = array("Q")  # the size of each member's data
+        self.longer: dict[int, int] = {}  # member -> bytes of its header, if more than one block
         self.first: bytes = b""  # the header of the first member, without its pax header
-        self.last: tuple[bytes, int] = b"", 0  # what the header of the last member is in, and where it ends there
+        self.last: tuple[bytes, int] = b"", 0  # the bytes that contain the last member's header, and where it ends
 
     def check_room(self, key: str, fields: tuple[str, ...], url: str) -> None:
         """Raise SampleError for a sample that is not written yet, and would give the shard *url* too many fields."""
@@ -66,7 +66,7 @@ class Members:
             self.last = packed[0], len(packed[0]) - len(values[-1]) - padding(len(values[-1]))
 
     def add_rows(self, keys: list[str], arrays: tuple[bytes, ...], packed: bytes, offset: int) -> None:
-        """Add samples of fields that are known, with the *arrays* of their members, *packed* in one at *offset*."""
+        """Add samples with known fields, with the *arrays* of their members, *packed* in one at *offset*."""
         if self.members:
             self._settle()
         self.keys += keys
@@ -140,7 +140,7 @@ class Members:
 
 
 def check_fields(fields: list[str], url: str) -> None:
-    """Raise ShardIndexError where there are more fields than an index can hold."""
+    """Raise ShardIndexError if there are more fields than an index can hold."""
     if len(fields) > MAX_FIELDS:
         raise ShardIndexError(_too_many(fields), url=url)
 

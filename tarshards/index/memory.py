@@ -1,6 +1,6 @@
 """The bytes of many samples by their addresses in memory, and the kernels that work on them without the GIL.
 
-The kernels are C (``_rows.c``, ``_pixels.c``), or where these are not compiled, their twins in Python.
+The kernels are in C (``_rows.c``, ``_pixels.c``), or if these are not compiled, their twins in Python.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ __all__ = [
 class Buffers:
     """References to buffers (bytes, mappings, arrays), with their addresses and lengths.
 
-    A mapping among them cannot be closed meanwhile. Only the kernels may touch its bytes: where its file has shrunk,
-    they raise OSError.
+    A mapping among them cannot be closed while it is referred to. Only the kernels may touch its bytes: if its file has
+    shrunk, they raise OSError.
     """
 
     def __init__(self, buffers: Iterable[Any]):
@@ -55,7 +55,7 @@ class Buffers:
 class Payloads:
     """The bytes of one field of several samples: of sample i, sizes[i] bytes at starts[i] of buffer number[i].
 
-    Raises ValueError where they lie outside their buffer.
+    Raises ValueError if they are outside their buffer.
 
     >>> payloads = Payloads(Buffers([b"cat;dog", b"bird"]), [0, 1, 0], [4, 0, 0], [3, 4, 3])
     >>> list(payloads), payloads[1:][0]
@@ -84,7 +84,7 @@ class Payloads:
 
     @classmethod
     def known(cls, buffers: Any, number: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> Payloads:
-        """Return payloads known to lie in what *buffers* holds, without a check; addresses are uint64, sizes int64."""
+        """Return payloads known to be inside *buffers*, without a check; addresses are uint64, sizes int64."""
         payloads = object.__new__(cls)
         payloads.buffers, payloads.number, payloads.addresses, payloads.sizes = buffers, number, addresses, sizes
         return payloads
@@ -98,7 +98,7 @@ class Payloads:
     def __getitem__(self, index: Any) -> Any:
         """Return a copy of one payload; for a slice or an array of indices, Payloads.
 
-        Raises OSError where the payload lies in a mapped file that has shrunk.
+        Raises OSError if the payload is in a mapped file that has shrunk.
         """
         if isinstance(index, (int, np.integer)):
             return copy_bytes(int(self.addresses[index]), int(self.sizes[index]))
@@ -106,7 +106,7 @@ class Payloads:
 
 
 def address_of(view: memoryview) -> int:
-    """Return where the bytes of *view* begin in memory, 0 if it has none."""
+    """Return the address of the first byte of *view*, 0 if it has none."""
     if not len(view):
         return 0
     address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]

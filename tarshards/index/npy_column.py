@@ -18,14 +18,14 @@ from tarshards.samples.fields import check_name, no_field
 from tarshards.storage.ranges import most_open
 from tarshards.storage.streams import failure
 
-TOGETHER = 1 << 10  # shards that are kept open, and whose arrays are copied at once
+TOGETHER = 1 << 10  # shards to keep open, and to copy arrays from, at once
 
 
 @dataclass
 class _Arrays:
     """The arrays in a shard, its *members*; *starts* are the offsets of their elements.
 
-    *buffers* is None where the shard is not mapped.
+    *buffers* is None if the shard is not mapped.
     """
 
     shard: OpenShard
@@ -38,9 +38,9 @@ class Column:
     """A ``.npy`` field of indexed shards as a read-only array of shape (samples, ...); its bytes stay in the shards.
 
     All members must be arrays of one dtype and shape, those of the first. An int, a slice, a list or an array of ints
-    or bools gives a new array with copies of these samples only, and ``np.asarray`` copies everything: what you hold
-    stays as it is, whatever becomes of the files. A shard is opened, and its members' headers are compared, when it is
-    first needed.
+    or bools gives a new array with copies of these samples only, and ``np.asarray`` copies everything: copies do not
+    change, whatever happens to the files. A shard is opened, and its members' headers are compared, when it is first
+    needed.
 
     Raises SampleError or DecodeError, which name the sample, for a member that is missing or another kind of array, and
     for a sample at fault; OpenError for a shard that cannot be read, or was written to since it was opened.
@@ -120,7 +120,7 @@ class Column:
             raise failure(error, self._shards.names[int(numbers[0])]) from error  # it is as long as it was again
 
     def _check_bytes(self, number: int, payloads: Payloads) -> None:
-        """Raise OpenError, which names the shard, if it has shrunk so that *payloads* are no longer there."""
+        """Raise OpenError, which names the shard, if it has shrunk so that *payloads* are gone."""
         try:
             deque(payloads, maxlen=0)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Open shards: each is mapped or opened for range requests, and compared with its index, once in a process."""
+"""Open shards: a process maps each once, or opens it for range requests, and compares it with its index."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from tarshards.tar.read import BLOCK
 if TYPE_CHECKING:
     from tarshards.storage.shared import SharedBytes
 
-SMALL = 1 << 16  # bytes of a shard that is read rather than mapped where there are too many to keep them mapped
-HELD = 1 << 27  # bytes of indexes of such shards that are held
+SMALL = 1 << 16  # shards of up to this many bytes are read, not mapped, if there are too many to keep mapped
+HELD = 1 << 27  # most bytes of indexes of such shards that are kept
 TOO_MANY = (
     "%s and others: of %d shards a process keeps %d open, so these are opened again and again; "
     "make fewer and larger ones with `tarreshard`"
@@ -43,20 +43,20 @@ DO_NOT_FIT = (
     "%s: the indexes of the shards take more than the %.0f MB that may be held, so some are fetched again for every "
     "use; give more memory with Remote(ahead=), or a disk with Remote(cache_dir=)"
 )
-LOCKS = 1 << 10  # shared by all shards of a process; few that are opened at once have the same one
+LOCKS = 1 << 10  # locks for all shards of a process: few shards that are opened at the same time share one
 
 
 log: logging.Logger = logging.getLogger("tarshards")
 
 
 class OpenShard:
-    """One shard, open and verified to be the one that *index* describes.
+    """An open shard, verified to be the one that *index* describes.
 
-    *ranges* reads its bytes at any offset. *fields* names the fields that ``read`` puts into samples; None means all.
-    Those that *lazy* names are each a ``MemberFile``. Raises OpenError where the shard cannot be opened,
-    ShardIndexError where the index is stale, and SampleError where no sample has one of *fields* or *lazy*. Whatever
-    takes a member has its header compared with the index first, and raises ShardIndexError where it differs. With
-    *scattered* the system reads nothing of a local shard but what is asked for.
+    *ranges* reads its bytes at any offset. *fields* names the fields that ``read`` puts into samples (None: all); those
+    in *lazy* are ``MemberFile`` objects. Raises OpenError if the shard cannot be opened, ShardIndexError if the index
+    is stale, and SampleError if no sample has one of *fields* or *lazy*. Every method that takes a member first
+    compares its header with the index, and raises ShardIndexError if it differs. With *scattered*, the system reads
+    only the requested bytes of a local shard.
     """
 
     def __init__(
@@ -84,21 +84,21 @@ class OpenShard:
         if lazy is not None:
             self._lazy = [name and field for name, field in zip(self._fields, _named(index, lazy, self.name))]
             self._fields = [None if file else field for file, field in zip(self._lazy, self._fields)]
-        self.members: MappedMembers | None = None  # of a local shard
+        self.members: MappedMembers | None = None  # None for a remote shard
         if local is not None and (index.faults or index.elsewhere or lazy is not None):
             self.members = MappedMembers(local.mapping, index.table)
         elif local is not None:
             self.members = MappedMembers(local.mapping, index.table, url=self.name, names=self._fields)
-        # Blocks of a cache that stay mapped, by reader.
+        # Cached blocks that stay mapped, by the key that a reader gives them.
         self.kept: dict[int, list[HeldMembers]] = {}
-        # The samples that cannot be read like the others.
+        # Samples that need special treatment: faulty ones, and those with links or sparse members.
         self._special: Collection[int] = ()
         if index.faults or index.elsewhere:
             self._special = index.faults.keys() | {index.table.entry(member)[0] for member in index.elsewhere}
 
     @cached_property
     def buffer(self) -> memoryview | None:
-        """All bytes of a mapped shard, for kernels only; None for a remote one, and without the compiled kernels."""
+        """All bytes of a mapped shard, for kernels only; None for a remote shard, and without compiled kernels."""
         if not memory.READS_MAPPINGS or not isinstance(self.ranges, LocalRanges):
             return None
         try:
@@ -107,10 +107,10 @@ class OpenShard:
             return None
 
     def read(self, sample: int, held: Sequence[HeldMembers] | None = None) -> Sample:
-        """Return the sample of this number; raise OpenError, which names it, where it cannot be read.
+        """Return the sample with this number; raise OpenError, which names it, if it cannot be read.
 
-        Of a remote shard, it is taken from *held*, which has it, or else fetched. Raises SampleError for one at
-        fault, as the index says.
+        A sample of a remote shard is taken from *held*, if given, or else fetched. Raises SampleError for a sample that
+        the index marks as faulty.
         """
         fields = self._fields
         if self._special and sample in self._special:
@@ -136,7 +136,7 @@ class OpenShard:
         return result
 
     def _failure(self, error: OSError, sample: int) -> TarshardsError:
-        """Return the error of a sample that cannot be read, or of the index if it was written to."""
+        """Return the error for a sample that cannot be read, or for the index if it has been written to."""
         try:
             key, header = self.index.key(sample), self.index.data_range(self.index.table.span(sample)[0])[0]
         except OSError as broken:
@@ -145,7 +145,7 @@ class OpenShard:
         return OpenError(error.strerror or str(error), url=self.name, offset=offset, key=key, errno=error.errno)
 
     def _plain_fields(self, sample: int) -> list[str | None]:
-        """Return the fields to read of a special sample but its links and sparse members; raise for one at fault."""
+        """Return the fields to read of a special sample, without links and sparse members; raise if it is faulty."""
         if sample in self.index.faults:
             raise self.index.fault(sample, self.name)
         fields = list(self._fields)
@@ -155,7 +155,7 @@ class OpenShard:
         return fields
 
     def _content(self, member: int, leave: Callable[[int, int], Any] | None = None) -> Any:
-        """Return the content of a link or sparse member, whose headers, and those that it leads to, are compared."""
+        """Return the content of a link or sparse member, after comparing its headers and those of its target."""
         self._check_size()
         ranges = self.ranges
 
@@ -189,12 +189,12 @@ class OpenShard:
         return None
 
     def find_kept(self, key: int) -> list[HeldMembers] | None:
-        """Return the block under a key if it is mapped, and as it was."""
+        """Return the block with this key if it is mapped and unchanged."""
         kept = self.kept.get(key)
         return kept if kept is not None and all(members.is_current() for members in kept) else None
 
     def _fetch_again(self, sample: int, members: HeldMembers) -> list[HeldMembers]:
-        """Return what holds *sample* instead of *members*, whose file is gone; a block that stays is mapped again."""
+        """Fetch *sample* again because the file of *members* is gone; a block that stays cached is mapped again."""
         for key, kept in list(self.kept.items()):
             if members in kept:
                 first, last = (self.index.table.entry(member)[0] for member in (kept[0].begin, kept[-1].end - 1))
@@ -204,7 +204,7 @@ class OpenShard:
         return self.fetch([sample], mapped=False)
 
     def keep(self, key: int, held: list[HeldMembers]) -> bool:
-        """Let a block stay mapped if it is one that a cache keeps, and return whether it does."""
+        """Keep a block mapped if it stays in the cache; return whether it does."""
         stays = all(members.stays for members in held)
         if stays:
             self.kept[key] = held
@@ -213,7 +213,7 @@ class OpenShard:
         return stays
 
     def _complete(self, result: Sample, sample: int) -> None:
-        """Put the lazy fields of a sample, its links and its sparse members into *result*."""
+        """Add the lazy fields, links and sparse members of a sample to *result*."""
         for member in range(*self.index.table.span(sample)):
             number = self.index.table.entry(member)[1]
             if self._lazy and (field := self._lazy[number]) is not None:
@@ -222,7 +222,7 @@ class OpenShard:
                 result[field] = self.take(member)
 
     def file(self, member: int) -> MemberFile:
-        """Return a member as a file; the header of a remote one is compared when the file is first read."""
+        """Return a member as a file; a remote member's header is compared at the first read."""
         index, head = self.index, None
         offset, size = index.data_range(member)
         name = ".".join(index.named(member))
@@ -239,15 +239,15 @@ class OpenShard:
         return MemberFile(self.location, self.ranges, offset, size, name=name, head=head)
 
     def _check_head(self, member: int, low: int, head: bytes) -> None:
-        """Raise ShardIndexError unless *head*, the bytes of a remote shard from *low* on, has a member's headers."""
+        """Raise ShardIndexError unless *head*, bytes of a remote shard that begin at *low*, has a member's headers."""
         self._check_size()
         self._check_end(member + 1, self.ranges.read_up_to)
         self._check_fetched(lambda at, size: head[at - low : at - low + size], low, member)
 
     def _check_fetched(self, cut: Callable[[int, int], bytes], low: int, member: int) -> None:
-        """Raise ShardIndexError unless the bytes of a remote shard from *low* on, which *cut* takes, have its headers.
+        """Raise ShardIndexError unless the fetched bytes, which begin at *low* and *cut* returns, have its headers.
 
-        It is these that are compared, not what the server has now: a cache may hold what was there before.
+        The fetched bytes are compared, not those that the server has now: a cache may contain earlier bytes.
         """
         if member in self.index.elsewhere:
             raise self.index.not_plain(member, self.name)
@@ -276,15 +276,15 @@ class OpenShard:
     def find_stale(self, members: np.ndarray) -> dict[int, TarshardsError]:
         """Compare the headers of many *members* (int64) of a local shard; return the errors by position.
 
-        A member that has matched is not compared again: it matches until the file is written to, as ``Ranges.verify``
-        finds.
+        A member that has matched is not compared again: it matches until the file is written to, which
+        ``Ranges.verify`` detects.
         """
         undecided = find_undecided([self.members], np.zeros(len(members), np.int64), members)
         decided = ((i, self.decide(int(members[i]))) for i in undecided)
         return {i: error for i, error in decided if error is not None}
 
     def decide(self, member: int) -> TarshardsError | None:
-        """Return the error of a member of a local shard whose header does not match plainly; None if it has none."""
+        """Compare a local member that the kernel could not decide on; return its error, or None."""
         assert self.members is not None
         try:
             self._decide(member)
@@ -294,14 +294,14 @@ class OpenShard:
         return None
 
     def _decide(self, member: int) -> None:
-        if member in self.index.elsewhere:  # the bytes after its header are not what it contains
+        if member in self.index.elsewhere:  # the bytes after its header are not its content
             raise self.index.not_plain(member, self.name)
         check_header(self.ranges.read, self.index, member, url=self.name)
 
     def fetch(self, samples: Sequence[int] | np.ndarray, *, mapped: bool = True) -> list[HeldMembers]:
-        """Return the members of *samples*, in ascending order, of a remote shard; near ones share a request.
+        """Return the members of *samples*, in ascending order, of a remote shard; nearby samples share a request.
 
-        What a cache has on its disk is *mapped*.
+        With *mapped*, blocks on the disk of a cache are mapped instead of read.
         """
         held = []
         for begin, end, low, size in self._ranges_of(np.asarray(samples, np.int64)):
@@ -309,7 +309,7 @@ class OpenShard:
         return held
 
     def _fetch(self, low: int, size: int, *, mapped: bool) -> Any:
-        """Return *size* bytes of a remote shard from *low* on."""
+        """Return *size* bytes of a remote shard, starting at *low*."""
         try:
             data = self.ranges.hold(low, size) if mapped else self.ranges.read(low, size)
         except OpenError as error:
@@ -322,19 +322,19 @@ class OpenShard:
         return data
 
     def _hold(self, begin: int, end: int, low: int, data: Any) -> HeldMembers:
-        """Return members of a remote shard, after, with the last of them, its end is compared."""
+        """Return members of a remote shard; if the last one is among them, first compare the end of the archive."""
         members = HeldMembers(self.index, begin, end, low, data, self._check_fetched)
         is_here = (self.index.archive_end or 0) + BLOCK <= self._stop(end)
         self._check_end(end, members.cut if is_here else self.ranges.read_up_to)
         return members
 
     def _check_end(self, end: int, read: Callable[[int, int], bytes]) -> None:
-        """Raise ShardIndexError if *end* is that of all members of a remote shard, and others follow them now."""
+        """Raise ShardIndexError if *end* is behind the last member of a remote shard, but other members follow now."""
         if end == self.index.members and (last := self.index.archive_end) is not None:
             self.index.check_end(read(last, BLOCK))
 
     def _stop(self, end: int) -> int:
-        """Return where to stop reading for the members before *end*: after the last one comes the archive's end."""
+        """Return the offset where a read of the members before *end* stops; it may include the end of the archive."""
         stop = sum(self.index.data_range(end - 1))
         last = self.index.archive_end
         if end == self.index.members and last is not None and last + BLOCK - stop <= tuning.GAP:
@@ -342,16 +342,16 @@ class OpenShard:
         return stop
 
     def ask(self, samples: np.ndarray, fields: FieldNames | None = None) -> None:
-        """Let the system read *samples* (ascending) of a mapped shard into memory, with what their check needs.
+        """Let the system read *samples* (ascending) of a mapped shard into memory, with the headers to compare.
 
-        Of their fields, those are read that ``read`` returns, or *fields*.
+        It reads *fields*, or by default the fields that ``read`` returns.
         """
         if self.buffer is None:
             return
         begin = memory.address_of(self.buffer)
         lows, sizes = [], []
         for first, _, low, size in self._ranges_of(samples, fields):
-            if first and (before := self.index.data_range(first - 1)[0] - BLOCK) < low:  # whose header is compared, too
+            if first and (before := self.index.data_range(first - 1)[0] - BLOCK) < low:  # compared too
                 lows.append(before)
                 sizes.append(BLOCK)
             lows.append(low)
@@ -359,18 +359,18 @@ class OpenShard:
         memory.ask(np.array(lows, np.uint64) + np.uint64(begin), np.array(sizes, np.int64))
 
     def scatter(self, flag: bool) -> None:
-        """Tell the system whether reads of a local shard are few and far apart, so that it reads no more than these."""
+        """Tell the system whether reads of a local shard are scattered, so that it does not read ahead."""
         if flag != self._scattered and isinstance(self.ranges, LocalRanges):
             self.ranges.scatter(flag)
             self._scattered = flag
 
     def drop(self, samples: Sequence[int] | np.ndarray) -> None:
-        """Let a cache remove the members of *samples*, fetched together before, if it keeps them for this use only."""
+        """Let a cache remove the members of *samples*, fetched together before, if it keeps them for one use only."""
         for _, _, low, size in self._ranges_of(np.asarray(samples, np.int64)):
             self.ranges.drop(low, size)
 
     def _ranges_of(self, samples: np.ndarray, fields: FieldNames | None = None) -> list[tuple[int, int, int, int]]:
-        """Return what is requested for *samples*: the begin and end of members, the first byte, and how many."""
+        """Return the requests for *samples*: begin and end of the members, the first byte, and the number of bytes."""
         ranges = []
         for begin, end in self._members_of(samples, fields):
             low = first_byte(self.index, begin)
@@ -378,7 +378,7 @@ class OpenShard:
         return ranges
 
     def _members_of(self, samples: np.ndarray, fields: FieldNames | None) -> list[tuple[int, int]]:
-        """Return the members of *samples* whose fields are read, as begins and ends of what one request brings."""
+        """Return the members of *samples* whose fields are read: a begin and an end for each request."""
         index, are_read = self.index, np.array([name is not None for name in self._fields], np.bool_)
         if fields is not None:
             are_read &= np.array([name in fields for name in index.fields], np.bool_)
@@ -402,13 +402,13 @@ class OpenShard:
         return [(int(part[0]), int(part[-1]) + 1) for part in np.split(members, cuts)]
 
     def _check_size(self) -> None:
-        """Raise ShardIndexError where the first answer says that a remote shard is not as long as it was."""
+        """Raise ShardIndexError if an answer shows that the length of a remote shard has changed."""
         if self.ranges.size != self.index.shard_size:
             self.index.check_size(self.ranges.size)
 
 
 def _named(index: Index, names: FieldNames | None, url: str) -> list[str | None]:
-    """Return the fields of an index with None for those that *names* does not have; None has all."""
+    """Return the fields of an index, with None for those not in *names* (None: all are in it)."""
     if names is None:
         return index.fields  # type: ignore[return-value]
     names.check(index.fields, url)
@@ -416,7 +416,7 @@ def _named(index: Index, names: FieldNames | None, url: str) -> list[str | None]
 
 
 class HeldIndexes:
-    """Indexes that are held, by the numbers of their shards and the oldest first, and the *bytes* that they take."""
+    """Indexes by the numbers of their shards, the oldest first, and the *bytes* that they take."""
 
     def __init__(self) -> None:
         self._indexes: dict[int, Index] = {}
@@ -445,20 +445,20 @@ class HeldIndexes:
 
 
 class OpenShards:
-    """The shards of a dataset: indexes are loaded, and shards opened, when first asked for and once in a process.
+    """The shards of a dataset: a process loads an index, and opens a shard, once, at the first use.
 
-    Indexes are mapped, and held with their shards. Of all local shards of this process, up to ``most_open`` are; for
-    one more, one is released that was not asked for lately. What refers to a released one may still read it. Small
-    shards of a dataset that has more are not held, but their indexes are, up to 128 MiB.
+    Indexes are mapped, and kept with their shards. A process keeps up to ``most_open`` local shards; before one more is
+    opened, one that has not been used recently is released. Objects that refer to a released shard can still read it.
+    In a dataset with more shards than that, small shards are not kept, but their indexes are, up to 128 MiB.
 
-    Threads that ask for the same shard wait for the one that opens it. A forked process inherits what is open, and a
-    pickled copy has nothing open.
+    Threads that need the same shard wait for the one that opens it. A forked process inherits the open shards; a
+    pickled copy has none.
 
-    Indexes of remote shards are mapped from the cache, or lie in memory shared with processes that are forked later;
-    those for which there is no memory are released, the oldest first, and a warning says so.
+    Indexes of remote shards are mapped from the cache, or are in memory shared with processes that are forked later. If
+    they need too much memory, the oldest are released, and a warning says so.
 
-    *counts* are the samples of each shard and *sizes* its bytes, as the manifest says, or else the beginning of its
-    index. Raises ShardIndexError where there is no index; whether it is stale is seen when its shard is opened.
+    *counts* has the number of samples of each shard and *sizes* its bytes, from the manifest or else from the beginning
+    of its index. Raises ShardIndexError if there is no index; a stale index is detected when its shard is opened.
     """
 
     def __init__(
@@ -475,7 +475,7 @@ class OpenShards:
         self.remote: Remote = remote or default()
         self._known_digests: list[str | None] = shards.column("digest")
         self._splits: list[str | None] = shards.column("split")
-        self._uncounted: Collection[int] = ()  # those whose counts their indexes said
+        self._uncounted: Collection[int] = ()  # shards whose counts come from their indexes
         self._reset()
         self._share()
         self.counts: np.ndarray
@@ -484,21 +484,21 @@ class OpenShards:
 
     def _reset(self) -> None:
         self._are_many = IS_COMPILED and len(self.urls) > most_open()
-        self._local = HeldIndexes()  # of shards that are not open
-        self._small = HeldIndexes()  # of shards that are read for each use, and not held
-        self._remote = HeldIndexes()  # open or not: what they take is memory of this process
-        self._is_short = False  # whether a warning has said so
+        self._local = HeldIndexes()  # indexes of local shards that are not open
+        self._small = HeldIndexes()  # indexes of small shards, which are read at each use
+        self._remote = HeldIndexes()  # indexes of remote shards, open or not: they use memory of this process
+        self._has_warned_of_memory = False
         self.in_use: dict[int, OpenShard] = {}
-        self.tables: list[MappedMembers | None] = [None] * len(self.urls)  # of the local ones in use
-        self._aside: dict[int, OpenShard] = {}  # those not asked for since many others were
-        self._opened = 0  # how often one was since the last ``verify``
-        self._has_warned = False  # that this is often
+        self.tables: list[MappedMembers | None] = [None] * len(self.urls)  # members of local shards in use
+        self._aside: dict[int, OpenShard] = {}  # open shards that have not been used recently
+        self._opened = 0  # number of shards opened since the last ``verify``
+        self._has_warned_of_opening = False
         self._failed: dict[int, TarshardsError] = {}
-        self._changed: TarshardsError | None = None  # of a shard that was released
-        self.scattered: bool = False  # samples are being read that are far apart
+        self._changed: TarshardsError | None = None  # a shard had changed when it was released
+        self.scattered: bool = False  # whether the samples being read are far apart
 
     def _share(self) -> None:
-        """Have memory for the indexes of remote shards that is shared with processes forked later; a cache is, too."""
+        """Allocate memory for indexes of remote shards that later forked processes share; a cache is shared anyway."""
         self._shared: SharedBytes | None = None
         if IS_COMPILED and self.remote.cache_dir is None and not self.location(0).is_local:
             from tarshards.storage.shared import SharedBytes
@@ -511,23 +511,23 @@ class OpenShards:
         counted, missing = with_counts(shards, self.remote, self.fields, self.lazy)
         if missing:
             location = self.location(missing[0])
-            load_index(location)  # says more than that it is missing
+            load_index(location)  # its error says more
             raise ShardIndexError(MISSING, url=index_location(location).name)
         counts, sizes = (np.array(counted.column(name), np.int64) for name in COUNTS)
         return counts, sizes
 
     def location(self, number: int) -> Location:
-        """Return the location of a shard, to be read as the dataset says."""
+        """Return the location of a shard, with the options of the dataset."""
         return Location.of(self.urls[number], self.remote)
 
     def index(self, number: int) -> Index:
-        """Return the index of a shard; raise ShardIndexError where it contradicts the manifest."""
+        """Return the index of a shard; raise ShardIndexError if it contradicts the manifest."""
         with self._lock(number):
             index = self.loaded(number)
             return self._load(number, self.location(number)) if index is None else index
 
     def _load(self, number: int, location: Location) -> Index:
-        """Load the index of a shard, and hold it."""
+        """Load and keep the index of a shard."""
         copied = SMALL if self._is_small(number, location) else MAPPED
         try:
             index = self._read_index(number, location, copied)
@@ -542,14 +542,14 @@ class OpenShards:
         return index
 
     def _read_index(self, number: int, location: Location, copied: int = MAPPED) -> Index:
-        """Return the index of a shard as its sidecar is; a local one of more than *copied* bytes is mapped."""
+        """Read the sidecar of a shard; a local one of more than *copied* bytes is mapped."""
         if location.is_local:
             return load_index(location, copied)
         shared = self._shared
         return load_index(location, hold=None if shared is None else partial(shared.hold, number))
 
     def _hold(self, number: int, location: Location, index: Index) -> None:
-        """Hold an index that was loaded; release others where there are too many of its kind."""
+        """Keep a loaded index; release others if there are too many of its kind."""
         with _locks()[0]:
             if not location.is_local:
                 self._hold_remote(number, index)
@@ -567,15 +567,15 @@ class OpenShards:
         if held.bytes > most:
             most = max(most, self.remote.held() - (0 if self._shared is None else self._shared.taken))
         while len(held) > 1 and (held.bytes > most or len(held) > most_open()):
-            if held.bytes > most and not self._is_short:
-                self._is_short = True
+            if held.bytes > most and not self._has_warned_of_memory:
+                self._has_warned_of_memory = True
                 log.warning(DO_NOT_FIT, visible(self.names[0]), self.remote.held() / 1e6)
             oldest = held.remove_oldest()
             for shards in (self.in_use, self._aside):
                 shards.pop(oldest, None)
 
     def _contradiction(self, number: int, index: Index) -> str | None:
-        """Say what the index of a shard has other than the manifest, or at first it itself; None if nothing."""
+        """Describe how an index contradicts the manifest, or its state when the dataset was opened, or None."""
         found, expected = (len(index), index.shard_size), (self.counts[number], self.sizes[number])
         for mine, its, unit in zip(found, expected, ("samples", "bytes")):
             if mine != its and number in self._uncounted:
@@ -586,7 +586,7 @@ class OpenShards:
         return None if digest is None or known is None or digest.hex() == known else OTHER
 
     def loaded(self, number: int) -> Index | None:
-        """Return the index of a shard if it is held."""
+        """Return the index of a shard if it is loaded."""
         shard = self.in_use.get(number) or self._aside.get(number)
         if shard is not None:
             return shard.index
@@ -597,9 +597,9 @@ class OpenShards:
         return len(self._local) + len(self.in_use) + len(self._aside)
 
     def open(self, number: int) -> OpenShard:
-        """Return a shard as it is now; raise TarshardsError where it cannot be opened, or its index is stale.
+        """Return the current version of a shard; raise TarshardsError if it cannot be opened or its index is stale.
 
-        The one that is in use is returned, unless its file has been replaced or written to; then it is in use no more.
+        An open shard is returned unless its file has been replaced or written to; then it is released.
         """
         with self._lock(number):
             shard = self.in_use.get(number) or self._aside.get(number)
@@ -617,11 +617,11 @@ class OpenShards:
         return OpenShard(location, index, self.fields, self.lazy, scattered=self.scattered, ranges=ranges)
 
     def _open(self, number: int) -> OpenShard:
-        """Open a shard, and hold it unless it is small, and others are, too many to hold all."""
+        """Open a shard, and keep it open, except for small shards of a dataset with too many shards."""
         location = self.location(number)
         self._opened += 1
-        if self._opened > 2 * len(self.urls) > 2 * most_open() and not self._has_warned:
-            self._has_warned = True
+        if self._opened > 2 * len(self.urls) > 2 * most_open() and not self._has_warned_of_opening:
+            self._has_warned_of_opening = True
             log.warning(TOO_MANY, visible(location.name), len(self.urls), most_open())
         if not self._is_small(number, location):
             return self._enter(number, self._with(location, self.index(number)))
@@ -632,9 +632,9 @@ class OpenShards:
         return self._are_many and self.sizes[number] <= SMALL and location.is_local
 
     def use(self, number: int) -> OpenShard:
-        """Return a shard to read samples from: the same one until it is released, even if its file is replaced.
+        """Return a shard for reading samples: the same one until it is released, even if its file is replaced.
 
-        Where opening it failed, the error is raised again until ``begin`` or ``verify`` is called.
+        If opening it has failed, the error is raised again until ``begin`` or ``verify`` is called.
         """
         with self._lock(number):
             if (shard := self.in_use.get(number)) is not None:
@@ -650,14 +650,14 @@ class OpenShards:
                 raise
 
     def scatter(self, flag: bool) -> None:
-        """Say whether shards that are opened are read here and there; once they are not, those open are as before."""
+        """Set whether shards are read at scattered offsets; False also applies to those already open."""
         self.scattered = flag
         if not flag:
             for shard in [*self.in_use.values(), *self._aside.values()]:
                 shard.scatter(False)
 
     def begin(self) -> None:
-        """Try those again that failed to open: a pass begins, and the one before may have ended with the error."""
+        """Begin a pass: try shards that failed to open again, since the error may have ended the previous pass."""
         self._failed.clear()
 
     def verify(self) -> None:
@@ -671,25 +671,25 @@ class OpenShards:
             shard.ranges.verify()
 
     def each_key(self) -> Iterator[str]:
-        """Yield the keys of all samples; every index is loaded for them, several at once."""
+        """Yield the keys of all samples; loads every index, several in parallel."""
         locations = [self.location(number) for number in range(len(self.urls))]
         numbers = {location: number for number, location in enumerate(locations)}
         for index in for_each_shard(lambda location: self.index(numbers[location]), locations):
             yield from index.keys
 
     def key(self, sample: int) -> str:
-        """Return the key of the sample of this number over all shards."""
+        """Return the key of the sample with this number over all shards."""
         number = int(np.searchsorted(self._ends, sample, "right"))
         return self.index(number).key(sample - int(self._ends[number] - self.counts[number]))
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        """How many samples each shard has with those before it."""
+        """The cumulative numbers of samples."""
         return np.cumsum(self.counts)
 
     @cached_property
     def fraction(self) -> float:
-        """How much of the shards is not of lazy fields, by the index of the first."""
+        """The fraction of bytes that are not in lazy fields, by the index of the first shard."""
         if self.lazy is None:
             return 1.0
         index = self.index(0)
@@ -698,12 +698,12 @@ class OpenShards:
 
     @cached_property
     def key_index(self) -> KeyIndex | None:
-        """The file that has the numbers of all samples by key, if there is one of these shards."""
+        """The file with the numbers of all samples by key, if these shards have one."""
         locations = [self.location(number) for number in range(len(self.urls))]
         return KeyIndex.open(locations, self.counts.tolist(), lambda number: self.index(number).keys, self._digests)
 
     def _digests(self) -> list[bytes | None]:
-        """Return the digest of each shard as its index has it; of remote ones, as the manifest says if it does."""
+        """Return the digest of each shard from its index, or for remote shards from the manifest if it has one."""
         locations = [self.location(number) for number in range(len(self.urls))]
         numbers = {location: number for number, location in enumerate(locations)}
 
@@ -728,7 +728,7 @@ class OpenShards:
         return locks[1 + number % (LOCKS - 1)]
 
     def _enter(self, number: int, shard: OpenShard) -> OpenShard:
-        """Note a shard that was opened as one in use, and return it."""
+        """Put an opened shard in use, and return it."""
         with _locks()[0]:
             self._local.remove(number)
             if isinstance(shard.ranges, LocalRanges):
@@ -738,7 +738,7 @@ class OpenShards:
         return shard
 
     def _release(self) -> bool:
-        """Release a shard that was not asked for lately, or an index; return whether there was one."""
+        """Release a shard that has not been used recently, or an index; return False if there is none."""
         if self._aside:
             self._let_go(self._aside.pop(next(iter(self._aside))))
         elif self._local:
@@ -748,13 +748,13 @@ class OpenShards:
         return True
 
     def _set_aside(self) -> None:
-        """Find out from now on which shards are asked for."""
-        for number in list(self.in_use):  # the dict itself: a loop over samples has the dict
+        """Set all shards in use aside; each returns at its next use, so those that stay aside are not in use."""
+        for number in list(self.in_use):  # changed in place: loops over samples refer to this dict
             self._aside[number] = self.in_use.pop(number)
             self.tables[number] = None
 
     def _let_go(self, used: OpenShard) -> None:
-        """Find out of a shard that is released whether it was written to while it was in use."""
+        """Record the error if a shard that is being released was written to while it was in use."""
         try:
             used.ranges.verify()
         except TarshardsError as error:
@@ -781,11 +781,11 @@ class OpenShards:
         self._share()
 
 
-_all_shards: list[ref[OpenShards]] = []  # those of this process that have local ones
+_all_shards: list[ref[OpenShards]] = []  # all in this process that have opened local shards
 
 
 def _make_space(shards: OpenShards) -> None:
-    """Release what was not asked for lately if this process has as many local shards as it may, for one more."""
+    """Make space for one more local shard: if the process has reached its limit, release those not used recently."""
     every = [each for reference in _all_shards if (each := reference()) is not None]
     if shards not in every:
         every.append(shards)
@@ -799,12 +799,12 @@ def _make_space(shards: OpenShards) -> None:
                 each._set_aside()
 
 
-#: The first is for what is held.
+#: The first lock protects the collections of shards and indexes, the others the opening of shards.
 _locks = PerProcess(lambda: [threading.RLock() for _ in range(LOCKS)])
 
 
 def load_index(location: Location, copied: int = MAPPED, hold: Hold | None = None) -> Index:
-    """Load the index of a shard; where there is none because the shard is compressed, the error says so."""
+    """Load the index of a shard; if it is missing because the shard is compressed, the error says so."""
     try:
         return Index.load(location, check=False, copied=copied, hold=hold)
     except ShardIndexError as error:

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from tarshards.errors import ShardIndexError, flag, shortened, visible
 from tarshards.index.inventory import PROBED, check_there, has_index, with_counts
 from tarshards.samples.fields import FieldNames, lazy_fields
+from tarshards.samples.grouping import OnDamage, check_reading, read_in_turn, read_shard
 from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.samples.read import OnDamage, check_reading, read_in_turn, read_shard
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location, are_local, are_remote
 from tarshards.storage.manifest import Shard, Shards
@@ -42,7 +42,7 @@ class Opening:
     - *allow_pipe*: whether ``pipe:`` URLs may run their commands
     - *remote*: how shards of web servers and object stores are read; see ``Remote``
 
-    The others are for shards that are read as streams; an index knows where the members lie:
+    The others are for shards that are read as streams; an index has the offsets of members:
 
     - *on_damage*: "end" ends a damaged shard at the damage; "resync" continues at the next sound header and requires
       *on_error*, which receives every gap and every sample that is not known to be complete. This reads the headers of
@@ -50,10 +50,10 @@ class Opening:
     - *split*: where the names of members are split into keys and fields: at the "first" or "last" dot of their base
       name, or as a function says. An index must have been made by the same rule, with `tarindex --split`. A function
       requires index=False or "auto", which then streams
-    - *end*: "required" where a shard must end in at least one block of zeros; "optional" accepts one that was cut
-      between two members
+    - *end*: "required" means that a shard must end in at least one block of zeros; "optional" accepts a shard that was
+      cut between two members
     - *concatenated*: whether shards may be concatenated archives, which are read as one; a manifest can say so, too.
-      Zeros that overwrote members look like the end of an archive, so only with this word may members follow one
+      Zeros that overwrote members look like the end of an archive, so only with this option may members follow one
 
     Raises ValueError or TypeError for other values, and ValueError for combinations that are excluded here.
     """
@@ -115,7 +115,7 @@ class Opening:
             connect(location, location.remote.connections)
 
     def find_indexed(self, shards: Shards) -> Shards | None:
-        """Return *shards* with what their indexes say of them if they are read through these; else None.
+        """Return *shards* with the counts in their indexes if they are read through these; else None.
 
         With "auto", sidecars are looked for, of remote shards that a manifest counts for at most 4,096;
         ShardIndexError is raised if only some have one, or OpenError if a shard without one is missing itself.

@@ -1,8 +1,8 @@
 """Local shards read from the disk before their samples are needed.
 
-A page of a mapped file that is not in memory is read when it is touched, and whoever touches it waits for the disk.
-The system can be asked before for the pages that will be needed (madvise(2)), and reads them meanwhile. For pages that
-are in memory, asking takes time and gains nothing. The system counts for each process how often it waited for a page
+A page of a mapped file that is not in memory is read when it is touched, and the thread that touches it waits for the
+disk. The system can be asked in advance to read the pages that will be needed (madvise(2)). For pages that are in
+memory, asking takes time and gains nothing. The system counts for each process how often it waited for a page
 (getrusage(2)).
 """
 
@@ -97,7 +97,7 @@ class LocalReadahead:
             self._ask(0, FEWEST)
 
     def take(self, count: int, fields: FieldNames | None = None) -> None:
-        """Note that the next *count* samples are about to be read, of each these *fields*, or those of the shards."""
+        """Record that *fields* (default: those of the shards) of the next *count* samples will be read."""
         begin, self._taken = self._taken, self._taken + count
         if self._taken - self._counted >= self.every and self._lock.acquire(blocking=False):
             try:
@@ -153,7 +153,7 @@ class LocalReadahead:
             following = pages[i + TOUCHED : i + TOUCHED + 1]
             memory.ask(following, np.minimum(TOUCHED * PAGESIZE, begin + size - following.astype(np.int64)))
             part = pages[i : i + TOUCHED]
-            with suppress(OSError):  # the shard has shrunk: whoever needs what is gone finds out
+            with suppress(OSError):  # the shard has shrunk; reading the missing bytes will raise the error
                 memory.gather(np.empty((len(part), 1), np.uint8), part, b"")
 
     def close(self) -> None:

@@ -95,7 +95,7 @@ def _faults(index: Index, url: str) -> list[SampleError]:
 
 
 def _load(url: str) -> Index | None:
-    """Return the index in the sidecar of a shard, None where it is missing, damaged, or stale by its fingerprint."""
+    """Return the index in the sidecar of a shard; None if it is missing, damaged, or stale by its fingerprint."""
     try:
         return Index.load(url)
     except ShardIndexError:
@@ -194,7 +194,7 @@ def _save(index: Index, shard: Location) -> None:
 
 
 def _dots(index: Index, url: str) -> str | None:
-    """Return the warning of the first sample of an index that dots in the keys have made of many, None if none is."""
+    """Return the warning for the first sample that dots in keys have merged from many, or None."""
     if index.split != "first" or len(index.fields) <= USUAL:
         return None
     for sample in (index.first[1:] - index.first[:-1] > USUAL).nonzero()[0].tolist():

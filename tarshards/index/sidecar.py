@@ -26,26 +26,26 @@ from tarshards.tar.read import BLOCK, padding
 if TYPE_CHECKING:
     import numpy as np
 
-VERSION, WITH_FAULTS = 1, 2  # the second, which earlier readers refuse, where samples or members are not plain
+VERSION, WITH_FAULTS = 1, 2  # earlier readers refuse the second, for shards with faults, links or sparse members
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
 NEEDED = {"format", "version", "shard", "keys", "fields", "sample", "field", "offset", "size"}
-UNREAD = {"keys", "sample", "field", "offset", "size", "crc32", "checksum"}  # what is not read when an index is loaded
+UNREAD = {"keys", "sample", "field", "offset", "size", "crc32", "checksum"}  # entries that loading does not read
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
-MAX_BYTES = 1 << 30  # of a sidecar: 26 bytes a member, and the keys
-EACH = 1 << 10  # bytes that an index takes besides its sidecar, about
+MAX_BYTES = 1 << 30  # most bytes of a sidecar: 26 bytes per member, and the keys
+EACH = 1 << 10  # approximate bytes of an index besides its sidecar
 TOO_LONG = f"more than {MAX_BYTES:,} bytes, the limit for such a file"
-MAPPED = 1 << 12  # bytes of a sidecar that is mapped rather than copied: a page
+MAPPED = 1 << 12  # sidecars of more bytes than this, a page, are mapped instead of copied
 MISSING = "no index found; create one with `tarindex`"
 DAMAGED = "damaged: truncated, or wrong checksum"
 REBUILD = "rebuild it with `tarindex`"
-DIGEST = 16  # bytes
+DIGEST = 16  # bytes of a digest
 Hold = Callable[[Callable[[Callable[[int], Any]], Any]], bytes | memoryview]  # see `SharedBytes.hold`
 OTHER = "other keys or members than the manifest describes; write both again with `tarindex`"
 NO_DIGEST = "written by an earlier version, without a digest; renew it with `tarindex`"
 
 
 def _array(name: str) -> cached_property[np.ndarray]:
-    """Return a property that gives an array of an index as numpy's, which is imported only then."""
+    """Return a property for an array of an index as a numpy array; numpy is imported only at its use."""
 
     def view(index: Index) -> np.ndarray:
         import numpy as np
@@ -64,11 +64,11 @@ class Fault(NamedTuple):
 
 
 class Index:
-    """Where every member of one shard lies.
+    """The offsets and sizes of all members of one shard.
 
     The arrays have one entry per member, in the order of the shard: ``sample`` is the number of its sample, from 0;
     ``field`` a position in ``fields``; ``offset`` and ``size`` those of its data, in bytes; ``crc32`` the checksum of
-    its data, or None where the index has no checksums.
+    its data, or None if the index has no checksums.
 
     ``fingerprint`` is the CRC-32 of two blocks: the 512 bytes before the data of the first member and those before the
     data of the last. These are the members' own headers; extended headers (pax, GNU long names) come before them and
@@ -78,7 +78,7 @@ class Index:
 
     ``split`` is the rule by which the names of members were split into keys and fields, "first" or "last".
 
-    ``end`` is the offset of the zeros that end the last archive; None in indexes that do not say it.
+    ``end`` is the offset of the zeros that end the last archive; None in indexes without it.
 
     ``faults`` are the samples at fault, by number: those with a duplicate field, those whose key occurred before, and
     those with a member that has no content. They are numbered and counted like others, but cannot be read.
@@ -86,8 +86,8 @@ class Index:
     ``elsewhere`` are the links and sparse members, by number, with the steps to their content. For a link ``size`` is
     0, for a sparse member that of the pieces which are stored at ``offset``.
 
-    ``digest`` identifies keys and members: what is derived from the shard is compared by it. It is that of the sidecar
-    which was written last or read; None where an earlier version wrote it.
+    ``digest`` identifies keys and members; files derived from the shard are compared by it. It is that of the sidecar
+    that was last written or read; None if an earlier version wrote it.
     """
 
     digest: bytes | None = None
@@ -140,12 +140,12 @@ class Index:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The keys of the samples; of an index that was loaded a copy, for who needs all."""
+        """The keys of the samples; a copy if the index was loaded, for callers that need all keys."""
         return list(self._copied("keys")["keys"])
 
     @cached_property
     def arrays(self) -> dict[str, bytes]:
-        """The arrays as the file holds them; of an index that was loaded copies, for who needs all."""
+        """The arrays in the form of the file; copies if the index was loaded, for callers that need all of them."""
         return self._copied(*FORMATS)
 
     def _copied(self, *names: str) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class Index:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory that it takes, about; those of a mapped sidecar are not its own."""
+        """The approximate bytes of memory that it takes, without a mapped sidecar."""
         return EACH + (len(self._sidecar) if isinstance(self._sidecar, bytes) else 0)
 
     @property
@@ -184,7 +184,7 @@ class Index:
         return self.key(sample), self.fields[field]
 
     def firsts(self, samples: np.ndarray) -> np.ndarray:
-        """Return the number of the first member of each sample, and of that after the last: how many there are."""
+        """Return the number of the first member of each sample; after the last sample, the number of members."""
         import numpy as np
 
         samples = np.ascontiguousarray(samples, np.int64)
@@ -233,7 +233,7 @@ class Index:
         return steps[-1].size if steps else self.data_range(member)[1]
 
     def not_plain(self, member: int, url: str) -> ShardIndexError:
-        """Return the error of a link or sparse member for those who need its bytes in the shard, which is *url*."""
+        """Return the error for a link or sparse member of the shard *url*, whose bytes a caller needs in the shard."""
         reason = "a link or a sparse member, whose content is not after its header; copy the shard with `tarcat -o`"
         key, field = self.named(member)
         return ShardIndexError(reason, url=url, offset=self.data_range(member)[0] - BLOCK, key=key, field=field)
@@ -251,13 +251,13 @@ class Index:
         return members[~np.isin(self.sample[members], list(self.faults))] if self.faults else members
 
     def known_digest(self, url: str | Location) -> bytes:
-        """Return the digest of the shard *url*; raise ShardIndexError where its sidecar has none."""
+        """Return the digest of the shard *url*; raise ShardIndexError if its sidecar has none."""
         if self.digest is None:
             raise ShardIndexError(NO_DIGEST, url=index_location(url).name)
         return self.digest
 
     def shard(self, url: str, *, indexed: bool = True) -> Shard:
-        """Return what a manifest says of the shard, which is *url*; *indexed* if this index lies beside it."""
+        """Return the manifest entry of the shard *url*; *indexed* says that this index is beside it."""
         digest = None if self.digest is None else self.digest.hex()
         return Shard(url, len(self), self.shard_size, self.archives > 1, indexed, digest=digest)
 
@@ -292,7 +292,7 @@ class Index:
 
     @classmethod
     def unpack(cls, packed: bytes | memoryview, *, url: str | None = None) -> Index:
-        """Return the index in *packed*; raise ShardIndexError, which names *url*, where there is none."""
+        """Return the index in *packed*; raise ShardIndexError, which names *url*, if there is none."""
         import msgpack
 
         covered = memoryview(packed)[:-4]
@@ -342,9 +342,9 @@ class Index:
     ) -> Index:
         """Read the sidecar of *shard_url* and, with *check*, compare it with the shard.
 
-        *hold* returns its bytes from where processes share them, or by what it is given.
+        *hold* returns its bytes from shared memory, or reads them by the function that it gets.
 
-        Raises ShardIndexError with the reason MISSING where there is no sidecar, and with other reasons where it is
+        Raises ShardIndexError with the reason MISSING if there is no sidecar, and with other reasons where it is
         damaged, stale, or of an unknown version. A local sidecar of more than *copied* bytes is mapped.
         """
         location = index_location(shard_url)
@@ -375,7 +375,7 @@ class Index:
     def difference(self, other: Index) -> str | None:
         """Describe the first difference between the members and those of *other*, an index of the shard as it is now.
 
-        None means that there is none. Checksums are compared where both have them, fingerprints are not.
+        None means that there is none. Checksums are compared if both have them; fingerprints are not compared.
         """
         common = [name for name in FORMATS if name in self.arrays and name in other.arrays]
         if (self.keys, self.fields) == (other.keys, other.fields) and all(
@@ -411,15 +411,15 @@ class Index:
             for member in members
         }
 
-    def save(self, shard_url: str | Location, *, sync: bool = True) -> None:
-        """Write the sidecar of *shard_url*, whole or not at all, and with *sync* to the disk."""
-        location = index_location(Location.of(shard_url, sync=sync))
+    def save(self, shard_url: str | Location) -> None:
+        """Write the sidecar of *shard_url*, whole or not at all."""
+        location = index_location(shard_url)
         location.make_folder()
         with location.open("wb") as stream:
             stream.write(self.pack())
 
     def check_split(self, split: str | None) -> None:
-        """Raise ShardIndexError unless names were split as *split* says; None says nothing."""
+        """Raise ShardIndexError unless names were split at the *split* dot (None: any)."""
         if split not in (None, self.split):
             own = f'read the shard with `--split {self.split}` (split="{self.split}")'
             reason = f"made with `tarindex --split {self.split}`; {own}, or index it with `tarindex --split {split}`"
@@ -441,7 +441,7 @@ class Index:
 
     @property
     def archive_end(self) -> int | None:
-        """The offset of the block that is zeros as long as nothing was appended to the shard; None if not known."""
+        """The offset of the block that is zeros unless something was appended to the shard; None if not known."""
         if self.end is not None or not self.members:
             return self.end
         end = sum(self.data_range(self.members - 1))

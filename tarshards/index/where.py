@@ -1,7 +1,7 @@
 """Conditions on columns: ``Condition`` by Arrow's compute functions; no file is read, no code is run.
 
-Constants, functions and nulls mean what they mean for samples. Columns are evaluated whole, also those of operands of
-``and`` and ``or`` that would not matter.
+Constants, functions and nulls have the same meaning as for samples. Columns are evaluated whole, including operands of
+``and`` and ``or`` that do not matter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATTERNS = {"startswith": "starts_with", "endswith": "ends_with"}
 
 
 def names_of(condition: Condition) -> set[str] | None:
-    """Return the names in a condition besides functions; None where it can only be asked of samples.
+    """Return the names in a condition besides functions; None if only samples can answer it.
 
     >>> names_of(Condition("len(text) > 3 and has('score')")) == {"text", "score"}, names_of(Condition("fields['a']"))
     (True, None)
@@ -53,10 +53,10 @@ def names_of(condition: Condition) -> set[str] | None:
 
 
 def by_columns(shards: SampleSequence, condition: Condition) -> NDArray[np.bool_] | None:
-    """Return which samples of *shards* meet a condition by their columns; None where it names none of these.
+    """Return which samples of *shards* meet a condition by their columns; None if it names none of these.
 
-    Raises ShardIndexError where some of its names are columns and others are not, OpError where it fails, and
-    ValueError for what cannot be asked of columns.
+    Raises ShardIndexError if some of its names are columns and others are not, OpError if it fails, and
+    ValueError for a condition that columns cannot answer.
     """
     names = names_of(condition)
     if not names or not (wanted := names - {"key", "shard"}):
@@ -119,7 +119,7 @@ class ColumnCompiler(Compiler):
         return applied
 
     def truth(self, value: Any) -> Any:
-        """Return *value* as booleans, as Python has it: numbers besides 0, texts and lists besides empty ones."""
+        """Return the truth of *value* as in Python: False for 0, and for empty texts and lists."""
         if not self.is_array(value):
             return super().truth(value)
         kind, types, compute = value.type, self.pa.types, self.compute

@@ -12,7 +12,7 @@ from tarshards.storage import traffic
 from tarshards.storage.traffic import Traffic
 
 BUSY = 0.8  # the fraction of the time from which on the consumer is the limit
-UNKNOWN = 0.02  # the fraction of the time below which the consumer works too little to estimate what it needs
+UNKNOWN = 0.02  # a consumer that works for a smaller fraction of the time is too fast to measure
 
 
 class BatchWork(NamedTuple):

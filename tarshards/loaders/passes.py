@@ -17,7 +17,7 @@ from tarshards.epoch.world import World
 from tarshards.errors import SampleError, StateError, whole_number
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
-from tarshards.samples.read import closed_at_exit
+from tarshards.samples.grouping import closed_at_exit
 from tarshards.storage import traffic
 from tarshards.stream.sources import ShardSource, check_order, check_ordered, check_state, last_key, version_of
 
@@ -68,7 +68,7 @@ class Passes:
         self.steps: int | None = None if steps is None else whole_number("steps", steps, 1)
         self.number: int = 0
         self.step: int = 0
-        self.has_jumped: bool = False  # since a pass began
+        self.has_jumped: bool = False  # whether it has, since a pass began
         self._current: Pass | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._announced: int | None = None

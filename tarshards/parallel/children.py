@@ -56,7 +56,7 @@ class ChildGroup:
         held: int | None = None,
     ):
         self.status: int | None = None
-        self._ended: int | None = None  # the status, if the system lets nobody wait without reaping
+        self._ended: int | None = None  # the status, if the system cannot wait without reaping
         self._reaping = RLock()  # a signal handler may interrupt
         self.stdin: int = -1
         self.stdout: int = -1

@@ -1,7 +1,7 @@
-"""A separate process, running this file, that ends everything that a killed tarproc or tarjob has started.
+"""A separate process, running this file, that ends all processes that a killed tarproc or tarjob has started.
 
-The program waits on its stdin: a byte means that the run has ended and cleaned up; end of file without a byte, that it
-was killed. It finds processes by a variable in their initial environment, in any group or session.
+The process waits on its stdin: a byte means that the run has ended and cleaned up; end of file without a byte means
+that the run was killed. It finds processes in any group or session by a variable in their initial environment.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import suppress
 class Guard:
     """A process that, if this one is killed, kills all processes with *variable* in their environment.
 
-    *variable* is ``NAME=VALUE``; the value may have any ending. Then it removes *folder*, if given. Raises OpenError if
-    no process can be started.
+    *variable* is ``NAME=VALUE``; the value in the environment may continue after VALUE. Then it removes *folder*, if
+    given. Raises OpenError if no process can be started.
     """
 
     def __init__(self, variable: str, folder: str | None = None):

@@ -33,7 +33,7 @@ class FieldColumn(NamedTuple):
 
     @classmethod
     def of(cls, field: str, values: Sequence[bytes | None]) -> FieldColumn:
-        """Return the column of *values*, None where a row has no such field.
+        """Return the column of *values*, None if a row has no such field.
 
         >>> column = FieldColumn.of("txt", [b"a", None, b"bc"])
         >>> column.offsets.tolist(), column.data, column.valid

@@ -77,7 +77,7 @@ def split_of(rule: KeyRule) -> Split | None:
 
 
 def have_dots_in_key(fields: Collection[str]) -> bool:
-    """Return whether a sample has so many *fields* that begin with numbers that dots in keys must have merged samples.
+    """Return whether so many *fields* of a sample begin with numbers that dots in keys must have merged samples.
 
     >>> have_dots_in_key([f"{number:06d}.jpg" for number in range(100)]), have_dots_in_key(["jpg", "1.txt"])
     (True, False)

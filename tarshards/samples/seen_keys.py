@@ -26,7 +26,7 @@ class SeenKeys:
 
     def __init__(self) -> None:
         self._latest: dict[str, str | None] = {}
-        self._runs: list[tuple[Collection[str], str | None]] = []  # more of the latest, which nobody has looked up yet
+        self._runs: list[tuple[Collection[str], str | None]] = []  # latest keys without look-ups so far
         self._waiting = 0  # keys in these
         self._old: _Hashes | None = None
         self._greatest = ""  # of all keys: a greater one is new, so sorted keys need no look-up

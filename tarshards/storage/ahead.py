@@ -277,7 +277,7 @@ class ForwardReader:
         return _AheadInput(self, file, transfer)
 
     def _begin(self, file: _File) -> WholeTransfer | RangeTransfer:
-        """Request the first bytes of a file, to be read as they arrive."""
+        """Request the first bytes of a file, which can be read as they arrive."""
         assert file.address is not None
         found = begin_transfer(file.address, min(tuning.FIRST, self._most))
         if isinstance(found, RangeTransfer):
@@ -393,7 +393,7 @@ class _AheadInput(InputStream):
 
 
 def opened_ahead(locations: Sequence[Location], processes: int = 1) -> Iterator[Location]:
-    """Yield the locations in their order, to be read forwards; what follows is fetched ahead, of the next ones too.
+    """Yield the locations in order, for sequential reading; bytes that follow, also of the next ones, are prefetched.
 
     *processes* on this host share the memory for that.
     """

@@ -1,8 +1,8 @@
-"""Blocks of remote files on a local disk, shared by all processes of the host: `Remote(cache_dir=, cache_bytes=)`.
+"""A cache of blocks of remote files on a local disk, shared by all processes of a host: `Remote(cache_dir=)`.
 
-A block is a range of one version of a remote file. One thread of one process downloads it; the other threads and
-processes that want it wait. If the downloader dies, the next one goes on. A process that has waited for the timeout of
-requests downloads the block too, since the downloader may be stopped. The folder holds::
+A block is a range of one version of a remote file. One thread of one process downloads it; other threads and processes
+that need it wait. If the downloader dies, one of them takes over. A process that has waited for the timeout of requests
+also downloads the block, since the downloader may be stopped. The folder contains::
 
     ab/cdef....block   a pinned block, which stays; its name is a hash of its key, in 256 subfolders
     spool/abcdef.block a spooled block, removed after its last use, or with the process that stored it
@@ -17,15 +17,15 @@ offset, length, and a digest of whatever else distinguishes files of one URL: th
 endpoint of a store, and a login. The digest of an index, which is one block, covers its first KiB too. The URL has no
 query and no userinfo, so that neither names nor files hold credentials.
 
-**Which blocks stay.** The first blocks to come stay, until the budget is full; they are never replaced. An epoch reads
-every block once, in an order of its own, so the least recently used block is the one needed next. With a cache of a
-quarter of the data, LRU downloads 0.98 of the blocks again in every epoch, this policy 0.78, and no policy less than
-0.75. A shuffled epoch reads from several blocks by turns; `reserve` keeps space for this working set, and spooled
-blocks use it. In a simulation with a pool of 10 % of the data and a cache of 25 %, an epoch downloads every block 0.87
-times with this space, and 6.7 times without.
+**Which blocks stay.** The first blocks are pinned until the budget is full; they are never replaced. Every epoch reads
+each block once, in a new order, so a block that has just been read is not needed again soon. With a cache of a quarter
+of the data, LRU downloads 0.98 of the blocks again in every epoch, this policy 0.78, and no policy less than 0.75. A
+shuffled epoch reads from several blocks in turn; `reserve` keeps space for this working set, and spooled blocks use it.
+In a simulation with a pool of 10 % of the data and a cache of 25 %, an epoch downloads every block 0.87 times with this
+space, and 6.7 times without.
 
 **After a crash.** Nothing is flushed to the disk: an incomplete file fails its CRC, and its block is downloaded again.
-The counts carry a mark while they change; a process that finds the mark counts the files again. The next process that
+The counts have a mark while they are changed; a process that finds the mark recounts the files. The next process that
 opens the folder removes the parts, spooled blocks and counts of dead processes. Files are only deleted if their name
 and header are as above.
 """
@@ -59,18 +59,18 @@ from tarshards.storage.streams import failure, words
 
 log: logging.Logger = logging.getLogger("tarshards")
 
-VERSION = 2  # of the keys
+VERSION = 2  # the version of the keys
 MAGIC = b"tarshards block1"
 HEADER = struct.Struct("<16sIII28s")
-ALIGNED = 64  # bytes: the data begins at a multiple of them, as copying and mapping prefer
-BATCH = 256  # files that a purge removes under one lock, which keeps other processes from storing blocks
+ALIGNED = 64  # the data begins at a multiple of this many bytes, which is faster to copy
+BATCH = 256  # files that a purge removes under one lock; meanwhile, other processes cannot store blocks
 PAGE = 4096  # bytes: a file takes a multiple of them on the disk
-SHARE = 0.9  # of the free space, if no budget is given
+SHARE = 0.9  # the fraction of the free space to use if no budget is given
 TICK = 20_000_000  # nanoseconds: two writes further apart than this give a file different times
 LEAST_PAUSE, MOST_PAUSE = 0.0005, 0.02  # seconds between attempts to lock what another process has locked
-SHORT_TIMEOUT = 0.1  # seconds to wait for a lock after waiting for another one was in vain ...
+SHORT_TIMEOUT = 0.1  # seconds to wait for a lock after the wait for another lock timed out ...
 SHORT_PERIOD = 10  # ... for this multiple of the timeout
-MOST_VERIFIED = 1 << 18  # blocks that are known to be whole, at 70 bytes of memory each; beyond, all are checked again
+MOST_VERIFIED = 1 << 18  # blocks known to be whole, at 70 bytes of memory each; after more, all are checked again
 
 BLOCK_NAME = re.compile(r"[0-9a-f]{30}\.block")
 SPOOL_NAME = re.compile(r"[0-9a-f]{32}\.block")
@@ -79,7 +79,7 @@ OWNER_NAME = re.compile(r"\d+-[0-9a-f]{8}")
 SUBFOLDERS = [f"{number:02x}" for number in range(256)]
 COUNTS = "tarshards-cache"
 SPOOL, PARTS, OWNERS = "spool", "parts", "owners"
-KINDS = ("pinned", "spool")  # of blocks: those that stay, and those that go after their last use
+KINDS = ("pinned", "spool")  # blocks that stay, and blocks that are removed after their last use
 KNOWN = {COUNTS, SPOOL, PARTS, OWNERS, *SUBFOLDERS, "lost+found"}
 
 
@@ -103,9 +103,9 @@ class Block(NamedTuple):
 
 
 class MappedBlock:
-    """A block on the disk: its data begin at *start* of *mapping*. It *stays* until the cache is purged, or is spooled.
+    """A block on the disk, whose data begins at *start* of *mapping*; it *stays* in the cache, or is spooled.
 
-    Bytes that were copied out of it are right if the mapping ``is_current`` afterwards.
+    Bytes copied from it are valid if the mapping ``is_current`` after the copy.
     """
 
     def __init__(self, path: str, start: int, stays: bool):
@@ -164,13 +164,13 @@ class Stored(NamedTuple):
 
 
 class CacheFolder:
-    """The files of a cache and the counts of their bytes; *foreign* are files found in it that are not of a cache."""
+    """The files of a cache and the counts of their bytes; *foreign* are files in it that do not belong to a cache."""
 
     def __init__(self, path: str, timeout: float = 30.0):
         self.path = path
         self.timeout = timeout
         self.foreign: set[str] = set()
-        self._is_short_until = 0.0  # monotonic time: locks are waited for SHORT_TIMEOUT only
+        self._is_short_until = 0.0  # until this monotonic time, a wait for a lock is limited to SHORT_TIMEOUT
 
     @classmethod
     def existing(cls, path: str) -> CacheFolder:
@@ -183,7 +183,7 @@ class CacheFolder:
         """Open and lock a file, and create it if it is missing.
 
         Raises TimeoutError if another process, which may be stopped, holds the lock for longer than *timeout*. For a
-        while after that, further locks are waited for a short time only.
+        while after that, waits for further locks are short.
         """
         begun, pause = monotonic(), LEAST_PAUSE
         is_short = begun < self._is_short_until
@@ -225,7 +225,7 @@ class CacheFolder:
 
     def _parsed(self, raw: bytes) -> tuple[dict[str, Any], bool]:
         """Return the counts, and whether they are complete."""
-        raw = raw if raw[1:].strip(b"\0") else raw[:1]  # a power loss may leave zeros, after the mark too
+        raw = raw if raw[1:].strip(b"\0") else raw[:1]  # a power loss may leave zeros, also after the mark
         if raw[1 : 1 + len(self.BEGIN)] != self.BEGIN[: max(0, len(raw) - 1)]:
             raise OpenError("not the counts of a cache: name another folder", url=f"{self.path}/{COUNTS}")
         try:
@@ -236,9 +236,9 @@ class CacheFolder:
 
     @contextmanager
     def counts(self) -> Iterator[dict[str, Any]]:
-        """Lock the counts while a with-block changes them and the files.
+        """Lock the counts for a with-block that changes them and the files.
 
-        If the block does not end, the next one begins by counting the files.
+        If the with-block does not complete, the next one first recounts the files.
         """
         descriptor = self.lock(f"{self.path}/{COUNTS}")
         try:
@@ -256,13 +256,13 @@ class CacheFolder:
             release(descriptor)
 
     def count(self, counts: dict[str, Any]) -> None:
-        """Count the bytes of blocks from their files; those of parts are as the processes have counted them."""
+        """Recount the bytes of blocks from their files; bytes of parts are taken from the processes' counts."""
         for kind in KINDS:
             files = sum(taken(entry.stat(follow_symlinks=False).st_size) for entry, found in self._files(kind))
             counts[kind] = files + sum(owner[kind] for owner in counts["owners"].values())
 
     def _remove_earlier(self, counts: dict[str, Any]) -> None:
-        """Remove the blocks of an earlier version, whose keys have other parts."""
+        """Remove blocks of an earlier version, whose keys have a different form."""
         for stored in self.entries():
             if stored.block is None:
                 self.unlink(counts, stored.path, stored.kind, stored.status)
@@ -271,7 +271,7 @@ class CacheFolder:
     # The files.
 
     def _files(self, *kinds: str) -> Iterator[tuple[os.DirEntry[str], str]]:
-        """Yield the files that are named as blocks are, with their kinds."""
+        """Yield the files with names of blocks, and their kinds."""
         for kind in kinds:
             pattern, folders = (BLOCK_NAME, SUBFOLDERS) if kind == "pinned" else (SPOOL_NAME, [SPOOL])
             for folder in folders:
@@ -297,7 +297,7 @@ class CacheFolder:
             self.foreign |= {entry.path for entry in entries if entry.name not in KNOWN}
 
     def _entry(self, path: str, kind: str) -> Stored | None:
-        """Return the block in a file; None for a file that is not of a cache."""
+        """Return the block in a file; None for a file that does not belong to a cache."""
         with open(path, "rb", opener=_read_only) as file:
             raw = file.read(PAGE)
             status = os.fstat(file.fileno())
@@ -314,7 +314,7 @@ class CacheFolder:
         return Stored(path, kind, status, block, owner.rstrip(b"\0").decode("ascii", "replace"))
 
     def purge(self, pattern: str | None = None) -> tuple[int, int]:
-        """Remove the blocks of the URLs that match *pattern*, a glob, or all; return how many, and their bytes."""
+        """Remove the blocks of URLs that match the glob *pattern* (None: all); return their number and bytes."""
         removed = size = 0
         with self.counts() as counts:
             self.sweep(counts)
@@ -329,7 +329,7 @@ class CacheFolder:
         return removed, size
 
     def verify(self) -> Iterator[tuple[Stored, bool]]:
-        """Yield each block and whether it is whole; remove those that are not, and count all at the end."""
+        """Yield each block and whether it is whole; remove those that are not, and recount at the end."""
         with self.counts():  # removes the blocks of an earlier version
             pass
         for stored in self.entries():
@@ -400,10 +400,10 @@ class CacheFolder:
         return not self._sweep(f"{self.path}/{OWNERS}/{name}")
 
     def _sweep(self, path: str) -> bool:
-        """Remove the file at *path*, if it is of a cache; return False if a process holds its lock."""
+        """Remove the file at *path* if it belongs to a cache; return False if a process holds its lock."""
 
         def is_ours(descriptor: int) -> bool:
-            has_magic = MAGIC.startswith(os.pread(descriptor, len(MAGIC), 0))  # or nothing yet
+            has_magic = MAGIC.startswith(os.pread(descriptor, len(MAGIC), 0))  # or an empty file
             if not has_magic:
                 self.foreign.add(path)
             return has_magic
@@ -411,7 +411,7 @@ class CacheFolder:
         return sweep(path, is_ours)
 
     def trim(self, counts: dict[str, Any], most: int) -> None:
-        """Remove pinned blocks, the longest unused first, until they take no more than *most* bytes."""
+        """Remove pinned blocks, the least recently used first, until they take at most *most* bytes."""
         if counts["pinned"] <= most:
             return
         found = [(entry.stat(follow_symlinks=False), entry.path) for entry, _ in self._files("pinned")]
@@ -424,11 +424,11 @@ class CacheFolder:
 
 
 def _read_only(path: str, flags: int) -> int:
-    """Open a file without changing the time of its last use, if that is allowed."""
+    """Open a file without changing its access time, if that is allowed."""
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(path, flags | getattr(os, "O_NOATIME", 0))
-    except PermissionError:  # for files of other users
+    except PermissionError:  # the file belongs to another user
         return os.open(path, flags)
 
 
@@ -453,7 +453,7 @@ def _version(name: str, status: os.stat_result) -> int:
 
 
 class _Flight:
-    """A download by a thread of this process, on which others wait; *data* stays None if it fails."""
+    """A download by a thread of this process, for which others wait; *data* stays None if it fails."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -461,13 +461,13 @@ class _Flight:
 
 
 class BlockCache:
-    """The cache of a folder, as this process uses it; `of` returns it, and all threads share it.
+    """The use of a cache folder by this process; `of` returns one object for all threads.
 
-    *refused* counts the bytes that this process has fetched, but that did not fit into the budget.
+    *refused* counts the bytes that this process has fetched but not stored, because of the budget.
     """
 
     def __init__(self, path: str, budget: int | None, timeout: float = 30.0):
-        """Open the folder *path*, and create it if it is missing; *budget* None is nine tenths of the free space.
+        """Open the folder *path*, and create it if it is missing; *budget* None means nine tenths of the free space.
 
         *timeout* is the time to wait for another process, in seconds.
 
@@ -497,10 +497,11 @@ class BlockCache:
             return _caches[key]
 
     def take(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview:
-        """Return *block* from the disk, or as *fetch* returns it; it is then stored if the budget allows.
+        """Return *block* from the disk, or from *fetch*; then store it if the budget allows.
 
-        Of the threads and processes that ask for a block that is not stored, one calls its *fetch*, whose exceptions
-        pass through; the next one then tries. Raises OpenError if *fetch* returns less or more than the block.
+        If a block is not stored, one of the threads and processes that need it calls its *fetch*. An exception of
+        *fetch* passes through, and the next thread or process tries. Raises OpenError if *fetch* returns a different
+        number of bytes.
         """
         if not block.validator or without_userinfo(block.url) != block.url or re.match("https?:[^?]*[?]", block.url):
             raise ValueError("a block has a validator, and a URL without query and userinfo")
@@ -526,15 +527,15 @@ class BlockCache:
                 return flight.data
 
     def hold(self, block: Block, fetch: Callable[[], bytes | bytearray]) -> memoryview | MappedBlock:
-        """Return what ``take`` does, but map a block that is stored: it then takes no memory of the process."""
+        """Return a block as ``take`` does, but map it if it is stored, so that it uses no memory of the process."""
         if (mapped := self._map(block)) is not None:
             traffic.count("cache_hits")
             return mapped
-        data = self.take(block, fetch)  # which compares the checksum of a stored block, so that it can be mapped
+        data = self.take(block, fetch)  # compares the checksum of a stored block, after which it can be mapped
         return self._map(block) or data
 
     def drop(self, block: Block) -> None:
-        """Remove *block* if it is spooled, since it is not needed again soon."""
+        """Remove *block* if it is spooled: it will not be needed again soon."""
         path = self.folder.block_path(name_of(block.key), "spool")
         with suppress(OSError):
             status = os.lstat(path)
@@ -554,10 +555,10 @@ class BlockCache:
         return not counts["pinned"] + counts["spool"]
 
     def reserve(self, size: int) -> int:
-        """Reserve *size* bytes for blocks that this process spools; return how many are reserved.
+        """Reserve up to *size* bytes for spooled blocks of this process; return the number of reserved bytes.
 
-        This replaces the process's earlier reservation, and ends with the process. Pinned blocks are removed for it,
-        the longest unused first. Processes that share their blocks each reserve a part.
+        The reservation replaces an earlier one of the process, and ends with the process. Pinned blocks are removed to
+        make space, the least recently used first. Processes that share blocks should each reserve a part.
         """
         if not self._is_storing():
             return 0
@@ -576,16 +577,16 @@ class BlockCache:
     # Opening and ending.
 
     def renew(self) -> None:
-        """Begin in this process; one that was forked has none of the threads that its parent was downloading with."""
+        """Initialize the state of this process; a forked process has none of its parent's downloading threads."""
         self._mutex = threading.Lock()
         self._flights: dict[Block, _Flight] = {}
-        self._owner: tuple[str, int] | None = None  # the name, and the descriptor of the lock
+        self._owner: tuple[str, int] | None = None  # the name and the lock's descriptor
         self._stores, self._has_warned_of_waiting = True, False
         self.refused: int = 0
         self._verified: set[int] = set()
 
     def _is_storing(self) -> bool:
-        """Return whether blocks can be stored; at the first call, enter the folder as an owner."""
+        """Return whether blocks can be stored; the first call registers this process as an owner."""
         with self._mutex:
             if self._stores and self._owner is None:
                 try:
@@ -626,7 +627,7 @@ class BlockCache:
                     log.warning("%s%s: not of the cache in this folder, so left as it is", visible(foreign[0]), also)
 
     def leave(self) -> None:
-        """Leave the folder, at the end of the process."""
+        """Unregister this process, at its end."""
         self._stores = False
         if self._owner is not None:
             release(self._owner[1])
@@ -635,7 +636,7 @@ class BlockCache:
                 self.folder.sweep(counts)
 
     def _stop(self, error: OSError) -> None:
-        """Warn of *error* and store no more blocks; after a TimeoutError, which concerns one lock, go on storing."""
+        """Warn of *error* and stop storing blocks, except after a TimeoutError, which concerns only one lock."""
         if isinstance(error, TimeoutError):
             if not self._has_warned_of_waiting:
                 self._has_warned_of_waiting = True
@@ -657,7 +658,7 @@ class BlockCache:
     # Reading.
 
     def _map(self, block: Block) -> MappedBlock | None:
-        """Map a stored block, if this process has compared its checksum before."""
+        """Map a stored block if this process has already compared its checksum."""
         key = block.key
         name, start = name_of(key), start_of(key)
         for kind in KINDS:
@@ -671,7 +672,7 @@ class BlockCache:
         return None
 
     def _read(self, block: Block) -> memoryview | None:
-        """Return the data of a block that is stored; a damaged one is removed."""
+        """Return the data of a stored block; remove a damaged one."""
         key = block.key
         name = name_of(key)
         for kind in KINDS:
@@ -697,7 +698,7 @@ class BlockCache:
             return None
         data = memoryview(raw)[start:]
         if len(data) == length and raw.startswith(MAGIC) and raw.startswith(key, HEADER.size):
-            # A file that is replaced gets another inode; one that is written to a tick later, another time.
+            # Replacing a file changes its inode; writing to it at least a tick later changes its time.
             if _version(name, after) in self._verified:
                 return data
             if HEADER.unpack_from(raw)[1:4] == (crc32(data), start, len(key)):
@@ -722,14 +723,14 @@ class BlockCache:
     # Downloading and storing.
 
     def _download(self, block: Block, fetch: Callable[[], Any]) -> memoryview:
-        """Fetch a block that was not stored, unless another process has stored it meanwhile."""
+        """Fetch a block that was not stored, unless another process has stored it in the meantime."""
         if not self._is_storing():
             return _fetched(block, fetch)
         key = block.key
         name = name_of(key)
         path = f"{self.folder.path}/{PARTS}/{name}"
         try:
-            part = self.folder.lock(path)  # perhaps left by a dead process
+            part = self.folder.lock(path)  # the file may be left from a dead process
         except OSError as error:
             self._stop(error)
             return _fetched(block, fetch)
@@ -751,10 +752,10 @@ class BlockCache:
                 with suppress(OSError):
                     os.unlink(path)
             release(part)
-        return _fetched(block, fetch)  # without the lock, so that nobody waits for a block that is not stored
+        return _fetched(block, fetch)  # without the lock: others need not wait, as the block is not stored
 
     def _allot(self, size: int) -> str | None:
-        """Count *size* bytes of a part, and return its kind; None if it does not fit into the budget."""
+        """Count *size* bytes for a part and return its kind, or None if it does not fit into the budget."""
         try:
             with self.folder.counts() as counts:
                 kind = None
@@ -780,14 +781,14 @@ class BlockCache:
             self._stop(error)
 
     def _settle(self, counts: dict[str, Any], kind: str, size: int) -> None:
-        """Take *size* bytes out of the count of this process's parts."""
+        """Subtract *size* bytes from the count of this process's parts."""
         mine = self._mine(counts)
         known = min(size, mine[kind])  # less if the counts have been removed in the meantime
         mine[kind] -= known
         counts[kind] += size - known
 
     def _store(self, part: int, path: str, name: str, key: bytes, data: memoryview, kind: str) -> bool:
-        """Write a block into its *part* and rename it to its final name; return whether that worked."""
+        """Write a block into its *part* and give it its final name; return whether that succeeded."""
         assert self._owner is not None
         header = header_of(key, crc32(data), self._owner[0] if kind == "spool" else "")
         size = len(header) + len(data)
@@ -798,7 +799,7 @@ class BlockCache:
             while written < size:
                 rest = memoryview(header)[written:] if written < len(header) else data[written - len(header) :]
                 written += os.write(part, rest)
-            # Any later write changes this time, so the file can be remembered as whole at once.
+            # Any later write changes this time, so the file can be marked as verified at once.
             before = time_ns() - TICK
             os.utime(part, ns=(before, before))
             status = os.fstat(part)

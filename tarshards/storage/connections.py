@@ -123,7 +123,7 @@ class Response:
     """The answer to a request; closing it returns the connection to the pool if the whole body has been read.
 
     With *leaves_stalled*, reading raises StalledError if nothing comes over this connection while others receive bytes:
-    a packet that is lost again and again is sent after ever longer pauses.
+    a packet that is lost repeatedly is sent after increasing pauses.
     """
 
     leaves_stalled = False

@@ -1,4 +1,4 @@
-"""Files that are derived from a shard and lie beside it: their names, and their removal when the shard is replaced."""
+"""Files derived from a shard and stored beside it: their names, and their removal when the shard is replaced."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ class Location:
 
     @property
     def identity(self) -> str:
-        """The last part of the name up to any `?`, the same wherever a dataset lies; digests in states depend on it."""
+        """The last part of the name up to any `?`, the same at every location; digests in states depend on it."""
         return (self if self._is_plain else self._around[1]).name.partition("?")[0].rpartition("/")[2]
 
     @cached_property
@@ -338,7 +338,7 @@ class Location:
 
     @property
     def as_output(self) -> Location:
-        """The same location without an `index_dir`: the index of a shard that is written lies beside it."""
+        """The same location without an `index_dir`: the index of a written shard is beside it."""
         return self if self.remote.index_dir is None else Location.of(self, replace(self.remote, index_dir=None))
 
     def at(self, url: str) -> Location:
@@ -431,7 +431,7 @@ class Location:
             if FAMILIES.get(named.scheme) != "http":
                 return self._transport.glob(self)
             if "*" not in named.folder + named.base:
-                return [self.url]  # brackets of an IPv6 address, or written as they are
+                return [self.url]  # brackets of an IPv6 address, or literal ones
             before, _, after = self._around
             return [before + found + after for found in named._transport.glob(named)]
         path = self.path
@@ -547,7 +547,7 @@ class Location:
         return type(self._transport).rename is not Transport.rename
 
     def rename(self, target: Location) -> None:
-        """Give it the name *target* on the same file system or in the same store, in place of a file of that name.
+        """Rename it to *target* on the same file system or in the same store, and replace a file of that name.
 
         A local file is renamed in one step; a store copies an object, and then removes it. Raises OpenError.
         """

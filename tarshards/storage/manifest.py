@@ -2,8 +2,8 @@
 
 Format: webdataset's wids, "wids_specs.py"; ``{"wids_version": 1, "shardlist": [{"url", "nsamples", "filesize"}]}``.
 Entries of ours, which others ignore: ``"concatenated": true`` says that a shard may consist of several archives, and
-``"indexed": true`` that its index lies beside it. ``"sha256"`` is the checksum of the file, and ``"digest"`` that of
-its keys and members, as its index has it, in hexadecimal digits.
+``"indexed": true`` that its index is beside it. ``"sha256"`` is the checksum of the file, and ``"digest"`` that of its
+keys and members, as its index has it, in hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MOST = {"nsamples": (1 << 32) - 1, "filesize": (1 << 53) - 1}  # of a shard: wha
 class Shard(NamedTuple):
     """A shard: its URL, its samples and bytes if a manifest has them, and how to read it.
 
-    A *concatenated* shard may consist of several archives; beside an *indexed* one lies its index. *sha256* is the
+    A *concatenated* shard may consist of several archives; an *indexed* one has its index beside it. *sha256* is the
     checksum of the file, and *digest* that of its keys and members, as in its index, in hexadecimal digits. Manifests
     do not have the last three: *split*, "first" or "last", is the rule for the names of members (None: that of the
-    index, or else "first"); with *allow_pipe*, ``pipe:command`` may run its command; with *keep_headers* data have the
-    headers of their members, for who writes them again.
+    index, or else "first"); with *allow_pipe*, ``pipe:command`` may run its command; with *keep_headers* data include
+    the headers of their members, for writing them unchanged.
     """
 
     url: str
@@ -58,7 +58,7 @@ class Shard(NamedTuple):
         return cls(shard) if isinstance(shard, str) else shard
 
     def location(self, remote: Remote | None = None) -> Location:
-        """Return its location, to be read as *remote* says."""
+        """Return its location, with the options *remote* for reading."""
         return Location(self.url, remote, allow_pipe=self.allow_pipe)
 
 
@@ -139,7 +139,7 @@ class Shards(Sequence[Shard]):
 def collector_paused() -> Iterator[None]:
     """Pause Python's garbage collector in a block that makes many objects and keeps few.
 
-    It would go through all objects of the process, including torch's, because there are so many new ones.
+    It would traverse all objects of the process, including torch's, because of the many new ones.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -39,7 +39,7 @@ def start(command: str, name: str, **options: Any) -> ChildGroup:
 
 
 def check(group: ChildGroup, name: str) -> None:
-    """Wait for the command; raise OpenError if it failed. What it started in the background goes on."""
+    """Wait for the command; raise OpenError if it failed. Its background processes continue."""
     status = group.reap()
     if status:
         raise OpenError(f"the command {ending(status)}", url=name)

@@ -60,7 +60,7 @@ def without_signature(query: str) -> str:
 
 
 def secrets_of(url: str) -> set[str]:
-    """Return the credentials in *url*, as they are written and as they are meant: its user, password, and query values.
+    """Return the credentials in *url*, both quoted and unquoted: its user, password, and query values.
 
     >>> sorted(secrets_of("http://me:pass%20word@host/a.tar?signature=abc%2Fdef&x=1"))
     ['abc%2Fdef', 'abc/def', 'bWU6cGFzcyB3b3Jk', 'me:pass word', 'me:pass%20word', 'pass word', 'pass%20word']
@@ -94,7 +94,7 @@ def secrets_in(options: Mapping[str, Any]) -> set[str]:
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return *text*, a message or a command, with the URLs and tokens in it redacted, and *secrets* wherever they are.
+    """Return *text*, a message or a command, with URLs, tokens and all occurrences of *secrets* redacted.
 
     >>> redacted("403 for url 'https://me:secret@host/a.tar?signature=abc'")
     "403 for url 'https://host/a.tar?signature=...'"

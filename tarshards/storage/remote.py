@@ -26,10 +26,10 @@ class Remote:
     - *storage_options*: what fsspec's store is made with (endpoint, credentials); by default it finds them itself
     - *cache_dir*: a local folder for the blocks that were fetched, shared by all processes of the host and kept for
       later epochs and runs
-    - *cache_bytes*: the most that the files in *cache_dir* take, at least 16 MiB; None is nine tenths of what is free
-      on its disk and of what they take already
+    - *cache_bytes*: the maximum size of the files in *cache_dir*, at least 16 MiB; None is nine tenths of the sum of
+      the free space on its disk and their current size
     - *index_dir*: a folder for the indexes of shards, local ones too, and for the columns, manifests and key indexes
-      that would lie beside them; `tarindex --index-dir` fills it
+      that would otherwise be beside them; `tarindex --index-dir` fills it
 
     Raises ValueError or TypeError for other values.
     """

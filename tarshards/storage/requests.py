@@ -40,7 +40,7 @@ _RANGE = re.compile(rf"bytes {_NUMBER}-{_NUMBER}/{_NUMBER}")
 CHANGED = "changed while it was read"
 NO_RANGES = "the server serves no ranges, which random access requires"
 
-#: Content-Encodings that leave the bytes as they are; "aws-chunked" is how S3 is sent objects, and some stores keep it.
+#: Content-Encodings that do not change the bytes; objects are sent to S3 as "aws-chunked", and some stores keep that.
 _AS_THEY_ARE = ("", "identity", "aws-chunked", "utf-8")
 
 _T = TypeVar("_T")
@@ -314,7 +314,7 @@ def no_range(response: Response) -> str:
 
 
 def encoding_of(response: Response) -> str:
-    """Return the Content-Encoding of *response*; "" if it leaves the bytes as they are."""
+    """Return the Content-Encoding of *response*; "" if it does not change the bytes."""
     values = ",".join(response.headers.get_all("Content-Encoding", [])).split(",")
     return ", ".join(value.strip() for value in values if value.strip().lower() not in _AS_THEY_ARE)
 

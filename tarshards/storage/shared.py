@@ -25,7 +25,7 @@ ROW = Struct("<QQQ")
 class SharedBytes:
     """Up to *count* pieces of bytes, shared by a process and those forked from it later; each is fetched once.
 
-    They lie in a file without a name, which vanishes when the last process that has it open ends, and which cannot
+    They are in a file without a name, which is freed when the last process that has it open ends, and which cannot
     shrink. They take as much memory as *remote* may hold; beyond that, each process holds the pieces that it fetches.
     A piece stays until it is dropped.
 

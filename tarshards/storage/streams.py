@@ -15,8 +15,8 @@ from warnings import warn
 from tarshards.errors import OpenError
 from tarshards.storage.redaction import redacted
 
-BUFFER = 1 << 16  # bytes; what a pipe holds
-PATIENCE = 2.0  # seconds in which a reader has to take something of what ends a tar
+BUFFER = 1 << 16  # bytes that a pipe holds
+PATIENCE = 2.0  # seconds in which a reader must accept some bytes of a tar's end
 LONG = 1 << 23  # bytes of a range before it is copied: longer ones save nothing, and a reader of a pipe waits for them
 
 

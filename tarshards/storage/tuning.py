@@ -39,7 +39,7 @@ PIECE = 1 << 18
 #: With half, 50 ms is far: shuffled 110 KB samples take 1.4 times the requests. Double: no row is between the two.
 FAR = 0.1
 
-# Stalled connections: a packet that is lost again and again is sent after ever longer pauses, while others arrive.
+# Stalled connections: a packet that is lost repeatedly is sent after increasing pauses, while others arrive.
 
 #: A body has stalled after STALL seconds without a byte, or after ANSWERS times the time of the fastest answer,
 #: whichever is longer. Linux repeats a packet after 0.2 s and a round trip: half would give up on a connection that
@@ -92,7 +92,8 @@ FIRST = 1 << 18
 NEAR, DISTANT = 16, 4
 
 #: Bytes between two members, or two reads, that are fetched with them: they take 0.4 ms at 80 MB/s, less than another
-#: request. Half makes two requests of what is 16 to 32 KiB apart; double fetches up to 64 KiB in vain.
+#: request. Half makes two requests for members that are 16 to 32 KiB apart; double fetches up to 64 KiB that are not
+#: needed.
 GAP = 1 << 15
 
 # The first samples of a shuffled epoch.
@@ -104,9 +105,9 @@ SOON = 64
 #: Samples that are fetched one by one, at most: a large batch. A quarter: the first batch of 256 takes 6.2 s, not 1.4.
 SINGLES = 256
 
-#: One of these for so many samples, and bytes, of the dataset: 180 MB of 2 KB samples take 1.03 times as long with
-#: twice as many; with half as many, their first batch of 64 takes 1.7 s, not 0.57. Without the first, short epochs of
-#: 110 KB samples take 1.8 times the requests.
+#: One of these per this number of samples, and of bytes, of the dataset: 180 MB of 2 KB samples take 1.03 times as long
+#: with twice as many; with half as many, their first batch of 64 takes 1.7 s, not 0.57. Without the first, short epochs
+#: of 110 KB samples take 1.8 times the requests.
 PER_SINGLE, BYTES_PER_SINGLE = 64, 1 << 21
 
 #: Bytes of a block that come over a new connection in its first round trip (10 packets, RFC 6928), as soon as a sample

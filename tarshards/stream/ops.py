@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tarshards.samples.codecs.image import Imagespec
     from tarshards.storage.traffic import Traffic
 
-INITIAL = 100  # samples in the buffer of ``shuffle`` when the first one comes
+INITIAL = 100  # samples in the buffer of ``shuffle`` before it yields the first one
 
 
 @op(
@@ -286,9 +286,9 @@ def _map_tuple(
 
 def _op_error(error: Exception, sample: Any, where: str = "") -> OpError:
     here = origin_of(sample)
-    has_place = isinstance(error, TarshardsError) and {"url": error.url, "key": error.key} == here
-    said = error.reason if has_place else error  # type: ignore[attr-defined]
-    failure = OpError(f"{where}{type(error).__name__}: {said}", **here)
+    has_origin = isinstance(error, TarshardsError) and {"url": error.url, "key": error.key} == here
+    reason = error.reason if has_origin else error  # type: ignore[attr-defined]
+    failure = OpError(f"{where}{type(error).__name__}: {reason}", **here)
     failure.__cause__ = error
     return failure
 

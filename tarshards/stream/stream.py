@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, check_function, shortened, whole_number
 from tarshards.samples.codecs.decoding import Decoding, decoding_of
+from tarshards.samples.grouping import closed_at_exit
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.samples.read import closed_at_exit
 from tarshards.storage.redaction import redacted
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map

@@ -208,7 +208,7 @@ class Grouper:
     With *text*, samples that cannot contain it are not made, but passed over: those with no field that has these bytes,
     or begins with a byte order mark of UTF-16 or UTF-32, and with at most *usual* fields. ``passed()`` counts them.
 
-    With *packs*, ``read`` may give samples as they stand in the buffer, several at once, as a tuple of a list of their
+    With *packs*, ``read`` may give samples as stored in the buffer, several at once, as a tuple of a list of their
     keys, and where in the buffer their members begin and end: where these are what ``plain_members`` makes of samples
     of at most *usual* fields. ``passed()`` counts these, too. This twin makes all samples.
     """
@@ -227,7 +227,7 @@ class Grouper:
         self._passed = (0, 0)
         self._key = ""
         self._sample: dict[str, Any] = {}
-        self._earlier: list[str] | set[str] = []  # keys; a list as long as they are sorted, which needs no look-up
+        self._earlier: list[str] | set[str] = []  # keys; a list while they are sorted, which needs no look-up
 
     def read(
         self, buffer: bytes, position: int, zeros: int, limit: int, base: int

@@ -77,8 +77,8 @@ OTHERS = {
     b"\x93numpy": "a .npy file",
 }
 
-#: pax records of the name, size and place of a member, not of its metadata.
-PLACE = re.compile(r"path|linkpath|size|hdrcharset|GNU\.sparse\..*")
+#: pax records that define the name, size and content of a member, not its metadata.
+DEFINING = re.compile(r"path|linkpath|size|hdrcharset|GNU\.sparse\..*")
 
 #: Whether zeros must end an archive, or it may also end between two members.
 ArchiveEnd: TypeAlias = Literal["required", "optional"]
@@ -486,7 +486,7 @@ def pack_members(key: str, fields: tuple[str, ...], values: list[bytes]) -> list
 def kept_headers(headers: bytes, name: str, size: int) -> bytes:
     """Return the *headers* of a member, or where name or size differ those of a regular file with its metadata.
 
-    These are its mode, owner, times and pax records. Raises SampleError where Python's tarfile cannot read them.
+    These are its mode, owner, times and pax records. Raises SampleError if Python's tarfile cannot read them.
     """
     if scan(headers, 0, 0, size)[0] == [(name, 0, len(headers), len(headers) + size, "")]:
         return headers
@@ -499,7 +499,7 @@ def kept_headers(headers: bytes, name: str, size: int) -> bytes:
     except (tarfile.TarError, ValueError) as error:
         raise SampleError(f"headers whose metadata cannot be kept: {error}", key=visible(name)) from error
     info.type, info.linkname = tarfile.REGTYPE, ""
-    info.pax_headers = {record: value for record, value in info.pax_headers.items() if not PLACE.fullmatch(record)}
+    info.pax_headers = {record: value for record, value in info.pax_headers.items() if not DEFINING.fullmatch(record)}
     return _pax_header(name, size, info)
 
 

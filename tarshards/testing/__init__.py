@@ -1,23 +1,23 @@
 """Checks that users run on their own loaders, data and writers, in Python, in pytest and as commands of ``tarshards``.
 
-A kit for any loader, with the standard library alone, in the order of reading:
+A kit for any loader, which needs only the standard library; read it in this order:
 
-- ``setups``: a small dataset, and what a loader over it is made for
-- ``runs``: the loader that is tested, and one rank's run of it
-- ``chains``: stops and resumes; what each may deliver, and the least chain that shows a fault
+- ``setups``: a small dataset, and the setup for which a loader over it is made
+- ``runs``: the loader under test, and one rank's run of it
+- ``chains``: stops and resumes, what each may deliver, and the shortest chain that shows a fault
 - ``resume``, ``epochs``, ``shuffle``: the checks
-- ``loader_commands``: their commands
+- ``loader_commands``: the checks as commands
 
 For readers of tar files: ``conformance`` has the cases of `spec/`, a reader's verdict on each, and their table;
-``conformance_worker`` reads each case in a process of its own, by any Python.
+``conformance_worker`` reads each case in a separate process, with any Python.
 
 For writers: ``system_calls`` records a write, ``crashes`` reads all states in which a crash can leave its files, and
-``crash_cases`` are our writers.
+``crash_cases`` has our writers as cases.
 
-Chaos: ``chaos`` draws rounds and compares, ``chaos_shards`` copies the shards, ``chaos_rank`` is a process that reads
-them, and ``faulty_server`` and ``unreliable_site`` serve them wrongly.
+Chaos: ``chaos`` draws rounds and judges them, ``chaos_shards`` copies the shards, ``chaos_rank`` is a process that
+reads them, and ``faulty_server`` and ``unreliable_site`` serve them with faults.
 
-``digits`` trains on a small dataset, from writing it to the audit: ``tarshards demo``.
+``digits`` is ``tarshards demo``: it writes a small dataset, trains on it and audits the run.
 """
 
 from __future__ import annotations

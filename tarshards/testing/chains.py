@@ -1,4 +1,4 @@
-"""Chains of resumes: what each may deliver, given what came before it; and the least chain that shows a fault."""
+"""Chains of resumes: what each may deliver after the earlier ones, and the shortest chain that shows a fault."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tarshards.testing.runs import Batch, Run, Stop, Tested
 from tarshards.testing.setups import Setup
 
 WHERE = ("after the resume", "in the epoch after the resume")
-#: Seconds of looking for the least chain: each try with a loader that hangs takes its limit.
+#: Seconds to search for the shortest chain: each try with a loader that hangs takes its time limit.
 SEARCH = 60
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A loader stopped and resumed again and again: each setup but the last runs to its stop.
+    """A loader that is stopped and resumed repeatedly: each setup except the last runs to its stop.
 
     >>> print(Chain.parse("shards=2+1 | ranks=2 workers=0 batch_size=1 stop=0+1 | ranks=1 workers=0 batch_size=3"))
     shards=2+1 seed=0 | ranks=2 workers=0 batch_size=1 stop=0+1 | ranks=1 workers=0 batch_size=3
@@ -54,7 +54,7 @@ class Chain:
         return Chain((*self.setups, setup), (*self.stops, stop))
 
     def simpler(self) -> Iterator[Chain]:
-        """Yield chains that lack one thing of this one, the larger steps first."""
+        """Yield chains that are simpler than this one in one respect, the largest steps first."""
         for i in range(len(self.setups) - 1 if len(self.setups) > 2 else 0):
             yield Chain(self.setups[:i] + self.setups[i + 1 :], self.stops[:i] + self.stops[i + 1 :])
         shards = self.setups[0].shards
@@ -80,10 +80,10 @@ class Chain:
 
 
 class LoaderFault(AssertionError):
-    """What a loader did wrong: its *kind*, the *chain* that shows it, and the numbers of the *samples* concerned.
+    """A fault of a loader: its *kind*, the *chain* that shows it, and the numbers of the *samples* concerned.
 
-    Kinds: lost, repeated, reordered, uneven (steps of ranks), length (not that of the pass), refused (a state), raised,
-    hung, endless; and those of ``check_shuffle``.
+    Kinds: lost, repeated, reordered, uneven (steps of ranks), length (``len`` differs from the pass), refused (a
+    state), raised, hung, endless; and those of ``check_shuffle``.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class LoaderFault(AssertionError):
 
 @dataclass
 class Leg:
-    """The runs of all ranks of one setup, from one state: *epoch* is that of their first pass.
+    """The runs of all ranks of one setup, from one state; *epoch* is the epoch of their first pass.
 
-    *before* are the samples that this epoch has delivered to earlier legs. *has_ended*: the epoch before it had ended
-    when the state was saved, and the resume began with a pass without a batch, which is left out.
+    *before* are the samples of this epoch that earlier legs delivered. *has_ended*: the previous epoch had ended when
+    the state was saved, so the resume began with a pass without batches, which is left out.
     """
 
     setup: Setup
@@ -124,7 +124,7 @@ class Leg:
         return Counter(sample for run in self.runs for sample in run.samples(number))
 
     def stops(self, passes: int) -> list[Stop]:
-        """The stops in the first *passes* at which all ranks have taken as many batches."""
+        """The stops in the first *passes* at which all ranks have taken the same number of batches."""
         found: list[Stop] = []
         for number in range(passes):
             steps = [len(run.passes[number]) for run in self.runs]
@@ -132,7 +132,7 @@ class Leg:
         return [*found, (passes, 0)]
 
     def taken(self, stop: Stop) -> Counter[int]:
-        """The samples that the epoch of a stop has delivered before it."""
+        """The samples that the epoch has delivered before a stop in it."""
         passes, batches = stop
         taken = Counter(self.before) if passes == 0 else Counter()
         if batches:
@@ -140,23 +140,23 @@ class Leg:
         return taken
 
     def after_pass(self, stop: Stop) -> Stop:
-        """Return the stop after a pass for that after its last batch, which is the same to whoever resumes."""
+        """Return the stop after the pass for one after its last batch: a resume from either is the same."""
         passes, batches = stop
         is_last = batches and batches == max(len(run.passes[passes]) for run in self.runs)
         return (passes + 1, 0) if is_last else stop
 
     def rest(self, rank: int, stop: Stop) -> list[list[Batch]]:
-        """The batches of a rank's passes from a stop on."""
+        """The batches of a rank's passes after a stop."""
         passes, batches = stop
         first, *others = self.runs[rank].passes[passes:]
         return [first[batches:], *others]
 
 
 class Trial:
-    """Runs chains of one loader, and judges each resume by what the loader delivers without it.
+    """Runs chains of one loader, and compares each resume with an uninterrupted run.
 
-    The runs that begin without a state are kept, for many chains begin with the same; those from equal states in equal
-    setups until ``forget``.
+    Runs that begin without a state are kept, since many chains begin with the same run; those from equal states in
+    equal setups are kept until ``forget``.
     """
 
     PASSES = 3  # of a run that begins without a state
@@ -169,7 +169,7 @@ class Trial:
         self._kept: dict[Any, list[Run]] = {}
 
     def forget(self) -> None:
-        """Run again what begins with a state."""
+        """Drop the kept runs that begin with a state."""
         self._kept.clear()
 
     def fresh(self, setup: Setup) -> Leg:
@@ -181,12 +181,12 @@ class Trial:
         return self._fresh[setup]
 
     def resume(self, chain: Chain, leg: Leg, root: Leg, passes: int = 2) -> Leg:
-        """Resume *leg* at the last stop of *chain* in its last setup, for some passes; return the new leg, if right."""
+        """Resume *leg* at the last stop of *chain*, in its last setup, for some passes; return the new leg, checked."""
         setup, stop = chain.setups[-1], chain.stops[-1]
         self.resumes += 1
         states = tuple(run.states[stop] for run in leg.runs)
         stop = leg.after_pass(stop)
-        has_ended = stop[1] == 0 and (stop[0] > 0 or leg.has_ended)  # a pass without a batch may come first
+        has_ended = stop[1] == 0 and (stop[0] > 0 or leg.has_ended)  # a pass without batches may come first
         new = self._leg(setup, passes + has_ended, states)
         check_ends(new, chain)
         if has_ended and not new.union(0):
@@ -234,7 +234,7 @@ class Trial:
 
 
 def least(fault: LoaderFault, run: Callable[[Chain], None]) -> LoaderFault:
-    """Return a fault with the shortest chain found in time; if time sufficed, every part of it is needed.
+    """Return the fault with the shortest chain found in time; if the search ended, every part of it is needed.
 
     *run* raises the fault of a chain, or ValueError if the chain cannot be run.
     """

@@ -1,9 +1,10 @@
-"""``tarshards chaos``: a loader reads shards while things go wrong, and must deliver each sample once, or say why not.
+"""``tarshards chaos``: a loader reads shards during faults, and must deliver each sample once or report why not.
 
-A round is a *world*: a loader, where its shards lie, ranks and workers, a *nemesis*, stops and resumes, all drawn from
-the seed and the round's number, which repeat it. The user's shards are only read: the beginnings of some are copied,
-and what is damaged or served wrongly are copies of these. After each round, what the ranks delivered is compared with
-the plan: every sample once, at its position, with its bytes, less what an error or the ledger names.
+A round is a *world*: a loader, the storage of its shards, ranks and workers, a fault (*nemesis*), stops and resumes.
+All are drawn from the seed and the round's number, so these two repeat a round. The user's shards are only read: the
+beginnings of some are copied, and only copies are damaged or served with faults. After each round, the samples that the
+ranks delivered are compared with the plan: every sample must come once, at its position, with its bytes, unless an
+error or the ledger names it.
 """
 
 from __future__ import annotations
@@ -37,33 +38,33 @@ from tarshards.testing.runs import MASTER, free_port
 if TYPE_CHECKING:
     from tarshards.testing.chaos_shards import ShardCopies
 
-CHOSEN = 4  # shards of those that are given
-WHOLE = 1 << 28  # bytes of shards that are read whole, at most
-LIMIT = 60.0  # seconds without a sample of any rank, after which they hang
-AFTER_ERROR = 5.0  # seconds for the others, once a rank has ended with an error
+CHOSEN = 4  # shards taken from those given
+WHOLE = 1 << 28  # shards of at most this many bytes are read whole
+LIMIT = 60.0  # seconds without a sample from any rank, after which they are taken to hang
+AFTER_ERROR = 5.0  # the same, once a rank has ended with an error
 LEGS = 8
-BLOCK = 4  # samples of a block of the plan, so that small sets have many
+BLOCK = 4  # samples per block of the plan, so that small sets have many blocks
 BAD = ("silent", "hung", "died", "audit")
-RESTARTED = ("kill a rank", "kill a worker", "stop a worker")  # after errors of these, training begins again
+RESTARTED = ("kill a rank", "kill a worker", "stop a worker")  # an error caused by these restarts training
 PLANNED = ("planned", "arrays", "torch")
-ELASTIC = ("arrays", "torch")  # one state for all ranks, also for other ranks and workers
+ELASTIC = ("arrays", "torch")  # one state serves all ranks, and other numbers of ranks and workers
 
 
-Known = Sequence[dict[str, str]]  # what a user's loader delivers of each version: the texts of samples by key
+Known = Sequence[dict[str, str]]  # for each version, what a user's loader delivers: texts by key
 
 
 @dataclass(frozen=True)
 class RoundWorld:
-    """A round: *reader* is one of ours, or ``module:function``; *source* says where its shards lie."""
+    """A round: *reader* is one of ours, or ``module:function``; *source* says where its shards are stored."""
 
     seed: int
     number: int
     reader: str
-    source: str  # "copy", "http", or "storage", the user's own
+    source: str  # "copy", "http", or "storage": the user's own
     nemesis: str
     shuffle: bool
     batch: int
-    goes_on: bool  # on_error= is a ledger
+    goes_on: bool  # whether on_error= is a ledger
 
     @property
     def rng(self) -> random.Random:
@@ -72,7 +73,7 @@ class RoundWorld:
 
 @dataclass
 class RoundOutcome:
-    """The outcome of a round: *exact*, *reported* (by an error or the ledger), or one of BAD; and what differs."""
+    """The outcome of a round: *exact*, *reported* (by an error or the ledger) or one of BAD, with counts."""
 
     outcome: str = "exact"
     lost: int = 0
@@ -84,14 +85,14 @@ class RoundOutcome:
 
 
 class Nemesis(NamedTuple):
-    """What goes wrong: *arm* changes the jobs of a leg, or the files that it reads. *exact*: nothing may be lost."""
+    """A fault: *arm* changes the jobs of a leg, or the files that it reads. *exact*: no sample may be missing."""
 
     arm: Callable[[Round], None]
-    fault: str  # one of FAULTS; none, if nothing goes wrong
+    fault: str  # one of FAULTS, or empty for no fault
     sources: tuple[str, ...] = ("copy", "http", "storage")
-    readers: tuple[str, ...] = ()  # all, if none; "user" stands for the user's
+    readers: tuple[str, ...] = ()  # empty for all readers; "user" stands for the user's loader
     exact: bool = False
-    versions: tuple[int, ...] = (0,)  # of the shards that may be delivered
+    versions: tuple[int, ...] = (0,)  # the versions of the shards that may be delivered
 
 
 NEMESES: dict[str, Nemesis] = {}
@@ -99,7 +100,7 @@ FAULTS = ("processes", "network", "shards", "machine")
 
 
 def nemesis(name: str, fault: str, **options: Any) -> Callable[[Callable[[Round], None]], Callable[[Round], None]]:
-    """Register what goes wrong."""
+    """Register a fault."""
 
     def register(arm: Callable[[Round], None]) -> Callable[[Round], None]:
         NEMESES[name] = Nemesis(arm, fault, **options)
@@ -113,7 +114,7 @@ def draw(
 ) -> RoundWorld:
     """Return the world of a round; the readers in *storage* may read the user's own shards.
 
-    Each reader meets every nemesis before it meets one again, and all readers in the same order.
+    Each reader meets every nemesis once before any of them repeats; the order is the same for all readers.
     """
     rng = random.Random(f"chaos/{seed}/{number}")
     turn, which = divmod(number, len(readers))
@@ -136,7 +137,7 @@ def draw(
 
 
 class Round:
-    """A round as it runs in *folder*; nemeses change *jobs*, *files* (a copy of the shards) and the *site*."""
+    """One round, run in *folder*; nemeses change *jobs*, *files* (a copy of the shards) and the *site*."""
 
     def __init__(self, world: RoundWorld, copies: ShardCopies, urls: list[str], folder: Path, known: Known = ()):
         self.world = world
@@ -146,13 +147,13 @@ class Round:
         self.rng: Any = world.rng
         self.known = known
         self.jobs: list[dict[str, Any]] = []
-        self.others: list[dict[str, Any]] = []  # of other users of the cache
+        self.others: list[dict[str, Any]] = []  # jobs of other users of the cache
         self.site: Any = None
         self.files: Path = folder / "files"
         self.is_armed: bool = False
 
     def run(self) -> RoundOutcome:
-        """Run the legs until the epoch is over, or a rank tells of an error that the nemesis accounts for."""
+        """Run the legs until the epoch is over, or a rank reports an error that the nemesis explains."""
         from tarshards.testing.faulty_server import serving
         from tarshards.testing.unreliable_site import UnreliableSite
 
@@ -165,7 +166,7 @@ class Round:
             return self._run()
 
     def _run(self) -> RoundOutcome:
-        outcome, counted, lost, state, start = RoundOutcome(), list[Sample](), list[Any](), None, 0
+        outcome, counted, lost, state, start = RoundOutcome(), list[DeliveredSample](), list[Any](), None, 0
         ranks, workers = self.rng.randrange(1, 4), self.rng.randrange(3)
         armed = self.rng.randrange(2)
         for leg in range(LEGS):
@@ -251,7 +252,7 @@ class Round:
 
     @cached_property
     def expected(self) -> list[str]:
-        """The keys in their order; in any order where none is planned."""
+        """The keys in the planned order; in any order if the reader has no plan."""
         if self.world.reader in PLANNED:
             from tarshards.stream.stream import Stream
 
@@ -261,7 +262,7 @@ class Round:
                 "index": True,
                 "shuffle": self.world.shuffle,
                 "seed": self.world.number,
-                "block": 4,
+                "block": BLOCK,
             }
             return [sample["__key__"] for sample in Stream.from_shards(names, **options)]
         return [key for samples in self._truth(0).values() for key in samples]
@@ -273,8 +274,10 @@ class Round:
     def _shard_of(self, key: str) -> str:
         return next(name for name, samples in self._truth(0).items() if key in samples)
 
-    def _judge(self, outcome: RoundOutcome, counted: list[Sample], errors: list[str], lost: list[Any]) -> RoundOutcome:
-        """Compare the *counted* samples with the plan, except those that *errors*, or the *lost* of ledgers, name."""
+    def _judge(
+        self, outcome: RoundOutcome, counted: list[DeliveredSample], errors: list[str], lost: list[Any]
+    ) -> RoundOutcome:
+        """Compare the *counted* samples with the plan, except those that *errors* or ledgers (*lost*) name."""
         counts = Counter(sample.key for sample in counted)
         missing = Counter(self.expected)
         missing.subtract(counts)
@@ -300,8 +303,8 @@ class Round:
             outcome.words = errors[0] if errors else f"{len(+missing)} samples in the ledger"
         return outcome
 
-    def _is_right(self, sample: Sample) -> bool:
-        """Whether a sample has the fields of one version, as tarfile, or a user's loader, reads them undisturbed."""
+    def _is_right(self, sample: DeliveredSample) -> bool:
+        """Whether a sample has the fields that tarfile, or the user's loader without faults, reads from one version."""
         versions = NEMESES[self.world.nemesis].versions
         if ":" in self.world.reader:
             is_known = self.known and sample.key in self.known[0]
@@ -318,8 +321,8 @@ class Round:
         return False
 
 
-class Sample(NamedTuple):
-    """A sample that was delivered, with its position in the epoch, which follows from its rank and step."""
+class DeliveredSample(NamedTuple):
+    """A sample that a rank delivered; its position in the epoch follows from the rank and the step."""
 
     key: str
     fields: dict[str, str]
@@ -327,7 +330,7 @@ class Sample(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The digests of all fields in one text."""
+        """The digests of all fields as one text."""
         return json.dumps(self.fields, sort_keys=True)
 
 
@@ -357,17 +360,17 @@ class RankResult:
             result.is_read |= "read" in message
             result.has_ended |= not {"ended", "error", "audit"}.isdisjoint(message)
             result.error, result.audit = message.get("error", result.error), message.get("audit", result.audit)
-            result.lost = message.get("lost", result.lost)  # all so far
+            result.lost = message.get("lost", result.lost)  # the message lists all so far
         return result
 
-    def samples(self, rank: int, ranks: int, start: int, stop: int | None) -> Iterator[Sample]:
+    def samples(self, rank: int, ranks: int, start: int, stop: int | None) -> Iterator[DeliveredSample]:
         """Yield the samples of the steps up to *stop*; the leg began at position *start*."""
         keys = (sample for step in self.steps[:stop] for sample in step)
         for number, (key, fields) in enumerate(keys):
-            yield Sample(key, fields, start + rank + number * ranks)
+            yield DeliveredSample(key, fields, start + rank + number * ranks)
 
     def fault(self, name: str, round: Round) -> str:
-        """Return words for a wrong audit, or for an end that the nemesis does not explain."""
+        """Return the text of a failed audit (*name* "audit"), or of an end that the nemesis does not explain."""
         if name == "audit":
             return self.audit
         is_killed = "kill a rank" in round.world.nemesis
@@ -387,10 +390,10 @@ def _are_equal(states: list[str]) -> bool:
 
 
 def run_jobs(jobs: list[dict[str, Any]], others: Sequence[dict[str, Any]] = ()) -> bool:
-    """Run a process for each rank's job, and for each of the *others*; wake those that have stopped.
+    """Run a process for each rank's job and for each of the *others*; wake processes that have stopped.
 
-    If a rank is killed, the others are ended too, as launchers do; if it ends with an error, they are once they deliver
-    nothing any more, and their jobs say so. Return False if all hang.
+    If a rank is killed, the others are ended too, as launchers do. If a rank ends with an error, the others are ended
+    when they deliver no more samples, and their jobs record that. Return False if all hang.
     """
     from tarshards.testing.chaos_rank import STOPPED, run
 
@@ -420,12 +423,12 @@ def run_jobs(jobs: list[dict[str, Any]], others: Sequence[dict[str, Any]] = ()) 
             return True
         for process in hung:
             os.killpg(process.pid or 0, signal.SIGUSR1)
-        time.sleep(STOPPED if hung else 0)  # while they write where they are
+        time.sleep(STOPPED if hung else 0)  # while they write their stacks
         return not hung
     finally:
         for process in processes:
             try:
-                os.killpg(process.pid or 0, signal.SIGKILL)  # with its workers
+                os.killpg(process.pid or 0, signal.SIGKILL)  # its workers too
             except ProcessLookupError:
                 process.kill()
             process.join()
@@ -440,7 +443,7 @@ def _wake(process: int) -> None:
         pass
 
 
-# What goes wrong: processes.
+# Faults of processes.
 
 
 @nemesis("nothing", "", exact=True)
@@ -454,7 +457,7 @@ def _at_a_step(job: dict[str, Any], round: Round, *action: Any) -> None:
 
 @nemesis("kill a rank", "processes", exact=True)
 def kill_a_rank(round: Round) -> None:
-    """Training begins again at the last state that all ranks have saved."""
+    """Training is restarted from the last state that all ranks have saved."""
     _at_a_step(round.rng.choice(round.jobs), round, "kill")
 
 
@@ -490,12 +493,12 @@ def stop_another_user(round: Round) -> None:
     _other_user(round, "stop")
 
 
-# The network.
+# Faults of the network.
 
 
 @nemesis("failing answers", "network", sources=("http",), exact=True)
 def failing_answers(round: Round) -> None:
-    """Resets, short and slow answers, 429 and 503, redirects: faults that a retry cures."""
+    """Resets, short and slow answers, 429 and 503, redirects: faults that a retry overcomes."""
     from tarshards.testing.unreliable_site import PASSING
 
     round.site.rate, round.site.kinds = round.rng.choice([0.05, 0.2, 0.5]), PASSING
@@ -503,13 +506,13 @@ def failing_answers(round: Round) -> None:
 
 @nemesis("wrong answers", "network", sources=("http",), versions=(0, 1, 2))
 def wrong_answers(round: Round) -> None:
-    """Wrong ranges, lengths, ETags, encodings and pages, and files that change."""
+    """Wrong ranges, lengths, ETags, encodings and pages, and changing files."""
     from tarshards.testing.unreliable_site import PASSING, WRONG
 
     round.site.rate, round.site.kinds = round.rng.choice([0.05, 0.2, 0.5]), PASSING + WRONG
 
 
-# The shards: copies of them.
+# Faults of shards, in copies of them.
 
 
 def _victim(round: Round) -> Path:
@@ -583,7 +586,7 @@ def removed_meanwhile(round: Round) -> None:
     _at_a_step(round.jobs[0], round, "remove", str(_victim(round)))
 
 
-# The machine.
+# Faults of the machine.
 
 
 def _on_all(round: Round, name: str, value: Any) -> None:
@@ -626,15 +629,15 @@ class Suite:
     urls: list[str]
     seed: int
     readers: list[str]
-    storage: list[str] = field(default_factory=list)  # readers that may read the shards themselves
+    storage: list[str] = field(default_factory=list)  # readers that may read the user's own shards
     faults: Sequence[str] = FAULTS
     known: Known = ()
     rounds: list[tuple[RoundWorld, RoundOutcome]] = field(default_factory=list)
 
     def learn(self, copies: ShardCopies, folder: Path) -> None:
-        """Let a user's loader read all versions undisturbed, the first twice; random content is not compared later.
+        """Let a user's loader read all versions without faults, the first twice: content that differs is not compared.
 
-        Raises LoaderFault if it does not come to the end of the first.
+        Raises LoaderFault if it does not reach the end of the first version.
         """
         for reader in self.readers:
             if ":" in reader:
@@ -674,12 +677,12 @@ class Suite:
         return f"tarshards chaos --seed {world.seed} --round {world.number}{loader}{faults} {' '.join(self.urls)}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return all rounds as JSON's types."""
+        """Return all rounds in the types of JSON."""
         rounds = [{**asdict(world), **asdict(outcome), "repeat": self.line(world)} for world, outcome in self.rounds]
         return {"version": __version__, "seed": self.seed, "shards": self.urls, "rounds": rounds}
 
     def as_markdown(self) -> str:
-        """Return a table of what was tried and what came of it, and each round that is bad."""
+        """Return a table of all readers and nemeses with the outcomes, and each bad round."""
         lines = [
             f"# Chaos, tarshards {__version__}, seed {self.seed}, {time.strftime('%Y-%m-%d')}\n",
             f"{len(self.rounds)} rounds over the beginnings of {', '.join(self.urls)}. *exact*: each sample once, at",
@@ -705,7 +708,7 @@ class Suite:
 
 
 def can_read(reader: str, urls: list[str]) -> bool:
-    """Whether a reader can read shards as they lie: small ones, for planned epochs with indexes."""
+    """Whether a reader can read the shards in their storage: they must be small, and indexed for planned epochs."""
     from tarshards.storage.location import Location
 
     locations = [Location.of(url) for url in urls]
@@ -721,7 +724,7 @@ def our_readers() -> list[str]:
 
 
 def preload(readers: Sequence[str]) -> None:
-    """Import what the ranks need once, in the server that forks them."""
+    """Import the modules of the ranks once, in the server that forks them."""
     modules = ["__main__", "tarshards.testing.chaos_rank"]
     modules += [reader.partition(":")[0] for reader in readers if ":" in reader]
     modules += ["tarshards.loaders.torch.shard_loader"] * ("torch" in readers)
@@ -729,7 +732,7 @@ def preload(readers: Sequence[str]) -> None:
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> range | None:
-    """Return the numbers of N or N-M."""
+    """Return the numbers that N or N-M names."""
     if text is None:
         return None
     first, _, last = text.partition("-")
@@ -747,9 +750,7 @@ def _faults(context: click.Context, parameter: click.Parameter, text: str) -> tu
 
 @tool(example="tarshards chaos --minutes 10 'train-{000..099}.tar'")
 @click.argument("shards", nargs=-1, required=True)
-@click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), default=10.0, metavar="N", help="How long to go on."
-)
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=10.0, metavar="N", help="How long to run.")
 @click.option("--loader", metavar="MODULE:FUNCTION", help="Your loader: a function of a list of URLs.")
 @seed_option
 @click.option("--round", "rounds", callback=_numbers, metavar="ROUNDS", help="Run only round 3, or rounds 3-7.")
@@ -758,7 +759,7 @@ def _faults(context: click.Context, parameter: click.Parameter, text: str) -> tu
     default=",".join(FAULTS),
     callback=_faults,
     metavar="NAME,...",
-    help="Only faults of these kinds, joined by commas.",
+    help="Only faults of these kinds, separated by commas.",
 )
 @click.option("--report", type=click.Path(dir_okay=False), help="Write FILE.md and FILE.json.", metavar="FILE")
 def main(
@@ -770,13 +771,14 @@ def main(
     faults: tuple[str, ...],
     report: str | None,
 ) -> None:
-    """Read SHARDS while ranks, workers, network, shards and machine fail, and compare what comes with the plan.
+    """Read SHARDS while ranks, workers, network, shards and machine fail, and compare the samples with the plan.
 
-    SHARDS are only read: what is damaged are copies of their beginnings. The loader is given URLs of shards, and its
-    rank by RANK and WORLD_SIZE; it is iterated over, and gives samples, lists of samples or batches, with their keys as
-    __key__. If it has state_dict and load_state_dict, it is stopped and resumed. Without --loader, it is ours.
+    SHARDS are only read; faults are applied to copies of their beginnings. The loader gets URLs of shards, and its rank
+    from RANK and WORLD_SIZE; iterating over it must yield samples, lists of samples or batches, with their keys as
+    __key__. If it has state_dict and load_state_dict, it is stopped and resumed. Without --loader, our loaders are
+    tested.
 
-    Exits with 1 if samples were lost, repeated or wrong without an error.
+    Exits with 1 if samples were missing, repeated or wrong without an error.
     """
     from tarshards.storage.expressions import expand_urls
     from tarshards.testing.chaos_shards import ShardCopies

@@ -1,4 +1,4 @@
-"""One rank of a chaos world: it reads its part, records what it gets, and runs the faults at their steps."""
+"""One rank of a chaos world: it reads its part, records the samples, and triggers the faults at their steps."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from tarshards.storage.remote import Remote
 from tarshards.stream.stream import Stream
 from tarshards.testing.chaos_shards import digest
 
-PAUSE = 0.01  # seconds between tries of a request
+PAUSE = 0.01  # seconds between attempts of a request
 NEW_NAMESPACE, MS_PRIVATE = 0x20000, 0x44000  # Linux's CLONE_NEWNS; MS_REC | MS_PRIVATE
 
 
 def run(job: dict[str, Any]) -> None:
-    """Run one rank as *job* says; its output is a file of JSON lines, which a kill cuts off."""
+    """Run one rank as *job* describes; its output is a file of JSON lines, which a kill may cut off."""
     os.setsid()
     os.environ.update(job["environment"])
-    multiprocessing.set_start_method(None, force=True)  # the system's, not that which this process was started by
+    multiprocessing.set_start_method(None, force=True)  # the system's default, not the method that started this process
     descriptor = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     os.dup2(os.open(f"{job['output']}.stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
 
-    faulthandler.register(signal.SIGUSR1)  # a rank, and its workers, then print where they hang
+    faulthandler.register(signal.SIGUSR1)  # the rank and its workers then print their stacks
 
     def tell(**line: Any) -> None:
         os.write(descriptor, json.dumps(line).encode() + b"\n")
@@ -69,7 +69,7 @@ def run(job: dict[str, Any]) -> None:
 
 
 def lost_of(ledger: Ledger | None) -> list[tuple[str | None, str | None]]:
-    """Return the shards and keys of the samples that a ledger has."""
+    """Return the shards and keys of the samples in a ledger."""
     if ledger is None:
         return []
     shards = [os.path.basename(entry.shard or "").removesuffix(".index") for entry in ledger.quarantined]
@@ -92,12 +92,12 @@ def _read(job: dict[str, Any], loader: Any, ledger: Ledger | None, tell: Callabl
 
 
 def _shorten_pauses(worker: int = 0) -> None:
-    """Retry requests at once, also in a *worker*: rounds are short."""
+    """Retry requests without long pauses, also in a *worker*: rounds are short."""
     tuning.PAUSE = tuning.LONGEST_PAUSE = PAUSE
 
 
 def open_loader(job: dict[str, Any], ledger: Ledger | None) -> Any:
-    """Return the loader: the user's function of the shards, or one of ours."""
+    """Return the loader: made by the user's function, or one of ours."""
     kind, urls = job["reader"], job["urls"]
     if ":" in kind:
         return load(kind)(urls)
@@ -141,11 +141,11 @@ def _bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else repr(value).encode()
 
 
-# What happens at a step.
+# Faults at a step.
 
 
 def _signal_worker(number: int, seed: int) -> None:
-    """Send a signal to one of the processes that this rank has started, if there are any."""
+    """Send a signal to one of the processes that this rank has started, if any."""
     mine = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
     workers = sorted(int(worker) for line in mine for worker in line.split())
     if workers:
@@ -169,7 +169,7 @@ ACTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-# What is wrong with the machine; mounts are in a namespace of this process, and end with it.
+# Faults of the machine. Mounts are in a namespace of this process, and end with it.
 
 
 def _limit_files(more: int) -> None:
@@ -178,7 +178,7 @@ def _limit_files(more: int) -> None:
 
 
 def _mount(folder: str, options: str, flags: int = 0) -> None:
-    """Mount a file system in memory on *folder*; raise OSError where this process may not."""
+    """Mount a file system in memory on *folder*; raise OSError if this process may not."""
     system = ctypes.CDLL(None, use_errno=True)
     for call, arguments in (
         (system.unshare, (NEW_NAMESPACE,)),

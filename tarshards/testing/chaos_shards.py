@@ -1,4 +1,4 @@
-"""Small copies of shards in three versions, and what Python's tarfile, a reader that is not ours, finds in them."""
+"""Small copies of shards in three versions, and their samples as read by an independent reader, Python's tarfile."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tarshards.errors import OpenError
 from tarshards.index.build import build_index
 from tarshards.index.manifests import update_manifests
 from tarshards.index.refresh import refresh_indexes
+from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 
-SAMPLES = 40  # of a shard that are copied, at most
-FIRST, MOST = 1 << 20, 1 << 26  # bytes that are read of a shard: at first, and at most to find two samples
-LEAST = 8  # bytes of a member that other versions change: labels are shorter
+SAMPLES = 40  # samples of a shard that are copied, at most
+FIRST, MOST = 1 << 20, 1 << 26  # bytes to read of a shard: at first, and at most until two samples are found
+LEAST = 8  # smallest size of a member that other versions change; labels are shorter
 END = bytes(1024)
 
 Fields = dict[str, str]  # the digests of the fields of a sample
@@ -42,14 +43,14 @@ def read_truth(archive: bytes) -> dict[str, Fields]:
 
 
 def _split(member: tarfile.TarInfo) -> tuple[str, str] | None:
-    """Return the key and field of a member, None for one that is in no sample."""
+    """Return the key and field of a member, None if it is part of no sample."""
     folder, slash, base = member.name.rpartition("/")
     key, dot, field = base.partition(".")
     return (folder + slash + key, field.lower()) if member.isfile() and dot and key else None
 
 
 def beginning(url: str) -> bytes:
-    """Return the first SAMPLES samples of a shard as an archive, the bytes as they are."""
+    """Return the first SAMPLES samples of a shard as an archive, with unchanged bytes."""
     with open_shard(url) as stream:
         data, size = stream.read(FIRST), FIRST
         while True:
@@ -66,7 +67,7 @@ def beginning(url: str) -> bytes:
 
 
 def _ends(data: bytes) -> tuple[list[int], bool]:
-    """Return where the samples begin, and where the last ends if this is the whole archive, and whether it is."""
+    """Return where the samples begin (and the last one ends, if the archive is whole), and whether it is whole."""
     ends: list[int] = []
     last = None
     try:
@@ -84,7 +85,7 @@ def _ends(data: bytes) -> tuple[list[int], bool]:
 
 
 def changed(archive: bytes) -> bytes:
-    """Return an archive with the same headers and other data in each member of LEAST bytes."""
+    """Return an archive with the same headers and other data in each member of at least LEAST bytes."""
     data = bytearray(archive)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
@@ -94,7 +95,7 @@ def changed(archive: bytes) -> bytes:
 
 
 def resized(archive: bytes) -> bytes:
-    """Return an archive with one byte more in each member of LEAST bytes."""
+    """Return an archive with one more byte in each member of at least LEAST bytes."""
     target = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar, tarfile.open(fileobj=target, mode="w") as out:
         for member in tar:
@@ -110,15 +111,15 @@ def resized(archive: bytes) -> bytes:
 
 @dataclass
 class ShardCopies:
-    """Copies of the beginnings of shards in *folder*, one folder for each version: as they are, changed, resized."""
+    """Copies of the beginnings of shards in *folder*, one folder for each version: unchanged, changed, resized."""
 
     folder: Path
     names: list[str]
-    urls: list[str]  # of the shards
+    urls: list[str]  # the URLs of the original shards
 
     @classmethod
     def make(cls, urls: list[str], folder: Path) -> ShardCopies:
-        """Copy the shards *urls*, with an index each and a manifest."""
+        """Copy the shards *urls*, with indexes and a manifest."""
         copies = cls(folder, [f"chaos-{number}.tar" for number in range(len(urls))], urls)
         archives = [beginning(url) for url in urls]
         versions: list[Callable[[bytes], bytes]] = [bytes, changed, resized]
@@ -127,7 +128,7 @@ class ShardCopies:
             paths = [folder / f"{number}" / name for name in copies.names]
             for path, archive in zip(paths, archives):
                 path.write_bytes(version(archive))
-                build_index(str(path)).save(str(path), sync=False)
+                build_index(str(path)).save(Location.of(path, sync=False))
             found = [outcome.shard for outcome in refresh_indexes([str(path) for path in paths])]
             list(update_manifests(found, str(folder / f"{number}" / MANIFEST)))
         return copies
@@ -148,7 +149,7 @@ class ShardCopies:
 
     @cached_property
     def whole(self) -> dict[str, dict[str, Fields]]:
-        """The samples of the shards themselves by shard and key."""
+        """The samples of the original shards by shard and key."""
         found = {}
         for url in self.urls:
             with open_shard(url) as stream:

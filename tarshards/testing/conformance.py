@@ -1,7 +1,7 @@
-"""Run the cases of the convention, `spec/cases`, over any reader of samples, and print what it makes of them.
+"""Run the cases of the convention, `spec/cases`, over any reader of samples, and print the verdicts.
 
-A case is right if the reader delivers what one of the case's outcomes says. `spec/webdataset-tar.md` describes cases
-and outcomes, and why some have several.
+A reader is right if it delivers one of the case's outcomes. `spec/webdataset-tar.md` describes cases and outcomes, and
+why some cases have several outcomes.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from tarshards.errors import visible
 from tarshards.samples.keys import Sample
 
 CASES = Path(__file__).parents[2] / "spec" / "cases"
-LIMIT = 10  # seconds for a case
+LIMIT = 10  # seconds per case
 
-#: What a reader may make of a case, from right to worst.
+#: The verdicts on a reader's output, from right to worst.
 VERDICTS = ("same", "error", "silent loss", "wrong bytes", "crash", "hang")
 
 
 class Allowed(NamedTuple):
-    """What a reader may deliver: *samples*, or an *error* after some or all of them."""
+    """An allowed output: *samples*, or an *error* after some or all of them."""
 
     samples: list[Sample]
     error: dict[str, Any] | None
 
 
 class Case(NamedTuple):
-    """A case; *expression* names what is read, and *why* says why it exists."""
+    """A case: *expression* names the shards to read, and *why* gives the reason for the case."""
 
     name: str
     kind: str
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 class ReaderOutput(NamedTuple):
-    """What a reader made of a case: *ending* is end, error, crash, hang, or cannot."""
+    """The output of a reader for a case; *ending* is end, error, crash, hang or cannot."""
 
     samples: list[Sample]
     ending: str
@@ -54,7 +54,7 @@ class ReaderOutput(NamedTuple):
 
 
 class CaseResult(NamedTuple):
-    """A case with a verdict, or None where the reader reads nothing of the kind, and the reader's last words."""
+    """A case with its verdict (None if the reader does not support it), and the reader's last message."""
 
     case: Case
     verdict: str | None
@@ -78,9 +78,9 @@ def examine(
 ) -> list[CaseResult]:
     """Return the results of *reader* for each case.
 
-    *reader* is a function of an expression that returns samples, `module:function`, which *python* imports, or a
-    command that gets the expression as its last argument and prints each sample as a line of JSON. Each case has a
-    process of its own for *limit* seconds.
+    *reader* is a function, `module:function`, which *python* imports and which returns the samples of an expression; or
+    a command that gets the expression as its last argument and prints each sample as a line of JSON. Each case runs in
+    a separate process, for *limit* seconds at most.
 
     Raises OSError if the reader cannot be imported.
     """
@@ -95,9 +95,9 @@ def examine(
 
 
 def judge(case: Case, delivery: ReaderOutput, usual: Iterable[str] = ()) -> tuple[str | None, str]:
-    """Return the verdict on what was delivered, and the reader's last words.
+    """Return the verdict on a reader's output, and the reader's last message.
 
-    A reader also tells of a fault by a message that is none of the *usual* ones, those about a sound archive.
+    A message also reports a fault, unless it is one of the *usual* ones, which the reader prints for a sound archive.
     """
     news = [line for line in delivery.log if shape(line) not in usual]
     words = (news or [""])[-1]
@@ -110,7 +110,7 @@ def judge(case: Case, delivery: ReaderOutput, usual: Iterable[str] = ()) -> tupl
 
 
 def compare(outcome: Allowed, delivery: ReaderOutput, *, reported: bool) -> str:
-    """Return the verdict by one outcome; *reported* says whether a message tells of a fault.
+    """Return the verdict for one allowed outcome; *reported* says whether a message reports a fault.
 
     >>> one, two = {"__key__": "a", "txt": "1", "cls": "1"}, {"__key__": "b", "txt": "2"}
     >>> compare(Allowed([one, two], None), ReaderOutput([one], "end", []), reported=False)
@@ -121,7 +121,7 @@ def compare(outcome: Allowed, delivery: ReaderOutput, *, reported: bool) -> str:
     'wrong bytes'
     """
     expected, samples = outcome.samples, delivery.samples
-    if any(sample.get("__key__") is None for sample in samples):  # of a reader that gives no keys
+    if any(sample.get("__key__") is None for sample in samples):  # the reader returns no keys
         expected, samples = without_keys(expected), without_keys(samples)
     failed = delivery.ending == "error"
     if outcome.error is None and samples == expected and not failed:
@@ -150,18 +150,18 @@ def is_part(sample: Sample, samples: list[Sample]) -> bool:
 
 
 def shape(line: str) -> str:
-    """Return a message without what differs from run to run."""
+    """Return a message without the parts that differ from run to run."""
     return re.sub(r"\S*/\S*|0x[0-9a-f]+|\d+", "0", line).strip()
 
 
 def counts(results: Iterable[CaseResult]) -> list[int]:
-    """Return the number of results of each verdict, and of those without one."""
+    """Return the number of results with each verdict, and without one."""
     found = Counter(result.verdict for result in results)
     return [found[verdict] for verdict in (*VERDICTS, None)]
 
 
 def table(results: list[CaseResult]) -> list[str]:
-    """Return the lines of a table of the verdicts by the kinds of cases, and of all cases that are not right."""
+    """Return the lines of a table of verdicts by kind of case, and a line for each case that is not right."""
     kinds = {kind: [result for result in results if result.case.kind == kind] for kind in kinds_of(results)}
     lines = [f"{'':14}" + "".join(f"{verdict:>13}" for verdict in (*VERDICTS, "not read"))]
     for kind, some in {**kinds, "all": results}.items():
@@ -188,11 +188,11 @@ def kinds_of(results: list[CaseResult]) -> list[str]:
     show_default="spec/cases of the checkout",
     help="The folder of the cases.",
 )
-@click.option("--limit", type=click.IntRange(1), default=LIMIT, metavar="SECONDS", help="Seconds for a case.")
+@click.option("--limit", type=click.IntRange(1), default=LIMIT, metavar="SECONDS", help="Seconds per case.")
 def main(reader: str, folder: Path, limit: int) -> None:
-    """Run the cases of the convention over READER, and print what it makes of them.
+    """Run the cases of the convention over READER, and print the verdicts.
 
-    READER is a function, module:function, which takes an expression and returns samples, dicts of __key__ and bytes, or
+    READER is a function, module:function, which takes an expression and returns samples, dicts of __key__ and bytes; or
     a command, which gets the expression as its last argument and prints the samples as lines of JSON.
 
     Exit code 1: the reader lost or changed data without an error, crashed or hung.

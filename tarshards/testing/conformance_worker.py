@@ -1,8 +1,8 @@
-"""Read each of many expressions in a process of its own, and print what came of it, as lines of JSON.
+"""Read each of many expressions in a separate process, and print the outcomes as lines of JSON.
 
 ``python conformance_worker.py READER SECONDS`` takes an expression from each line of stdin, as JSON. READER is a
-function, ``module:function``, or a command, which gets the expression as its last argument. This file imports the
-standard library alone, so that the Python of any environment runs it.
+function, ``module:function``, or a command, which gets the expression as its last argument. This file imports only the
+standard library, so that the Python of any environment can run it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from importlib import import_module
 from typing import Any
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-CANNOT = os.EX_UNAVAILABLE  # the exit status of a reader for what it does not read at all, such as an expression
+CANNOT = os.EX_UNAVAILABLE  # the exit status of a reader that does not support the input, such as an expression
 ENDINGS = {0: "end", CANNOT: "cannot"}
 
 
 def plain(sample: Any) -> dict[str, Any]:
-    """Return a sample as JSON has it: fields are text with one character a byte, and other entries are left out."""
+    """Return a sample for JSON: each field as text with one character per byte, without other entries."""
     shown = {}
     for name, value in dict(sample).items():
         if name == "__key__":
@@ -38,7 +38,7 @@ def plain(sample: Any) -> dict[str, Any]:
 
 
 def read_by(function: Callable[[str], Iterable[Any]]) -> Callable[[str, int], int]:
-    """Return what writes a line to a descriptor for each sample of *function*, and returns the exit status."""
+    """Return a function that writes the samples of *function* to a descriptor as lines, and returns the exit status."""
 
     def read(expression: str, records: int) -> int:
         try:
@@ -64,7 +64,7 @@ def run_by(command: list[str]) -> Callable[[str, int], int]:
 
 
 def deliver(read: Callable[[str, int], int], expression: str, seconds: int) -> dict[str, Any]:
-    """Return the samples, the ending and the messages of *read* in a child process that lives for *seconds* at most."""
+    """Run *read* in a child process for *seconds* at most; return its samples, ending and messages."""
     with tempfile.TemporaryFile() as records, tempfile.TemporaryFile() as log:
         child = os.fork()
         if not child:
@@ -72,7 +72,7 @@ def deliver(read: Callable[[str, int], int], expression: str, seconds: int) -> d
             try:
                 os.setsid()
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(seconds)  # which remains when a command is executed
+                signal.alarm(seconds)  # remains in effect when a command is executed
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
@@ -82,7 +82,7 @@ def deliver(read: Callable[[str, int], int], expression: str, seconds: int) -> d
                 os._exit(status)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # its own children
+            os.killpg(child, signal.SIGKILL)  # its children too
         records.seek(0)
         log.seek(0)
         samples = [json.loads(line) for line in records if line.endswith(b"\n")]

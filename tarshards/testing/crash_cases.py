@@ -1,8 +1,8 @@
-"""What tarshards writes, as cases for ``check_writer``: ``python -m tarshards.testing.crash_cases``.
+"""The writers of tarshards as cases for ``check_writer``: ``python -m tarshards.testing.crash_cases``.
 
-Each case makes files in a folder, if there are earlier ones, and writes there; ``read`` is the same for all: each
-shard as a stream, by its index and by the checker, each manifest and the dataset as it says, and whatever else a
-writer leaves. Shards that are replaced are in part those of before: each of them is whole, or an error.
+Each case prepares a folder, with earlier files in some cases, and writes there. ``read`` is the same for all cases: it
+reads each shard as a stream, by its index and with the checker, each manifest and its dataset, and all other files of a
+writer. If a set is replaced, some shards may still be the earlier ones: each is whole, or an error.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from tarshards.write.map import map_shards
 from tarshards.write.reshard import reshard
 from tarshards.write.shards import ShardWriter, write_samples
 
-DERIVED = r"index|planned|columns|keys|shards\.json"  # the outputs that can be made again
-COUNT, EACH = 7, 3  # samples of a set, and of a shard
+DERIVED = r"index|planned|columns|keys|shards\.json"  # outputs that can be recreated
+COUNT, EACH = 7, 3  # samples in a set, and in a shard
 BLOCKS = [Block("http://any/0.tar", '"v1"', 3000, 1000 * number, 1000) for number in range(3)]
-FETCHED = bytes(1000)  # of a block that the cache does not have
-NAMES = ("first", "second", "third")  # of the samples in a journal
+FETCHED = bytes(1000)  # stands for a block that the cache does not have
+NAMES = ("first", "second", "third")  # names of the samples in a journal
 RESULT = SampleResult([{"__key__": "a", "txt": b"text" * 300}], None)
 
 
 def samples(version: int) -> Iterator[dict[str, Any]]:
-    """Yield the samples of one version of a set: other texts, some of other sizes."""
+    """Yield the samples of one version of a set: versions differ in texts and in some sizes."""
     for number in range(COUNT):
         yield {"__key__": f"{number:03d}", "txt": f"{version}{number}" * (50 + 100 * version * (number % 2))}
 
@@ -76,7 +76,7 @@ def write_shard(folder: Path) -> None:
 
 
 def write_stale_index(folder: Path) -> None:
-    """Replace a shard and keep its index, as programs do that know no indexes."""
+    """Replace a shard and keep its index, as programs do that do not know about indexes."""
     write_shard(folder)
     write_index(folder)
     with tempfile.TemporaryDirectory() as elsewhere:
@@ -98,7 +98,7 @@ def write_keys(folder: Path) -> None:
 
 
 def write_whole_set(folder: Path) -> None:
-    """Write a set with all that is derived from it."""
+    """Write a set with all files derived from it."""
     write_set(folder)
     write_keys(folder)
     if find_spec("pyarrow"):
@@ -148,7 +148,7 @@ def write_cache(folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return what the readers find in *folder*: the samples of each shard by each reader, and what is beside them."""
+    """Return what the readers find in *folder*: the samples of each shard by each reader, and the other files."""
     found: dict[str, Any] = {}
 
     def put(name: str, function: Callable[..., Any], *arguments: Any) -> None:
@@ -236,14 +236,14 @@ def part(manifest: Path, number: int) -> list[tuple[str, bytes]]:
 
 
 def by_key(manifest: Path, number: int) -> list[tuple[str, bytes]]:
-    """Return the samples of a shard by the keys that are to be in it."""
+    """Return the samples of a shard by the keys that it should contain."""
     shards = IndexedShards(str(manifest))
     keys = [f"{sample:03d}" for sample in range(COUNT)][number * EACH : (number + 1) * EACH]
     return [(key, shards[key]["txt"]) for key in keys]
 
 
 def journaled(folder: Path) -> dict[str, Any]:
-    """Return the records of a journal; a missing one is done again."""
+    """Return the records of a journal; a missing sample is run again."""
     try:
         journal = Journal(f"{folder}/state")
     except (TarshardsError, OSError) as error:
@@ -255,7 +255,7 @@ def journaled(folder: Path) -> dict[str, Any]:
 
 
 def cached(folder: Path) -> dict[str, bytes]:
-    """Return the blocks in a cache; a missing one is fetched."""
+    """Return the blocks in a cache; a missing block is fetched."""
     cache = BlockCache(f"{folder}/cache", 1 << 28)
     try:
         blocks = {f"block {block.offset}": bytes(cache.take(block, lambda: FETCHED)) for block in BLOCKS}
@@ -265,7 +265,7 @@ def cached(folder: Path) -> dict[str, bytes]:
 
 
 class CrashCase(NamedTuple):
-    """One of our writers; *prepare* makes the files before, *again* and *lasts* are those of ``check_writer``."""
+    """One of our writers; *prepare* makes the earlier files, *again* and *lasts* are as in ``check_writer``."""
 
     write: Callable[[Path], None]
     prepare: Callable[[Path], None] | None = None
@@ -304,7 +304,7 @@ def check_case(name: str, folder: Path, lost: int = 2) -> Crashes:
 
 
 def main() -> None:
-    """Check all cases, or those that are named, and print what was found as JSON."""
+    """Check all cases, or those named, and print the results as JSON."""
     from importlib import import_module
 
     found = {}

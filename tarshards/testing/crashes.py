@@ -1,10 +1,10 @@
-"""Every state in which a crash can leave the files of one write: recorded, enumerated, laid out and read.
+"""Record a write, enumerate every state in which a crash can leave its files, recreate each, and read it.
 
 The method is ALICE's (Pillai et al., OSDI 2014). The system calls of the write are recorded. A killed process leaves
-the files after some of them; the last one may have written a part of its bytes. A power loss may also lose any
-of them that no fsync has made to last: of a file for its bytes, of its folder for its name; and instead of bytes that
-are lost there may be zeros. ``check_writer`` builds all these states, with one or two changes lost, and reads each:
-what was written is whole, as it was before, absent, or an error, and never half.
+the files after some of these calls; the last call may have written only a part of its bytes. A power loss may also undo
+changes that no fsync has made durable: a file's bytes need an fsync of the file, its name an fsync of the folder; lost
+bytes may read as zeros. ``check_writer`` builds all these states, with one or two changes lost, and reads each: an
+output must be whole, as it was before, absent, or an error, but never incomplete without an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from tarshards.testing.system_calls import Change, Tree, read_tree, record, replay, write_tree
 
-TORN = 6  # parts of a write, at most, that a killed process may have written of it
+TORN = 6  # sizes to try, at most, for a write that a killed process carried out in part
 ABSENT = "absent"
 
 Writer = Callable[[Path], Any] | Sequence[str]
@@ -31,20 +31,20 @@ Reader = Callable[[Path], Mapping[str, Any]]
 
 
 class CrashState(NamedTuple):
-    """The files after a crash; *words* name the changes that were made, and those that were lost."""
+    """The files after a crash; *words* name the changes that were made, and those lost."""
 
     tree: Tree
     words: str
-    is_killed: bool  # all changes that came are there: a process was killed, the system went on
-    is_complete: bool  # all changes have come, though some may be lost: the write has returned
+    is_killed: bool  # no change is lost: a process was killed, but not the system
+    is_complete: bool  # all changes were made, though some may be lost: the write had returned
 
 
 @dataclass
 class Crashes:
     """The result of ``check_writer``: the *changes* of the write, and how its outputs were found in each of *states*.
 
-    *faults* are lines, each with the state that shows it: an output that is neither whole nor absent nor an error,
-    one that had been there and is gone, and one that is not there although the write had returned.
+    *faults* are lines, each with the state that shows it: an output that is neither whole nor absent nor an error, an
+    earlier output that is gone, and an output that is missing although the write had returned.
     """
 
     changes: list[Change]
@@ -69,17 +69,17 @@ def check_writer(
     derived: str = "",
     again: str = "",
 ) -> Crashes:
-    """Return what *read* finds of a write in *folder*, in every state in which a crash can leave it.
+    """Read the outputs of a write with *read* in every state in which a crash can leave *folder*; return the result.
 
     *write* is a command, run in *folder*, or a function at the top of a module, called with the folder in a new
-    process. The files in *folder* are those before it. *read* is called with copies of the folder and returns outputs
-    by name: any values that can be compared, or the exceptions of those that could not be read.
+    process. *folder* contains the files from before the write. *read* is called with copies of the folder, and returns
+    outputs by name: values that can be compared, or an exception for an output that cannot be read.
 
-    Up to *lost* changes are lost at a time. With *lasts*, no crash after the write's return may lose its outputs.
-    *derived* is a regular expression of the outputs that can be made again, such as indexes: they may be gone. *again*
-    is one of files: the function is called once more in each state that a killed process leaves, and must end with the
-    same files, and those that match with the same bytes. Needs strace; raises ValueError where nothing can be read
-    without a crash.
+    Up to *lost* changes are lost at a time. With *lasts*, no crash after the write has returned may lose its outputs.
+    *derived* is a regular expression for outputs that can be recreated, such as indexes: these may be gone. *again* is
+    a regular expression for files: the function is called again in each state that a killed process leaves, and must
+    leave the same files, with the same bytes in those that match. Needs strace; raises ValueError if nothing can be
+    read even without a crash.
     """
     before = read_tree(folder)
     changes = record(_command(write, folder), folder)
@@ -115,7 +115,7 @@ def _command(write: Writer, folder: str | os.PathLike[str]) -> list[str]:
 
 
 def _found(read: Reader, tree: Tree, copy: Path) -> dict[str, Any]:
-    """Return the outputs in *tree*, where nothing has crashed."""
+    """Return the outputs in *tree*, the state without a crash."""
     write_tree(tree, copy)
     found = dict(read(copy))
     _remove(copy)
@@ -123,7 +123,7 @@ def _found(read: Reader, tree: Tree, copy: Path) -> dict[str, Any]:
 
 
 def _again(write: Callable[[Path], Any], copy: Path, after: Tree, same: str) -> Iterator[str]:
-    """Write once more, and yield what then differs from *after*; only files that match *same* have the same bytes."""
+    """Write again, and yield what differs from *after*; only files that match *same* must have the same bytes."""
     try:
         write(copy)
     except Exception as error:
@@ -143,7 +143,7 @@ def _remove(folder: Path) -> None:
 
 @dataclass
 class _Judge:
-    """Compares what is found after a crash with what is *old*, from before the write, and *new*."""
+    """Compares the outputs after a crash with the *old* ones, from before the write, and the *new* ones."""
 
     read: Reader
     lasts: bool
@@ -152,7 +152,7 @@ class _Judge:
     new: dict[str, Any] = field(default_factory=dict)
 
     def faults(self, copy: Path, state: CrashState, counts: Counter[str]) -> Iterator[str]:
-        """Yield a line for each fault of the outputs in *copy*, and count how they are."""
+        """Yield a line for each fault of the outputs in *copy*, and count their conditions."""
         try:
             found = self.read(copy)
         except Exception as error:
@@ -190,7 +190,7 @@ def crash_states(before: Tree, changes: Sequence[Change], lost: int = 2) -> Iter
 
 
 def _variants(came: Sequence[Change], lost: int) -> Iterator[tuple[list[Change], str, int]]:
-    """Yield what remains of the changes that *came*, words for the missing ones, and their number."""
+    """Yield the changes that remain of those that *came*, a text that names the missing ones, and their number."""
     yield [*came], f", the last: {came[-1]}" if came else "", 0
     if came and came[-1].kind == "write":
         for size in _torn(len(came[-1].data)):
@@ -210,7 +210,7 @@ def _variants(came: Sequence[Change], lost: int) -> Iterator[tuple[list[Change],
 
 
 def _torn(size: int) -> Iterator[int]:
-    """Yield sizes of the part of a write that was carried out: all but the last byte, and some whole blocks."""
+    """Yield sizes for a write that was carried out in part: all but the last byte, and some whole blocks."""
     blocks = size // 512
     if size > 1:
         yield size - 1
@@ -222,7 +222,7 @@ def _zeroed(change: Change) -> Change:
 
 
 def _losable(came: Sequence[Change]) -> Iterator[int]:
-    """Yield the numbers of the changes that no sync has made durable; POSIX promises no more."""
+    """Yield the numbers of the changes that no sync has made durable, by the guarantees of POSIX."""
     files: set[int] = set()
     folders: set[str] = set()
     is_all = False

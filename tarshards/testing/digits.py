@@ -1,4 +1,4 @@
-"""``tarshards demo``: write handwritten digits to tar shards, train a classifier, check that no sample was lost."""
+"""``tarshards demo``: write handwritten digits to tar shards, train a classifier, check that no sample is missing."""
 
 from __future__ import annotations
 
@@ -138,11 +138,12 @@ def audit(ledger: Ledger, *, written: int, epochs: int) -> None:
 @tool()
 @click.option("--data", default="data/digits", metavar="FOLDER", help="Folder to write the shards to.")
 @click.option("--epochs", default=20, type=click.IntRange(min=1), metavar="N", help="Maximum number of epochs.")
-@click.option("--seed", default=0, metavar="N", help="Seed of everything random.")
+@click.option("--seed", default=0, metavar="N", help="Random seed.")
 def demo(data: str, epochs: int, seed: int) -> None:
     """Write handwritten digits to tar shards, and train on them up to 95 % accuracy on held-out shards.
 
-    The scans are part of scikit-learn; nothing is downloaded. Exit code 1: a sample was lost, or the goal was missed.
+    The scans are part of scikit-learn; nothing is downloaded. Exit code 1: a sample is missing, or the goal was not
+    reached.
     """
     with usage_errors():
         for module in ("sklearn", "torch"):

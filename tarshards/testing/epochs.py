@@ -1,4 +1,4 @@
-"""``check_epoch``: whether an epoch over all ranks is the dataset, in equal steps."""
+"""``check_epoch``: whether all ranks together deliver the dataset in an epoch, in equal steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_epoch(
 ) -> Checked:
     """Take a loader through three epochs in small worlds; raise LoaderFault at the first that is wrong.
 
-    Each epoch over all ranks has to deliver
+    In each epoch, all ranks together must deliver
 
     - every sample of ``expected(setup)`` (default: all), as often as ``tail=`` promises (lost, repeated);
     - in batches of at most the batch size, as many as ``len(loader)`` says, if it says so (length);
@@ -33,7 +33,7 @@ def check_epoch(
     - in the same order if another loader is made for the same setup, and for the changes that ``steady=`` names
       (reordered).
 
-    *setups* of all 1,872 are taken at equal distances (None: all). The other options are those of ``Tested``.
+    *setups* of all 1,872 setups are tested, evenly spaced (None: all). The other options are those of ``Tested``.
     """
     trial = Trial(Tested(make_loader, **options))
     known = sorted(small_setups(), key=lambda setup: (setup.total, len(setup.shards)))

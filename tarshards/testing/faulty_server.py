@@ -15,7 +15,7 @@ from socket import SO_LINGER, SOL_SOCKET
 
 @dataclass(frozen=True)
 class Answer:
-    """One response: its claims, the number of bytes after which it breaks off (*cut*), and how it ends."""
+    """One response: its headers, the number of bytes after which it breaks off (*cut*), and how it ends."""
 
     status: str = "200 OK"
     headers: tuple[tuple[str, str], ...] = ()
@@ -24,19 +24,19 @@ class Answer:
     body: bytes | None = None
     framing: str = "length"  # or "chunked", "none"
     ranges: bool = True
-    shift: int = 0  # added to the start that Content-Range claims
-    total: int = 0  # added to the size that it claims
-    most: int | None = None  # bytes of a range
+    shift: int = 0  # added to the start in Content-Range
+    total: int = 0  # added to the size in Content-Range
+    most: int | None = None  # bytes of a range, at most
     length: int = 0  # added to Content-Length
     pace: int = 1 << 30  # bytes sent at once
-    pause: float = 0.0  # seconds after each of these
+    pause: float = 0.0  # seconds after each of these sends
     cut: int | None = None
-    # "reset", "stall", "keep" to go on with the connection, "drop" to close it without a word, and "drain" to read what
-    # the request still sends, and forget it
+    # "reset", "stall", "keep" to continue on the connection, "drop" to close it without an answer, and "drain" to read
+    # the rest of the request and discard it
     end: str = "close"
-    raw: bytes | None = None  # sent as it is, instead of an answer
+    raw: bytes | None = None  # sent unchanged instead of an answer
     interim: bytes = b""  # sent before the request's body is read
-    taken: int | None = None  # how many bytes of the request's body are read before the answer; None: all
+    taken: int | None = None  # bytes of the request's body to read before the answer; None: all
 
     def build(self, body: bytes, start: int | None, stop: int | None = None) -> bytes:
         if self.raw is not None:
@@ -66,7 +66,7 @@ class Answer:
 
 @dataclass(repr=False)
 class Server:
-    """Gives *answers* in turn, then complete ones with *body*; `requests` has each method, path, headers and body."""
+    """Sends *answers* in turn, then complete ones with *body*; `requests` has each method, path, headers and body."""
 
     body: bytes = b""
     answers: list[Answer] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Server:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def play(self, *answers: Answer, body: bytes, default: Answer | None = None) -> str:
-        """Answer so from now on; return the URL."""
+        """Send these answers from now on; return the URL."""
         self.answers[:], self.body, self.default = answers, body, default or Answer()
         self.requests.clear()
         return f"{self.url}/shard.tar"
@@ -128,7 +128,7 @@ class _Handler(socketserver.StreamRequestHandler):
                 pass
         elif answer.end == "reset":
             self.request.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-            # Without the shutdown that the server would do first, closing sends a reset.
+            # Closing without the server's usual shutdown sends a reset.
             self.rfile.close()
             self.wfile.close()
             self.request.close()
@@ -141,12 +141,12 @@ class _Listener(socketserver.ThreadingTCPServer):
     script: Server
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that leaves is no error."""
+        """Ignore the error of a client that has disconnected."""
 
 
 @contextmanager
 def serving(script: Server | None = None, certificate: str | None = None) -> Iterator[Server]:
-    """Serve *script*; by TLS, if there is a file with a *certificate* and its key."""
+    """Serve *script*; over TLS if *certificate* names a file with a certificate and its key."""
     with _Listener(("127.0.0.1", 0), _Handler) as listener:
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

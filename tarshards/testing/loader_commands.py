@@ -19,7 +19,7 @@ from tarshards.testing.shuffle import DEGREES, check_shuffle
 
 
 class Names(click.ParamType):
-    """Some of the given names, joined by commas."""
+    """Some of a set of names, separated by commas."""
 
     name = "NAME,..."
 
@@ -51,21 +51,21 @@ class FunctionName(click.ParamType):
 
 
 def of_loader(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments and options of all these commands."""
+    """Add the arguments and options that these commands share."""
     for add in (
-        click.option("--limit", default=30.0, metavar="SECONDS", help="Seconds after which a run hangs."),
-        click.option("--processes", is_flag=True, help="Run each rank in a process of its own."),
+        click.option("--limit", default=30.0, metavar="SECONDS", help="Seconds after which a run is taken to hang."),
+        click.option("--processes", is_flag=True, help="Run each rank in a separate process."),
         click.option(
             "--steady",
             type=Names("workers", "batch_size"),
             default="",
-            help="What the order of samples does not depend on: workers, batch_size or both.",
+            help="Properties that do not affect the order of samples: workers, batch_size or both.",
         ),
         click.option(
             "--tail",
             type=click.Choice(["exact", "pad", "drop"]),
             default="exact",
-            help="Samples that do not divide: each comes once, some come twice, or some do not come.",
+            help="Samples that do not divide evenly: deliver each once, repeat some, or drop some.",
         ),
         click.option(
             "--read",
@@ -93,24 +93,24 @@ def conclude(check: Callable[..., Any], make_loader: Any, read: Any, **options: 
 
 
 @tool()
-@click.option("--chain", metavar="TEXT", help="Run only this chain, as a fault names it.")
+@click.option("--chain", metavar="TEXT", help="Run only this chain, as printed with a fault.")
 @seed_option
-@click.option("--chains", default=50, metavar="N", help="Random chains of larger worlds.")
-@click.option("--worlds", default=500, metavar="N", help="Small worlds, of 14,976.")
-@click.option("--times", default=2, metavar="N", help="Resumes in a row.")
+@click.option("--chains", default=50, metavar="N", help="Number of random chains of larger worlds.")
+@click.option("--worlds", default=500, metavar="N", help="Number of small worlds, of 14,976.")
+@click.option("--times", default=2, metavar="N", help="Number of consecutive resumes.")
 @click.option(
     "--changes",
     type=Names(*CHANGES),
     default=",".join(CHANGES),
     metavar="NAME,...",
-    help="What may differ after a resume.",
+    help="Properties that may differ after a resume.",
 )
 @of_loader
 def resume(chain: str | None, make_loader: Any, read: Any, **options: Any) -> None:
     """Stop a loader in small worlds at every batch, and resume it.
 
-    MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Exit code 1: the loader is wrong, and the least chain
-    that shows it is printed.
+    MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Exit code 1: the loader is wrong; the shortest chain
+    that shows the fault is printed.
     """
     if chain is None:
         conclude(check_resume, make_loader, read, **options)
@@ -122,10 +122,10 @@ def resume(chain: str | None, make_loader: Any, read: Any, **options: Any) -> No
 
 
 @tool()
-@click.option("--setups", default=500, metavar="N", help="Small setups, of 1,872.")
+@click.option("--setups", default=500, metavar="N", help="Number of small setups, of 1,872.")
 @of_loader
 def epoch(make_loader: Any, read: Any, **options: Any) -> None:
-    """Compare three epochs over all ranks with the dataset, and the steps of the ranks with each other.
+    """Compare three epochs of all ranks with the dataset, and the steps of the ranks with each other.
 
     MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Exit code 1: the loader is wrong.
     """
@@ -138,15 +138,15 @@ def epoch(make_loader: Any, read: Any, **options: Any) -> None:
     type=Names(*DEGREES),
     default=",".join(DEGREES),
     metavar="NAME,...",
-    help="What is promised to be random.",
+    help="Properties that are promised to be random.",
 )
 @click.option("--window", type=int, metavar="N", help="Samples that are mixed with each other.  [default: all]")
-@click.option("--seeds", default=150, metavar="N", help="Seeds to draw orders of.")
+@click.option("--seeds", default=150, metavar="N", help="Number of seeds.")
 @of_loader
 def shuffle(make_loader: Any, read: Any, **options: Any) -> None:
-    """Compare the orders of a loader with true permutations.
+    """Compare the orders of a loader with uniform random permutations.
 
-    MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Prints standard deviations from the expectation. Exit
-    code 1: the loader is less random than promised.
+    MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Prints how many standard deviations they are from the
+    expectation. Exit code 1: the loader is less random than promised.
     """
     conclude(check_shuffle, make_loader, read, **options)

@@ -1,4 +1,4 @@
-"""``check_resume``: whether a loader that is stopped anywhere goes on as if it had not been."""
+"""``check_resume``: whether a loader that is stopped at any batch resumes as if it had not been stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tarshards.testing.chains import Chain, Leg, LoaderFault, Trial, least
 from tarshards.testing.runs import Tested
 from tarshards.testing.setups import Setup, small_setups, spread
 
-#: What may differ after a resume, and the values that it takes.
+#: The properties that may differ after a resume, and the values that they take.
 CHANGES = {"ranks": (1, 2, 3), "workers": (0, 1, 2, 3), "batch_size": (1, 2, 3)}
 
 World = tuple[Setup, Setup]  #: before a resume, and after it
@@ -43,20 +43,20 @@ def check_resume(
     """Stop a loader in small worlds at every batch, and resume it; raise LoaderFault at the first that is wrong.
 
     A world is a dataset (up to 3 shards of up to 4 samples) with a setup before the resume (up to 3 ranks, 3 workers
-    and 3 samples in a batch) and one after it, which differs in nothing or in one of *changes*. A loader is stopped at
-    every batch of an epoch, before and after it, resumed, stopped again and resumed in the first setup, *times* in
-    all. Each resume has to deliver
+    and 3 samples in a batch) and one after it, which is equal or differs in one of *changes*. A loader is stopped at
+    every batch of an epoch, before and after it, resumed, then stopped again and resumed in the first setup: *times*
+    resumes in all. Each resume must deliver
 
-    - with those before it, every sample of the epoch as often as an epoch that is not stopped (lost, repeated);
-    - after that the next epoch (not after the last of several resumes); a pass without a batch may come between them;
-    - in an equal setup, the same batches in the same order; in another in the same order of samples, if the loader
+    - together with the runs before it, every sample of the epoch as often as an uninterrupted epoch (lost, repeated);
+    - then the next epoch (except after the last of several resumes); a pass without batches may come in between;
+    - in an equal setup, the same batches in the same order; in another setup, the same order of samples, if the loader
       promises that by ``steady=`` (reordered);
-    - without a hang, an error, or a refused state.
+    - all of it without a hang, an error or a refused state.
 
-    A loader is taken to depend on its setup and state alone: equal states in equal setups are resumed once.
+    A loader is assumed to depend only on its setup and state: equal states in equal setups are resumed once.
 
-    *worlds* of all 14,976 are taken at equal distances (None: all), or those given; then *chains* random chains of
-    larger worlds, drawn by *seed*. The fault that is raised has the least chain that was found to show it. The other
+    *worlds* of all 14,976 worlds are tested, evenly spaced (None: all), or the given ones; then *chains* random chains
+    of larger worlds, drawn by *seed*. The fault that is raised has the shortest chain found that shows it. The other
     options are those of ``Tested``.
     """
     if wrong := set(changes) - set(CHANGES):
@@ -83,9 +83,9 @@ def check_chain(make_loader: Callable[[Setup], Any], chain: Chain | str, **optio
 
 
 def small_worlds(count: int | None = None, changes: Sequence[str] = tuple(CHANGES)) -> list[World]:
-    """Return *count* of the small worlds (None: all), the least first.
+    """Return *count* of the small worlds (None: all), the smallest first.
 
-    Each small setup makes one with itself, and one with each setup that differs in one of *changes*.
+    Each small setup is paired with itself, and with each setup that differs in one of *changes*.
     """
     worlds = []
     for setup in small_setups():
@@ -98,7 +98,7 @@ def small_worlds(count: int | None = None, changes: Sequence[str] = tuple(CHANGE
 
 
 def each_world(count: int = 500, changes: Sequence[str] = tuple(CHANGES)) -> Any:
-    """Return a mark of pytest, which gives a test its parameter *world*: ``check_resume(..., worlds=[world])``."""
+    """Return a pytest mark that parametrizes a test with *world*, for ``check_resume(..., worlds=[world])``."""
     import pytest
 
     worlds = small_worlds(count, changes)
@@ -107,7 +107,7 @@ def each_world(count: int = 500, changes: Sequence[str] = tuple(CHANGES)) -> Any
 
 
 def explore(trial: Trial, before: Setup, after: Setup, times: int = 2) -> None:
-    """Stop at every batch of the first epoch, before and after it, and resume; then again from there."""
+    """Stop at every batch of the first epoch, before and after it, and resume; repeat this from each resume."""
 
     def go_on(chain: Chain, leg: Leg, left: int) -> None:
         setup = after if len(chain.setups) % 2 else before

@@ -1,4 +1,4 @@
-"""One rank's run of a loader, here or in a process of its own: what each pass delivered, and the state at each stop."""
+"""One rank's run of a loader, here or in a separate process: the batches of each pass, and the state at each stop."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from tarshards.testing.setups import Setup, numbers_of
 Stop = tuple[int, int]  #: whole passes, and batches of the next one
 Batch = tuple[int, ...]  #: the numbers of its samples
 
-#: The rank as launchers tell it to a process.
+#: The environment variables by which launchers pass the rank to a process.
 VARIABLES = {"RANK": "rank", "LOCAL_RANK": "rank", "WORLD_SIZE": "ranks", "LOCAL_WORLD_SIZE": "ranks"}
-MASTER = "127.0.0.1"  #: the address at which processes of ranks meet
-#: Batches of a pass beyond those that there can be, after which it is taken to have no end.
+MASTER = "127.0.0.1"  #: the address at which the processes of ranks find each other
+#: A pass with this many batches more than possible is taken to be endless.
 ENDLESS = 16
 
 
 @dataclass
 class Run:
-    """What a loader delivered to a rank: the batches of each pass, and its pickled state at each stop.
+    """The output of a loader for a rank: the batches of each pass, and its pickled state at each stop.
 
-    *ending* says what ended the run early, and *words* more about it: "refused" a state, "raised" an error, "hung", or
-    "endless".
+    *ending* says why the run ended early ("refused" a state, "raised" an error, "hung", or "endless"), *words* give
+    details.
     """
 
     passes: list[list[Batch]] = field(default_factory=list)
     states: dict[Stop, bytes] = field(default_factory=dict)
-    lengths: list[int] = field(default_factory=list)  #: len(loader) before each pass, of a loader that has it
+    lengths: list[int] = field(default_factory=list)  #: len(loader) before each pass, if the loader has a length
     ending: str = ""
     words: str = ""
 
@@ -52,7 +52,7 @@ class Run:
 
 
 class _LateError(BaseException):
-    """A run has taken longer than its limit; not an Exception, which a loader would handle."""
+    """A run has exceeded its time limit; not an Exception, since a loader might catch that."""
 
 
 def less_than_ranks(setup: Setup) -> int:
@@ -60,27 +60,27 @@ def less_than_ranks(setup: Setup) -> int:
 
 
 def own_states(states: list[Any], ranks: int) -> list[Any]:
-    """Give each rank its own state, and a rank that is new that of rank 0."""
+    """Return for each rank its own state, for a new rank that of rank 0."""
     return [states[rank if rank < len(states) else 0] for rank in range(ranks)]
 
 
 @dataclass(frozen=True)
 class Tested:
-    """A loader that is tested.
+    """A loader under test.
 
     ``make_loader(setup)`` returns a new loader for a ``Setup``: each iteration over it is an epoch, and its
     ``state_dict()`` is loaded into another by ``load_state_dict(state)``.
 
     - *read* returns the numbers of the samples in a batch (default: ``numbers_of``).
-    - *tail* says what the loader promises about samples that do not divide evenly: "exact" delivers each once, "pad"
-      repeats some and "drop" leaves some out so that all ranks take the same steps; at most *extra(setup)* of them in
-      an epoch (default: one less than the ranks).
-    - *steady* names what the order of a rank's samples does not depend on: of "workers" and "batch_size".
+    - *tail* says how the loader treats samples that do not divide evenly: "exact" delivers each once; "pad" repeats
+      some and "drop" leaves some out, so that all ranks take the same number of steps. These are at most *extra(setup)*
+      samples in an epoch (default: one less than the number of ranks).
+    - *steady* names the properties that do not affect the order of a rank's samples: "workers", "batch_size" or both.
     - *states_for(states, ranks)* returns the states to load on *ranks* ranks, given those of all ranks before (default:
-      each rank loads its own, and a rank that is new that of rank 0).
-    - *processes*: run each rank in a process of its own, all at the same time, started as ``multiprocessing`` starts
-      processes here, with MASTER_ADDR and MASTER_PORT. Otherwise ranks run one after the other in this process. Both
-      set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE.
+      each rank loads its own, a new rank that of rank 0).
+    - *processes*: run all ranks at the same time, each in a separate process, with MASTER_ADDR and MASTER_PORT and the
+      default start method of ``multiprocessing``. Otherwise ranks run one after the other in this process. Both set
+      RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE.
     - *limit*: the seconds after which a run is taken to hang.
     """
 
@@ -105,11 +105,11 @@ class Tested:
         return changed <= set(self.steady)
 
     def amiss(self, due: Counter[int], came: Counter[int], setup: Setup) -> tuple[str, tuple[int, ...]] | None:
-        """Return which samples of an epoch are "lost" or "repeated" against the promise, or None."""
+        """Return the samples of an epoch that are "lost" or "repeated" contrary to the promise, or None."""
         lost, repeated = due - came, came - due
-        if self.tail == "pad":  # the repeats that are due may be of other samples
+        if self.tail == "pad":  # other samples may be repeated than in the epoch to compare with
             lost = Counter({sample: times for sample, times in lost.items() if not came[sample]})
-        if self.tail == "drop":  # what is due lacks samples, which may come
+        if self.tail == "drop":  # samples that are dropped in the epoch to compare with may come
             repeated = Counter({sample: times for sample, times in repeated.items() if due[sample]})
         for kind, found, tail in ("lost", lost, "drop"), ("repeated", repeated, "pad"):
             if found.total() > (self.extra(setup) if self.tail == tail else 0):
@@ -181,7 +181,7 @@ class Tested:
 
 
 def free_port() -> int:
-    """Return a port at which the ranks of a world can meet."""
+    """Return a free port for the communication of a world's ranks."""
     with socket.socket() as server:
         server.bind((MASTER, 0))
         port: int = server.getsockname()[1]
@@ -189,14 +189,14 @@ def free_port() -> int:
 
 
 def _send(tested: Tested, sender: Any, setup: Setup, passes: int, state: Any, port: int) -> None:
-    """Run one rank, as the main function of its process."""
+    """Run one rank; the main function of its process."""
     os.environ |= {"MASTER_ADDR": MASTER, "MASTER_PORT": str(port)}
     sender.send(tested.in_rank(setup, passes, state))
     sender.close()
 
 
 def _length(loader: Any) -> int:
-    """The loader's length, or -1 of one that says it has none."""
+    """The loader's length, or -1 if it has none."""
     try:
         return len(loader)
     except TypeError:

@@ -1,4 +1,4 @@
-"""A small dataset, and what a loader over it is made for: a rank, its workers, the size of its batches."""
+"""A small dataset, and the setup of a loader over it: a rank, its workers, the size of its batches."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from itertools import combinations_with_replacement, product
 from pathlib import Path
 from typing import Any
 
-#: Names of the entry of a sample that has its number, in the order in which they are looked for.
+#: Names of the entry that contains a sample's number, in the order in which they are tried.
 ENTRIES = ("number", "cls", "label", "y", "id", "__key__")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a loader is made for.
+    """The setup that a loader is made for.
 
-    *shards* are the numbers of samples of the shards; the samples of all shards are numbered from 0. A loader gives
+    *shards* are the numbers of samples in the shards; samples are numbered from 0 over all shards. A loader delivers to
     rank *rank* of *ranks* its batches of *batch_size* samples, made by *workers* processes or threads (0: the caller),
-    in an order that follows from *seed* and the epoch.
+    in an order determined by *seed* and the epoch.
 
     >>> Setup((2, 1)).numbers
     [[0, 1], [2]]
@@ -45,7 +45,7 @@ class Setup:
         return sum(self.shards)
 
     def with_entry(self, name: str, value: int) -> Setup:
-        """The same setup but for one entry."""
+        """Return the same setup with one entry replaced."""
         changed: dict[str, Any] = {name: value}
         return replace(self, **changed)
 
@@ -54,9 +54,9 @@ class Setup:
 
 
 def small_setups(shards: int = 3, samples: int = 4, ranks: int = 3, workers: int = 3, size: int = 3) -> Iterator[Setup]:
-    """Yield every setup up to these numbers of shards, samples in a shard, ranks, workers and samples in a batch.
+    """Yield every setup with at most these numbers of shards, samples per shard, ranks, workers and samples per batch.
 
-    Shards that differ only in their order are one setup, with the larger ones first.
+    Of setups that differ only in the order of shards, only the one with the larger shards first is included.
     """
     for count in range(1, shards + 1):
         for sizes in combinations_with_replacement(range(samples, -1, -1), count):
@@ -66,7 +66,7 @@ def small_setups(shards: int = 3, samples: int = 4, ranks: int = 3, workers: int
 
 
 def spread(items: list[Any], count: int) -> list[Any]:
-    """Return *count* of *items*, at equal distances.
+    """Return *count* of *items*, evenly spaced.
 
     >>> spread(list(range(10)), 3)
     [0, 3, 6]
@@ -78,7 +78,7 @@ def spread(items: list[Any], count: int) -> list[Any]:
 def numbers_of(batch: Any) -> list[int]:
     """Return the numbers of the samples in a batch: whole numbers, digits, or arrays and collections of them.
 
-    Of a mapping the entry "number" counts, or else "cls", "label", "y", "id" or the "__key__", or its only entry.
+    In a mapping, this is the entry "number", else "cls", "label", "y", "id" or "__key__", else its only entry.
 
     >>> numbers_of({"__key__": ["000001", "000002"], "jpg": [b"", b""]})
     [1, 2]
@@ -106,6 +106,7 @@ def write_shards(folder: str | Path, shards: Iterable[int], *, index: bool = Tru
     Each sample has its number as key and in the field "cls".
     """
     from tarshards.index.build import build_index
+    from tarshards.storage.location import Location
     from tarshards.write.shards import TarWriter
 
     numbers = Setup(tuple(shards)).numbers
@@ -120,9 +121,9 @@ def write_shards(folder: str | Path, shards: Iterable[int], *, index: bool = Tru
                 for number in own:
                     writer.write({"__key__": f"{number:06d}", "cls": number})
             if index:
-                build_index(url).save(url, sync=False)
+                build_index(url).save(Location.of(url, sync=False))
         try:
             part.rename(below)
-        except OSError:  # another process was first
+        except OSError:  # another process has made it first
             shutil.rmtree(part)
     return [str(below / name) for name in names]

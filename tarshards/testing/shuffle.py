@@ -14,9 +14,9 @@ from tarshards.testing.setups import Setup
 
 DEGREES = ("seeds", "epochs", "shards", "samples", "windows", "workers")
 SHARDS = (6, 6, 6, 6)
-#: Ranks and workers.
+#: Pairs of ranks and workers.
 TOPOLOGIES = ((1, 0), (1, 2), (2, 0))
-#: Standard deviations: a uniform order is farther off once in 1e9 times.
+#: Standard deviations that a uniform order exceeds once in 1e9 times.
 FAR = 6.0
 
 Order = list[int]
@@ -31,20 +31,19 @@ def check_shuffle(
     seeds: int = 150,
     **options: Any,
 ) -> dict[str, float]:
-    """Compare the orders of a loader with true permutations; raise LoaderFault if they are not as random as promised.
+    """Compare a loader's orders with uniform permutations; raise LoaderFault if they are less random than promised.
 
-    Two epochs of four shards of six samples are delivered for each of so many *seeds*: by one rank, by one with two
-    workers, and by two ranks. Of the *degrees*
+    For each of this many *seeds*, two epochs of four shards of six samples are delivered: by one rank, by one rank with
+    two workers, and by two ranks. The *degrees* of randomness are
 
-    - "seeds", "epochs": an order is independent of that of another seed, and of the epoch before it, and never the
-      same;
+    - "seeds", "epochs": the order is independent of that of another seed, or of the previous epoch, and never equal;
     - "shards": the shards come in any order; "samples": the samples of a shard come in any order;
-    - "windows": a sample comes anywhere in the epoch; with *window* the samples move by at least a sixth of so many on
-      average, from where they are if the shards are read one after the other in their order;
-    - "workers": the orders of the samples of two shards, which other workers or ranks may read, are independent.
+    - "windows": a sample comes anywhere in the epoch; with *window*, samples move by at least a sixth of the window on
+      average, compared with reading the shards in order;
+    - "workers": the orders of samples within two shards, which different workers or ranks may read, are independent.
 
-    Returns by how many standard deviations each degree is from its expectation, at most. The kind of a fault is the
-    degree. The other options are those of ``Tested``.
+    Returns for each degree its largest deviation from the expectation, in standard deviations. The kind of a fault is
+    the degree. The other options are those of ``Tested``.
     """
     if wrong := set(degrees) - set(DEGREES):
         raise ValueError(f"degrees are of {', '.join(DEGREES)}, not {', '.join(sorted(wrong))}")
@@ -65,7 +64,7 @@ def check_shuffle(
 
 
 def _orders(tested: Tested, setup: Setup) -> list[Order]:
-    """The samples of two epochs in their order; of several ranks in turn."""
+    """The samples of two epochs in their order; several ranks take turns."""
     leg = Leg(setup, tested.run(setup, 2))
     check_ends(leg, Chain((setup,)))
     turns = [zip_longest(*(run.samples(number) for run in leg.runs)) for number in range(2)]
@@ -77,7 +76,7 @@ def _orders(tested: Tested, setup: Setup) -> list[Order]:
 
 
 def _check_repeats(setups: list[Setup], orders: list[list[Order]], degrees: Sequence[str]) -> None:
-    """Raise LoaderFault if epochs have the order of others, or seeds that of others."""
+    """Raise LoaderFault if two epochs, or two seeds, have the same order."""
     same = [setup for setup, (first, second) in zip(setups, orders) if first == second]
     if "epochs" in degrees and len(same) > len(setups) / 10:
         raise LoaderFault("epochs", f"two have one order, for {len(same)} of {len(setups)} seeds", Chain((same[0],)))
@@ -91,7 +90,7 @@ def _check_repeats(setups: list[Setup], orders: list[list[Order]], degrees: Sequ
 
 
 def _distance(degree: str, orders: list[list[Order]], window: int | None, is_within: bool) -> float:
-    """How far a degree is from uniform, in standard deviations."""
+    """Return how far a degree is from uniform, in standard deviations."""
     epochs = [order for both in orders for order in both]
     within = _positions_in_shards if is_within else _positions_of_shards
     if degree == "epochs":
@@ -112,7 +111,7 @@ def _distance(degree: str, orders: list[list[Order]], window: int | None, is_wit
 
 
 def excess(permutations: Iterable[Permutation]) -> float:
-    """By how many standard deviations a chi-squared test finds permutations of one size not uniform.
+    """Return how far permutations of one size are from uniform by a chi-squared test, in standard deviations.
 
     >>> excess([(0, 1), (1, 0)] * 50) < 0 < 6 < excess([(0, 1)] * 100)
     True
@@ -122,7 +121,7 @@ def excess(permutations: Iterable[Permutation]) -> float:
     times = Counter((i, value) for permutation in every for i, value in enumerate(permutation))
     due, freedom = len(every) / size, (size - 1) ** 2
     statistic = sum((times[i, j] - due) ** 2 / due for i in range(size) for j in range(size)) * (size - 1) / size
-    spread = 2 / (9 * freedom)  # of the statistic's cube root, which is about normal (Wilson and Hilferty)
+    spread = 2 / (9 * freedom)  # variance of the statistic's cube root, which is about normal (Wilson and Hilferty)
     return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
 
 
@@ -135,7 +134,7 @@ def _inverse(order: Sequence[int]) -> list[int]:
 
 
 def _from_to(one: Permutation, other: Permutation) -> list[int]:
-    """The permutation that leads from the positions in one order to those in the other."""
+    """The permutation from positions in one order to positions in the other."""
     return [other[number] for number in _inverse(one)]
 
 
@@ -147,13 +146,13 @@ def _positions_of_shards(order: Order) -> list[Permutation]:
 
 
 def _positions_in_shards(order: Order) -> list[Permutation]:
-    """For each shard the position of each of its samples among them."""
+    """For each shard, the order of its samples: the rank of each among the samples of the shard."""
     positions = _inverse(order)
     return [_inverse(sorted(range(len(own)), key=lambda i: positions[own[i]])) for own in Setup(SHARDS).numbers]
 
 
 def _moves(order: Order) -> list[tuple[int, int]]:
-    """For each sample its position, and the one it would have if the shards were read one after the other."""
+    """For each sample, its position, and its position if the shards were read in order."""
     (of_shards,) = _positions_of_shards(order)
     due = sorted(range(len(order)), key=lambda number: (of_shards[number // SHARDS[0]], number))
     return list(zip(_inverse(order), _inverse(due)))

@@ -1,7 +1,7 @@
-"""The changes that a command makes to the files of a folder, in order, as strace sees its system calls.
+"""The changes that a command makes to the files of a folder, in order, from its system calls recorded by strace.
 
-``record`` runs the command. What it returns replays to the files that the command left, byte for byte, or it raises.
-Not seen: writes through a mapping and symbolic links, which change the files all the same, so they raise too.
+``record`` runs the command, and verifies that its result replays to the files that the command left, byte for byte.
+strace does not show writes through a mapping, and symbolic links are not recorded; both raise an error.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 @dataclass(frozen=True)
 class Change:
-    """One change of the files: *name* and *target* are below the folder, *file* is the number of a file.
+    """One change: *name* and *target* are paths below the folder, *file* is the number of a file.
 
-    The files that were there first are numbered in the order of their names, the others as they are created. A name
-    may change, the number does not. Folders have no number; a *sync* without a name is of everything.
+    Files that existed before are numbered in the order of their names, then new ones as they are created. A rename
+    keeps the number. Folders have no number; a *sync* without a name covers all files.
     """
 
     kind: Literal["create", "write", "resize", "link", "unlink", "rename", "mkdir", "rmdir", "sync"]
@@ -78,7 +78,7 @@ def write_tree(tree: Mapping[str, bytes | None], folder: str | os.PathLike[str])
 
 
 def replay(before: Mapping[str, bytes | None], changes: Iterable[Change]) -> Tree:
-    """Return the files after these changes of *before*; files in folders that were not made are left out.
+    """Return the files after applying these changes to *before*; files in folders that do not exist are left out.
 
     >>> replay({"a": b"old"}, [Change("write", "a", 0, data=b"new!"), Change("rename", "a", 0, target="b")])
     {'b': b'new!'}
@@ -117,7 +117,7 @@ def files_of(tree: Mapping[str, bytes | None]) -> list[tuple[str, bytes]]:
 
 
 def rename(files: dict[str, int], folders: set[str], change: Change) -> None:
-    """Apply a *change* of names to those of *files*, with their numbers, and of *folders*."""
+    """Apply a *change* of names to *files*, numbers by name, and to *folders*."""
     if change.kind == "mkdir":
         folders.add(change.name)
     elif change.kind == "rmdir":
@@ -130,7 +130,7 @@ def rename(files: dict[str, int], folders: set[str], change: Change) -> None:
     elif change.kind == "link":
         assert change.file is not None
         files[change.target] = change.file
-    elif change.kind == "rename" and change.file is not None:  # even where the name that it had is lost
+    elif change.kind == "rename" and change.file is not None:  # even if the change that gave it its name is lost
         files.pop(change.name, None)
         files[change.target] = change.file
     elif change.kind == "rename":
@@ -147,10 +147,10 @@ def _is_in(name: str, folders: set[str]) -> bool:
 
 
 def record(command: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[str]) -> list[Change]:
-    """Run *command* in *folder*; return how it changed what is below.
+    """Run *command* in *folder*; return the changes of the files in it.
 
-    Raises FileNotFoundError without strace, CalledProcessError if the command fails, and ValueError if the changes do
-    not give the files that it left. Writes that follow each other in a file are one.
+    Consecutive writes to a file are joined. Raises FileNotFoundError without strace, CalledProcessError if the command
+    fails, and ValueError if the changes do not reproduce the files that it left.
     """
     if shutil.which("strace") is None:
         raise FileNotFoundError("strace is not installed; on Debian: apt-get install strace")
@@ -171,7 +171,7 @@ def record(command: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[
 
 
 def joined(changes: Iterable[Change]) -> list[Change]:
-    """Return *changes* with writes that follow each other in a file as one."""
+    """Return *changes* with consecutive writes to a file joined."""
     found: list[Change] = []
     for change in changes:
         last = found[-1] if found else None
@@ -185,7 +185,7 @@ def joined(changes: Iterable[Change]) -> list[Change]:
 
 @dataclass
 class _Open:
-    """An open file or folder: descriptors that were duplicated, or inherited, share it and its *offset*."""
+    """An open file or folder; duplicated and inherited descriptors share it and its *offset*."""
 
     path: str
     file: int | None
@@ -195,14 +195,14 @@ class _Open:
 
 @dataclass
 class _Traced:
-    """The descriptors and the working directory of a process, which its threads share."""
+    """The descriptors and the working directory of a process; its threads share them."""
 
     folder: str
     opened: dict[int, _Open] = field(default_factory=dict)
 
 
 class _Recording:
-    """The changes that lines of strace tell about the files below *root*."""
+    """The changes of the files below *root*, from the lines of strace."""
 
     def __init__(self, root: str, before: Tree):
         self.root, self.changes, self._before = root, list[Change](), before
@@ -210,10 +210,10 @@ class _Recording:
         self._folders = {name for name, content in before.items() if content is None}
         self._sizes = {number: len(content) for number, (_, content) in enumerate(files_of(before))}
         self._processes: dict[str, _Traced] = {}
-        self._begun: dict[str, str] = {}  # calls, by process
+        self._begun: dict[str, str] = {}  # unfinished calls by process
 
     def read(self, lines: Iterable[str]) -> None:
-        """Take the lines of a log."""
+        """Process the lines of a log."""
         for line in lines:
             if begun := UNFINISHED.match(line):
                 self._begun[begun["process"]] = begun["begun"]
@@ -229,7 +229,7 @@ class _Recording:
     def _process(self, number: str) -> _Traced:
         if number not in self._processes:
             parents = [begun for begun in self._begun.items() if begun[1].startswith(("clone", "fork", "vfork"))]
-            if parents:  # it runs before the call that made it has returned
+            if parents:  # a child may run before the call that created it has returned
                 self._born(self._process(parents[-1][0]), parents[-1][1], number)
             else:
                 self._processes[number] = _Traced(self.root)
@@ -278,7 +278,7 @@ class _Recording:
             self._rename(process, call, plain, texts)
 
     def _path(self, process: _Traced, call: str, plain: str, name: bytes, argument: int = 0) -> str:
-        """Return the path of a *name* that may be relative to the folder in this *argument*."""
+        """Return the path of *name*, which may be relative to the folder given by this *argument*."""
         folder = process.folder
         if call.endswith(("at", "at2")):
             number = plain.split(", ")[argument]
@@ -288,7 +288,7 @@ class _Recording:
         return os.path.normpath(os.path.join(folder, os.fsdecode(name)))
 
     def _name(self, path: str) -> str | None:
-        """Return a path below the root relative to it; "." is the root, None a path elsewhere."""
+        """Return a path relative to the root: "." for the root itself, None for a path outside it."""
         if path == self.root:
             return "."
         return path[len(self.root) + 1 :] if path.startswith(f"{self.root}/") else None
@@ -313,7 +313,7 @@ class _Recording:
         self.changes.append(change)
 
     def _now(self, opened: _Open) -> str:
-        """Return the present name of an open file; that by which it was opened, if it has none."""
+        """Return the current name of an open file, or if it has none, the name by which it was opened."""
         names = (name for name, file in self._files.items() if file == opened.file)
         return next(names, self._name(opened.path) or "")
 
@@ -331,7 +331,7 @@ class _Recording:
         if opened.file is None:
             return
         size = numbers[-1]
-        if call == "fallocate":  # from an offset, this number of bytes
+        if call == "fallocate":  # this number of bytes, starting at the offset
             size = max(self._sizes[opened.file], sum(numbers[-2:]))
             if "KEEP_SIZE" in plain:
                 return
@@ -347,7 +347,7 @@ class _Recording:
             self.changes.append(Change("sync", name))
 
     def _copy(self, process: _Traced, target: int | None, source: int | None, plain: str, count: int) -> None:
-        """Take what the system copied from one file to another; a file elsewhere must still be there."""
+        """Record a copy by the system from one file to another; a source outside the root must still exist."""
         opened, origin = process.opened.get(target or 0), process.opened.get(source or 0)
         if opened is None or opened.file is None or origin is None or not count:
             return
@@ -381,6 +381,6 @@ class _Recording:
 
 
 def _offset(call: str, plain: str) -> int:
-    """Return the offset that a positioned write names."""
+    """Return the offset of a positioned write."""
     arguments = plain.split(", ")
     return int(arguments[-2] if call == "pwritev2" else arguments[-1])

@@ -12,9 +12,9 @@ from typing import Any
 
 from tarshards.testing.faulty_server import Answer, Server
 
-#: What passes: a client that tries again, and resumes where it was, gets the right bytes.
+#: Transient faults: a client that retries, and resumes at the right byte, gets the right bytes.
 PASSING = ("reset", "reset", "close", "close", "status", "status", "drop", "short", "slow", "stall", "redirect")
-#: What does not pass, or gives other bytes: a client must notice.
+#: Faults that persist, or deliver wrong bytes: a client must detect them.
 WRONG = ("shift", "total", "longer", "shorter", "unnamed", "encoded", "whole", "changed", "resized", "gone", "page")
 
 STATUSES = (
@@ -26,18 +26,19 @@ STATUSES = (
     "504 Gateway Timeout",
 )
 DATES = tuple(f"Sat, 21 Nov 2026 0{hour}:00:00 GMT" for hour in range(3))
-BUCKET = "/bucket"  # may be before the path, as S3's path-style URLs have it
-AGAIN = "/again"  # before the path of what a redirect leads to
-IN_A_ROW = 2  # faults at one offset of a file, at most
-STALLS = 1  # in a schedule, at most: each costs a time-out
+BUCKET = "/bucket"  # may precede the path, as in S3's path-style URLs
+AGAIN = "/again"  # precedes the path of a redirect's target
+IN_A_ROW = 2  # consecutive faults at one offset of a file, at most
+STALLS = 1  # stalls in a schedule, at most: each costs a timeout
 
 
 @dataclass(repr=False)
 class UnreliableSite(Server):
-    """Serves *files*, each in three versions: as it is, changed, and of another size.
+    """Serves *files*, each in three versions: unchanged, changed, and of another size.
 
-    Every choice is drawn from the seed, the request's method, path and offset, and how often it came before. *kinds*
-    are those of the faults, *rate* is the share of faulty answers. What clients PUT is in `stored`.
+    Every choice is drawn from the seed, the request's method, path and offset, and the number of earlier equal
+    requests. *kinds* are the kinds of faults, *rate* is the fraction of faulty answers. `stored` has the bodies of PUT
+    requests.
     """
 
     files: dict[str, tuple[bytes, bytes, bytes]] = field(default_factory=dict)
@@ -134,5 +135,5 @@ class UnreliableSite(Server):
             "drop": Answer("201 Created", body=b"", end="drop"),
         }
         if len(body) == size and kind not in ("status", "redirect"):
-            self.stored[name] = body  # and its answer may be lost
+            self.stored[name] = body  # the answer may be lost
         return answers.get(kind, Answer("201 Created", body=b"", end="keep")), b""

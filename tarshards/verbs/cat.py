@@ -11,9 +11,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tarshards.errors import TarshardsError
+from tarshards.samples.grouping import read_shard
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.manifest import Shard, Shards
 

@@ -14,10 +14,10 @@ from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.codecs.basic import decode_text
 from tarshards.samples.fields import find_field
+from tarshards.samples.grouping import read_shard
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.lines import lacking_keys
-from tarshards.samples.read import read_shard
 from tarshards.storage.derived import COLUMNS
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location

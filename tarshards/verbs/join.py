@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.samples.fields import origin_of
+from tarshards.samples.grouping import read_shard
 from tarshards.samples.keys import Sample, is_reserved, no_partner
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.samples.read import read_shard
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.expressions import Shard, expand_shards, spec_name
 from tarshards.verbs.sort import GIB, merge_sort

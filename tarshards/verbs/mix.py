@@ -11,10 +11,10 @@ from typing import Any
 
 from tarshards.epoch.proportions import Mixture, Quotas, Until, check_until
 from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
+from tarshards.samples.grouping import read_shard
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.lines import located
-from tarshards.samples.read import read_shard
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
 from tarshards.stream.interleave import MixedStream, interleave

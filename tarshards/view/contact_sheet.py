@@ -21,7 +21,7 @@ def write_contact_sheet(samples: Iterable[Sample], target: str | Location, *, ti
     """Write *samples* to *target*, a path or URL, as one HTML page; return their number.
 
     The page has thumbnails of images and the first bytes of other fields. It runs only its own script, and loads
-    nothing else. The file appears under its name once it is complete.
+    nothing else. The file appears under its name when it is complete.
     """
     count = 0
     begin, end = whole_page(title, {"transport": "embedded", "name": title})

@@ -1,4 +1,4 @@
-"""The batches of an epoch as one rank of a training run gets them, without reading the others."""
+"""The batches of an epoch as one rank of a training run receives them, without reading the others."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NO_STATE = "not the state of a loader, which has digest, position and lanes"
 
 
 class EpochBatches:
-    """Finds the samples of batch g of a rank: those that ``ShardLoader`` gives it, before any op of its stream.
+    """Finds the samples that ``ShardLoader`` puts into batch g of a rank, before any op of its stream.
 
-    An epoch is described by a JSON object with keys of DEFAULTS. Its *state* is a ``state_dict()`` or contains one;
-    batches are then counted from that state.
+    A JSON object with keys of DEFAULTS describes the epoch. Its *state* is a ``state_dict()`` or contains one; batches
+    are then counted from that state.
     """
 
     def __init__(self, viewed: ViewedShards):
@@ -31,7 +31,7 @@ class EpochBatches:
         self._last: tuple[Any, BatchMaker] | None = None
 
     def find(self, epoch: str, step: str) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the numbers of the samples of batch *step*, and how many batches the rank has.
+        """Return the numbers of the samples in batch *step*, and the number of batches of the rank.
 
         Raises ValueError for malformed parameters, StateError for the state of another dataset, and IndexError if
         there is no such batch.
@@ -72,10 +72,10 @@ class EpochBatches:
 
 
 def read_state(data: bytes) -> dict[str, Any]:
-    """Return the state of a loader in a file, JSON or a checkpoint of torch; no code in it is run.
+    """Return the state of a loader in a file, JSON or a torch checkpoint; never runs code from the file.
 
-    Raises StateError if there is none, and DecodeError for a damaged file, or for objects that are neither tensors nor
-    containers.
+    Raises StateError if there is none, and DecodeError for a damaged file and for objects that are neither tensors nor
+    plain containers.
     """
     field = {b"{": "json", b"[": "json", b"P": "pth"}.get(data.lstrip()[:1])  # torch writes zip archives: PK...
     state = None if field is None else state_in(decode_field(field, data))

@@ -1,4 +1,4 @@
-"""Histograms of field sizes, classes and columns; each bar has the query that selects its samples."""
+"""Histograms of field sizes, classes and columns; each bar has a query that selects its samples."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _of_sizes(viewed: ViewedShards, field: str) -> dict[str, Any]:
 
 
 def _of_classes(viewed: ViewedShards, field: str, numbers: np.ndarray | None) -> dict[str, Any]:
-    """Count the values of a field in at most READ samples, which are read."""
+    """Read up to READ samples, and count the values of a field in them."""
     total = viewed.total if numbers is None else len(numbers)
     counts: Counter[Any] = Counter()
     chosen = np.array(_spaced(total, READ), np.int64)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tarshards.samples.codecs import image
 
-#: What browsers show or play, by the last part of a field's name. Nothing else is sent with a type of its own: neither
-#: HTML nor SVG, which can hold scripts.
+#: The media types that browsers show or play, by the last part of a field's name. No other field is sent with its own
+#: type, in particular not HTML and SVG, which can contain scripts.
 NATIVE = {
     "jpg": "image/jpeg",
     "jpeg": "image/jpeg",
@@ -35,7 +35,7 @@ BYTES = "application/octet-stream"
 
 
 def extension_of(field: str) -> str:
-    """Return the part of a field's name that says what it holds.
+    """Return the part of a field's name that determines its content.
 
     >>> extension_of("left.JPG"), extension_of("json.gz")
     ('jpg', 'json')
@@ -58,5 +58,5 @@ def media_types() -> dict[str, str]:
 
 
 def has_media(field: str) -> bool:
-    """Return whether a field holds a picture, sound or video, whose first bytes say nothing to a reader."""
+    """Return whether a field is a picture, sound or video, whose first bytes are not worth showing."""
     return extension_of(field) in NATIVE or extension_of(field) in image.EXTENSIONS

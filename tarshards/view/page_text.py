@@ -43,9 +43,9 @@ def served_page(title: str, nonce: str, config: dict[str, Any]) -> str:
 
 
 def whole_page(title: str, config: dict[str, Any], *, connect: str = "'none'") -> tuple[str, str]:
-    """Return the beginning and the end of a page in one file; a caller may add an entry to its *config* in between.
+    """Return the beginning and the end of a page in one file; a caller may add entries to its *config* in between.
 
-    Its policy allows its own script and connections to *connect*, and nothing else.
+    Its policy allows only its own script, and connections to *connect*.
     """
     style, script = FILES["style.css"].read_text(), "\n" + bundled("main.js")
     policy = (
@@ -71,7 +71,7 @@ def dumped(value: Any) -> str:
 
 
 def bundled(entry: str) -> str:
-    """Return the module *entry* and those that it imports as one module, in which each is a function."""
+    """Return the module *entry* and its imports as one module, in which each module is a function."""
     return "\n".join(_modules(entry, set()))
 
 

@@ -1,4 +1,4 @@
-"""Images in formats that any browser shows: thumbnails for lists, and whole images of not too many pixels."""
+"""Images in formats that any browser shows: thumbnails for lists, and whole images up to a number of pixels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tarshards.verbs.show import on_white
 from tarshards.view.media_types import BYTES, media_type
 
 THUMBNAIL = 240  # pixels
-TINY = 48  # pictures up to this size are kept as they are, and enlarged with square pixels
+TINY = 48  # pictures up to this size stay unchanged; the page enlarges them with square pixels
 MAX_PIXELS = 1 << 26  # 8192 x 8192
-MAX_BYTES = 1 << 28  # of an image
+MAX_BYTES = 1 << 28  # most bytes of an image
 _decoding = BoundedSemaphore(2)  # each takes up to 4 * MAX_PIXELS bytes
 
 
@@ -34,7 +34,7 @@ def thumbnail(field: str, data: bytes) -> tuple[str, bytes]:
 
 
 def whole_picture(field: str, data: bytes) -> tuple[str, bytes]:
-    """Return an image in its own format if browsers show that, else as PNG; the errors are those of ``thumbnail``."""
+    """Return an image in its format if browsers show that, else as PNG; raises the errors of ``thumbnail``."""
     check_pixels(field, data)
     if (kind := media_type(field)) != BYTES:
         return kind, data

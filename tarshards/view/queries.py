@@ -20,16 +20,16 @@ from tarshards.samples.fields import find_field
 from tarshards.view.epoch_batches import EpochBatches
 from tarshards.view.viewed_shards import ViewedShards
 
-AT_ONCE = 1 << 10  # samples tested between two looks at the clock
-MOST = 10_000_000  # samples in the result of a query
+AT_ONCE = 1 << 10  # samples tested between two checks of the time
+MOST = 10_000_000  # most samples in the result of a query
 HELD = 8  # queries whose results are kept
 
 
 @dataclass(frozen=True)
 class Query:
-    """A query, as the address of the page spells it; "" is no restriction.
+    """A query, as in the address of the page; "" is no restriction.
 
-    - *match*: a part of the key; *field*: a field that the sample must have; *where*: a condition
+    - *match*: a part of the key; *field*: a field that samples must have; *where*: a condition
     - *sizes*: ``FIELD:LEAST-MOST``, the bytes of a field; *shard*: the number of a shard
     - *duplicates*: "key" or "content" (by the checksums in indexes) for samples that occur more than once
     - *order*: "key", "size", "size:FIELD" or a column, with "-" before it for descending values
@@ -57,10 +57,10 @@ class Query:
 
 
 class Found:
-    """The samples that match a *query*, searched only as far as they are requested.
+    """The samples that match a *query*; the search proceeds only as far as requested.
 
-    ``numbers`` are the samples found so far. *searched* counts those tested, *failed* those that could not be, and
-    *reason* is the first error. Threads may share it.
+    ``numbers`` are the samples found so far. *searched* counts the tested samples, *failed* those that could not be
+    tested, and *reason* is the first error. Threads may share the object.
     """
 
     def __init__(self, viewed: ViewedShards, query: Query, epochs: EpochBatches):
@@ -71,7 +71,7 @@ class Found:
         self.searched: int = 0
         self.failed: int = 0
         self.reason: str = ""
-        self.about: dict[str, Any] = {}  # more for the page: how many batches the epoch has
+        self.about: dict[str, Any] = {}  # further data for the page, such as the number of batches in the epoch
         self._parts: list[np.ndarray] = []
         self._total = 0
         self._error: Exception | None = None
@@ -161,7 +161,7 @@ class Found:
 
     @cached_property
     def _columns(self) -> np.ndarray | None:
-        """Which samples meet the condition according to columns; None if these do not tell."""
+        """Return the samples that meet the condition by columns; None if it needs more than columns."""
         if self.viewed.sequence is None:
             return None
         return by_columns(self.viewed.sequence, self._condition)
@@ -186,10 +186,10 @@ class Found:
         self.failed += samples
         self.reason = self.reason or str(error)
 
-    # What requires the whole result.
+    # Orders and filters that require the whole result.
 
     def _repeated(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the samples that occur more than once, equal ones side by side."""
+        """Return the samples that occur more than once, with equal ones side by side."""
         value_of = {"key": self._key, "content": self._content}.get(self.query.duplicates)
         if value_of is None:
             raise ValueError(f'duplicates are found by "key" or "content", not {self.query.duplicates!r}')
@@ -225,7 +225,7 @@ class Found:
         return numbers[order[::-1] if self.query.order.startswith("-") else order]
 
     def _sizes(self, numbers: np.ndarray, field: str) -> np.ndarray:
-        """Return the bytes of samples, or of one of their fields."""
+        """Return the sizes in bytes of samples, or of one of their fields."""
         sizes = np.zeros(len(numbers), np.int64)
         shards = np.array([self.viewed.address(number).shard for number in numbers.tolist()], np.int64)
         for shard in np.unique(shards).tolist():
@@ -268,7 +268,7 @@ def column_of(viewed: ViewedShards, name: str) -> np.ndarray:
 
 
 class Queries:
-    """The queries of a page; the results of the latest are kept."""
+    """The queries of a page; keeps the results of the latest ones."""
 
     def __init__(self, viewed: ViewedShards):
         self.viewed = viewed
@@ -285,7 +285,7 @@ class Queries:
         return found
 
     def rows(self, query: Query, begin: int, count: int, seconds: float = 0.5) -> dict[str, Any]:
-        """Return *count* of the matching samples from the *begin*-th on, and how many are known."""
+        """Return *count* matching samples, starting with number *begin*, and the number of known ones."""
         viewed = self.viewed
         if not query:
             viewed.extend(begin + count + 1)
@@ -295,7 +295,7 @@ class Queries:
         needs_all = bool(query.order or query.duplicates)
         found.advance(MOST if needs_all else begin + count + 1, seconds)
         numbers = found.numbers
-        if needs_all and not found.is_done:  # the order is not known yet
+        if needs_all and not found.is_done:  # the order is not yet known
             numbers = numbers[:0]
         return {
             "total": len(numbers),

@@ -1,4 +1,4 @@
-"""The web server of the page: read-only, for this machine alone, and only with its token."""
+"""The web server of the page: read-only, reachable only from this machine and with its token."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ log: logging.Logger = logging.getLogger("tarshards")
 
 HOSTS = frozenset(["127.0.0.1", "localhost", "::1"])
 IDLE = 60  # seconds after which a connection without requests is closed
-PIECE = 1 << 18  # bytes of a member that are read and sent at once
+PIECE = 1 << 18  # bytes of a member to read and send at once
 RANGE = re.compile(r"bytes=(\d*)-(\d*)")
-#: The policy of every response but the page itself: whatever it contains, nothing in it runs.
+#: The policy of every response except the page itself: no content of it is executed.
 CLOSED = "sandbox; default-src 'none'; frame-ancestors 'none'"
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' blob: data:; "
@@ -35,7 +35,7 @@ POLICY = (
 
 
 class RangeError(ValueError):
-    """A range outside its file."""
+    """The requested range is outside the file."""
 
 
 class ByteRange(NamedTuple):
@@ -78,7 +78,7 @@ class ViewServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a connection that the browser closed, as it does whenever the user scrolls on."""
+        """Ignore a connection that the browser closed, as it does when the user scrolls on."""
 
 
 class ViewHandler(BaseHTTPRequestHandler):
@@ -104,7 +104,7 @@ class ViewHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _is_allowed(self, token: str) -> bool:
-        """Whether the request has the token, and comes from a page of this server or from no page."""
+        """Return whether the request has the token, and comes from this server's page or from no page."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         with suppress(ValueError):  # a malformed host
             if urlsplit(f"//{host}").hostname in HOSTS and origin in (None, f"http://{host}"):

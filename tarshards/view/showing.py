@@ -44,8 +44,8 @@ def show(
 ) -> Shown:
     """Serve a page of the samples of *urls*, a shard expression, to browsers on this machine; notebooks show it.
 
-    The *ledger* of a run adds a list of the samples that it left out, with links to them. With the *state* of a
-    loader, the page counts batches from there. *height* is the height of the frame in pixels. The page is served until
+    The *ledger* of a run adds a list of the samples that it left out, with links. With the *state* of a loader, the
+    page counts batches from that state. *height* is the height of the frame in pixels. The page is served until
     ``close()`` or the end of the process. Its URL contains a secret token.
     """
     if isinstance(ledger, Ledger):

@@ -1,4 +1,4 @@
-"""A page beside the shards: one file that reads their indexes and members by ranges, from any web server or bucket."""
+"""A page beside the shards: one file that reads indexes and members by range requests from any server or bucket."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def write_static_page(urls: Any, folder: str | Location) -> Location:
     """Write ``index.html`` into *folder*, a path or URL, for the indexed shards *urls*; return its location.
 
     The page refers to shards in or below the folder by relative names, and to others by their http URLs. The server
-    must support ranges, and for pages of another origin allow them (CORS). Raises ShardIndexError for shards without
-    indexes, and OpenError for those that the page cannot reach.
+    must support ranges, and allow them for pages of another origin (CORS). Raises ShardIndexError for shards without
+    indexes, and OpenError for shards that the page cannot reach.
     """
     shards = find_shards(urls)
     found = Opening().find_indexed(shards)

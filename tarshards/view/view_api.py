@@ -17,11 +17,11 @@ from tarshards.view.viewed_shards import ViewedShards
 
 Answer: TypeAlias = "dict[str, Any] | tuple[str, bytes] | MemberFile"
 Parameters: TypeAlias = Mapping[str, str]
-MOST_ROWS = 500  # of an answer
+MOST_ROWS = 500  # most rows of a response
 
 
 class ViewApi:
-    """The samples of *urls* for a page, which lists *left_out*, entries of a ledger; *state* is that of a loader."""
+    """The samples of *urls* for a page; it lists *left_out*, entries of a ledger; *state* is the state of a loader."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ViewApi:
         self.methods: dict[str, Callable[[dict[str, str]], Answer]] = {each.__name__: each for each in methods}
 
     def about(self, parameters: Parameters) -> Answer:
-        """Return how many samples there are, as far as that is known without reading shards."""
+        """Return the number of samples, as far as it is known without reading shards."""
         viewed = self.viewed
         return {
             "name": self.name,
@@ -65,13 +65,13 @@ class ViewApi:
         }
 
     def rows(self, parameters: Parameters) -> Answer:
-        """Return some of the samples that match a query, and how many are known."""
+        """Return some of the samples that match a query, and the number of known ones."""
         count = min(int(parameters["count"]), MOST_ROWS)
         found = self.queries.rows(Query.of(parameters), max(int(parameters["begin"]), 0), count)
         return {**found, "problems": [str(error) for error in self.viewed.problems]}
 
     def sample(self, parameters: Parameters) -> Answer:
-        """Return one sample: its fields with their offsets, its shard, and its number there."""
+        """Return one sample: its fields with their offsets, its shard, and its number in the shard."""
         number, viewed = int(parameters["number"]), self.viewed
         shard, sample = viewed.address(number)
         (row,) = viewed.rows([number])
@@ -102,7 +102,7 @@ class ViewApi:
         return (thumbnail if "small" in parameters else whole_picture)(field, bytes(file))
 
     def field(self, parameters: Parameters) -> Answer:
-        """Return a field as it is stored."""
+        """Return a field unchanged."""
         return self._file(parameters)
 
     def _file(self, parameters: Parameters) -> MemberFile:
@@ -118,7 +118,7 @@ class ViewApi:
         return "text/plain; charset=utf-8", "".join(f"{line}\n" for line in lines).encode()
 
     def histogram(self, parameters: Parameters) -> Answer:
-        """Return the bars of one histogram; without *of*, the names of all that are possible."""
+        """Return the bars of one histogram; without *of*, the names of all possible histograms."""
         if "of" in parameters:
             query = Query.of(parameters)
             return histogram(self.viewed, parameters["of"], self.queries.all(query) if query else None)
@@ -137,7 +137,7 @@ class ViewApi:
         return [] if found is None else list(found.sources)
 
     def shards(self, parameters: Parameters) -> Answer:
-        """Return some shards, with their numbers of samples and bytes as far as these are known."""
+        """Return some shards, with their numbers of samples and bytes where known."""
         viewed, begin = self.viewed, int(parameters["begin"])
         end = min(begin + min(int(parameters["count"]), MOST_ROWS), len(viewed.shards))
         sizes = viewed.shards.column("size") if viewed.sequence is None else viewed.sequence.sizes
@@ -152,7 +152,7 @@ class ViewApi:
         return {"total": len(viewed.shards), "rows": rows}
 
     def damage(self, parameters: Parameters) -> Answer:
-        """Check one shard."""
+        """Return the damage map of a shard."""
         return damage_map(self.viewed.shards[int(parameters["shard"])])
 
     def ledger(self, parameters: Parameters) -> Answer:

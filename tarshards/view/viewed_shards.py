@@ -30,12 +30,12 @@ from tarshards.storage.remote import Remote
 from tarshards.view.media_types import has_media
 
 HEAD = 256  # bytes of a field, enough for a line
-TOGETHER = 1 << 22  # bytes of consecutive samples that one request fetches for their heads
-THREADS = 16  # requests at once
+TOGETHER = 1 << 22  # most bytes of consecutive samples whose heads one request fetches
+THREADS = 16  # concurrent requests
 
 
 class SampleAddress(NamedTuple):
-    """A sample: the number of its shard, and its own number there."""
+    """A sample: the number of its shard, and its number in the shard."""
 
     shard: int
     sample: int
@@ -44,8 +44,9 @@ class SampleAddress(NamedTuple):
 class ViewedShards:
     """The samples of *urls*, numbered over all shards.
 
-    With indexes all are known at once, in ``sequence``. Otherwise ``extend`` indexes shard after shard in memory,
-    and ``total`` grows. *problems* are the errors of shards that cannot be indexed, which count as empty.
+    With indexes, all samples are known from the start, in ``sequence``. Otherwise ``extend`` indexes one shard after
+    the other in memory, and ``total`` grows. *problems* are the errors of shards that cannot be indexed; these count as
+    empty.
     """
 
     def __init__(self, urls: Any, remote: Remote | None = None):
@@ -54,8 +55,8 @@ class ViewedShards:
         self.name: str = spec_name(urls) if isinstance(urls, str) else common_name(names_of(self.shards.urls))
         self.sequence: SampleSequence | None = self._find_indexed()
         self.problems: list[TarshardsError] = []
-        self._made: list[Index | None] = []  # those built in memory
-        self._ends: list[int] = []  # for each shard, the samples up to its end
+        self._made: list[Index | None] = []  # indexes built in memory
+        self._ends: list[int] = []  # for each shard, the number of samples up to its end
         if self.sequence is not None:
             self._ends = np.cumsum(self.sequence.counts, dtype=np.int64).tolist()
         self._readers: dict[frozenset[str], SampleSequence] = {}
@@ -64,7 +65,7 @@ class ViewedShards:
     def _find_indexed(self) -> SampleSequence | None:
         try:
             found = Opening(remote=self.remote).find_indexed(self.shards)
-        except ShardIndexError:  # only some have an index
+        except ShardIndexError:  # only some shards have an index
             found = None
         if found is None:
             check_there(self.shards[0].location(self.remote))
@@ -118,7 +119,7 @@ class ViewedShards:
         return self._ends[shard] - self.begin(shard)
 
     def address(self, number: int) -> SampleAddress:
-        """Return the shard of a sample and its number there; raise SampleError if there is no sample *number*."""
+        """Return the shard of a sample and its number in it; raise SampleError if there is no sample *number*."""
         self.extend(number + 1)
         if not 0 <= number < self.total:
             raise SampleError(f"there is no sample {number} of {self.total}, which are numbered from 0")
@@ -146,7 +147,7 @@ class ViewedShards:
         return OpenShard(self.shards[shard].location(self.remote), self.index(shard))
 
     def read(self, numbers: np.ndarray, names: Collection[str] | None) -> Iterator[Sample | TarshardsError]:
-        """Yield samples with at least the fields *names* (None: all), or the error of one that cannot be read."""
+        """Yield samples with at least the fields *names* (None: all), or the error for a sample that cannot be read."""
         if self.sequence is not None:
             yield from self._reader(frozenset(names or ())).read_numbers(numbers)
             return
@@ -172,7 +173,7 @@ class ViewedShards:
         return self._readers[names]
 
     def file(self, number: int, field: str) -> MemberFile:
-        """Return a field of a sample as a file; raise SampleError if it has none of this name."""
+        """Return a field of a sample as a file; raise SampleError if the sample has no such field."""
         shard, sample = self.address(number)
         opened = self.open(shard)
         names = opened.index.fields_of(sample)
@@ -207,7 +208,7 @@ class ViewedShards:
             try:
                 index = self.index(shard)
             except TarshardsError:
-                yield [SampleAddress(shard, sample)]  # whose row says why
+                yield [SampleAddress(shard, sample)]  # its row gives the error
                 continue
             first, end = index.table.span(sample)
             follows = bool(run) and (shard, sample - 1) == run[-1]
@@ -260,7 +261,7 @@ class ViewedShards:
         return row
 
     def _unread(self, address: SampleAddress, error: TarshardsError) -> dict[str, Any]:
-        """Return the row of a sample whose shard or index cannot be opened."""
+        """Return the row for a sample whose shard or index cannot be opened."""
         name = self.shards[address.shard].location(self.remote).name
         row = {"number": self.begin(address.shard) + address.sample, "key": "", "shard": name, "fields": []}
         with suppress(TarshardsError):

@@ -117,7 +117,7 @@ def guess_batchsize(batch: Any) -> int:
 def repeatedly(
     source: Any, nepochs: Limit = None, nbatches: Limit = None, nsamples: Limit = None, batchsize: Any = guess_batchsize
 ) -> Iterator[Any]:
-    """Iterate over *source* again and again, until one of the limits is reached."""
+    """Iterate over *source* repeatedly, until one of the limits is reached."""
     seen = 0
     for batch in islice(ops.repeat(source, nepochs), nbatches):
         yield batch

@@ -17,9 +17,9 @@ from tarshards.epoch.world import World
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError, UrlError
 from tarshards.index.access import SampleSequence
 from tarshards.index.inventory import has_index
+from tarshards.samples.grouping import group_members, read_shard
 from tarshards.samples.keys import Sample, split_name
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import group_members, read_shard
 from tarshards.storage.ahead import opened_ahead
 from tarshards.storage.compression import ENCODINGS, decompressed
 from tarshards.storage.location import Location

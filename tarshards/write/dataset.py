@@ -27,8 +27,8 @@ from tarshards.errors import (
     whole_number,
 )
 from tarshards.parallel.calls import bounded_map, check_sent
+from tarshards.samples.grouping import encode_sample
 from tarshards.samples.keys import Sample
-from tarshards.samples.read import encode_sample
 from tarshards.samples.tree import read_tree, tree_digest
 from tarshards.storage.claims import Claims
 from tarshards.storage.derived import forget
@@ -41,9 +41,9 @@ from tarshards.write.shards import ShardWriter, TarWriter, open_claimed, shard_n
 log: logging.Logger = logging.getLogger("tarshards")
 
 CHUNK = 32  # items per call
-AHEAD = 4  # calls per process that are running, or finished and waiting for an earlier one
+AHEAD = 4  # calls per process that are running, or wait for an earlier call to finish
 MAX_BYTES = 10**9
-MARKS = 512  # items by which a resumed call recognizes its dataset
+MARKS = 512  # most items that a resumed call compares to recognize its dataset
 
 
 def write_dataset(
@@ -70,7 +70,7 @@ def write_dataset(
     the same, the shards are unchanged, and the dataset is the same. A dataset is recognized by its type and length, and
     by converting and comparing up to 512 random items of those written; a folder also by the name, size and time of
     every file. If anything differs, a warning is logged, the shards of the interrupted call are removed, and writing
-    starts over. It also starts over if all was written.
+    starts over. A call after a completed one also starts over.
 
     Raises OpError for an item that cannot be read or converted, SampleError for one that is not a sample, and
     EncodeError for a value that does not encode; each gives the number of the item. Raises OpenError while another
@@ -156,7 +156,7 @@ class _Source:
             self.sequence, self._length = dataset, len(dataset)
             self.identity.append(self._length)
         self._opened = self._items = iter(()) if self.sequence is not None else self._open()
-        self._read = 0  # items
+        self._read = 0  # the number of items read
         self._kept: list[Any] | None = []  # the items read, until the first has been compared
 
     def chunks(self, first: int) -> Iterator[tuple[int, Any]]:
@@ -172,7 +172,7 @@ class _Source:
             first += len(chunk)
 
     def single(self, numbers: Iterable[int], *, keep: bool = False) -> Iterator[tuple[int, Any]]:
-        """Yield the items with ascending *numbers*, one by one; with *keep*, the items read for them are kept."""
+        """Yield the items with these ascending *numbers*, one by one; with *keep*, all items read for them are kept."""
         if not keep:
             self._kept = None
         for number in numbers:
@@ -202,7 +202,7 @@ class _Source:
 
 
 class _Journal:
-    """The record of a call's shards, in a file beside the first, with *marks*, digests of some of its items."""
+    """The record of a call's shards, in a file beside the first shard, with digests of some items (*marks*)."""
 
     def __init__(self, pattern: Location, digest: str):
         self.pattern, self.digest, self._rank = pattern, digest, 0
@@ -214,7 +214,7 @@ class _Journal:
         self.items: int = begun.get("items", 0)
         self._sizes: list[int | None] = begun.get("sizes", [])
         self._marks = {int(number): mark for number, mark in begun.get("marks", {}).items()}
-        self._discarded: int = begun.get("discarded", 0)  # shards of another call that are being removed
+        self._discarded: int = begun.get("discarded", 0)  # number of shards of another call that are being removed
         if self.shards and begun.get("digest") != digest:
             self.discard("its dataset or its options differ")
         elif self._discarded:
@@ -286,7 +286,7 @@ class _Journal:
 
 
 def _has_rank(number: int, rank: int) -> bool:
-    """Whether an item is in a random half, quarter, ... of all items; random, since changes may be regular."""
+    """Whether an item is in a random half, quarter, ... of all items; at random, since changes may be regular."""
     return splitmix64(number) >> (64 - rank) == 0
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from tarshards.errors import OpError, check_function
 from tarshards.parallel.calls import check_sent
 from tarshards.parallel.process_pool import ProcessPool
+from tarshards.samples.grouping import read_shard
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
-from tarshards.samples.read import read_shard
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import common_name, expand_shards, expand_urls

@@ -1,4 +1,4 @@
-"""Make many outputs in parallel, each once: a run keeps the outputs of a killed run with the same arguments."""
+"""Make many outputs in parallel, each once: a run keeps the outputs of a killed run that had the same arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tarshards.storage.markers import digest_of, make_once, read_marker, remove_
 from tarshards.storage.streams import taken
 from tarshards.stream.ops import progress as show_progress
 
-AHEAD = 1000  # items given to the executor at a time
+AHEAD = 1000  # most items that are submitted to the executor ahead
 
 Outcome = tuple[Any, Any, BaseException | None]  # an item, its result or its exception
 
@@ -27,7 +27,7 @@ Outcome = tuple[Any, Any, BaseException | None]  # an item, its result or its ex
 def run_all(
     function: Callable[[Any], Any], items: Sequence[Any], executor: Executor | None, *, progress: bool
 ) -> Generator[Outcome, None, None]:
-    """Yield every item when it is done, with the result of *function* or the error; *progress* shows a bar on stderr.
+    """Yield each item when it is done, with the result of *function* or the error; *progress* shows a bar on stderr.
 
     The calls run in this process if *executor* is None.
     """
@@ -59,9 +59,9 @@ def at_shard(error: BaseException, url: str) -> Exception:
 
 
 class Unit(Protocol):
-    """One output; ``identity`` describes its input, and decides whether an earlier output is the same.
+    """One output; an earlier output is kept if its ``identity``, a description of the input, is the same.
 
-    ``is_file`` says whether ``output`` names one file, which must then exist, or only names the marker.
+    ``is_file`` says whether ``output`` names a file, which must exist, or only names the marker.
     """
 
     @property
@@ -74,7 +74,7 @@ class Unit(Protocol):
     def identity(self) -> list[Any]: ...
 
     def make(self, ledger: Ledger) -> dict[str, Any]:
-        """Write the output, with errors of rows to *ledger*; return a JSON description of it."""
+        """Write the output, and pass errors of rows to *ledger*; return a description of the output as JSON."""
         ...
 
 
@@ -94,7 +94,7 @@ class _Task:
 
 
 def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:
-    """Raise OpenError if an output exists that no killed run has written, unless *overwrite*."""
+    """Raise OpenError if an output exists and does not come from a killed run, unless *overwrite*."""
     if overwrite or is_begun(units):
         return
     for unit in units:
@@ -107,8 +107,9 @@ def make_all(
 ) -> list[dict[str, Any]]:
     """Make every unit that a killed run has not made; return the descriptions of all, in order.
 
-    A unit that fails raises its error, or passes it to *ledger*, which may allow the others to continue; it is then
-    left out. ``finish`` removes the files left for a later run. Raises OpenError if another run is making one of them.
+    The error of a unit that fails is raised, or passed to *ledger*, which may allow the run to continue without the
+    unit. ``finish`` removes the markers that a later run would use. Raises OpenError if another run is making one of
+    them.
     """
     with Claims() as claims:
         for unit in units:
@@ -149,14 +150,14 @@ def _sweep(location: Location) -> None:
 
 
 def finish(units: Sequence[Unit]) -> None:
-    """Remove the markers of all units, when everything is made."""
+    """Remove the markers of all units, after all are made."""
     for unit in units:
         remove_marker(unit.output.sibling(".done"))
     remove_marker(_begun(units))
 
 
 def discard(units: Sequence[Unit]) -> None:
-    """Remove all outputs, which are empty, and the markers."""
+    """Remove the outputs of a run without rows, and the markers."""
     for unit in units:
         forget(unit.output)
         unit.output.remove()
@@ -164,7 +165,7 @@ def discard(units: Sequence[Unit]) -> None:
 
 
 def is_begun(units: Sequence[Unit]) -> bool:
-    """Return whether a killed run has begun to make *units*."""
+    """Return whether a killed run had begun to make *units*."""
     return read_marker(_begun(units)) is not None
 
 

@@ -22,9 +22,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import SampleError, flag, whole_number
+from tarshards.samples.grouping import encode_sample, read_shard
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
-from tarshards.samples.read import encode_sample, read_shard
 from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
@@ -59,9 +59,9 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class _Resharding:
-    """The parameters of both passes, passed to every task: nothing that grows with the inputs."""
+    """The parameters of both passes, passed to every task; their size does not depend on the inputs."""
 
-    inputs: int  # their number
+    inputs: int  # the number of inputs
     pattern: Location
     folder: str
     buckets: int  # a power of two; without shuffling, each input is one bucket instead
@@ -80,7 +80,7 @@ class _Resharding:
         return self.pattern.at(shard_name(self.pattern, number))
 
     def file(self, name: str) -> Location:
-        """Return a file of the folder, written in the same way as the outputs."""
+        """Return the location of a file in the folder, with the ``sync`` of the outputs."""
         return self.pattern.at(f"{self.folder}/{name}")
 
     def scattered(self, shard: int, end: str) -> Location:
@@ -152,7 +152,7 @@ def reshard(
 
     with ExitStack() as stack:
         claims = stack.enter_context(Claims())
-        for location in (plan.output(0), Location(folder)):  # the folder of another call may have the same name
+        for location in (plan.output(0), Location(folder)):  # the folders of two calls may have the same name
             location.make_folder()
             claims.take(location)
         _prepare(plan, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut, ENTRY, *rules))
@@ -227,7 +227,7 @@ def _run(
 
 @dataclass(frozen=True)
 class _Scatter:
-    """The first pass over one input: write its samples, in pieces sorted by bucket; return the counts of a Tally."""
+    """The first pass over one input: write its samples in pieces sorted by bucket; return the counts of a Tally."""
 
     plan: _Resharding
 
@@ -279,7 +279,7 @@ class _Scatter:
 
 
 def _reserve(file: BinaryIO, size: int) -> None:
-    """Take *size* bytes of the disk: a full one is an error here, and would be a signal when a mapping is written."""
+    """Reserve *size* bytes on the disk: a full disk is an error here, but a signal when a mapping is written."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
         return
@@ -312,7 +312,7 @@ def _merge_tables(plan: _Resharding) -> list[int]:
 
 
 def _spanned(starts: list[int], low: int, high: int) -> tuple[int, ...]:
-    """Return the starts of the buckets with the positions *low* to *high*, and the end of the last.
+    """Return the starts of the buckets that contain the positions *low* to *high*, and the end of the last one.
 
     >>> _spanned([0, 10, 10, 20, 30], 5, 12), _spanned([0, 10, 20], 10, 20)
     ((0, 10, 10, 20), (10, 20))

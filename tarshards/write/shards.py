@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError, flag, shortened, visible, whole_number
 from tarshards.samples.batch import PackedSamples, SampleBatch
+from tarshards.samples.grouping import encode_sample, fields_of, unpacked
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
-from tarshards.samples.read import encode_sample, fields_of, unpacked
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DUPLICATE_KEY = "this key is already in the shard"
 PACKED = 1 << 20  # bytes of members that are packed and written at once
-MOST_SAMPLES, MOST_BYTES = 100_000, 3 * 10**9  # of a shard, the default limits of a ShardWriter
+MOST_SAMPLES, MOST_BYTES = 100_000, 3 * 10**9  # the default limits of a shard in ShardWriter
 
 
 class _Writer:
@@ -98,9 +98,9 @@ class TarWriter(_Writer):
             self._digest = hashlib.sha256()
         self.samples: int = 0
         self.size: int = len(END)  # bytes of the finished archive, before compression
-        self.index: Index | None = None  # after ``close``, if it was also written
+        self.index: Index | None = None  # the index after ``close``, if it was written
         self._members: Members | None = None
-        self._keys = SeenKeys()  # with the shards that they come from
+        self._keys = SeenKeys()  # keys, with the shards that they come from
 
     def add_index(self) -> None:
         """Also write the index of the shard when it is closed, unless the shard is compressed or a stream.
@@ -148,7 +148,7 @@ class TarWriter(_Writer):
         self._append(packed if sum(map(len, packed)) >= LARGE * len(packed) else [b"".join(packed)], len(keys))
 
     def _append(self, parts: list[Any], samples: int) -> None:
-        """Append this number of samples, the members of one or more whole ones in each of *parts*."""
+        """Append this number of samples; each of *parts* has the members of one or more whole samples."""
         self._send(parts)
         if self._members is not None:
             self._members.add_packed(parts, self.size - len(END))
@@ -156,7 +156,7 @@ class TarWriter(_Writer):
         self.samples += samples
 
     def write_packed_samples(self, packed: PackedSamples) -> Iterator[Sample]:
-        """Append samples at once; where a key is not new, yield all of them instead, for ``write``."""
+        """Append samples at once; if a key is not new, yield all samples instead, for ``write``."""
         if self._keys.isdisjoint(packed.keys):
             self._keys.update(packed.keys, sys.intern(packed.url))
             self._append([packed.members], len(packed.keys))
@@ -166,8 +166,8 @@ class TarWriter(_Writer):
     def write_batch(self, batch: SampleBatch) -> Iterator[Sample]:
         """Append the samples of *batch*, many at once; yield each sample that needs ``write`` when its turn comes.
 
-        These are samples whose names or sizes need more than a plain header, with faulty keys, or with a field that the
-        index of the shard does not have yet; and all samples if a key is not new.
+        These are samples that need more than a plain header because of a name or size, that have a faulty key, or a
+        field that is new to the index of the shard; and all samples if a key is not new.
         """
         members = self._members
         keys, columns = batch.keys, sorted(batch.columns, key=itemgetter(0))
@@ -244,7 +244,7 @@ class TarWriter(_Writer):
 
 
 def _duplicate(first: str | None, second: str | None) -> str:
-    """Return the message for a key of the shard *first* that comes again in the shard *second*."""
+    """Return the message for a key that the shard *first* has and that comes again in the shard *second*."""
     if first is None or second is None:
         return DUPLICATE_KEY
     which = f"{first} has it twice" if first == second else f"it comes from {first}, and again from {second}"
@@ -424,7 +424,7 @@ def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None =
     if Location.of(pattern).is_stream:
         return
     left: list[str] = []
-    with suppress(OpenError):  # the server does not tell
+    with suppress(OpenError):  # the server does not list files
         while (location := Location.of(shard_name(pattern, number + len(left), values))).exists():
             left.append(location.name)
     if left:
@@ -499,7 +499,7 @@ def _write_each(
 
 
 def shard_name(pattern: str | os.PathLike[str] | Location, shard: int, values: Mapping[str, str] | None = None) -> str:
-    """Replace the shard number and the names in *values* in *pattern*; other names stay as they are.
+    """Fill the shard number and the names in *values* into *pattern*; other names stay unchanged.
 
     >>> shard_name("a-{shard:03d}.tar", 7), shard_name("a-%06d.tar", 7), shard_name("{x}-%d.tar", 7, {"x": "%d"})
     ('a-007.tar', 'a-000007.tar', '%d-7.tar')
@@ -508,7 +508,7 @@ def shard_name(pattern: str | os.PathLike[str] | Location, shard: int, values: M
 
 
 def _fill(pattern: str, number: Callable[[str], str], values: Mapping[str, str] | None) -> str:
-    """Replace the names in *values* in *pattern*, and the shard number by ``number(width)``."""
+    """Fill the names in *values* and the shard number, ``number(width)``, into *pattern*."""
 
     def fill(match: re.Match[str]) -> str:
         variable, width, percent_width = match.groups()

@@ -22,14 +22,14 @@ from tarshards.write.shards import ShardWriter, TarWriter
 if TYPE_CHECKING:
     from tarshards.parallel.children import ChildGroup
 
-MAX_SERIES = 500  # each keeps a file open
-LONGEST = 256  # bytes of a name that no file system allows
+MAX_SERIES = 500  # each series keeps a file open
+LONGEST = 256  # bytes; file systems allow only shorter names
 
 Route = Callable[[Sample], str]
 
 
 class SplitShard(NamedTuple):
-    """A shard that was written, or would be in a dry run; *bytes* is its size before compression."""
+    """A shard that was written, or that a dry run would write; *bytes* is its size before compression."""
 
     name: str
     samples: int
@@ -125,7 +125,7 @@ def split_samples(
 
 
 class _EnoughError(Exception):
-    """The next sample would start more than the requested number of shards."""
+    """The next sample would start another shard than the requested number allows."""
 
 
 def route_by_field(field: str) -> Route:

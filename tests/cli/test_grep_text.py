@@ -12,8 +12,8 @@ from dirty_shards import any_members, write_tar
 
 from tarshards import write_samples
 from tarshards.errors import TarshardsError
+from tarshards.samples.grouping import read_containing, read_shard
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import read_containing, read_shard
 from tarshards.storage.manifest import Shard
 from tarshards.tar.read import CHUNK
 from tarshards.verbs.grep import Pattern

@@ -23,7 +23,7 @@ from tarshards.errors import SampleError, TarshardsError
 from tarshards.index.build import build_index
 from tarshards.index.manifests import write_manifest
 from tarshards.index.sidecar import Index
-from tarshards.samples.read import group_members
+from tarshards.samples.grouping import group_members
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.manifest import Shard as ListedShard
 from tarshards.tar import _tar_py, read
@@ -133,7 +133,7 @@ def twin(request, monkeypatch):
     if request.param == "python":
         monkeypatch.setattr(read, "scan", _tar_py.scan)
         monkeypatch.setattr(read, "cut", _tar_py.cut)
-        monkeypatch.setattr("tarshards.samples.read.Grouper", _tar_py.Grouper)
+        monkeypatch.setattr("tarshards.samples.grouping.Grouper", _tar_py.Grouper)
     else:
         load_kernel("tarshards.tar._tar")
     return request.param

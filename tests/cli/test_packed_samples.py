@@ -15,9 +15,9 @@ from programs import load_kernel
 from tarshards import write_samples
 from tarshards.errors import TarshardsError
 from tarshards.samples.batch import PackedSamples
+from tarshards.samples.grouping import read_packed, read_shard, unpacked
 from tarshards.samples.keys import split_name
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.read import read_packed, read_shard, unpacked
 from tarshards.storage.manifest import Shard
 from tarshards.storage.streams import FileRange
 from tarshards.tar.read import BLOCK, CHUNK, END, LARGE, MEMBER_LIMIT, pack_header, padding

@@ -160,7 +160,7 @@ def test_bins(kind, ranks):
     check_classes(epochs(plans, 1000, counts), 1000)
 
 
-# The same of what loaders take their plans from: streams over indexed shards.
+# The same laws for streams over indexed shards, from which loaders take their plans.
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def forks_feeders():
 
 
 class Process:
-    """A feeder in a process of its own, at one port over all its lives."""
+    """A feeder in a separate process, which keeps its port when it is restarted."""
 
     def __init__(self, pipe, spec: str = "slow", version: str | None = None):
         self.pipe, self.port, self.spec, self.version = pipe, free_port(), spec, version
@@ -109,7 +109,7 @@ def make_feeder(forks_feeders):
 
 
 class Proxy:
-    """A way to a feeder that breaks connections and holds bytes back when told to."""
+    """A proxy of a feeder that can break connections and delay bytes."""
 
     def __init__(self, port: int):
         self._port, self._open = port, []

@@ -188,7 +188,7 @@ print(json.dumps([sorted(issues.errors), sorted(issues.warnings), records]))
 
 @pytest.mark.interop
 def test_mlcroissant_finds_nothing_wrong_and_reads_the_records(here):
-    """In a process of its own, as it unpacks shards to a folder that it chooses when it is imported."""
+    """In a separate process, since the library chooses a folder for unpacked shards when it is imported."""
     pytest.importorskip("mlcroissant")
     write_card("digits.json", SPLITS, **ABOUT)
     environment = {**os.environ, "CROISSANT_CACHE": str(here / "unpacked")}

@@ -30,7 +30,7 @@ NAMES += ("p" * 60 + "/" + "q" * 60 + "/{:03d}",)
 
 @dataclass
 class Entry:
-    """A member; *pax* are records of its own extended header, *link* is what a link leads to."""
+    """A member; *pax* are the records of its extended header, *link* is the target of a link."""
 
     name: str
     data: bytes = b""

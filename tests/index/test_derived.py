@@ -153,7 +153,7 @@ def test_a_pinned_split_notices_other_keys(path_with_tools):
 
 
 def test_what_a_manifest_says_of_other_shards_is_told_before_it_is_passed_on(path_with_tools):
-    """To a card, which takes its checksums, and to whoever verifies a catalog."""
+    """Cards take checksums from it, and catalogs are verified with it."""
     write("o", sha256=True)
     by_tool(f"tarcatalog add catalog.yaml d@1 train={MANIFEST}", path_with_tools)
     card = f"tarcard train={MANIFEST} --name d -o card.json --overwrite"
@@ -246,7 +246,7 @@ def test_energons_index_of_a_replaced_shard_is_removed(above, path_with_tools, c
 
 
 def test_the_digest_is_over_keys_fields_places_and_sizes():
-    """As docs/index-format.md says, without our code; the same whoever indexes the shard."""
+    """Computed as docs/index-format.md says, without our code; equal for every program that indexes the shard."""
     for crc in False, True:
         build_index(NAMES[0], crc=crc).save(NAMES[0])
         index = msgpack.unpackb(Path(f"{NAMES[0]}.index").read_bytes())

@@ -337,7 +337,7 @@ def test_what_is_no_ascii_in_upper_case_needs_a_second_look(kernel, tmp_path):
 
 @pytest.mark.soak
 def test_the_twins_agree_on_rewritten_shards(tmp_path):
-    """What they let pass is what the index says; of what they do not, the second look finds out."""
+    """Members that they accept match the index; all others are decided by the second check."""
     native = load_kernel("tarshards.index._headers")
     refused = 0
     for seed in range(50_000, 50_000 + 20 * SOAK):
@@ -390,7 +390,7 @@ def test_an_extended_header_far_before_its_member_counts(tmp_path, size):
 
 
 def test_data_that_looks_like_an_extended_header_is_data(tmp_path):
-    """A tar in a tar, whose end is a header of extended words for no member of its own."""
+    """A tar in a tar that ends in an extended header without a member."""
     inner, path = tmp_path / "inner", tmp_path / "a.tar"
     write(inner, [Entry("x.cls", b"1", pax={"path": "y.cls"})], "pax")
     nested = inner.read_bytes()[:1024]

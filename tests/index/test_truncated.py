@@ -12,7 +12,7 @@ from programs import load_kernel
 
 from tarshards import ShardWriter
 
-# Each case runs in a child of its own, so that a dead one is seen.
+# Each case runs in a separate child process, so that a crash is detected.
 PROGRAM = """
 import json, os, sys, traceback
 import numpy as np
@@ -24,7 +24,7 @@ from tarshards.samples.fields import parse_terms
 from tarshards.storage.location import Location
 
 def shrink(known=False):
-    # Truncate the shard; unless it is to be *known*, with the times that it had, so that only its missing bytes tell.
+    # Truncate the shard; unless *known*, restore its times, so that only the missing bytes reveal the truncation.
     status = os.stat(path)
     os.truncate(path, 4096)
     if not known:

@@ -191,7 +191,7 @@ def test_without_indexes_shards_are_streamed(tmp_path):
 
 @pytest.fixture
 def damaged(tmp_path) -> str:
-    """Samples of which 0 and 7 have no JPEG in jpg, 40 no jpg and 41 no number in cls."""
+    """Samples: 0 and 7 have no JPEG in jpg, 40 has no jpg, and 41 has no number in cls."""
     samples = {i: sample(i, jpg=jpg(i)) for i in range(60)}
     samples[0]["jpg"] = samples[7]["jpg"] = b"no image"
     samples[41]["cls"] = b"dog"

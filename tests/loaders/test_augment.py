@@ -81,7 +81,7 @@ def test_mixup_mixes_images_and_labels_in_one_share(images, seed, alpha):
     assert shares.shape == (count, 7)
     assert shares.dtype == mixed["jpg"].dtype == np.float32
     np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-5)
-    # The labels name the samples, so they say of what the images must be made.
+    # The labels name the samples, so they tell which images are mixed.
     wanted = np.tensordot(shares[:, :count], images.astype(np.float64), 1)
     np.testing.assert_allclose(mixed["jpg"], wanted, atol=1e-3)
 

@@ -114,7 +114,7 @@ def test_a_rank_that_reads_something_else_is_found(start, urls, make_uneven, dif
 
 
 def test_a_rank_that_does_not_come_is_told(tmp_path, python_with_torch):
-    """Two ranks, of which one leaves before the check."""
+    """Two ranks; one leaves before the check."""
     import torch
 
     from tarshards import Ledger

@@ -19,7 +19,7 @@ from tarshards.loaders.arrays.readers.reader import Reader
 
 SAMPLES, PER_SHARD = 48, 24
 
-# Every reader, each kind of payload that it treats in a way of its own: a field, and Python that makes the reader.
+# Every reader, for each kind of payload that it reads differently: a field, and Python code that makes the reader.
 WAYS = {
     "audio": [("wav", "audio(8000)"), ("wav", "audio(8000, 0.02)"), ("wav", "audio(8000, pad=False)")],
     "array": [("x.npy", "array()"), ("raw", "array('u1')"), ("raw", "array('u1', (30, 40))")],
@@ -39,7 +39,7 @@ WAYS = {
 }
 HAS_PYAV = find_spec("av") is not None
 
-# Each way is tried in a child of its own, so that a dead one is seen.
+# Each way is tried in a separate child process, so that a crash is detected.
 PROGRAM = """
 import json as json_, os, shutil, subprocess, sys
 from tarshards import ArrayLoader, Stream, readers

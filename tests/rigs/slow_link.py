@@ -44,7 +44,7 @@ http {{
 
 
 class Link:
-    """A link of packets to `address`, in a network namespace of its own, while the context lasts.
+    """A link of packets to `address`, in its own network namespace, for the duration of the context.
 
     Each direction delays packets by *one_way_ms*, carries *mb_s* MB/s, drops what does not fit into *buffer_kb*, and
     loses *lost* of 100,000 packets. Several links, also of other processes, do not disturb each other. When the thread

@@ -17,8 +17,8 @@ from leftovers import Leftovers
 
 from tarshards import Ledger, Member, group_members, read_samples
 from tarshards.errors import OpenError, SampleError, TarError
+from tarshards.samples.grouping import encode_sample
 from tarshards.samples.keys import is_reserved, join_name
-from tarshards.samples.read import encode_sample
 
 
 def members(*names: str) -> list[Member]:

@@ -1,4 +1,4 @@
-"""What the tests of HTTP share: a server that misbehaves as it is told to, and no pauses between tries."""
+"""Common parts of the tests of HTTP: a server that misbehaves as scripted, and no pauses between attempts."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ HELD = LEAST_CACHE // SIZE  # blocks that the smallest cache holds
 
 @pytest.fixture(autouse=True)
 def processes_of_their_own(monkeypatch):
-    """Give each test caches of its own, which end with it."""
+    """Give each test its own caches, which end with the test."""
     monkeypatch.setattr(module, "_caches", {})
     yield
     module._leave_all()
@@ -95,7 +95,7 @@ def path_of(folder: Path, block: Block) -> Path:
 
 
 def check_counts(folder: Path, budget: int) -> None:
-    """The counts are those of the files, and within the budget; nothing but blocks is left."""
+    """The counts match the files and are within the budget; only blocks are left."""
     counts = CacheFolder.existing(str(folder)).read_counts()
     held = Counter({"spool" if path.parent.name == "spool" else "pinned": 0 for path in files(folder)})
     for path in files(folder):

@@ -276,7 +276,7 @@ def test_a_range_that_is_encoded_by_itself_is_not_taken(server):
 
 
 def test_encodings_that_change_no_byte(server):
-    """What stores keep of what a client of S3 sent."""
+    """The data that a store keeps from the requests of an S3 client."""
     for encoding in "aws-chunked", "UTF-8", "identity, aws-chunked":
         url = server.play(body=BODY, default=Answer(headers=(("Content-Encoding", encoding),)))
         assert fetch(url) == read_all(url) == BODY

@@ -1,4 +1,4 @@
-"""Schedules of faults of a web server: what is delivered is the dataset, or an error or the ledger names what is not.
+"""Schedules of faults of a web server: the dataset is delivered, or an error or the ledger names what is missing.
 
 Never a sample twice, never a wrong byte, never silence, and no reader waits for ever.
 """

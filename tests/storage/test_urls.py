@@ -96,7 +96,7 @@ braces = st.recursive(
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(plain, braces).map("".join), min_size=1, max_size=10))
 def test_braces_are_those_of_bash(specs):
-    # The dash before each word keeps printf from taking it for an option; every spec has a line of its own.
+    # The dash before each word keeps printf from reading it as an option; every spec is on a separate line.
     script = "\n".join(f"printf '%s\\n' x{spec}" for spec in specs)
     oracle = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
     assert expand_urls([f"x{spec}" for spec in specs]) == oracle

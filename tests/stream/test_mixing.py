@@ -61,7 +61,7 @@ def batch_pairs(batches) -> list[tuple[str, int]]:
 
 
 def global_order(parts: list[list]) -> list:
-    """The sequence of which rank r has every len(parts)-th sample."""
+    """Return the sequence from the parts of the ranks: rank r has every len(parts)-th sample."""
     return [part[i] for i in range(max(map(len, parts))) for part in parts if i < len(part)]
 
 

@@ -9,7 +9,7 @@ from soak import SOAK
 from tar_corpus import Drip, blocks, pack, program, read, tarfile_archive, write_files
 
 from tarshards.errors import OpenError, TarError
-from tarshards.samples.read import group_members
+from tarshards.samples.grouping import group_members
 from tarshards.storage.opening import open_shard
 from tarshards.tar.read import BLOCK, END, padding, read_members
 

@@ -16,8 +16,8 @@ from test_tar_scan import buffers
 
 from tarshards import Ledger
 from tarshards.errors import SampleError, TarError
+from tarshards.samples.grouping import group_members, read_shard
 from tarshards.samples.keys import split_name
-from tarshards.samples.read import group_members, read_shard
 from tarshards.storage.manifest import Shard
 from tarshards.tar import _tar_py
 from tarshards.tar.read import END, MEMBER_LIMIT, Member, read_members

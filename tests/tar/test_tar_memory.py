@@ -23,7 +23,7 @@ print(getrusage(RUSAGE_SELF).ru_minflt - before, len(sizes))
 
 
 def faults(path, **environment):
-    """The pages that the second epoch in a process of its own has zeroed."""
+    """Return the number of pages that the second epoch, in a separate process, has zeroed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_PRE"))}
     command = [sys.executable, "-c", READ, str(path)]
     done = subprocess.run(command, env=kept | environment, capture_output=True, text=True, check=True)

@@ -13,7 +13,17 @@ from soak import SOAK
 
 from tarshards import ShardWriter, write_samples
 from tarshards.testing import chaos
-from tarshards.testing.chaos import NEMESES, RoundOutcome, RoundWorld, Sample, Suite, draw, main, our_readers, preload
+from tarshards.testing.chaos import (
+    NEMESES,
+    DeliveredSample,
+    RoundOutcome,
+    RoundWorld,
+    Suite,
+    draw,
+    main,
+    our_readers,
+    preload,
+)
 from tarshards.testing.chaos_shards import ShardCopies, beginning, changed, read_truth, resized
 
 ROUNDS = 20 if SOAK == 1 else 40 * SOAK
@@ -152,7 +162,7 @@ def test_ranks_that_wait_for_one_with_an_error_are_ended(urls, copies, tmp_path,
 def test_what_was_delivered_is_compared_with_the_plan(urls, copies, tmp_path):
     world = RoundWorld(0, 0, "planned", "copy", "nothing", True, 1, False)
     round = chaos.Round(world, copies, urls, tmp_path)
-    every = [Sample(key, fields, 0) for samples in copies.truth[0].values() for key, fields in samples.items()]
+    every = [DeliveredSample(key, fields, 0) for samples in copies.truth[0].values() for key, fields in samples.items()]
     by_key = {sample.key: sample for sample in every}
     right = [by_key[key]._replace(position=place) for place, key in enumerate(round.expected)]
 

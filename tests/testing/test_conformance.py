@@ -18,8 +18,8 @@ from tarshards import EpochPlan, IndexedShards, Ledger, read_samples
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError, UrlError
 from tarshards.index import _headers_py
 from tarshards.index.build import build_index
+from tarshards.samples.grouping import group_members
 from tarshards.samples.keys import split_name
-from tarshards.samples.read import group_members
 from tarshards.tar import _tar_py
 from tarshards.tar.read import read_members
 from tarshards.testing.conformance import CASES, ReaderOutput, examine, judge, load_cases
@@ -29,7 +29,7 @@ EVERY = load_cases()
 NAMED = {case.name: case for case in EVERY}
 CLASSES = {"archive": TarError, "sample": SampleError, "compression": OpenError, "open": OpenError}
 CLASSES["expression"] = UrlError
-KERNELS = ("tar.read.scan", "tar.read.cut", "tar.read.walk", "samples.read.Grouper")
+KERNELS = ("tar.read.scan", "tar.read.cut", "tar.read.walk", "samples.grouping.Grouper")
 
 
 @pytest.fixture(params=["native", "python"])

@@ -57,7 +57,7 @@ class Filtered(Planned):
 
 
 class Streamed:
-    """Shards are shared out over ranks and workers, and each worker mixes its samples in a buffer of its own.
+    """Shards are divided among ranks and workers, and each worker mixes its samples in its own buffer.
 
     A state is that of the buffers, for the same ranks and workers.
     """

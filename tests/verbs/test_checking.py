@@ -315,7 +315,7 @@ def test_duplicates_are_those_of_a_dict(held, monkeypatch):
 
 @pytest.mark.parametrize("count", [300_000, *[pytest.param(1_000_000, marks=pytest.mark.soak)] * (SOAK > 1)])
 def test_duplicates_within_bounded_memory(count):
-    """Keys on disk take less than 64 MB, of which Python itself has 10; a dict of 300,000 would take 80."""
+    """Keys on disk take less than 64 MB, including 10 MB of Python itself; a dict of 300,000 keys would take 80 MB."""
     code = (
         f"count = {count}"
         """

@@ -20,7 +20,7 @@ from tarshards.write.dataset import write_dataset
 
 
 class Squares:
-    """A sequence that is no list."""
+    """A sequence that is not a list."""
 
     def __init__(self, count: int, broken: int | None = None):
         self.count, self.broken = count, broken

@@ -124,7 +124,7 @@ CALLS = {  # the function, and how many files it renames
     lambda sync: map_shards(list, "in-{0..2}.tar", "out-%d.tar", progress=False, sync=sync): 11,
     lambda sync: reshard("in-{0..2}.tar", "out-%d.tar", shards=2, sync=sync): 11,
     lambda sync: split_samples(SAMPLES, Location("out-%d.tar", sync=sync), max_samples=5, index=True): 5,
-    lambda sync: build_index("in-0.tar").save("in-0.tar", sync=sync): 1,
+    lambda sync: build_index("in-0.tar").save(Location("in-0.tar", sync=sync)): 1,
     lambda sync: list(refresh_indexes(["in-0.tar"], crc=True, how=Writing(sync=sync))): 1,
     lambda sync: list(export_indexes(["in-0.tar"], "dali", how=Writing(sync=sync))): 1,
     lambda sync: list(export_indexes(["in-0.tar"], "tar.idx", how=Writing(sync=sync))): 1,

@@ -1,4 +1,4 @@
-"""If two writers would write the same shard at once, the second is refused as long as the first is open."""
+"""If two writers would write the same shard at once, the second is refused while the first is open."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ except OpenError as error:
             racer.stdin.close()
         ended = [racer.wait(60) for racer in racers]
         assert set(ended) <= {0, 17}
-        # Who comes when another has ended writes the shards anew; none is of two.
+        # A writer that starts after another has ended rewrites the shards; no shard mixes two writers.
         assert len(texts()) == 1
         assert ended[int(texts().pop())] == 0
         assert not os.path.exists(LOCKS)

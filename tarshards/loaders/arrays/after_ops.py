@@ -61,7 +61,7 @@ class FieldsBatchMaker(ArrayBatchMaker):
         return self._find([results.get(row, LEFT_OUT) for row in range(len(part))], numbers)
 
     def _find(self, results: Sequence[Any], numbers: np.ndarray) -> LocatedSamples:
-        """Find the fields of what came out of the ops, ``LEFT_OUT`` where nothing did."""
+        """Find the fields of the results of the ops; ``LEFT_OUT`` if there is no result."""
         failures: Failures = {}
         columns: list[list[Any]] = [[b""] * len(results) for _ in self.assembler.terms]
         keys, urls = [""] * len(results), [""] * len(results)

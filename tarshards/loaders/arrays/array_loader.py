@@ -47,13 +47,13 @@ from tarshards.stream.other_names import explains
 from tarshards.stream.sources import PlannedSource, Progress, check_replayed, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
-TOGETHER = 1 << 11  # samples that are located at once
+TOGETHER = 1 << 11  # samples to locate at once
 # Where making batches takes hardly longer than that. More samples have more neighbours that share pages: of 100
 # million samples half as many take 1.15 x the time (1.3 x when read again), twice as many 0.95 x, and twice the memory.
 TOGETHER_QUICK = 1 << 17
-TRIED = 1 << 10  # samples that are tried at once until one shows what the fields are like
+TRIED = 1 << 10  # samples to try at once until one shows the form of the fields
 
-#: Returns the samples of a batch; and what replaces some of them.
+#: Returns the samples of a batch; returns substitutes for some of them.
 Locate = tuple[Callable[[], LocatedSamples], Substitution | None]
 
 
@@ -165,7 +165,7 @@ class ArrayBatchMaker(BatchMaker):
         return drawn
 
     def count(self, part: Part, failures: Failures) -> None:
-        """Count in *part* what became of its samples."""
+        """Count the outcomes of the samples of *part*."""
         failed = sum(map(has_failed, failures.values()))
         part.taken, part.quarantined = len(part), len(failures) - failed
         part.members = (len(part) - len(failures)) * len(self.assembler.terms)
@@ -229,11 +229,11 @@ class ArrayLoader(ResumableLoader):
 
     *dataset* is a ``ShardDataset`` or ``Stream.from_shards(...)`` without ops; order, tail, seed and ledger are its
     own. Batches are numpy's, or torch's on *device*; you may keep them, and buffers that you have released are reused.
-    With *reuse* buffers are reused in turn: a batch is valid until the next but one is asked for.
-    *prefetch* batches are made ahead by threads, besides those under way. ``state_dict()`` tells where the loop
-    stands, as of ``ShardLoader``; ``monitor`` where the time goes. *drop_last* and *steps* are as of ``ShardLoader``.
-    With *packing* so are batches; fields of ``readers.ragged`` come as values alone, with ``cu_seqlens`` and
-    ``position_ids``.
+    With *reuse* buffers are reused in turn: a batch is valid until the second batch after it is requested. *prefetch*
+    batches are made ahead by threads, besides those under way. ``state_dict()`` is the position of the loop, as for
+    ``ShardLoader``; ``monitor`` shows where the time is spent. *drop_last* and *steps* are as of ``ShardLoader``.
+    Batches with *packing* are also as of ``ShardLoader``; fields of ``readers.ragged`` come as values alone, with
+    ``cu_seqlens`` and ``position_ids``.
 
     A sample that does not decode raises DecodeError, or goes to the ledger and is missing in its batch; with *fill* it
     is replaced as in a ``ShardLoader``, which requires indexed shards.
@@ -425,5 +425,5 @@ def _results(
 
 
 def number_of(key: str) -> int:
-    """A number that tells a sample from others where nothing counts them."""
+    """A number that distinguishes a sample from others without a count of samples."""
     return int.from_bytes(blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")

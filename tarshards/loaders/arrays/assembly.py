@@ -30,14 +30,14 @@ Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 Substitution = Callable[[list[int]], AbstractContextManager[tuple["LocatedSamples", Failures]]]
 
 _one = [object()]
-ALONE = sys.getrefcount(_one[0])  # of what only a list holds
+ALONE = sys.getrefcount(_one[0])  # the count of an object that only a list refers to
 
 
 @dataclass
 class LocatedSamples:
-    """The samples of a batch and where their fields lie.
+    """The samples of a batch and the addresses of their fields.
 
-    *numbers* are what their random draws are made of, *shards* the indices of their URLs in *names*.
+    *numbers* seed their random draws, *shards* are the indices of their URLs in *names*.
     """
 
     fields: LocatedFields
@@ -146,7 +146,7 @@ class Assembler:
             self.is_open = True
 
     def open(self, samples: LocatedSamples) -> Failures:
-        """Let the readers learn what their fields are like from the first sample that they can read.
+        """Let the readers determine the form of their fields from the first sample that they can read.
 
         Returns what failed before it.
         """
@@ -229,9 +229,9 @@ class Assembler:
     def _read_batch(
         self, samples: LocatedSamples, failures: Failures, draws: np.ndarray, number: int
     ) -> tuple[dict[str, Any], LocatedFields | None, Failures]:
-        """Return the batch of what is not among the *failures*, its fields (None for none to read), and all failures.
+        """Return the batch without the *failures*, its fields (None if there are none to read), and all failures.
 
-        Raises OSError where a mapped shard has shrunk.
+        Raises OSError if a mapped shard has shrunk.
         """
         if len(failures) == len(samples):
             return self._nothing(), None, failures
@@ -310,13 +310,13 @@ class Memory:
             for i in [number % len(arrays)] if self._ring else range(len(arrays)):
                 if arrays[i] is None and count == self._size:  # those of an epoch's end are not worth keeping
                     arrays[i] = reader.make(count)
-                    return arrays[i][:]  # whoever holds a view of it holds it
+                    return arrays[i][:]  # a view keeps a reference to the array
                 if arrays[i] is not None and (self._ring or sys.getrefcount(arrays[i]) == ALONE):
                     return arrays[i][:count]
         return reader.make(count)
 
     def empty(self, column: int, number: int, count: int, dtype: np.dtype) -> np.ndarray:
-        """Return an array of *count* elements for what is joined of a column of the *number*-th batch."""
+        """Return an array of *count* elements for the joined values of a column of the *number*-th batch."""
         buffers, size = self._bytes[column], count * dtype.itemsize
         with self._lock:
             for i in [number % len(buffers)] if self._ring else range(len(buffers)):

@@ -1,4 +1,4 @@
-"""Augmentations of a batch: ``transform(batch, rng) -> batch``, a new dict; the one given is left as it is.
+"""Augmentations of a batch: ``transform(batch, rng) -> batch``, a new dict; the given one is unchanged.
 
 A batch is a dict of arrays with a row a sample; images are of shape (n, height, width, channels). The options are given
 with functools.partial: ``transforms=[partial(flip, field="jpg"), partial(to_chw, field="jpg")]``. The generator is
@@ -49,7 +49,7 @@ def cutout(batch: Batch, rng: np.random.Generator, *, field: str, size: int, fil
 
 
 def translate(batch: Batch, rng: np.random.Generator, *, field: str, most: int, fill: Any = 0) -> Batch:
-    """Shift each image by up to *most* pixels in both directions; what comes in from outside is *fill*.
+    """Shift each image by up to *most* pixels in both directions; new pixels at the borders are *fill*.
 
     >>> images = np.arange(1, 4).reshape(1, 1, 3, 1)
     >>> translate({"png": images}, np.random.default_rng(9), field="png", most=1)["png"].ravel().tolist()
@@ -106,7 +106,7 @@ def to_chw(batch: Batch, rng: np.random.Generator, *, field: str) -> Batch:
 
 
 def replace_label(batch: Batch, rng: np.random.Generator, *, field: str, labels: Mapping[str, Any]) -> Batch:
-    """Give the samples whose keys are in *labels* the label that stands there.
+    """Give the samples whose keys are in *labels* the label for their key.
 
     >>> batch = {"__key__": ["a", "b"], "cls": np.array([1, 1])}
     >>> replace_label(batch, np.random.default_rng(0), field="cls", labels={"b": 7})["cls"].tolist()
@@ -147,7 +147,7 @@ def _images(batch: Batch, field: str) -> np.ndarray:
 
 
 def _inside(rng: np.random.Generator, count: int, side: int, size: int) -> np.ndarray:
-    """Where, along one side, a random stretch of *size* lies: (count, side) of bool."""
+    """Return a mask along one side that marks a random stretch of *size*: (count, side) of bool."""
     begin = rng.integers(0, side - size + 1, (count, 1))
     pixel = np.arange(side)
     return (begin <= pixel) & (pixel < begin + size)

@@ -136,7 +136,7 @@ class Arenas:
         weakref.finalize(self, os.close, file)
         self._memory: dict[int, mmap] = {}
         self._tickets, self._count = [0] * self.each, 0  # of one worker
-        # The arena of its next message and the bytes of it that are taken; and the arrays that lie in each.
+        # The arena of its next message and the number of its used bytes; and the arrays in each arena.
         self._next: int | None = None
         self._filled = 0
         self._begins: list[int] = []  # of the arrays in it
@@ -320,7 +320,7 @@ class Arenas:
         return self._next
 
     def _begin_of(self, number: int, buffer: memoryview) -> int | None:
-        """Return where *buffer* lies in the arena of the next message; None if it lies elsewhere."""
+        """Return the offset of *buffer* in the arena of the next message; None if it is elsewhere."""
         for begin, array in zip(self._begins, self._arrays[number]):
             offset = address_of(buffer) - array.__array_interface__["data"][0]
             if 0 <= offset <= len(array) - buffer.nbytes:
@@ -435,7 +435,7 @@ class ArenaMemory:
         return array[:]
 
     def empty(self, column: int, number: int, count: int, dtype: np.dtype) -> np.ndarray:
-        """Return an array of *count* elements for what is joined of a column."""
+        """Return an array of *count* elements for the joined values of a column."""
         return self._empty((count,), dtype)
 
 

@@ -87,7 +87,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     workers.
 
     Raises TypeError for ops that hold or count samples across batches, and for wrong arguments; ``shuffle`` is left out
-    where the plan permutes all samples. Iterating raises WorldError where there are no indexes and the ranks do not
+    where the plan permutes all samples. Iterating raises WorldError if there are no indexes and the ranks do not
     divide the shards, unless *steps* or ``tail="exact"`` is given.
     """
 

@@ -6,8 +6,8 @@ Read in this order:
 - ``attempt``: the record that an attempt at an item writes before it starts, for the next attempt to clean up
 - ``worker``: runs one task and writes its markers; ``__main__``: the worker as a program, for Slurm;
   ``init_process``: the worker as process 1 of a container
-- ``local_run``: tasks on this machine; ``remote_worker``: the same where an executor calls functions;
-  ``scheduler``: the parts common to Slurm and Kubernetes
+- ``local_run``: tasks on this machine; ``remote_worker``: the same by calls of an executor; ``scheduler``: the parts
+  common to Slurm and Kubernetes
 - ``slurm``, ``kubernetes``: one scheduler each; ``kubernetes_objects``: the Jobs that are submitted
 - ``status``: the progress of a job; ``job_folder``: the files that the submitting machine keeps about a job
 """

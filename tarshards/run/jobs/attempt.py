@@ -1,4 +1,4 @@
-"""One attempt at an item, and the record from which a later attempt knows which files this one has left.
+"""One attempt at an item, and the record that tells a later attempt which files this one has left.
 
 A killed tool of ours may leave a complete output without its marker, and would refuse to replace it forever. So before
 the command starts, the attempt records which output files of our tools do not exist. If such a file exists when the
@@ -34,14 +34,14 @@ PATIENCE = 10  # times that the lock is tried before the wait is reported
 
 
 class Attempt:
-    """An attempt at *item*; ``descriptor`` is the lock, which the command inherits, None where markers are remote."""
+    """An attempt at *item*; ``descriptor`` is the lock, which the command inherits, None if markers are remote."""
 
     def __init__(self, plan: JobPlan, item: Item):
         self._files = plan.files_of(item)
         self._location = Location(plan.marker(item, "started"))
         self._digest = plan.digest(item)
         self.descriptor: int | None = None
-        self.absent: list[str] = []  # the output files of our tools that did not exist before any attempt
+        self.absent: list[str] = []  # output files of our tools that did not exist before any attempt
 
     def __enter__(self) -> Attempt:
         return self
@@ -51,7 +51,7 @@ class Attempt:
             release(self.descriptor, unlock=False)
 
     def lock(self, stopped: Callable[[], bool]) -> bool:
-        """Wait until no other attempt at the item is running; return False if *stopped* before."""
+        """Wait until no other attempt at the item is running; return False if *stopped* first."""
         path = self._location.path
         if path is None or not self._files:
             return not stopped()

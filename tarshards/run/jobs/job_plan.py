@@ -25,7 +25,7 @@ TOOLS = {
     *("tarshow", "tarsort", "tarsplit", "tarview"),
 }
 EXPANDED = re.compile(r"[$`*?~]")  # what bash replaces
-SLOTS = re.compile(r"\0(?:-[pj]\0?|--parallel[=\0])(\d+)(?=\0)")  # among words that each have a \0 around them
+SLOTS = re.compile(r"\0(?:-[pj]\0?|--parallel[=\0])(\d+)(?=\0)")  # in words that are separated by \0
 NUMBERED = re.compile(r"%\d*d|\{shard")  # a pattern for several outputs, not one name
 
 
@@ -64,7 +64,7 @@ class JobPlan(NamedTuple):
         return None if self.output is None else fill(self.output, item)
 
     def local_output(self, item: Item) -> Location | None:
-        """Return the local file without which *item* is not done; None if its output is unknown or remote."""
+        """Return the local file that must exist for *item* to be done; None if its output is unknown or remote."""
         output = self.output_of(item)
         return Location.of(output) if output is not None and Location.of(output).is_local else None
 
@@ -79,9 +79,9 @@ class JobPlan(NamedTuple):
         return [fill(word, item) for word in dict.fromkeys(words)]
 
     def files_of(self, item: Item) -> dict[str, bool]:
-        """Return the files that the command is known to write for *item*, each with whether a tool of ours writes it.
+        """Return the known output files of the command for *item*, each with whether a tool of ours writes it.
 
-        They are its output, and the argument of each -o or --output; remote files only of our tools.
+        They are its output, and the argument of each -o or --output; remote files are included only for our tools.
         """
         commands = self._commands
         found: dict[str, bool] = {}
@@ -99,7 +99,7 @@ class JobPlan(NamedTuple):
 
     @property
     def cores(self) -> int | None:
-        """The cores that our tools in the command use by -p, -j or --parallel; None if none of them gives a number.
+        """The cores that our tools in the command use by -p, -j or --parallel; None if no number is given.
 
         >>> make_plan(["tarcat {} | tarproc -p 16 -c run - -o s3://b/{}"], ["a"], state="s").cores
         16
@@ -225,7 +225,7 @@ def make_plan(
 
 
 def check_markers(plan: JobPlan) -> None:
-    """Raise ValueError if two items have the same marker: one would mark the other as done."""
+    """Raise ValueError if two items have the same marker, since one would mark the other as done."""
     marker, count = Counter(map(plan.marker, plan.items)).most_common(1)[0]
     if count > 1:
         if plan.output is None:

@@ -1,4 +1,4 @@
-"""Runs the tasks of a plan on this machine, or from it."""
+"""Runs the tasks of a plan on this machine, or by calls of an executor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_local(
 ) -> Status:
     """Run the items that *status* does not count as done, *slots* tasks at once, and return the final status.
 
-    Commands run on this machine, or where *executor* calls functions.
+    Commands run on this machine, or on the machines of *executor*.
 
     An item whose command fails is retried after all others, up to *retries* times, unless it ended with status 42; an
     item that did so in an earlier run runs only with *again*. More than *max_failed* failures end the run. An
@@ -54,7 +54,7 @@ def run_local(
     if not todo:
         return status
     status.ended = False
-    failed: dict[int, Record] = {}  # to be retried
+    failed: dict[int, Record] = {}  # items to retry
     make_worker = Worker if executor is None else partial(RemoteWorker, executor)
     with make_worker(plan, run=f"{os.getpid()}-{time.time_ns()}", owner=folder.path) as worker:
         for left in range(retries, -1, -1):
@@ -86,7 +86,7 @@ def _rest(plan: JobPlan, numbers: set[int]) -> set[int]:
 def _results(
     worker: Worker | RemoteWorker, tasks: list[tuple[Item, ...]], folder: JobFolder, slots: int
 ) -> Generator[ItemResult | int, None, None]:
-    """Yield the result of each item as it ends; also n when a task of n items begins, and -n when it ends."""
+    """Yield the result of each item when it ends, the number n when a task of n items begins, and -n when it ends."""
     events: SimpleQueue[Any] = SimpleQueue()
     waiting = iter(tasks)  # next() on a list's iterator is atomic
 

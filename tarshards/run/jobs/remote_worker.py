@@ -1,4 +1,4 @@
-"""Runs items as calls of an executor, each on a machine of its cluster, which has the same files."""
+"""Runs items as calls of an executor on the machines of its cluster, which share the files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RemoteWorker:
         self.stopped = True
 
     def run(self, item: Item, log: Any) -> ItemResult:
-        """Run the command of *item* as ``Worker.run`` does; a machine that is lost is a failure."""
+        """Run the command of *item* as ``Worker.run`` does; the loss of its machine is a failure."""
         future = self._executor.submit(self._call, item)
         while not wait([future], TICK).done:
             if self.stopped:

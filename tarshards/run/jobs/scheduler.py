@@ -15,7 +15,7 @@ from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.run.jobs.status import Show, Status, survey
 
 SCHEDULERS = {"slurm": "Slurm", "kubernetes": "Kubernetes"}
-ATTENDED = ("local", "ray")  # a process of this machine runs the job or waits for its calls
+ATTENDED = ("local", "ray")  # a process on this machine runs the job, or waits for its calls
 PAUSE = 1.0  # seconds between two queries of a local job
 
 
@@ -126,7 +126,7 @@ def wait(folder: JobFolder, show: Show) -> tuple[JobPlan, Status, list[str]]:
         poll = scheduler.poll(record["parts"])
         if poll.ended or poll.done is None:
             status = survey(plan, status)
-        else:  # do not read remote markers again and again
+        else:  # avoid reading remote markers repeatedly
             status.done |= poll.done
             fresh = plan.only((poll.failed or set()) - set(status.failed))
             status.failed.update(survey(fresh).failed)

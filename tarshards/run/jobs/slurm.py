@@ -20,10 +20,10 @@ from tarshards.run.jobs.scheduler import Poll, tasks_of
 from tarshards.run.jobs.worker import PERMANENT
 
 PAUSE = 5.0  # seconds between two queries
-MAX_ARRAY = 1001  # Slurm's default MaxArraySize, one more than the largest array
+MAX_ARRAY = 1001  # Slurm's default MaxArraySize: one more than the size of the largest array
 RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT"}
 OPEN = RUNNING | {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "SUSPENDED", "SIGNALING", "STOPPED"}
-FINE = OPEN | {"COMPLETED", "FAILED"}  # markers describe commands that failed
+FINE = OPEN | {"COMPLETED", "FAILED"}  # states without a note: markers describe failed commands
 
 SCRIPT = """\
 #!/bin/bash
@@ -137,7 +137,7 @@ def worker_command() -> list[str]:
 def _states(job: str) -> dict[int, str]:
     """Return the states of an array's tasks, as far as Slurm knows them."""
     states: dict[int, str] = {}
-    with suppress(OpenError):  # accounting may not run; it remembers longer
+    with suppress(OpenError):  # accounting may be off; it keeps jobs longer than squeue
         rows = _call(["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", job])
         states.update(_rows(line.partition("_")[2] for line in rows.splitlines()))
     with suppress(OpenError):  # Slurm may have forgotten the job

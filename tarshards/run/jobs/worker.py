@@ -1,4 +1,4 @@
-"""Runs one task, on any machine: its commands one after the other, and a marker for each result."""
+"""Runs one task, on any machine: runs its commands one after the other, and writes a marker for each result."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tarshards.storage.markers import find_made, read_marker, remove_marker, wri
 PERMANENT = 42  # the exit status of a command that will never succeed
 FAILED = 1
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-SCHEDULER_GRACE = 25.0  # the same under Kubernetes and Slurm, which by default kill 30 seconds after SIGTERM
+SCHEDULER_GRACE = 25.0  # the same under Kubernetes and Slurm, which send SIGKILL 30 seconds after SIGTERM by default
 STDOUT = 1
 INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_ARRAY_TASK_ID")
-TAIL = 4096  # bytes of a log that are searched for its last line
-LINE = 200  # characters of that line that are kept
+TAIL = 4096  # bytes at the end of a log in which its last line is searched
+LINE = 200  # most characters of that line to keep
 
 
 class ItemResult(NamedTuple):
@@ -38,7 +38,7 @@ class ItemResult(NamedTuple):
 
     @property
     def permanent(self) -> bool:
-        """Whether the item must not be tried again."""
+        """Whether the item must not be retried."""
         return self.status == PERMANENT
 
 
@@ -74,15 +74,15 @@ class Worker:
     def run(self, item: Item, log: Any = None) -> ItemResult:
         """Run the command of *item*, unless a marker says that it is done, and write a marker.
 
-        Its output is appended to the file *log*, or copied to our stdout. A failure keeps the result of the first try
-        in this run, unless the item must not be tried again.
+        Its output is appended to the file *log*, or copied to our stdout. If the item fails again, the record of its
+        first failure in this run is kept, unless the item must not be retried.
         """
         plan = self.plan
         with Attempt(plan, item) as attempt:
             if not attempt.lock(lambda: self.stopped):
                 return ItemResult(item, None)
             if find_made(plan.marker(item), plan.digest(item), plan.local_output(item)) is not None:
-                attempt.end()  # left by a killed worker
+                attempt.end()  # its record was left by a killed worker
                 return ItemResult(item, 0)
             earlier = read_marker(plan.marker(item, "failed"))
             record = {"digest": plan.digest(item), "item": list(item.values), "host": socket.gethostname()}
@@ -154,7 +154,7 @@ class _Copy:
                 sys.stdout.buffer.flush()
 
     def finish(self) -> None:
-        """Wait for the rest of the output, but not for a process outside the group that keeps the pipe open."""
+        """Wait for the rest of the output, but not for processes outside the group that keep the pipe open."""
         self._thread.join(1)
 
 
@@ -177,7 +177,7 @@ def last_line(text: bytes) -> str:
 def run_task(url: str, *, index: int | None = None) -> int:
     """Run a task of the plan at *url*, by default the one in the scheduler's environment; return the exit code.
 
-    The code is 0 if all items are done, 42 if all failures are permanent, and 1 if another try may help.
+    The code is 0 if all items are done, 42 if all failures are permanent, and 1 if a retry may help.
     """
     location = Location.of(url)
     plan = JobPlan.loads(location.read().decode(), url=location.name)

@@ -29,7 +29,7 @@ from tarshards.samples.keys import Sample
 PROGRAM = os.path.join(os.path.dirname(__file__), "slot.py")
 SENT_AHEAD = 0.030  # most seconds of work sent ahead to a slot
 MAX_DEPTH = 64  # most samples sent to a slot
-GATHER = 0.001  # seconds to collect the replies of quick slots, so that the thread wakes less often
+GATHER = 0.001  # seconds to collect the replies of fast slots, so that the thread wakes less often
 PIPE_SIZE = 1 << 20  # bytes
 
 
@@ -42,9 +42,9 @@ class QueuedSample:
         self.index: int = index
         self.sample: Sample = sample
         self.fields: dict[str, bytes] = {}
-        self.size: int = 0  # bytes of the fields
-        self.made: int = 0  # bytes of the outputs
-        self.name: str = ""  # in the journal
+        self.size: int = 0  # total bytes of the fields
+        self.made: int = 0  # total bytes of the outputs
+        self.name: str = ""  # name in the journal
         self.tries: int = 0
         self.begun: float = 0.0
         self.seconds: float = 0.0
@@ -82,10 +82,10 @@ class Slot:
             os.set_blocking(pipe.fileno(), False)
             with suppress(OSError, AttributeError):  # the pipes of one user share a limit; only Linux has such sizes
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-        self.sent: deque[QueuedSample] = deque()  # without a reply yet
-        self.depth: int = 1  # limit of samples sent
+        self.sent: deque[QueuedSample] = deque()  # samples without a reply yet
+        self.depth: int = 1  # limit of the samples sent
         self.closed: bool = False  # the process sends no more replies
-        self.begun: float | None = None  # when the first of the sent samples began, as far as known
+        self.begun: float | None = None  # the time when the first sent sample began, if known
         self.unsent: deque[bytes | memoryview] = deque([pickle.dumps(tuple(work))])
         self._frames = Frames()
 
@@ -108,7 +108,7 @@ class Slot:
                 sent = os.writev(self.jobs.fileno(), list(islice(self.unsent, MAX_DEPTH)))
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # the end of the replies gives the reason
+            except BrokenPipeError:  # reading the end of the replies gives the reason
                 self.unsent.clear()
                 return
             while sent:

@@ -91,7 +91,7 @@ def _refused(name: str, sample: Sample) -> TarshardsError:
 
 
 def remove(folder: str, fields: Iterable[str] = ()) -> None:
-    """Remove *folder* with all its contents, read-only directories included.
+    """Remove *folder* with all its contents, including read-only directories.
 
     It is not listed if it contains only the files of *fields*.
     """

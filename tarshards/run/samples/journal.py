@@ -137,12 +137,12 @@ class Journal:
 
 
 def add_end(path: str, run: str) -> None:
-    """Record that the samples of *run*, a description, are finished, before the output gets its name."""
+    """Record that the samples of *run*, a description of it, are finished, before the output gets its name."""
     _with_journal(path, lambda journal: journal.add(_end(run), SampleResult([], None)))
 
 
 def has_ended(path: str, run: str) -> bool:
-    """Whether the samples of *run* were finished: if so, *run* wrote an output that exists."""
+    """Whether the samples of *run* were finished; then an existing output was written by *run*."""
     return os.path.exists(path) and _with_journal(path, lambda journal: journal.find(_end(run)) is not None)
 
 
@@ -171,7 +171,7 @@ class Joblog:
             raise
 
     def add(self, index: int, times: tuple[float, float], *cells: int | str) -> None:
-        """Add the line of one sample; *times* are its start and its seconds."""
+        """Add the line of one sample; *times* are its start and its duration in seconds."""
         self._write([str(index + 1), self._host, *(f"{time:.3f}" for time in times), *map(str, cells)])
 
     def _write(self, row: list[str]) -> None:

@@ -53,7 +53,7 @@ class Work(NamedTuple):
     add_log: str | None = None
     timeout: float | None = None
     retries: int = 0
-    strip: tuple[str, ...] = ()  # fields without the newline that shells end a value with
+    strip: tuple[str, ...] = ()  # fields that lose the newline that shells add to a value
 
     def __str__(self) -> str:
         return str(self.command or self.script or self.server or self.python)
@@ -296,7 +296,7 @@ def load(name: str) -> Callable[..., Any]:
 
 def encoded_results(sample: Sample, results: Any) -> list[Sample]:
     """Return a function's result for *sample* (None, a dict or a list of dicts) as dicts with all fields encoded."""
-    from tarshards.samples.read import encode_sample
+    from tarshards.samples.grouping import encode_sample
 
     results = [] if results is None else [results] if isinstance(results, dict) else results
     if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):

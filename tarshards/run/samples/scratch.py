@@ -14,7 +14,7 @@ from tarshards.samples.codecs import encode_field
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.storage.locks import lock, release
 
-MIN_FREE = 1 << 30  # bytes that must be free in /dev/shm for it to be used
+MIN_FREE = 1 << 30  # /dev/shm is used if this many bytes are free
 VARIABLE = "TAR_SCRATCH"
 NAME = re.compile(r"tarproc-\d+-[0-9a-f]{12}")
 

@@ -1,4 +1,4 @@
-"""The program of a slot: it reads the work and then samples from stdin, runs each sample, and replies on stdout.
+"""The program of a slot: reads the work and then samples from stdin, runs each sample, and replies on stdout.
 
 Samples are sent ahead. After a failed or slow sample, the slot discards those that it has received but not started, up
 to the next None: the run may be about to halt, or another slot may be free.

@@ -12,7 +12,7 @@ SHOWN = 1000  # findings of a kind that are kept; the others are only counted
 
 
 class Finding(NamedTuple):
-    """One fault; *url*, *offset* (bytes), *key* and *field* are None where they do not apply."""
+    """One fault; *url*, *offset* (bytes), *key* and *field* are None if they do not apply."""
 
     severity: Literal["error", "warning"]
     kind: str

@@ -45,7 +45,7 @@ def npy(array):
 
 
 def read(reader, datas, *, field="bin", seed=0, epoch=0, parts=1, samples=None):
-    """Return the batch, and what failed, that a loader with so many threads makes of *datas*."""
+    """Return the batch that a loader with this number of threads makes of *datas*, and the failed samples."""
     payloads = Payloads.of(datas)
     samples = np.arange(len(datas)) if samples is None else samples
     draws = draws_of(seed, epoch, samples)
@@ -60,7 +60,7 @@ def read(reader, datas, *, field="bin", seed=0, epoch=0, parts=1, samples=None):
 
 
 def whole(reader, datas, **options):
-    """Return the batch, of which nothing failed."""
+    """Return the batch, of which no sample failed."""
     batch, failed = read(reader, datas, **options)
     assert not failed, failed
     return batch

@@ -52,7 +52,7 @@ def test_the_whole_image_is_resized():
 
 
 def test_center_is_torchvisions_resize_and_center_crop():
-    # Of a square image: resized to 48, of which the middle 32 stay.
+    # A square image is resized to 48, and its middle 32 pixels are kept.
     pixels = picture(32, 32)
     resized = np.asarray(Image.fromarray(pixels).resize((48, 48), BILINEAR))
     close(whole(image(32, crop="center", ratio=32 / 48), [saved(pixels, "PNG")])[0], resized[8:40, 8:40])

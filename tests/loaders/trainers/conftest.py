@@ -55,6 +55,6 @@ def from_guide(tmp_path, monkeypatch) -> Callable[[str], ModuleType]:
 
 @pytest.fixture
 def torchtitan(monkeypatch) -> None:
-    """torchtitan's package, which `make test-interop` installs in a folder of its own."""
+    """torchtitan's package, which `make test-interop` installs in a separate folder."""
     monkeypatch.syspath_prepend(Path(sys.prefix, "torchtitan"))
     pytest.importorskip("torchtitan", reason="torchtitan is not installed")

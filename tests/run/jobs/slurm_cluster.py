@@ -1,4 +1,4 @@
-"""A real Slurm of one node on the loopback, in a folder of its own, without systemd: munged, slurmctld and slurmd."""
+"""A real Slurm of one node on the loopback, in its own folder, without systemd: munged, slurmctld and slurmd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tarjob on this machine: done once, retried as told, and resumed after whatever has ended it."""
+"""tarjob on this machine: items run once, are retried as requested, and resume after any interruption."""
 
 from __future__ import annotations
 

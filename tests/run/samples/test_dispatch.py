@@ -1,4 +1,4 @@
-"""How samples are handed out to slots: quick ones are sent several at once, and nothing else is to be seen of it."""
+"""How samples are distributed to slots: fast ones are sent several at once, without any other visible effect."""
 
 from __future__ import annotations
 

@@ -103,11 +103,11 @@ class RawImages(Rows):
         return np.empty((count, *self.view.shape(self.view.size or (height, width), channels)), self.view.dtype)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Resize the images, or copy them if they stay as they are."""
+        """Resize the images, or copy them if their size is unchanged."""
         if self.is_quick:
             return super().read(batch, first, payloads, draws)
         view, flips = self.view, crops.flips_of(draws, self.view.flip)
-        count = len(payloads) if view.crop == "random_resized" else 1  # otherwise all boxes are the same
+        count = len(payloads) if view.crop == "random_resized" else 1  # all other boxes are equal
         heights, widths = (np.full(count, side) for side in self.pixels[:2])
         boxes = np.broadcast_to(view.boxes(heights, widths, draws[:count]), (len(payloads), 4))
         return self.fill(batch, first, payloads, self._write, np.ascontiguousarray(boxes), flips)
@@ -168,7 +168,7 @@ class EncodedImages(Reader):
         return failed
 
     def join(self, batch: Batch) -> Any:
-        """Return one array of images that kept their sizes, if these are the same: if possible the one they lie in."""
+        """Return images that kept their sizes, if these are equal, as one array, without a copy if possible."""
         if self.view.size is not None:
             return batch
         rows = batch[0].base if batch else None
@@ -266,7 +266,7 @@ def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 
 
 def _least(size: tuple[int, int], box: np.ndarray, target: tuple[int, int]) -> tuple[int, int]:
-    """Return the least height and width at which an image of *size* must be decoded for its box to cover *target*."""
+    """Return the smallest height and width at which to decode an image of *size* so that its box covers *target*."""
     left, top, right, bottom = box.tolist()
     factor = min(1.0, max(target[0] / (bottom - top), target[1] / (right - left)))
     return math.ceil(size[0] * factor), math.ceil(size[1] * factor)

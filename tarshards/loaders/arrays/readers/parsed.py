@@ -53,7 +53,7 @@ class Numbers(Reader):
 
 
 class Function(Reader):
-    """A function of a payload, or of what ops have made of it."""
+    """A function of a payload, or of the value that ops have made from it."""
 
     takes_values = True
 
@@ -122,7 +122,7 @@ def floating() -> Reader:
 
 
 def bytes_() -> Reader:
-    """The bytes as they are -> a list of bytes."""
+    """The unchanged bytes -> a list of bytes."""
     return Plain(None)
 
 

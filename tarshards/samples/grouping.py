@@ -153,7 +153,7 @@ def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample]
 
 
 def read_packed(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample | PackedSamples]:
-    """Yield the samples of ``read_to_copy``, those that need not be made to be written again as PackedSamples."""
+    """Yield the samples of ``read_to_copy``; those that can be written without being unpacked, as PackedSamples."""
     return read_in_turn(shards, partial(read_shard, ledger=ledger, file_ranges=True, packs=True))
 
 
@@ -293,7 +293,7 @@ def _anywhere(stream: Any, location: Location) -> Callable[[int, int], bytes] | 
 
 
 def _cost(error: TarError, location: Location, *, is_plain: bool) -> str:
-    """Describe what is not read of a damaged shard, as far as known, and the tool that saves the rest."""
+    """Describe the unread part of a damaged shard, as far as known, and the tool that saves its samples."""
     if location.is_stream:
         return ""
     unread = ""
