@@ -47,7 +47,7 @@ from types import ModuleType
 ROOT = Path(__file__).parents[1]
 BIN = ROOT / "bin"
 #: The packages whose modules are imported; those of the others need torch, or programs rarely do.
-PRELOADED = ("cli", "verbs", "index", "storage", "samples", "write", "run", "tar", "epoch", "stream", "formats")
+PRELOADED = ("cli", "verbs", "index", "storage", "samples", "write", "run", "tar", "epoch", "stream", "formats", "feed")
 #: What the Python has imported, besides.
 IN_PYTHON = [
     "torch.distributed.run",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket as sockets
+from collections import deque
 from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import Any
@@ -372,6 +373,7 @@ def ask_status(
         end = monotonic() + seconds
         while None in answers.values() and monotonic() < end:
             for feeder in feeders.active(end - monotonic()):
+                deque(feeder.changes(), 0)  # those not read would end the next wait at once
                 while (words := feeder.receive()) is not None:
                     answers[feeder.address] = words
         return answers

@@ -15,6 +15,7 @@ from test_feeder_faults import free_port
 from test_remote_loader import batches
 
 from tarshards import RemoteLoader
+from tarshards.feed.feeders import Feeders, ask_status
 
 pytest.importorskip("zmq")
 
@@ -61,3 +62,12 @@ def test_processes_are_replaced_and_end_together(number, monkeypatch):
     assert "Traceback" not in said
     until(lambda: not any(map(is_there, last)))
     loader.close()
+
+
+def test_status_sleeps_while_it_waits(monkeypatch):
+    """The events of connections that fail are read; otherwise none of the waits would last."""
+    active, waits = Feeders.active, []
+    monkeypatch.setattr(Feeders, "active", lambda self, seconds: waits.append(seconds) or active(self, seconds))
+    silent = f"tcp://127.0.0.1:{free_port()}"
+    assert ask_status([silent], keys=None, encrypted=False, seconds=0.5) == {silent: None}
+    assert len(waits) < 50

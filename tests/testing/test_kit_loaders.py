@@ -63,8 +63,8 @@ def filtered(folder: Path, setup: Setup) -> ShardLoader:
 
 
 def mixture(folder: Path, setup: Setup) -> ArrayLoader:
-    """Of the dataset and one of five samples, which is repeated or not taken whole."""
-    datasets = {"a": stream(folder, setup), "b": stream(folder, replace(setup, shards=(5,)))}
+    """Of the dataset and one of three samples; the one that ends first is repeated."""
+    datasets = {"a": stream(folder, setup), "b": stream(folder, replace(setup, shards=(3,)))}
     return arrays(mix(datasets, weights={"a": 2, "b": 1}, seed=setup.seed, until="last", tail="exact"), setup)
 
 
@@ -93,8 +93,8 @@ LOADERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "mixture": (mixture, ANY),
     "samples": (samples, ("workers",)),
 }
-SETUPS = 4  # of a part
-PARTS = 4 * SOAK
+SETUPS = 2  # of a part
+PARTS = 7 * SOAK
 CHAINS = 1 if SOAK == 1 else 2  # of a part
 PROCESSES = 2 if SOAK == 1 else 5 * SOAK
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,22 +43,22 @@ LINES = {
 
 @pytest.fixture
 def start(folder, path_with_started_tools):
-    """Return a function that starts tarjob."""
+    """Return a function that starts tarjob, by default in processes that can be found and killed."""
 
-    def run(*line: object) -> subprocess.Popen:
-        environment = {**os.environ, "PATH": path_with_started_tools}
-        words = [*TARJOB, *map(str, line)]
+    def run(*line: object, path: str = path_with_started_tools) -> subprocess.Popen:
+        words = [shutil.which("tarjob", path=path), *map(str, line)]
+        environment = {**os.environ, "PATH": path}
         return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return run
 
 
 @pytest.fixture
-def again(start):
+def again(start, path_with_tools):
     """Return a function that runs a line to its end, and expects it to succeed and to leave nothing."""
 
-    def run(*line: object) -> None:
-        process = start(*line)
+    def run(*line: object, path: str = path_with_tools) -> None:
+        process = start(*line, path=path)
         out, errors = process.communicate(timeout=60)
         assert (process.returncode, out) == (0, ""), errors
         assert "Traceback" not in errors
@@ -124,13 +125,13 @@ EACH = [(line, kill) for line in LINES for kill in KILLS if kill != kill_tarproc
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("line", "kill"), EACH if SOAK > 1 else EACH[::2])  # every line, and every kill
-def test_killed_at_any_moment(start, again, shards, line, kill):
+def test_killed_at_any_moment(start, again, shards, path_with_started_tools, line, kill):
     shards(COUNT, samples=5)
     os.mkdir("scratch")
     Path("big").write_bytes(os.urandom(30_000_000 if line == "tar" else 1))
     words = ["-q", "-j", 2, *LINES[line]]
     begun = time.monotonic()
-    again(*words)
+    again(*words, path=path_with_started_tools)
     seconds = time.monotonic() - begun
     whole = outputs()
     assert len(whole) == COUNT

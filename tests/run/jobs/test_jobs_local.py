@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from running import TARJOB
+from soak import SOAK
 
 COUNT = "echo {} >>ran; "
 
@@ -186,7 +187,8 @@ def test_an_end_from_outside_ends_the_commands(tarjob, folder, way):
     assert tarjob("cancel", "sleeper")[2].endswith("nothing was running\n")
 
 
-@pytest.mark.parametrize("trial", range(20))
+@pytest.mark.soak
+@pytest.mark.parametrize("trial", range(10 * SOAK))
 def test_a_killed_run_redoes_only_what_has_no_marker(folder, trial):
     command = "echo {} >>$RAN; sleep 0.0$((RANDOM % 4)); echo {} >out-{}"
     line = ("-s", "{00..23}", "-j", 2, "-q", "--state", "state", "--", command)
