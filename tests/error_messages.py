@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import islice, product
 from pathlib import Path
@@ -17,6 +17,17 @@ PACKAGE = Path(errors.__file__).parent
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.TarshardsError)]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Found = TypeVar("Found")
+#: Errors that become errors of the tree with the same message: their classes, where they are raised, and as what.
+WRAPPED = [
+    (["UnresolvedError"], ["tar/elsewhere"], ["TarError"]),
+    (["ValueError"], ["formats/mds", "samples/lines", "samples/rows", "verbs/create", "verbs/jsonl"], ["SampleError"]),
+    (["Failure"], ["run/samples/runners"], ["OpError"]),
+    (
+        ["ValueError", "TypeError"],
+        [f"samples/codecs/{name}" for name in ("__init__", "array", "audio", "basic", "image", "npy", "video")],
+        ["DecodeError", "EncodeError"],
+    ),
+]
 #: A part of a message that may have more texts than this is written as ….
 MOST_TEXTS = 4
 
@@ -27,14 +38,13 @@ def messages() -> dict[str, dict[str, str]]:
 
     … stands for what differs. A message that comes from elsewhere as a whole, such as from another error, is left out.
     """
-    code = Code()
-    found: dict[str, dict[str, str]] = {kind.__name__: {} for kind in KINDS}
-    for kind in found:
-        for module, scope, call in code.calls[kind]:
-            for text in code.texts(call.args[0], module, scope) if call.args else ():
-                if re.search(r"[^\W_]", text):
-                    found[kind].setdefault(text, f"{module}:{call.lineno}")
-    return {kind: dict(sorted(texts.items(), key=lambda each: each[0].lower())) for kind, texts in found.items()}
+    return {kind.__name__: CODE.messages(kind.__name__) for kind in KINDS}
+
+
+@cache
+def wrapped() -> list[tuple[list[str], dict[str, str]]]:
+    """Return the messages of WRAPPED, with the classes of the tree that may have them."""
+    return [(kinds, CODE.messages(name, modules)) for names, modules, kinds in WRAPPED for name in names]
 
 
 class Code:
@@ -65,6 +75,17 @@ class Code:
             self.calls[called(node)].append((module, scope, node))
         for child in ast.iter_child_nodes(node):
             self._read(child, module, scope)
+
+    def messages(self, kind: str, modules: Collection[str] = ()) -> dict[str, str]:
+        """Return the messages that a class is called with, each with a place; *modules* restricts the places."""
+        found: dict[str, str] = {}
+        for module, scope, call in self.calls[kind]:
+            is_check = bool(scope) and scope[-1].name.endswith("spec")  # of an argument, which nothing wraps
+            if call.args and (not modules or (module.removesuffix(".py") in modules and not is_check)):
+                for text in self.texts(call.args[0], module, scope):
+                    if re.search(r"[^\W_]", text):
+                        found.setdefault(text, f"{module}:{call.lineno}")
+        return found
 
     def texts(self, node: ast.expr, module: str, scope: list[Function]) -> list[str]:
         """Return the texts that an expression may give, with … for the parts that are not known."""
@@ -150,3 +171,6 @@ def assigned(tree: ast.Module | Function) -> Iterator[tuple[str, ast.expr]]:
 def joined(parts: list[list[str]]) -> list[str]:
     """Return the texts of parts one after the other; a run of … is one."""
     return [re.sub(r"…(…|\.\.\.)*", "…", "".join(each)) for each in islice(product(*parts), MOST_TEXTS**2)]
+
+
+CODE = Code()

@@ -146,12 +146,20 @@ def test_rows_are_short(kind):
         assert len(row[1].split()) <= 20, row
 
 
+def lacking(kinds: list[str], found: dict[str, str]) -> dict[str, str]:
+    """Return which of the messages *found* have no row in the sections of *kinds*."""
+    shown = [message for kind in kinds for message in messages(kind)]
+    patterns = [re.compile(".*".join(map(re.escape, message.split("…")))) for message in shown]
+    return {text: place for text, place in found.items() if not any(each.fullmatch(text) for each in patterns)}
+
+
 @pytest.mark.parametrize("kind", error_messages.messages())
 def test_each_message_of_the_code_has_a_cause_and_a_cure(kind):
-    patterns = [re.compile(".*".join(map(re.escape, message.split("…")))) for message in messages(kind)]
-    found = error_messages.messages()[kind]
-    lacking = {text: place for text, place in found.items() if not any(each.fullmatch(text) for each in patterns)}
-    assert not lacking, f"docs/troubleshooting.md has no row in {kind}"
+    assert lacking([kind], error_messages.messages()[kind]) == {}
+
+
+def test_so_have_the_messages_of_errors_that_become_ours():
+    assert [lacking(kinds, found) for kinds, found in error_messages.wrapped()] == [{}] * len(error_messages.wrapped())
 
 
 def test_each_message_on_the_page_is_one_of_the_code():
@@ -163,7 +171,8 @@ def test_each_message_on_the_page_is_one_of_the_code():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 literals.add(node.value)
-    literals |= {text for texts in error_messages.messages().values() for text in texts}
+    found = [*error_messages.messages().values(), *(texts for _, texts in error_messages.wrapped())]
+    literals |= {text for texts in found for text in texts}
     code = "\n".join(literals)
     for kind in error_messages.KINDS:
         for message in messages(kind.__name__):
