@@ -22,7 +22,6 @@ from urllib.parse import unquote, urlsplit
 
 import api_text
 import click
-import error_messages as errors
 import yaml
 
 import tarshards
@@ -81,8 +80,6 @@ def text_of(path: Path, target: str) -> str:
     text = path.read_text()
     if target.startswith("tools/") and target != "tools/index.md":
         text += manual(path.stem)
-    if target == "troubleshooting.md":
-        text += messages()
     return linked(text, path, target)
 
 
@@ -144,14 +141,6 @@ def manual(name: str) -> str:
     ]
     text = "\n\n\n".join(helps)
     return f"\n## Manual\n\n`man {name}` and `{name} --help` show this.\n\n```text\n{text}\n```\n"
-
-
-def messages() -> str:
-    """Return the list of all messages, by the classes of their errors, for the end of the page on errors."""
-    lines = ["", "## All messages", "", "Those that the code writes out; … stands for what differs.", ""]
-    for kind, texts in errors.messages().items():
-        lines += [f'??? note "{kind}: {len(texts)} messages"', "", *(f"    - `` {text} ``" for text in texts), ""]
-    return "\n".join(lines)
 
 
 def reference() -> dict[str, str]:

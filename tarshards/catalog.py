@@ -370,7 +370,7 @@ class Catalog:
 
     def _check_ours(self) -> None:
         if self.is_foreign:
-            raise self._error("a catalog of Squirrel, which is read and not written")
+            raise self._error("a catalog of Squirrel is read-only")
 
     def _yaml(self) -> Any:
         try:

@@ -414,7 +414,7 @@ def test_a_catalog_of_squirrel_is_read(here):
         expand_urls("catalog.yaml#no@1")
     with pytest.raises(UrlError, match=r"mixed@1 needs Squirrel's driver source_combiner, which is not"):
         expand_urls("catalog.yaml#mixed")
-    with pytest.raises(UrlError, match="of Squirrel, which is read and not written"):
+    with pytest.raises(UrlError, match="of Squirrel is read-only"):
         catalog.save()
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import tarshards
-from tarshards import errors
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "docs"))
@@ -119,15 +118,48 @@ def test_text_of_each_page_is_beside_it_and_listed(staged, tmp_path, monkeypatch
 # The page of errors
 
 
-def sections() -> dict[str, str]:
-    return dict(re.findall(r"^## (\w+Error)\n(.*?)(?=^## )", TROUBLES, re.DOTALL | re.MULTILINE))
+def sections(level: str) -> dict[str, str]:
+    return dict(re.findall(rf"^{level} (\w+Error)\n(.*?)(?=^##|\Z)", TROUBLES, re.DOTALL | re.MULTILINE))
 
 
-def test_each_error_of_the_tree_has_its_section_in_its_order():
-    names = [kind.__name__ for kind in error_messages.KINDS if kind is not errors.TarshardsError]
-    assert list(sections()) == names
-    for name, text in sections().items():
-        assert re.findall(r"^\| `[^|]+ \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE), name
+def rows(kind: str) -> list[list[str]]:
+    text = sections("##").get(kind, "") + sections("###").get(kind, "")
+    return [row.split(" | ") for row in re.findall(r"^\| (`.*) \|$", text, re.MULTILINE)]
+
+
+def messages(kind: str) -> list[str]:
+    return [message for row in rows(kind) for message in re.findall(r"`([^`]+)`", row[0])]
+
+
+def test_each_error_of_the_tree_has_its_sections_in_its_order():
+    names = [kind.__name__ for kind in error_messages.KINDS]
+    assert list(sections("##")) == names[1:]
+    assert list(sections("###")) == names
+    for text in (*sections("##").values(), *sections("###").values()):
+        assert text.count("\n| `")
+
+
+@pytest.mark.parametrize("kind", error_messages.KINDS)
+def test_rows_are_short(kind):
+    for row in rows(kind.__name__):
+        assert len(row) == 3, row
+        assert len(row[1].split()) <= 20, row
+
+
+def lacking(kinds: list[str], found: dict[str, str]) -> dict[str, str]:
+    """Return which of the messages *found* have no row in the sections of *kinds*."""
+    shown = [message for kind in kinds for message in messages(kind)]
+    patterns = [re.compile(".*".join(map(re.escape, message.split("…")))) for message in shown]
+    return {text: place for text, place in found.items() if not any(each.fullmatch(text) for each in patterns)}
+
+
+@pytest.mark.parametrize("kind", error_messages.messages())
+def test_each_message_of_the_code_has_a_cause_and_a_cure(kind):
+    assert lacking([kind], error_messages.messages()[kind]) == {}
+
+
+def test_so_have_the_messages_of_errors_that_become_ours():
+    assert [lacking(kinds, found) for kinds, found in error_messages.wrapped()] == [{}] * len(error_messages.wrapped())
 
 
 def test_each_message_on_the_page_is_one_of_the_code():
@@ -139,22 +171,12 @@ def test_each_message_on_the_page_is_one_of_the_code():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 literals.add(node.value)
-            elif isinstance(node, ast.JoinedStr):
-                literals.add(error_messages.text_of(node))
+    found = [*error_messages.messages().values(), *(texts for _, texts in error_messages.wrapped())]
+    literals |= {text for texts in found for text in texts}
     code = "\n".join(literals)
-    for name, text in sections().items():
-        for cell in re.findall(r"^\| (`.*?) \| ", text, re.MULTILINE):
-            for message in re.findall(r"`([^`]+)`", cell):
-                for part in re.split("…", message):
-                    if part.strip(" ;:,.") not in foreign:
-                        assert part.strip() in code, f"{name}: {message}"
-
-
-def test_the_list_of_messages_has_those_of_the_code(staged):
-    page = (staged / "troubleshooting.md").read_text()
-    found = error_messages.messages()
-    assert len(found["TarError"]) >= 8
-    for kind, messages in found.items():
-        assert f'"{kind}: {len(messages)} messages"' in page
-        for message in messages:
-            assert f"`` {message} ``" in page
+    for kind in error_messages.KINDS:
+        for message in messages(kind.__name__):
+            assert re.search(r"[a-z]{3}", message), message
+            for part in message.split("…"):
+                if part.strip(" ;:,.") not in foreign:
+                    assert part.strip() in code, f"{kind.__name__}: {message}"

@@ -47,4 +47,4 @@ def main(
 
 
 def _refuse_nothing() -> None:
-    raise SampleError(f"no lines to make samples of; {ACCEPT}")
+    raise SampleError(f"the input has no lines; {ACCEPT}")

@@ -139,7 +139,7 @@ def main(
         raise
     if failures.refused:
         results = f"{failures.refused} result{'s' * (failures.refused != 1)}"
-        raise SampleError(f"all but {results} are written", url=output.name)
+        raise SampleError(f"{results} could not be written; all others are in this file", url=output.name)
     if state is not None and not failures.count:
         with suppress(FileNotFoundError):
             os.unlink(state)

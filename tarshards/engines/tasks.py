@@ -213,7 +213,9 @@ class ShardOutput:
         ShardWriter(pattern, **self.limits).abort()  # raises for wrong arguments
         self.pattern: Location = Location.of(pattern, sync=sync).absolute()
         if not self.pattern.can_rename:
-            raise OpenError("files cannot be renamed here, as the shards of tasks are", url=self.pattern.name)
+            raise OpenError(
+                "files cannot be renamed here, which writing by several tasks requires", url=self.pattern.name
+            )
         self.folder: str = f"{self.pattern.folder}.{uuid4().hex}.tasks/"
 
     def write(self, tables: Iterable[pa.Table | pa.RecordBatch]) -> list[Shard]:

@@ -188,7 +188,7 @@ class Part:
             self.members = entries - reader.reserved * (self.taken - self.quarantined)
         if came != due and (missed := Counter(due) - Counter(came)):
             words = ", ".join(f"{name} ({count})" for name, count in missed.items())
-            raise AuditError(f"samples were to be read and did not come: {words}")
+            raise AuditError(f"planned samples were not read: {words}")
 
 
 class EpochLoop:

@@ -208,13 +208,13 @@ def check_counts(quotas: Quotas, counts: Any, position: int | None = None) -> in
     """Return the sum of *counts*; raise StateError unless they are those of a mixture by *quotas* at *position*."""
     number = len(quotas.weights)
     if not isinstance(counts, list) or len(counts) != number or any(type(count) is not int for count in counts):
-        raise StateError(f"counts {shortened(counts)} are not of {number} sources")
+        raise StateError(f"counts {shortened(counts)} are not those of {number} sources")
     step = sum(counts)
     if min(counts) < 0 or step != (step if position is None else position):
-        raise StateError(f"counts {shortened(counts)} are not of position {position}")
+        raise StateError(f"counts {shortened(counts)} are not those of position {position}")
     most = 1 - Fraction(1, quotas.parts)
     if any(abs(quota - count) > most for quota, count in zip(quotas.at(step), counts)):
-        raise StateError(f"counts {shortened(counts)} are not of a mixture by these weights")
+        raise StateError(f"counts {shortened(counts)} are not those of a mixture by these weights")
     return step
 
 

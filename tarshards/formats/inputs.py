@@ -104,7 +104,7 @@ def _plan(
             raise UrlError("an import reads its files more than once; save this as a file first", url=location.name)
     format = format or _format_of(urls)
     if format not in FILES:
-        raise UrlError(f"not a {format}", url=Location.of(urls[0]).name)
+        raise UrlError(f"a file; the format {format} requires a folder", url=Location.of(urls[0]).name)
     plan = partial(plan_csv, types=types, key=key) if format == "csv" else FILES[format]
     return plan(urls, _file_names(urls), max_bytes)
 

@@ -107,7 +107,7 @@ def plan_mds(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:
             raise UrlError(f"not an index of MDS: {error}", url=index.name) from error
     columns = {piece.columns for piece in pieces}
     if len(columns) > 1:
-        raise UrlError("files with different columns; import them separately", url=Location.of(urls[0]).name)
+        raise UrlError("the files have different columns; import them separately", url=Location.of(urls[0]).name)
     return Plan(pieces, order=[name for name, _, _ in pieces[0].columns] if pieces else None)
 
 

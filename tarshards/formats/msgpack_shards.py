@@ -165,7 +165,7 @@ def unpack(field: str, data: bytes) -> Any:
     except Exception as error:
         raise DecodeError(f"not msgpack: {error}", field=field) from error
     if refusals or not whole:
-        raise DecodeError(refusals[0] if refusals else "more bytes after the object", field=field)
+        raise DecodeError(refusals[0] if refusals else "bytes after the end of the msgpack object", field=field)
     return value
 
 

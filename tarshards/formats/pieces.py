@@ -303,7 +303,7 @@ def plan_parquet(urls: list[str], names: list[str], max_bytes: int | None) -> Pl
             if schema is None:
                 schema = parquet.schema_arrow
             elif not schema.equals(parquet.schema_arrow):
-                reason = f"its columns are not those of {Location.of(urls[0]).name}; import it for itself"
+                reason = f"its columns differ from those of {Location.of(urls[0]).name}; import it separately"
                 raise SampleError(reason, url=Location.of(url).name)
             row_groups = list(map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups)))
         version = file_identity(url)
@@ -498,7 +498,9 @@ def plan_csv(
     (columns, _), name = heads[0], Location.of(urls[0]).name
     for url, (found, _) in zip(urls, heads):
         if found != columns:
-            raise SampleError(f"its columns are not those of {name}; import it for itself", url=Location.of(url).name)
+            raise SampleError(
+                f"its columns differ from those of {name}; import it separately", url=Location.of(url).name
+            )
     for column in types:
         if column not in columns:
             raise SampleError(f"no column {column!r} to give a type; there are {', '.join(columns)}", url=name)
@@ -695,7 +697,7 @@ def open_dataset(name: str, split: str | None) -> Any:
     if isinstance(found, dict):
         splits = ", ".join(found)
         if split not in found:
-            raise UrlError(f"a dataset of the splits {splits}; name one of them", url=name)
+            raise UrlError(f"the dataset has several splits; name one: {splits}", url=name)
         found = found[split]
     return found
 

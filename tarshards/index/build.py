@@ -71,7 +71,7 @@ class FileRanges(Ranges):
     def read(self, offset: int, size: int) -> bytes:
         data = os.pread(self.descriptor, size, offset)
         if len(data) < size:
-            raise OpenError(f"got {len(data)} of {size} bytes", url=self.name, offset=offset)
+            raise OpenError(f"read {len(data)} bytes instead of {size}", url=self.name, offset=offset)
         return data
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ class Measure:
         for name in self.path:
             value = value.get(name) if isinstance(value, dict) else None
         if value is not None and not isinstance(value, bool | int | float | str | list | dict):
-            raise DecodeError(f"{type(value).__name__} is no value of a column")
+            raise DecodeError(f"a column cannot hold a value of the type {type(value).__name__}")
         return value
 
 
@@ -123,7 +123,7 @@ def _side(name: str, field: str, data: bytes) -> int:
         with open_image(data) as image:
             return int(getattr(image, name))
     except Exception as error:
-        raise DecodeError(f"no image whose size can be read: {type(error).__name__}") from error
+        raise DecodeError(f"cannot read the size of this image: {type(error).__name__}") from error
 
 
 def _length(field: str, data: bytes) -> int:
@@ -144,7 +144,7 @@ def _duration(field: str, data: bytes) -> float:
         info = soundfile.info(io.BytesIO(data))
         return float((header.frames or info.frames) / info.samplerate)
     except Exception as error:
-        raise DecodeError(f"no audio whose duration can be read: {error}") from error
+        raise DecodeError(f"cannot read the duration of this audio: {error}") from error
 
 
 MEASURES: dict[str, Callable[[str, bytes], Any]] = {
@@ -452,7 +452,7 @@ def _read_table(table: Any, key: str) -> tuple[pa.Table, str]:
     except (OSError, ValueError) as error:
         if isinstance(error, TarshardsError):
             raise
-        raise SampleError(f"no table that can be read: {error}", url=location.name) from error
+        raise SampleError(f"cannot read this table: {error}", url=location.name) from error
 
 
 def _read_columns(shard: Location) -> tuple[bytes, SidecarHead] | None:

@@ -133,7 +133,7 @@ def _entries(numbered: tuple[int, Location]) -> tuple[bytes, np.ndarray]:
     index = Index.load(location)
     blocks = index.offset[index.first[:-1]] // BLOCK - 1
     if len(blocks) and int(blocks[-1]) >= 1 << 32:
-        raise ShardIndexError("a key index holds samples of shards up to 2 TiB", url=location.name)
+        raise ShardIndexError("a key index supports shards of at most 2 TiB", url=location.name)
     entries = np.empty(len(index), ENTRY)
     entries["hash"] = hash_keys(index.keys)
     for name, values in ("shard", number), ("sample", np.arange(len(index))), ("header", blocks):

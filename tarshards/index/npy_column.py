@@ -185,7 +185,7 @@ class Column:
 
     def _other(self, number: int, sample: int) -> DecodeError:
         return DecodeError(
-            f"differs from the first sample's, {self.dtype} of shape {self._header.shape}",
+            f"its .npy header differs from that of the first sample, {self.dtype} of shape {self._header.shape}",
             url=self._shards.names[number],
             key=self._shards.index(number).key(sample),
             field=self._field,

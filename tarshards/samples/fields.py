@@ -199,6 +199,6 @@ def apply_terms(sample: Sample, terms: list[Term]) -> Sample:
         names += [(field, field) for field in sample if not is_reserved(field) and field not in taken]
     for name, field in names:
         if name in selected:
-            raise SampleError("two fields would get this name", **origin_of(sample), field=name)
+            raise SampleError(f"two fields would get the name {name}", **origin_of(sample), field=name)
         selected[name] = sample[field]
     return selected

@@ -209,10 +209,10 @@ def checked(samples: Iterable[Sample]) -> Iterator[Sample]:
         with located(origin):
             fields = [field for field in sample if not is_reserved(field)]
             if not fields:
-                raise SampleError("no field except the key", key=key)
+                raise SampleError("a sample without fields cannot be written", key=key)
             for field in fields:
                 join_name(key, field)
             if key in seen:
-                raise SampleError("this key occurred before", key=key)
+                raise SampleError("duplicate key", key=key)
         seen.add(key)
         yield sample

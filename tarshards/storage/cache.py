@@ -218,7 +218,7 @@ class CacheFolder:
             with open(path, "rb") as file:
                 raw = file.read()
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise OpenError("holds no cache", url=self.path, errno=errno.ENOENT) from error
+            raise OpenError("no cache in this folder", url=self.path, errno=errno.ENOENT) from error
         except OSError as error:
             raise failure(error, path) from error
         return self._parsed(raw)[0]
@@ -227,7 +227,7 @@ class CacheFolder:
         """Return the counts, and whether they are complete."""
         raw = raw if raw[1:].strip(b"\0") else raw[:1]  # a power loss may leave zeros, also after the mark
         if raw[1 : 1 + len(self.BEGIN)] != self.BEGIN[: max(0, len(raw) - 1)]:
-            raise OpenError("not the counts of a cache: name another folder", url=f"{self.path}/{COUNTS}")
+            raise OpenError("not a file of a cache; use another folder", url=f"{self.path}/{COUNTS}")
         try:
             return json.loads(raw[1:]), raw[:1] == b" "
         except ValueError:
@@ -822,7 +822,7 @@ class BlockCache:
 def _fetched(block: Block, fetch: Callable[[], bytes | memoryview]) -> memoryview:
     data = memoryview(fetch()).cast("B")
     if len(data) != block.length:
-        raise OpenError(f"{len(data)} bytes instead of {block.length}", url=block.url, offset=block.offset)
+        raise OpenError(f"read {len(data)} bytes instead of {block.length}", url=block.url, offset=block.offset)
     return data
 
 

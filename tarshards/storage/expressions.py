@@ -386,7 +386,7 @@ def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iter
             text = file.read(MAX_BYTES + 1)
             lines = [line.strip() for line in text.split("\n")]
     except UnicodeDecodeError as exc:
-        raise UrlError("a list file is UTF-8 text, one spec a line", url=f"@{path}") from exc
+        raise UrlError("a list file is UTF-8 text with one expression a line", url=f"@{path}") from exc
     except (OSError, ValueError) as exc:
         raise failure(exc, f"@{path}") from exc
     if len(text) > MAX_BYTES:

@@ -99,7 +99,7 @@ def find_store(location: Location) -> tuple[Any, str]:
     bucket, _, key = links[-1].url.partition(":")[2].removeprefix("//").partition("/")
     if links[-1].scheme in BUCKETS and not (bucket and key):
         scheme = links[-1].scheme
-        raise UrlError(f"such a URL is {scheme}://BUCKET/NAME, with a bucket and a name in it", url=location.name)
+        raise UrlError(f"a URL of this scheme names a bucket and a file: {scheme}://BUCKET/NAME", url=location.name)
     for link in links:
         if link.is_stream:
             raise OpenError(f"fsspec cannot read {link.name!r}", url=location.name)
@@ -188,7 +188,7 @@ class Requests:
 
         def once() -> T:
             if self._is_over is not None and self._is_over():
-                raise OpenError("given up", url=self.location.name)
+                raise OpenError("the read was cancelled", url=self.location.name)
             try:
                 return action()
             except Exception as exc:
@@ -424,7 +424,7 @@ class StoreInput(InputStream):
         try:
             data: bytes = self._file.read(size)
             if not data and self._size is not None and offset < self._size:
-                raise OpenError(f"ended before its {self._size} bytes")
+                raise OpenError(f"read {offset} bytes instead of {self._size}")
             if not data and not hasattr(self._file, "cache") and not isinstance(self._file, io.BytesIO):
                 self._opened.check()  # no block of such a file was checked
         except Exception as exc:
@@ -459,13 +459,13 @@ class StoreRanges(Ranges):
         self._opened = PerProcess(partial(Opened, location))  # stores have threads, which a fork does not copy
         opened = self._opened()
         if opened.size is None:
-            raise OpenError("the store tells no size, which random access requires", url=self.name)
+            raise OpenError("the store does not report the size, which random access requires", url=self.name)
         self.size: int = int(opened.size)
         self._version = opened.version
 
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or offset + size > self.size:
-            raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
+            raise OpenError(f"no {size} bytes at offset {offset} of {self.size}", url=self.name)
         try:
             opened = self._opened()
             if opened.version != self._version:
@@ -474,7 +474,7 @@ class StoreRanges(Ranges):
         except Exception as exc:
             raise failed(exc, self._location, offset) from self._location.safe(exc)
         if len(data) != size:
-            raise OpenError(f"{len(data)} of {size} bytes came", url=self.name, offset=offset)
+            raise OpenError(f"read {len(data)} bytes instead of {size}", url=self.name, offset=offset)
         return bytes(data)
 
     @property
@@ -653,7 +653,7 @@ class GsUpload(Upload):
         _, answer = self._call("POST", uploads="")
         found = re.search(rb"<UploadId>([^<]+)</UploadId>", answer)
         if not found:
-            raise OpenError("the store began no upload", url=self.location.name)
+            raise OpenError("the store did not start the upload", url=self.location.name)
         self.id = found[1].decode()
 
     def put(self, number: int, data: bytes) -> str:

@@ -614,7 +614,7 @@ class Transport:
         raise OpenError("a stream, which cannot be removed", url=location.name)
 
     def rename(self, location: Location, target: Location) -> None:
-        raise OpenError("cannot be renamed", url=location.name)
+        raise OpenError("a stream, which cannot be renamed", url=location.name)
 
 
 def _matches(pattern: str) -> list[str]:

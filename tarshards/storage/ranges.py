@@ -189,7 +189,7 @@ class LocalRanges(Ranges):
 
     def verify(self) -> None:
         if self.mapping.was_written():
-            raise OpenError("was written to while it was read", url=self.name)
+            raise OpenError("changed while it was read", url=self.name)
 
     def is_current(self) -> bool:
         return self.mapping.is_current()

@@ -554,7 +554,7 @@ class RemoteRanges(Ranges):
 
     def _get(self, offset: int, size: int, from_cache: Callable[..., Any]) -> Any:
         if offset < 0 or offset + size > self.size:
-            raise OpenError(f"{size} bytes at offset {offset} of {self.size}", url=self.name)
+            raise OpenError(f"no {size} bytes at offset {offset} of {self.size}", url=self.name)
         if not size or offset + size <= len(self._head):
             return self._head[offset : offset + size]
         if self._address.location.remote.cache_dir is not None:

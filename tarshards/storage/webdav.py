@@ -74,7 +74,7 @@ def _list(folder: Location, pattern: Location) -> set[tuple[str, bool]]:
 
     found = Patience(address).attempt(ask)
     if isinstance(found, str):
-        said = f"it answered PROPFIND by {found}"
+        said = f"it answered PROPFIND with {found}"
         raise UrlError(f"a web server does not list the files that match a pattern ({said}): {CURE}", url=pattern.name)
     return found
 
@@ -129,7 +129,7 @@ def _entries(response: Response, folder: Location) -> Iterator[tuple[str, bool]]
         try:
             parser.Parse(data, False)
         except expat.ExpatError as error:
-            raise OpenError(f"the server's list is no XML: {error}", url=folder.name) from error
+            raise OpenError(f"the server's list is not XML: {error}", url=folder.name) from error
         while len(entries) > 1:  # the last may go on
             yield entries.pop(0)
     try:

@@ -136,7 +136,7 @@ def _rows(columns: dict[str, Any]) -> list[tuple[Any, ...]]:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1:
         words = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "it has none"
-        raise SampleError(f"the fields of a batch have one length each, and here {words}")
+        raise SampleError(f"the fields of a batch must have the same length, and here {words}")
     return list(zip(*columns.values()))
 
 

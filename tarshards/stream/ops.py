@@ -184,9 +184,12 @@ def rename_fields(
 
 def _rename_fields(alternatives: dict[str, list[str]], sample: Sample) -> Sample:
     new_of = {pick_field(sample, old): new for new, old in alternatives.items()}
-    renamed = {new_of.get(field, field): value for field, value in sample.items()}
-    if len(renamed) < len(sample):
-        raise SampleError("two fields would get one name", **origin_of(sample))
+    renamed: Sample = {}
+    for field, value in sample.items():
+        name = new_of.get(field, field)
+        if name in renamed:
+            raise SampleError(f"two fields would get the name {name}", **origin_of(sample))
+        renamed[name] = value
     return renamed
 
 
@@ -830,5 +833,5 @@ def add_source(samples: Iterable[Sample], *, on_error: ErrorPolicy = None) -> It
 
 def _add_source(sample: Sample) -> Sample:
     if "source" in sample:
-        raise SampleError("there is a field of this name already", **origin_of(sample), field="source")
+        raise SampleError("two fields would get the name source", **origin_of(sample), field="source")
     return {**sample, "source": sample["__url__"]}

@@ -170,7 +170,7 @@ class SpecialMembers:
                 raise UnresolvedError(f"{found!r} instead of {name!r}")
         size = steps[-1].size
         if kind not in ("", SPARSE):
-            raise UnresolvedError(f"{name!r} is a {kind}")
+            raise UnresolvedError(f"{name!r}, a {kind}, instead of a file")
         at = header + len(head)
         if leave is not None and not kind and stored == size >= LARGE and (left := leave(at, size)) is not None:
             return left

@@ -58,10 +58,10 @@ def beginning(url: str) -> bytes:
             if len(ends) > 1 or is_whole:
                 break
             if size >= MOST:
-                raise OpenError(f"no two samples in {MOST >> 20} MiB", url=url)
+                raise OpenError(f"fewer than two samples in the first {MOST >> 20} MiB", url=url)
             more = stream.read(size)
             if not more:
-                raise OpenError("truncated in a sample, or without any", url=url)
+                raise OpenError("no whole sample in this shard", url=url)
             data, size = data + more, 2 * size
     return data[: ends[: SAMPLES + 1][-1]] + END
 

@@ -82,7 +82,7 @@ def _expand(terms: list[Term], sample: Sample) -> list[Term]:
     named = {find_field(sample, [field]) for term in terms for field in term.alternatives}
     others = [Term(None, [field]) for field in sample if not is_reserved(field) and field not in named]
     for field in {term.name for term in terms} & {other.alternatives[0] for other in others}:
-        raise SampleError("two columns would have this name", **origin_of(sample), field=field)
+        raise SampleError(f"two columns would get the name {field}", **origin_of(sample), field=field)
     return [column for term in terms for column in (others if term.alternatives == ["*"] else [term])]
 
 

@@ -158,7 +158,7 @@ def to_tuple(
     def pick(sample: Sample) -> tuple[Any, ...]:
         values = tuple([getfirst(sample, names, missing_is_error=missing_is_error) for names in fields])
         if refuses_none and any(value is None for value in values):
-            raise SampleError("a field is None", **origin_of(sample))
+            raise SampleError("a field is None; none_is_error=False allows that", **origin_of(sample))
         return values
 
     return BoundOp(ops.map, (pick,), {"on_error": handler})
@@ -252,7 +252,9 @@ def xdecode(sample: Sample, /, *args: tuple[str, Callable[[Any], Any]], must_dec
         if function is None and isinstance(value, bytes):
             result[name] = decode_field(name, value)
             if must_decode and result[name] is value:
-                raise SampleError("no decoder for this field", **origin_of(sample), field=name)
+                raise SampleError(
+                    "no decoder for this field; must_decode=False leaves it as bytes", **origin_of(sample), field=name
+                )
         elif function:
             result[name] = function(BytesIO(value) if isinstance(value, bytes) else value)
     return result

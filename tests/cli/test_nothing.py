@@ -162,7 +162,7 @@ def test_grep_that_finds_nothing_writes_an_empty_tar_and_exits_with_1(shell, tmp
         ("tarcreate --jsonl /dev/null", "/dev/null: no samples"),
         ("tarcreate plan", "plan: no samples"),
         ("tarcreate <plan", "-: no samples"),
-        ("lines2tar </dev/null", "no lines to make samples of"),
+        ("lines2tar </dev/null", "the input has no lines"),
     ],
 )
 def test_a_tar_of_nothing_is_not_created(shell, tmp_path, line, error):

@@ -68,7 +68,7 @@ def test_tarproc_keeps_all_other_results(run, tmp_path):
     first, last = errors.splitlines()
     place = "it comes from a.tar, and again from b.tar; --rekey makes new keys"
     assert first == f"tarproc: out.tar: 2: this key is already in the shard: {place}"
-    assert last == "tarproc: out.tar: all but 1 result are written"
+    assert last == "tarproc: out.tar: 1 result could not be written; all others are in this file"
     found = {sample["__key__"]: sample["txt"] for sample in read_samples(tmp_path / "out.tar")}
     assert found == {"1": b"1 of a", "2": b"2 of a", "3": b"3 of b"}
     assert (tmp_path / "ran").read_text().split() == ["a.tar", "a.tar", "b.tar", "b.tar"]

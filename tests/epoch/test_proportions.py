@@ -158,10 +158,10 @@ def test_quotas_of_many_changes_have_few_bits():
 @pytest.mark.parametrize(
     ("counts", "position", "said"),
     [
-        ([1], None, r"counts \[1\] are not of 2 sources"),
-        ([-1, 1], 0, r"counts \[-1, 1\] are not of position 0"),
-        ([1, 1], 3, r"counts \[1, 1\] are not of position 3"),
-        ([3, 0], 3, r"counts \[3, 0\] are not of a mixture by these weights"),
+        ([1], None, r"counts \[1\] are not those of 2 sources"),
+        ([-1, 1], 0, r"counts \[-1, 1\] are not those of position 0"),
+        ([1, 1], 3, r"counts \[1, 1\] are not those of position 3"),
+        ([3, 0], 3, r"counts \[3, 0\] are not those of a mixture by these weights"),
     ],
 )
 def test_an_error_names_the_counts(counts, position, said):

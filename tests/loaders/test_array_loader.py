@@ -280,7 +280,7 @@ def test_a_shard_that_is_written_to_fails_and_is_not_delivered(tmp_path):
     assert len(labels(loading)) == 60
     os.utime(tmp_path / "set-1.tar", ns=(0, 0))
     assert sorted(labels(loading)) == [i for i in range(60) if i not in range(20, 40)]
-    assert {entry.reason for entry in loading.ledger.quarantined} == {"was written to while it was read"}
+    assert {entry.reason for entry in loading.ledger.quarantined} == {"changed while it was read"}
 
 
 def test_a_shard_that_cannot_be_opened_fails_and_is_tried_again(tmp_path):

@@ -129,7 +129,7 @@ def test_a_shard_that_was_written_to_is_told_of_when_it_has_been_released(folder
     for number, _ in enumerate(stream):
         if number == 0:
             os.utime(folder / "set-00.tar", ns=(0, 0))
-    assert [(type(error), "set-00.tar: was written to" in str(error)) for error in errors] == [(OpenError, True)]
+    assert [(type(error), "set-00.tar: changed while" in str(error)) for error in errors] == [(OpenError, True)]
     assert len(list(stream)) == 2 * SHARDS
     assert len(errors) == 1
 

@@ -66,9 +66,9 @@ def test_errors_name_the_place_first():
 @pytest.mark.parametrize(
     ("sample", "reason"),
     [
-        ({"__key__": "a"}, "line 2: a: no field except the key"),
+        ({"__key__": "a"}, "line 2: a: a sample without fields cannot be written"),
         ({"__key__": "a.b", "txt": b""}, r"line 2: a\.b\.txt: the name 'a\.b\.txt' would read back as"),
-        ({"__key__": "first", "txt": b""}, "line 2: first: this key occurred before"),
+        ({"__key__": "first", "txt": b""}, "line 2: first: duplicate key"),
     ],
 )
 def test_what_is_no_sample_is_told_with_its_line(sample, reason):

@@ -410,7 +410,7 @@ def test_a_local_shard_that_is_overwritten_is_an_error(shard):
         stream.seek(2000)
         stream.write(b"x" * 2000)
     os.utime(shard, ns=(0, 0))
-    with pytest.raises(OpenError, match=r"set-0\.tar: was written to while it was read"):
+    with pytest.raises(OpenError, match=r"set-0\.tar: changed while it was read"):
         file.read(10)
     with pytest.raises(OpenError, match=r"set-0\.tar: has changed since it was first opened"):
         other.read(10)

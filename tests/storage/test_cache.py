@@ -292,7 +292,7 @@ def test_what_a_fetch_raises_passes_through_and_nothing_is_left(tmp_path, fetche
 @pytest.mark.parametrize("length", [LENGTH - 1, LENGTH + 1, 0])
 def test_a_fetch_of_another_length_is_an_error(tmp_path, fetches, length):
     cache = open_cache(tmp_path)
-    with pytest.raises(OpenError, match=rf"a\.tar: offset 0: {length} bytes instead of {LENGTH}"):
+    with pytest.raises(OpenError, match=rf"a\.tar: offset 0: read {length} bytes instead of {LENGTH}"):
         cache.take(make_block(0), lambda: bytes(length))
     check_counts(tmp_path, 0)
     assert fetches.take(cache, make_block(0))
@@ -877,7 +877,7 @@ def test_no_link_is_followed(tmp_path, fetches):
 
 def test_a_file_of_counts_that_is_not_ours_is_an_error(tmp_path):
     (tmp_path / "tarshards-cache").write_text("precious")
-    with pytest.raises(OpenError, match="tarshards-cache: not the counts of a cache: name another folder"):
+    with pytest.raises(OpenError, match="tarshards-cache: not a file of a cache; use another folder"):
         open_cache(tmp_path)
     assert (tmp_path / "tarshards-cache").read_text() == "precious"
 

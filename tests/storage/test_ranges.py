@@ -105,7 +105,7 @@ def test_a_file_written_to_in_place_is_told(tmp_path):
         with path.open("r+b") as file:
             file.write(b"new")
         os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
-        with pytest.raises(OpenError, match=r"a\.tar: was written to while it was read"):
+        with pytest.raises(OpenError, match=r"a\.tar: changed while it was read"):
             ranges.verify()
 
 

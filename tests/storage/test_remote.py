@@ -234,7 +234,9 @@ def bucket(monkeypatch):
 def test_a_store_that_sends_too_little(bucket, monkeypatch):
     write("bucket://a.tar", DATA)
     monkeypatch.setattr(bucket, "lost", 100)
-    with pytest.raises(OpenError, match=f"offset {len(DATA) - 100}: ended before its {len(DATA)} bytes"):
+    with pytest.raises(
+        OpenError, match=f"offset {len(DATA) - 100}: read {len(DATA) - 100} bytes instead of {len(DATA)}"
+    ):
         read("bucket://a.tar")
 
 

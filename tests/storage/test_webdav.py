@@ -93,7 +93,7 @@ def test_through_a_chain(server):
 @pytest.mark.parametrize("chain", ["", "simplecache::"])
 def test_a_server_without_webdav(server, status, chain):
     server.play(body=b"<html>", default=Answer(status=status))
-    words = rf"x-\*\.tar: a web server does not list .* \(it answered PROPFIND by {status}\): name them by braces"
+    words = rf"x-\*\.tar: a web server does not list .* \(it answered PROPFIND with {status}\): name them by braces"
     with pytest.raises(UrlError, match=words):
         expand_urls(f"{chain}{server.url}/x-*.tar")
     assert len(server.requests) == 1
@@ -130,7 +130,7 @@ def test_document_types_are_refused(server, head, encoding):
 
 def test_what_is_no_list(server, monkeypatch):
     server.play(body=b"", default=Answer(status="207 Multi-Status", body=b"<a><b></a>"))
-    with pytest.raises(OpenError, match="is no XML: mismatched tag"):
+    with pytest.raises(OpenError, match="is not XML: mismatched tag"):
         expand_urls(f"{server.url}/d/*.tar")
     monkeypatch.setattr(webdav, "MOST_LISTED", 1000)
     server.play(body=b"", default=listed(*(f"/d/{i}.tar" for i in range(100))))

@@ -86,7 +86,7 @@ def test_rename_fields():
     assert list(ops.rename_fields([SAMPLE], {"cls": "jpg", "jpg": "cls"})) == [
         {"__key__": "k", "__url__": "u.tar", "cls": 1, "jpg": 2}
     ]
-    with pytest.raises(SampleError, match="one name"):
+    with pytest.raises(SampleError, match="two fields would get the name "):
         list(ops.rename_fields([SAMPLE], {"cls": "jpg"}))
     with pytest.raises(SampleError, match="no field png"):
         list(ops.rename_fields([SAMPLE], {"image": "png"}))
@@ -424,12 +424,12 @@ def test_unbatched_takes_tensors_and_what_a_dataloader_returns():
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ({"x": [1, 2], "y": np.zeros(3)}, "one length each, and here field x has 2, field y has 3"),
-        (([1, 2], [3]), "one length each, and here element 0 has 2, element 1 has 1"),
+        ({"x": [1, 2], "y": np.zeros(3)}, "the same length, and here field x has 2, field y has 3"),
+        (([1, 2], [3]), "the same length, and here element 0 has 2, element 1 has 1"),
         ({"x": [1], "y": "a"}, "field y of a batch is a list, an array or a tensor, not 'a'"),
         ({"x": [1], "y": (1,)}, r"field y of a batch is a list, .* not \(1,\)"),
         ({"x": np.float64(1)}, "field x of a batch is a list, an array or a tensor, not"),
-        ({}, "one length each, and here it has none"),
+        ({}, "the same length, and here it has none"),
         (np.float64(1), "not a batch of samples"),
         ("ab", "not a batch of samples: 'ab'"),
         (None, "not a batch of samples: None"),

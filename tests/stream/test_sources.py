@@ -312,7 +312,7 @@ def test_a_shard_rewritten_in_place_is_told_at_the_epochs_end(make_shards, tmp_p
     data = path.read_bytes()
     with path.open("r+b") as file:
         file.write(data.replace(b"text", b"TEXT"))
-    with pytest.raises(OpenError, match=r"set-0000\.tar: was written to while it was read"):
+    with pytest.raises(OpenError, match=r"set-0000\.tar: changed while it was read"):
         list(iterator)
 
 
@@ -327,7 +327,7 @@ def test_a_shard_that_shrinks_is_an_error_of_its_samples(make_shards, tmp_path):
     shrunk = [entry for entry in ledger.quarantined if "shrunk" in entry.reason]
     assert delivered + len(shrunk) == 100
     assert len(shrunk) > 40
-    assert "was written to" in ledger.quarantined[-1].reason, "what was read before it shrank is in doubt too"
+    assert "changed while" in ledger.quarantined[-1].reason, "what was read before it shrank is in doubt too"
     ledger.check()
 
 

@@ -136,7 +136,7 @@ def test_a_key_that_would_not_read_back_is_not_written(tmp_path):
 def test_add_source(make_shards, tmp_path):
     (sample,) = add_source(read_samples(make_shards(1, 1)))
     assert sample["source"] == sample["__url__"] == str(tmp_path / "set-0000.tar")
-    with pytest.raises(SampleError, match=r"000000\.source: there is a field"):
+    with pytest.raises(SampleError, match=r"000000\.source: two fields would get the name source"):
         list(add_source([sample]))
 
 

@@ -129,10 +129,10 @@ def test_a_plan_is_read_row_by_row(folder):
         ("__key__\trecord\n", "plan.tsv: line 1: a column cannot be named record"),
         ("__key__\ttxt\na\tb\na\n", "plan.tsv: line 3: 1 cells for 2 columns"),
         ("__key__\ttxt\na\tb\n\n", "plan.tsv: line 3: 1 cells for 2 columns"),
-        ("__key__\ttxt\na\tb\nb\tc\na\td\n", "plan.tsv: line 4: a: this key occurred before"),
+        ("__key__\ttxt\na\tb\nb\tc\na\td\n", "plan.tsv: line 4: a: duplicate key"),
         ("__key__\ttxt\na.b\tc\n", "plan.tsv: line 2: a.b.txt: the name"),
         ("__key__\ttxt\n\tc\n", "plan.tsv: line 2: .txt: the name"),
-        ("__key__\na\n", "plan.tsv: line 2: a: no field except the key"),
+        ("__key__\na\n", "plan.tsv: line 2: a: a sample without fields cannot be written"),
         ("__key__\ttxt\na\tC:\\dir\n", "plan.tsv: line 2: \\d in"),
         ("__key__\t@txt\na\tmissing\n", "plan.tsv: line 2: missing: No such file"),
         ("__key__\t@txt\na\t.\n", "plan.tsv: line 2: .: Is a directory"),
@@ -305,7 +305,7 @@ def test_lines_of_names_and_sources(folder):
         ("a.txt\n", "lines: line 1: a line must be NAME SOURCE, not 'a.txt'"),
         ("README text:x\n", "lines: line 1: 'README' has no key and field"),
         ("a.txt text:x\na.TXT text:y\n", "lines: line 2: a.txt: duplicate field"),
-        ("a.txt text:x\nb.txt text:y\na.jpg text:z\n", "lines: line 3: a: this key occurred before"),
+        ("a.txt text:x\nb.txt text:y\na.jpg text:z\n", "lines: line 3: a: duplicate key"),
         ("a.txt pipe:true\n", "lines: line 1: pipe:true: a command runs only"),
         ("a.txt missing\n", "lines: line 1: missing: No such file"),
         ("a.txt text:\\q\n", "lines: line 1: \\q in"),
@@ -333,5 +333,5 @@ def test_text_that_is_not_utf8_is_told_with_its_line(folder):
     write(b"one\n\xe9t\xe9\n", "a.txt")
     with pytest.raises(DecodeError, match=r"^a.txt: line 2: not UTF-8$"):
         list(read_text("a.txt"))
-    with pytest.raises(SampleError, match=r"^a.txt: line 2: k: this key occurred before$"):
+    with pytest.raises(SampleError, match=r"^a.txt: line 2: k: duplicate key$"):
         list(read_text(write("one\ntwo\n", "a.txt"), key="k"))

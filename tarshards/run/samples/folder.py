@@ -61,7 +61,9 @@ def _pack(folder: str, sample: Sample, ending: str) -> list[Sample]:
         key = sample["__key__"] + ending + stem.removeprefix("sample")
         fields = packed.setdefault(key, {"__key__": key, **reserved})
         if field in fields:
-            raise SampleError("the command left this field twice", url=sample.get("__url__"), key=key, field=field)
+            raise SampleError(
+                "the command wrote two files of this field", url=sample.get("__url__"), key=key, field=field
+            )
         join_name(key, field)
         fields[field] = _read(folder, name, sample)
     return [packed[key] for key in sorted(packed)]
@@ -86,7 +88,7 @@ def _read(folder: str, name: str, sample: Sample) -> bytes:
 
 
 def _refused(name: str, sample: Sample) -> TarshardsError:
-    reason = f"the command left {name!r}, which is not a regular file that can be read"
+    reason = f"the command wrote {name!r}, which is not a regular file that can be read"
     return SampleError(reason, url=sample.get("__url__"), key=sample["__key__"])
 
 

@@ -55,7 +55,7 @@ def decode_npy(data: bytes) -> np.ndarray:
         stream = BytesIO(data)
         array = format.read_array(stream, allow_pickle=False)
         if stream.read(1):
-            raise ValueError("more bytes after the array")
+            raise ValueError("bytes after the end of the array")
         return array
 
     return retry_parse(read)

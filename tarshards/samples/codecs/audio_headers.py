@@ -137,7 +137,7 @@ def _read_sphere(data: bytes) -> SoundHeader:
     fields = {line[0]: line[2].strip() for line in lines if len(line) == 3}
     coding = fields.get(b"sample_coding", b"pcm").decode("latin-1")
     if "," in coding:
-        raise DecodeError(f"a SPHERE of {coding}, which nothing here unpacks: sph2pipe -f wav in.sph out.wav")
+        raise DecodeError(f"a SPHERE file of {coding} is not supported; convert it: sph2pipe -f wav in.sph out.wav")
     try:
         names = b"sample_count", b"channel_count", b"sample_n_bytes"
         frames, channels, width = (int(fields[name]) for name in names)

@@ -181,7 +181,7 @@ def decode_cbor(data: bytes) -> Any:
     stream = BytesIO(data)
     value = require("cbor2", extra="cbor").load(stream)
     if stream.read(1):
-        raise ValueError("more bytes after the CBOR object")
+        raise ValueError("bytes after the end of the CBOR object")
     return value
 
 

@@ -101,7 +101,9 @@ def orientation_of(frame: Any) -> int:
     if max(abs(a), abs(d)) <= SLANT * max(abs(b), abs(c)):
         return (5, 6, 8, 7)[2 * (b < 0) + (c < 0)]
     angle = round(math.degrees(math.atan2(b, a)))
-    raise DecodeError(f"a rotation by {angle} degrees; rotate=False gives the frames as they are stored")
+    raise DecodeError(
+        f"a rotation by {angle} degrees is not supported; rotate=False gives the frames as they are stored"
+    )
 
 
 def to_rgb(frame: Any, orientation: int, size: tuple[int, int] | None = None) -> np.ndarray:
@@ -119,7 +121,7 @@ def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> 
             start = clip.start
         else:
             if not fps:
-                raise DecodeError("a video without a rate: give fps=")
+                raise DecodeError("the video has no frame rate; pass fps=")
             duration = _duration(container, stream)
             start = clip.start * max(0.0, duration - clip.frames / fps)
         found = _from(container, stream, start, clip, convert)

@@ -177,12 +177,12 @@ def read_found(file: PlainFile, found: FoundSample) -> dict[str, Any]:
 def read_member(file: PlainFile, found: FoundSample, number: int) -> bytes:
     """Read a member of a sample that was found in *file*, by its number; raise OpenError if the file has changed."""
     field, start, end = found.members[number]
-    reason = "was truncated while it was read"
+    reason = "changed while it was read"
     try:
         if number in found.elsewhere:
             return SpecialMembers(file.read).read(found.elsewhere[number])
         if len(data := file.read(start, end - start)) == end - start:
             return data
     except UnresolvedError as error:
-        reason = f"was written to while it was read: {error}"
+        reason += f": {error}"
     raise OpenError(reason, url=file.name, offset=start, key=found.key, field=field)

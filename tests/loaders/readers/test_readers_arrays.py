@@ -45,8 +45,8 @@ def test_raw_bytes():
 def test_a_member_of_another_size_fails_alone():
     batch, failed = read(array("u1", (3,)), [b"abc", b"ab", b"def", b"abcd"])
     assert {row: str(error) for row, error in failed.items()} == {
-        1: "2 bytes, where uint8 of shape (3,) takes 3",
-        3: "4 bytes, where uint8 of shape (3,) takes 3",
+        1: "2 bytes instead of 3 for uint8 of shape (3,)",
+        3: "4 bytes instead of 3 for uint8 of shape (3,)",
     }
     assert batch[[0, 2]].tobytes() == b"abcdef"
 
@@ -58,7 +58,7 @@ def test_a_header_that_differs_fails_alone():
     datas[3] = datas[3][:-1]
     batch, failed = read(array(), datas, field="npy")
     assert sorted(failed) == [2, 3]
-    assert str(failed[2]) == "its .npy header is not that of the first, float32 of shape (4,)"
+    assert str(failed[2]) == "its .npy header differs from that of the first sample, float32 of shape (4,)"
     np.testing.assert_array_equal(batch[[0, 1, 4]], [rows[0], rows[1], rows[4]])
 
 
@@ -69,8 +69,8 @@ def opened(reader, data, field):
 @pytest.mark.parametrize(
     ("reader", "data", "field", "reason"),
     [
-        (array("f8"), npy(np.ones(3, np.float32)), "npy", "an array of dtype float32, where float64 was asked for"),
-        (array(shape=(4,)), npy(np.ones(3)), "npy", r"an array of shape \(3,\), where \(4,\) was asked for"),
+        (array("f8"), npy(np.ones(3, np.float32)), "npy", "the array has the dtype float32, and float64 was requested"),
+        (array(shape=(4,)), npy(np.ones(3)), "npy", r"the array has the shape \(3,\), and \(4,\) was requested"),
         (array(), b"nonsense", "npy", "not a .npy file"),
         (array(), npy(np.ones(3))[:20], "npy", "not a .npy file"),
         (array(), npy(np.ones((3, 2), order="F")), "npy", "Fortran"),

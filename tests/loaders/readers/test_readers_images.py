@@ -323,7 +323,7 @@ def test_a_raw_member_of_another_size_fails_alone():
     for reader in image(shape=(2, 2, 3)), image(5, shape=(2, 2, 3)):
         batch, failed = read(reader, datas)
         assert {row: str(error) for row, error in failed.items()} == {
-            1: "13 bytes, where uint8 of shape (2, 2, 3) takes 12"
+            1: "13 bytes instead of 12 for uint8 of shape (2, 2, 3)"
         }
         assert not batch[[0, 2]].any()
 

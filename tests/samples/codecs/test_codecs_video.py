@@ -54,7 +54,7 @@ def test_frames_are_turned_and_mirrored_as_the_file_asks(kind, degrees, hflip):
 
 def test_a_rotation_by_another_angle_is_an_error_with_its_cure():
     data = written(turn=(30,))
-    with pytest.raises(DecodeError, match="a rotation by -30 degrees; rotate=False gives"):
+    with pytest.raises(DecodeError, match="a rotation by -30 degrees is not supported; rotate=False gives"):
         decode_field("mp4", data, video="video")
     assert decode_field("mp4", data, video="video", rotate=False).frames.shape == (12, 32, 48, 3)
 

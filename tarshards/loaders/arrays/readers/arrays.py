@@ -65,7 +65,7 @@ class Rows(Reader):
         if not self.prefix and (payloads.sizes == self.size).all():
             return {}
         failed = {
-            int(i): DecodeError(f"{payloads.sizes[i]} bytes, where {self._form()} takes {self.size}")
+            int(i): DecodeError(f"{payloads.sizes[i]} bytes instead of {self.size} for {self._form()}")
             for i in np.flatnonzero(payloads.sizes != self.size)
         }
         rows = np.flatnonzero(payloads.sizes == self.size)
@@ -77,7 +77,7 @@ class Rows(Reader):
         return failed
 
     def _other_header(self) -> DecodeError:
-        return DecodeError(f"its .npy header is not that of the first, {self._form()}")
+        return DecodeError(f"its .npy header differs from that of the first sample, {self._form()}")
 
     def _form(self) -> str:
         return f"{self.dtype} of shape {self.shape}"
@@ -103,7 +103,7 @@ class Array(Reader):
             for name in "dtype", "shape":
                 given, found = getattr(self, name), getattr(rows, name)
                 if given is not None and given != found:
-                    raise DecodeError(f"an array of {name} {found}, where {given} was asked for")
+                    raise DecodeError(f"the array has the {name} {found}, and {given} was requested")
             return rows
         if self.dtype is None:
             raise TypeError(f"of raw arrays the dtype must be given: array(dtype, shape) for {field}")
