@@ -597,6 +597,19 @@ def test_a_unit_of_reading_is_not_part_of_a_state_and_is_kept_by_a_pickle():
     assert EpochPlan.restore([30, 40], plan.state(10), ranks=1, tail="pad").block_and_reach == (16, 60)
 
 
+def test_single_samples_are_permuted_where_all_fit_into_the_pool():
+    def made(counts, **options):
+        plan = EpochPlan(counts, seed=0, epoch=0, **options)
+        return plan.state(0)["block"], plan.state(0)["pool"]
+
+    assert made([60, 40], pool=100) == made([60, 40]) == made([10**7], pool=10**8) == (1, 1)
+    assert made([60, 40], pool=99) == (16, 99)
+    assert made([60, 40], pool=99, unit=5) == (5, 99)
+    assert made([10**7 + 1], pool=10**8) == (16, 10**8)
+    assert made([60, 40], pool=100, block=7) == (7, 100)
+    assert made([60, 40], pool=100, shuffle=False) == (16, 100)
+
+
 def test_how_far_a_block_is_used():
     """Over a window of each lane, and the blocks that reach into it at both ends."""
     plan = EpochPlan([300, 400], seed=0, epoch=0, block=5, lanes=4, pool=100)
