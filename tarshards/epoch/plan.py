@@ -89,7 +89,7 @@ class Order:
         self.counts = counts
         self.block: int = min(block, 2**32) if shuffle else 2**32
         self.shuffle = shuffle
-        self.lanes: Lanes = Lanes(int(counts.sum(dtype=np.int64)), lanes)
+        self.lanes: Lanes = Lanes(int(counts.sum()), lanes)
         self.window: int = max(1, min(pool // lanes, int(self.lanes.length(0)))) if shuffle else 1
         self.block_key: Any = hash_of(*seeds, 0)
         self.window_key: Any = hash_of(*seeds, 1)
@@ -115,7 +115,7 @@ class Order:
         """The blocks in the order of the line; which of them come first or follow a short one; where those begin."""
         total = int(self.first_block[-1])
         kind = np.uint32 if total < 2**32 else np.int64
-        if self.shuffle and total:
+        if self.shuffle:
             order: NDArray[Any] = permutations(self.block_key, [total], total)[0].astype(kind)
         else:
             order = np.arange(total, dtype=kind)
@@ -151,9 +151,9 @@ class Order:
         """Shards and samples of the whole line, each pair in one number, where a block is one sample."""
         counts, total = self.counts.astype(np.int64), self.lanes.total
         pairs = np.empty((total, 2), np.uint32)
-        pairs[:, 0] = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+        pairs[:, 0] = np.repeat(np.arange(len(counts)), counts)
         pairs[:, 1] = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-        order = permutations(self.block_key, [total], max(1, total))[0, :total]
+        order = permutations(self.block_key, [total], total)[0]
         return pairs.view(np.uint64).ravel().take(order.view(np.int64))
 
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -163,7 +163,7 @@ class Order:
             shards, samples = line.take(indices).view(np.uint32).reshape(-1, 2).T.astype(np.int64)
             return shards, samples
         i = self._block_at(indices)
-        block = self.tables[0][i].astype(np.int64)
+        block = self.tables[0][i]
         shard = self._shard_of(block)
         return shard, (block - self.first_block[shard]) * self.block + indices - self._begin_of(i)
 
@@ -190,7 +190,7 @@ class Order:
         begin = self._begin_of(i)
         start = np.maximum(begin, first[run])
         out = start + (np.cumsum(sizes) - sizes - first)[run]  # where each begins in the result
-        block = self.tables[0][i].astype(np.int64)
+        block = self.tables[0][i]
         shard = self._shard_of(block)
         sample = (block - self.first_block[shard]) * self.block + start - begin
         total = int(sizes.sum())
@@ -407,7 +407,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         self.block: int = self.unit if block is None else _at_least_one("block", block)
         self.pool: int = _at_least_one("pool", pool)
         self.shuffle: bool = bool(shuffle)
-        if block is None and self.shuffle and int(counts.sum(dtype=np.int64)) <= min(self.pool, MAX_BLOCKS):
+        if block is None and self.shuffle and int(counts.sum()) <= min(self.pool, MAX_BLOCKS):
             self.block = self.pool = 1  # windows would add nothing to a permutation of single samples
         stage = Stage(lanes if shuffle else 1, 0)
         self._order = Order(counts, stage.lanes, self.block, self.pool, self.shuffle, (self.seed, self.epoch))
@@ -502,7 +502,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
 
         If a lane has fewer than 64 samples, they are drawn from the whole epoch.
         """
-        (original,), lane = self._originals(np.array([position], np.int64))
+        (original,), lane = self._originals(np.array([position]))
         order = self._order
         draws = finalize(fold(order.substitute_key, original) + np.arange(1, SUBSTITUTES + 1, dtype=np.uint64) * GOLDEN)
         turn, own = divmod(int(original), order.lanes.lanes)
@@ -565,7 +565,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         """Return the rest of the epoch after *state*, for *ranks* ranks; raise StateError if the state does not fit."""
         check_unpacked(state)
         counts = _check_counts(counts)
-        stages = _check_state(state, int(counts.sum(dtype=np.int64)))
+        stages = _check_state(state, int(counts.sum()))
         plan = cls(
             counts,
             seed=state["seed"],
@@ -574,7 +574,6 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
             unit=unit,
             lanes=stages[0].lanes,
             pool=state["pool"],
-            tail=tail,
             shuffle=state["shuffle"],
         )
         return plan._rest(tuple(stages), ranks, tail)

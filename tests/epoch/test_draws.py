@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 import numpy as np
+import pytest
 
 from tarshards import EpochPlan
 from tarshards.epoch.permutations import finalize, fold, hash_of
@@ -40,6 +41,36 @@ def test_substitutes_are_those_of_the_formula():
     plan = EpochPlan([30, 20], seed=7, epoch=2)
     draws = [word(hash_of(7, 2, 2), draw, 11) % 50 for draw in range(6)]
     assert list(islice(plan.substitutes(11), 6)) == [plan[position] for position in draws]
+
+
+@pytest.mark.parametrize(("total", "pool"), [(4 * 64, 100), (4 * 64, 400), (4 * 1000, 100), (4 * 1000, 1000)])
+def test_substitutes_are_of_the_lane_and_of_the_window_or_of_64_samples(total, pool):
+    plan = EpochPlan([total], seed=7, epoch=2, lanes=4, pool=pool, block=10)
+    lane, width = total // 4, max(pool // 4, 64)
+    turn_of = {sample: divmod(position, 4) for position, sample in enumerate(plan)}
+    for turn in (0, width - 1, width, lane // 2, lane - 1):
+        first = min(turn // width * width, lane - 64)
+        last = min(turn // width * width + width, lane)
+        turns, lanes = zip(*(turn_of[sample] for sample in plan.substitutes(4 * turn + 3)))
+        assert len(turns) == 64
+        assert set(lanes) == {3}
+        assert first <= min(turns) < first + (last - first) / 4
+        assert last - (last - first) / 4 < max(turns) + 1 <= last
+
+
+def test_substitutes_are_of_the_whole_epoch_where_a_lane_has_fewer_than_64_samples():
+    plan = EpochPlan([4 * 64 - 1], seed=7, epoch=2, lanes=4, pool=100, block=10)
+    lane_of = {sample: position % 4 for position, sample in enumerate(plan)}
+    lanes = [{lane_of[sample] for sample in plan.substitutes(position)} for position in (2, 3)]
+    assert lanes == [{2}, {0, 1, 2, 3}]
+
+
+def test_substitutes_of_a_rest_are_those_of_the_whole():
+    plan = EpochPlan(COUNTS, seed=7, epoch=2, lanes=6, pool=600, block=10)
+    assert list(plan.resume(1000, 3).substitutes(234)) == list(plan.substitutes(1234))
+    seven = plan.resume(1000, 7)
+    position = list(plan).index(seven[50])
+    assert list(seven.substitutes(50)) == list(plan.substitutes(position))
 
 
 def test_resampled_epochs_are_those_of_ever():

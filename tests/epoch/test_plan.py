@@ -287,6 +287,77 @@ def test_a_block_takes_4_bytes_and_a_short_one_12_more(counts, short):
     assert sorted(plan) == everything(counts)
 
 
+def test_in_storage_order_a_shard_takes_16_bytes():
+    plan = EpochPlan([160, 0, 157], seed=0, epoch=0, shuffle=False)
+    assert sum(table.nbytes for table in plan.order.tables) == 16 * 2 + 12
+
+
+def test_a_sample_takes_8_bytes_where_all_fit_into_the_pool():
+    assert [table.nbytes for table in EpochPlan([160, 0, 157], seed=0, epoch=0).order.tables] == [8 * 317]
+
+
+@pytest.mark.parametrize(
+    ("counts", "pool", "samples"),
+    [([2000], 400, 800), ([2000], 2000, 2000), ([2000], 9999, 2000), ([2001], 2000, 4000)],
+)
+def test_the_windows_of_a_process_take_8_bytes_a_sample_and_are_two_of_a_lane(counts, pool, samples):
+    plan = EpochPlan(counts, seed=0, epoch=0, block=16, lanes=4, pool=pool)
+    assert sorted(plan) == everything(counts)
+    assert plan._windows().rows.nbytes == 8 * samples
+
+
+def test_windows_are_computed_once():
+    plan = EpochPlan([50] * 40, seed=0, epoch=0, block=16, lanes=4, pool=400)
+    computed = []
+
+    def windows(lane, window):
+        computed.extend(zip(lane.tolist(), window.tolist()))
+        return type(plan.order).windows(plan.order, lane, window)
+
+    plan.order.windows = windows
+    assert sorted(plan[p] for p in range(2000)) == everything([50] * 40)
+    assert sorted(computed) == [(lane, window) for lane in range(4) for window in range(5)]
+
+
+class Interrupted(np.ndarray):
+    """An array that is interrupted when it has been written to."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        raise KeyboardInterrupt
+
+
+def test_after_an_interrupt_no_window_is_taken_for_another():
+    plan = EpochPlan([50] * 40, seed=0, epoch=0, block=16, lanes=4, pool=400)
+    whole, windows = list(plan), plan._windows()
+    windows.rows = windows.rows.view(Interrupted)
+    for position in (0, 400, 800):
+        with pytest.raises(KeyboardInterrupt):
+            plan[position]
+    windows.rows = windows.rows.view(np.ndarray)
+    assert list(plan) == whole == list(plan.apart())
+    assert [plan[position] for position in range(1200, 2000)] == whole[1200:]
+
+
+def test_a_plan_apart_has_the_same_order_and_windows_of_its_own():
+    plan = EpochPlan([50] * 40, seed=0, epoch=0, block=16, lanes=4, pool=400)
+    other = plan.apart()
+    first = plan[:4]
+    before = plan._windows().tags.copy()
+    assert list(other) == list(plan.resume(0, 1))
+    assert (plan._windows().tags == before).all()
+    assert pairs(plan[:4]) == pairs(first)
+
+
+@pytest.mark.parametrize(
+    ("counts", "dtype"),
+    [([], np.uint8), ([255, 0], np.uint8), ([256], np.uint16), ([2**16], np.uint32), ([2**32 - 1, 1], np.uint32)],
+)
+def test_counts_are_kept_in_the_least_type(counts, dtype):
+    plan = EpochPlan(counts, seed=0, epoch=0)
+    assert (plan.order.counts.dtype, plan.order.counts.tolist()) == (dtype, counts)
+
+
 def test_long_arrays_in_any_order():
     plan = EpochPlan([1000] * 300, seed=1, epoch=2, pool=20_000)
     whole = np.stack(plan[:])
@@ -301,7 +372,7 @@ def test_positions_out_of_range_and_of_other_types_are_refused():
         with pytest.raises(IndexError, match="out of range of a plan of 7"):
             plan[p]
     for p in ("a", 1.0, [1.5], [True], None, [[1]]):
-        with pytest.raises(TypeError, match="position"):
+        with pytest.raises(TypeError, match=r"^a position must be an int, a slice, or a list or array of ints$"):
             plan[p]
 
 
@@ -399,27 +470,36 @@ def test_blocks_are_about_a_mebibyte_and_at_most_ten_million():
     assert block_size([1000], [2_000_000]) == block_size([1000]) == block_size([]) == block_size([0], [0]) == 16
     assert block_size(np.full(10**6, 1000)) == 100
     assert block_size(np.full(10**6, 160)) == 16
-    assert block_size(np.full(10**6, 161)) == 17
+    assert block_size(np.full(10**6, 161)) == block_size(np.full(1_100_000, 145)) == 17
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"counts": [1, -1]}, "counts"),
-        ({"counts": [1.5]}, "counts"),
-        ({"counts": [2**32]}, "counts"),
-        ({"counts": [[1]]}, "counts"),
+        ({"counts": [1, -1]}, "counts must be a whole number of samples for each shard, from 0 to 2.*32 - 1"),
+        ({"counts": [1.5]}, "counts must be .*"),
+        ({"counts": [2**32]}, "counts must be .*"),
+        ({"counts": [[1]]}, "counts must be .*"),
         ({"tail": "wrap"}, "tail must be one of exact, pad, drop, not 'wrap'"),
-        ({"ranks": 0}, "ranks must be at least 1 .*not 0"),
+        ({"ranks": 0}, "ranks must be at least 1 and at most 1048576, not 0"),
+        ({"ranks": 2**20 + 1}, "ranks must be at least 1 and at most 1048576, not 1048577"),
+        ({"unit": 0}, "unit must be at least 1, not 0"),
         ({"block": 0}, "block must be at least 1, not 0"),
         ({"pool": 0}, "pool must be at least 1, not 0"),
-        ({"lanes": 0}, "lanes must be at least 1 .*not 0"),
+        ({"lanes": 0}, "lanes must be at least 1 and at most 1048576, not 0"),
+        ({"lanes": 2**20 + 1}, "lanes must be at least 1 and at most 1048576, not 1048577"),
         ({"lanes": 10, "ranks": 4}, "lanes must be a multiple of the 4 ranks, not 10"),
     ],
 )
 def test_bad_arguments_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
         EpochPlan(**{"counts": [3, 4], "seed": 0, "epoch": 0, **options})
+
+
+@pytest.mark.parametrize("name", ["seed", "epoch", "ranks", "unit", "block", "pool", "lanes"])
+def test_arguments_that_are_no_whole_numbers_are_refused(name):
+    with pytest.raises(TypeError, match=f"^{name} must be a whole number, not 1.5$"):
+        EpochPlan(**{"counts": [3, 4], "seed": 0, "epoch": 0, name: 1.5})
 
 
 def test_bad_positions_to_resume_at_are_refused():
@@ -429,8 +509,9 @@ def test_bad_positions_to_resume_at_are_refused():
             plan.resume(position, 1)
         with pytest.raises(ValueError, match="position"):
             plan.state(position)
-    with pytest.raises(ValueError, match="ranks"):
-        plan.resume(0, 0)
+    for ranks in (0, 2**20 + 1):
+        with pytest.raises(ValueError, match=f"^ranks must be at least 1 and at most 1048576, not {ranks}$"):
+            plan.resume(0, ranks)
     with pytest.raises(ValueError, match="tail"):
         plan.resume(0, 1, "wrap")
     with pytest.raises(ValueError, match="ranks"):
@@ -454,29 +535,88 @@ def test_a_state_of_other_types_is_refused(name, value):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "message"),
     [
-        {"position": 6},
-        {"position": -1},
-        {"position": True},
-        {"lanes": 0},
-        {"lanes": 10**18},
-        {"block": 0},
-        {"pool": -1},
-        {"shuffle": False},
-        {"before": [[192, 7]]},
-        {"before": [[192, -1]]},
-        {"before": [[0, 1]]},
-        {"before": [192, 1]},
-        {"before": [[192]]},
-        {"before": [[192, "1"]]},
-        {"before": [[192, 1, 1]]},
+        ({"position": 6}, "position 6, but 5 samples are left of the epoch"),
+        ({"position": -1}, "position -1, but 5 samples are left of the epoch"),
+        ({"position": True}, "position True, which is not of type int"),
+        ({"lanes": 0}, "0 lanes up to position 1"),
+        ({"lanes": 2**20 + 1}, "1048577 lanes up to position 1"),
+        ({"lanes": 10**18}, "1000000000000000000 lanes up to position 1"),
+        ({"block": 0}, "a block or pool below 1, or lanes without shuffle"),
+        ({"pool": -1}, "a block or pool below 1, or lanes without shuffle"),
+        ({"shuffle": False}, "a block or pool below 1, or lanes without shuffle"),
+        ({"shuffle": False, "before": []}, "a block or pool below 1, or lanes without shuffle"),
+        ({"before": [[192, 7]]}, "position 1, but 0 samples are left of the epoch"),
+        ({"before": [[192, -1]]}, "position -1, but 7 samples are left of the epoch"),
+        ({"before": [[0, 1]]}, "0 lanes up to position 1"),
+        ({"before": [192, 1]}, r"before \[192, 1\], which are not lanes and positions"),
+        ({"before": [[192]]}, r"before \[\[192\]\], which are not lanes and positions"),
+        ({"before": [[192, "1"]]}, "192 lanes up to position '1'"),
+        ({"before": [[192, True]]}, "192 lanes up to position True"),
+        ({"before": [[True, 1]]}, "True lanes up to position 1"),
+        ({"before": [[192, 1, 1]]}, r"before \[\[192, 1, 1\]\], which are not lanes and positions"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused(change):
+def test_a_state_that_does_not_fit_is_refused(change, message):
     assert len(EpochPlan.restore([3, 4], STATE, ranks=1, tail="exact")) == 4
-    with pytest.raises(StateError, match="a plan's state has"):
+    with pytest.raises(StateError, match=f"^a plan's state has {message}$"):
         EpochPlan.restore([3, 4], {**STATE, **change}, ranks=1, tail="pad")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lanes": 2**20},
+        {"lanes": 1},
+        {"position": 5},
+        {"position": 0},
+        {"before": [[2**20, 2]]},
+        {"block": 1},
+        {"pool": 1},
+        {"before": [], "shuffle": False, "lanes": 1},
+    ],
+)
+def test_a_state_at_the_bounds_fits(change):
+    state = {**STATE, **change}
+    left = 7 - sum(position for _, position in state["before"]) - state["position"]
+    assert len(EpochPlan.restore([3, 4], state, ranks=1, tail="exact")) == left
+
+
+def test_a_state_of_bins_is_refused():
+    message = "^the state is of packed samples, and requires the packing= that it was saved with$"
+    with pytest.raises(StateError, match=message):
+        EpochPlan.restore([3, 4], {**STATE, "packing": {}}, ranks=1, tail="pad")
+
+
+def test_a_unit_of_reading_is_not_part_of_a_state_and_is_kept_by_a_pickle():
+    plan = EpochPlan([30, 40], seed=0, epoch=0, unit=5, ranks=2, tail="pad")
+    assert plan.block_and_reach == pickle.loads(pickle.dumps(plan)).block_and_reach == (5, 70)
+    assert plan.resume(10, 3).block_and_reach == (5, 60)
+    assert EpochPlan.restore([30, 40], plan.state(10), ranks=1, tail="pad", unit=7).block_and_reach == (7, 60)
+    assert EpochPlan.restore([30, 40], plan.state(10), ranks=1, tail="pad").block_and_reach == (16, 60)
+
+
+def test_single_samples_are_permuted_where_all_fit_into_the_pool():
+    def made(counts, **options):
+        plan = EpochPlan(counts, seed=0, epoch=0, **options)
+        return plan.state(0)["block"], plan.state(0)["pool"]
+
+    assert made([60, 40], pool=100) == made([60, 40]) == made([10**7], pool=10**8) == (1, 1)
+    assert made([60, 40], pool=99) == (16, 99)
+    assert made([60, 40], pool=99, unit=5) == (5, 99)
+    assert made([10**7 + 1], pool=10**8) == (16, 10**8)
+    assert made([60, 40], pool=100, block=7) == (7, 100)
+    assert made([60, 40], pool=100, shuffle=False) == (16, 100)
+
+
+def test_how_far_a_block_is_used():
+    """Over a window of each lane, and the blocks that reach into it at both ends."""
+    plan = EpochPlan([300, 400], seed=0, epoch=0, block=5, lanes=4, pool=100)
+    assert plan.block_and_reach == (5, 100 + 2 * 4 * 5)
+    assert EpochPlan([300, 400], seed=0, epoch=0, shuffle=False).block_and_reach == (None, 2**16)
+    assert EpochPlan([300, 400], seed=0, epoch=0, block=5, pool=700).block_and_reach[0] == 5
+    assert EpochPlan([300, 400], seed=0, epoch=0, unit=5, pool=699).block_and_reach[0] == 5
 
 
 def test_a_state_is_short():
