@@ -258,23 +258,17 @@ def read_archive(
         if last is not None:  # its data continues beyond the buffer, or its content is elsewhere
             name, header, start, stop, kind = last
             if (not kind or has_content(kind)) and (select is None or select(name)):
-                missing = stop - (start if start > available else available)
+                missing = stop - available
                 data: Any = None
                 if missing >= LARGE and leave is not None and not kind:
                     data = leave(name, base + start, stop - start)
                 if data is not None:
                     _pass_over(stream, stop - available, url, base + header)
-                elif missing <= 0:
-                    data = buffer[start:stop]
                 else:
                     if missing >= LARGE:
                         keep_memory()
                     try:
-                        data = stream.read(missing if missing < MAX_READ else MAX_READ) or b""
-                        if len(data) < missing:
-                            data += _read_rest(stream, missing - len(data), url, base + header)
-                        if start < available:
-                            data = buffer[start:] + data
+                        data = buffer[start:stop] + _read_rest(stream, missing, url, base + header)
                     except MemoryError:
                         origin = ": ".join(filter(None, (url, f"offset {base + header}")))
                         reason = f"{visible(name)}, {stop - start:,} bytes, does not fit into memory"
@@ -285,7 +279,7 @@ def read_archive(
                     if contents is None:
                         from tarshards.tar.elsewhere import SpecialMembers
 
-                        reached = base + (stop if stop > available else available)
+                        reached = base + max(stop, available)
                         contents = SpecialMembers.of(stream, reached, anywhere, limit=limit)
                     yield from contents.deliver(
                         taker, name, kind, buffer[header:start], data, base + header, leave=leave, ledger=ledger
@@ -303,7 +297,7 @@ def read_archive(
                 # next member, which is probably as far away as this one was from the previous one.
                 ahead = BLOCK if mark is None else base + start - mark
                 mark = base + position
-            available, buffer = (stop if stop > available else available), b""
+            available, buffer = max(stop, available), b""
         if isinstance(problem, BaseException):
             raise problem
         if problem == AFTER_END:
@@ -319,8 +313,7 @@ def read_archive(
             if base + position == 0 and problem == "bad header checksum":
                 problem = not_an_archive(buffer)
             raise TarError(problem, url=url, offset=base + position)
-        if ahead > CHUNK:
-            ahead = CHUNK
+        ahead = min(ahead, CHUNK)
         rest = buffer[position:]
         missing = need - len(rest)
         if position > available:
@@ -329,11 +322,11 @@ def read_archive(
         else:
             base += position
             position = 0
-        chunk = stream.read(position + (ahead if ahead > missing else missing))
+        chunk = stream.read(position + max(ahead, missing))
         if not chunk:
             break
         ahead *= 2
-        buffer = rest + chunk if rest else chunk
+        buffer = rest + chunk
     if chunk is None:
         raise TarError(NOT_YET, url=url, offset=base)
     _check_end(rest, base, position, zeros, url, end)
@@ -376,9 +369,9 @@ def scan_through(buffer: bytes, zeros: int, limit: int) -> tuple[list[ScannedMem
 
 
 def _read_rest(stream: Any, size: int, url: str | None, offset: int) -> bytes:
-    """Read the last *size* bytes of the member at *offset*."""
+    """Read the last *size* bytes of the member at *offset*; none if its data ends before."""
     parts = []
-    while size:
+    while size > 0:
         data = stream.read(min(size, MAX_READ))
         if not data:
             raise TarError(NOT_YET if data is None else "truncated in this member", url=url, offset=offset)

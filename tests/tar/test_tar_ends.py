@@ -8,7 +8,7 @@ import zipfile
 import pytest
 from tar_corpus import Drip, entry, header, pack, read, read_whole
 
-from tarshards.tar.read import BLOCK, END, MAX_END
+from tarshards.tar.read import BLOCK, END, MAX_END, not_an_archive
 
 pytestmark = pytest.mark.usefixtures("twin")
 
@@ -128,3 +128,24 @@ def test_what_is_no_archive_is_named_so(size):
 def test_an_archive_that_begins_badly_says_what_is_bad():
     assert read(header(kind=b"M") + END).error.reason == "continued members of multi-volume archives are not supported"
     assert read(entry(b"12345") + END, limit=4).error.reason == "a member larger than the limit"
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"\n <!DOCTYPE HTML>", "an HTML page"),
+        (b"PK\3\4" + bytes(BLOCK), "a zip file ('pipe:bsdtar -cf - @FILE' reads it)"),
+        (b'{"wids_version": 1}', "JSON (the name of a manifest ends in .json; `tarimport` takes JSON lines)"),
+        (b"a-0.tar\na-1.tar\n", "a list of names, to be read as @FILE"),
+        (b"A-0.TAR", "a list of names, to be read as @FILE"),
+    ],
+)
+def test_another_file_is_recognized(head, kind):
+    assert not_an_archive(head) == f"{kind}, not a tar archive"
+
+
+def test_only_the_first_line_and_block_tell_what_a_file_is():
+    for head in (b"", b"a.txt\nb.tar\n", b"a.tar\0", bytes(BLOCK - 1)):
+        assert not_an_archive(head) == "shorter than a header, not a tar archive"
+    for head in (b" " * BLOCK + b"{", b"x" * BLOCK + b".tar\n", bytes(BLOCK)):
+        assert not_an_archive(head) == "not a tar archive"

@@ -116,6 +116,21 @@ def test_a_non_blocking_stream_without_bytes_is_not_at_its_end(archive):
     assert error.offset == len(archive)
 
 
+class Pausing(Drip):
+    """A non-blocking stream that cannot seek, and has no more bytes yet after *data*."""
+
+    def read(self, size):
+        return super().read(size) or None
+
+
+@pytest.mark.parametrize("select", [None, "a.txt".__eq__])
+def test_a_non_blocking_stream_without_bytes_inside_a_member(select):
+    stream = Pausing(pack([("a.txt", b"1"), ("b.bin", bytes(2 * CHUNK))])[:-CHUNK], (CHUNK,))
+    reading = read(stream, url="a.tar", select=select)
+    assert reading.members == [("a.txt", b"1", 0)]
+    assert str(reading.error) == "a.tar: offset 1024: the stream is non-blocking and has no bytes yet"
+
+
 @pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, CHUNK - BLOCK, CHUNK - 2 * BLOCK])
 def test_members_around_and_beyond_the_size_of_the_buffer(size):
     pairs = numbered([5, size, 0, size, size, *range(12), size, 1])

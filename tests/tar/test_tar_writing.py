@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tar_corpus import load_twin, pack, program, read_whole, tarfile_members
 
+from tarshards.errors import SampleError, visible
 from tarshards.samples.batch import FieldColumn
 from tarshards.samples.keys import split_name
 from tarshards.tar.read import BLOCK, END, LARGE, pack_header, pack_members, padding
@@ -137,6 +138,20 @@ def test_fields_without_values_are_refused(kernel):
 def test_large_members_are_not_copied_to_be_packed():
     large = bytes(LARGE)
     assert any(piece is large for piece in pack_members("a", ("bin", "cls"), [large, b"7"]))
+
+
+@pytest.mark.parametrize("name", ["\u00e9.txt", "n" * 101 + ".txt", "a.txt"])
+def test_members_that_are_not_packed_in_one_come_in_pieces(name):
+    key, value = name.removesuffix(".txt"), bytes(LARGE if name == "a.txt" else 3)
+    assert pack_members(key, ("txt",), [value]) == [pack_header(name, len(value)), value, bytes(-len(value) % BLOCK)]
+
+
+@pytest.mark.parametrize(("key", "field"), [("a\n\ud800", "txt"), ("a\n", "\ud800")])
+def test_a_name_that_is_not_text_is_refused(key, field):
+    reason = r"a name with a lone surrogate, '\ud800', which UTF-8 cannot encode"
+    with pytest.raises(SampleError) as raised:
+        pack_members(key, (field,), [b""])
+    assert (raised.value.reason, raised.value.key) == (reason, visible(key))
 
 
 def column_of(field: str, number: int, values: list[bytes | None]):

@@ -1,0 +1,287 @@
+"""Members keep their headers where asked, and archives are read through a taker, which may leave large members."""
+
+import io
+import tarfile
+
+import pytest
+from tar_corpus import Drip, Skips, entry, header, pack, pax, seal, tarfile_archive
+
+from tarshards.errors import SampleError, TarError
+from tarshards.tar.read import (
+    BLOCK,
+    CHUNK,
+    CUT,
+    END,
+    LARGE,
+    KeptBytes,
+    Member,
+    kept_headers,
+    pack_header,
+    read_archive,
+    read_members,
+    scan_through,
+    scan_whole,
+    with_headers,
+)
+
+PAIRS = [("a.txt", b"1"), ("n" * 120, b"22"), ("b.bin", b"b" * 2 * CHUNK), ("c.bin", b"c" * 3 * CHUNK), ("d.txt", b"4")]
+MIXED = pack(PAIRS) + entry(name=b"e/", kind=b"5") + entry(name=b"a.lnk", kind=b"1", size=b"0") + END
+LINK = header(name=b"a.lnk", kind=b"1")
+LINK = seal(LINK[:157] + b"a.txt" + LINK[162:])
+MIXED = MIXED.replace(entry(name=b"a.lnk", kind=b"1", size=b"0"), LINK)
+
+
+@pytest.mark.parametrize("opener", [io.BytesIO, Drip])
+@pytest.mark.parametrize("select", [None, lambda name: name in ("n" * 120, "c.bin", "d.txt")])
+def test_members_with_their_headers(opener, select):
+    archive = pack(PAIRS) + entry(name=b"e/", kind=b"5") + END
+    plain = list(read_members(opener(archive), select=select))
+    kept = list(read_members(opener(archive), select=select, keep_headers=True))
+    assert kept == plain
+    assert {type(member.data) for member in plain} == {bytes}
+    for name, data, offset in kept:
+        assert type(data) is KeptBytes
+        assert data.headers == pack_header(name, len(data))
+        assert archive[offset:].startswith(data.headers + data)
+
+
+def test_links_have_their_own_headers():
+    *_, link = read_members(io.BytesIO(MIXED), keep_headers=True)
+    assert link == ("a.lnk", b"1", MIXED.index(LINK))
+    assert link.data.headers == LINK
+
+
+def test_headers_of_what_is_not_read():
+    class Range:
+        pass
+
+    left = Range()
+    assert with_headers(left, b"head") is left
+    assert left.headers == b"head"
+
+
+PLACE = ("path", "size", "linkpath", "hdrcharset")
+
+
+def info_of(headers):
+    """What Python's tarfile reads in the headers of a member."""
+    with tarfile.open(fileobj=io.BytesIO(headers + END)) as archive:
+        info = archive.next()
+    records = {name: value for name, value in info.pax_headers.items() if name not in PLACE}
+    return (info.name, info.size, info.type, info.linkname), (
+        *(info.mode, info.uid, info.gid, info.uname, info.gname, info.mtime),
+        records,
+    )
+
+
+def made(name, **fields):
+    info = tarfile.TarInfo(name)
+    vars_ = {"mode": 0o604, "uid": 7, "gid": 8, "uname": "alice", "gname": "staff", "mtime": 12345.5}
+    for field, value in {**vars_, "pax_headers": {"TEST.note": "\u00e9"}, **fields}.items():
+        setattr(info, field, value)
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "d/" * 60 + "\u00e9.txt"])
+def test_headers_with_the_right_name_and_size_are_kept_and_else_their_metadata(name):
+    headers = made(name, size=5)
+    assert kept_headers(headers, name, 5) is headers
+    for other, size in ((name, 6), ("b.txt", 5), ("\udce9" * 90, 1 << 40)):
+        changed = kept_headers(headers, other, size)
+        place, metadata = info_of(changed)
+        assert place == (other, size, tarfile.REGTYPE, "")
+        assert metadata == info_of(headers)[1]
+        assert kept_headers(changed, other, size) is changed
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_the_headers_of_a_link_become_those_of_a_file(kind):
+    headers = made("b.txt", type=kind, linkname="a" * 150)
+    place, metadata = info_of(kept_headers(headers, "b.txt", 3))
+    assert place == ("b.txt", 3, tarfile.REGTYPE, "")
+    assert metadata == info_of(headers)[1]
+
+
+def test_the_headers_of_a_sparse_member_become_those_of_a_file():
+    sparse = (b"GNU.sparse.major=1", b"GNU.sparse.minor=0", b"GNU.sparse.name=a.x", b"GNU.sparse.realsize=9")
+    headers = pax(*sparse, b"TEST.note=1") + header(name=b"GNUSparseFile.0/a.x", size=b"00000001000\0")
+    place, metadata = info_of(kept_headers(headers, "a.x", 9))
+    assert place == ("a.x", 9, tarfile.REGTYPE, "")
+    assert metadata[-1] == {"TEST.note": "1"}
+
+
+def test_headers_that_tarfile_cannot_read_are_named():
+    with pytest.raises(SampleError, match=r"^a\\n\.txt: headers whose metadata cannot be kept: ") as raised:
+        kept_headers(pax(b"mtime=1") + b"?" * BLOCK, "a\n.txt", 1)
+    assert raised.value.key == r"a\n.txt"
+
+
+class Listing:
+    """Takes the members of an archive, each in a buffer or in parts, and notes its end."""
+
+    def take(self, buffer, position, zeros, limit, base):
+        members, reached = scan_whole(buffer, position, zeros, limit)
+        return [(name, buffer[start:end], base + header) for name, header, start, end, kind in members if not kind], (
+            reached
+        )
+
+    def add(self, name, data, offset, headers):
+        yield name, data, offset
+
+    def refuse(self, name, reason, offset):
+        yield name, reason, offset
+
+    def complete(self):
+        yield "complete"
+
+
+EXPECTED = [(name, data, MIXED.index(pack_header(name, len(data)))) for name, data in PAIRS]
+
+
+def test_large_members_may_be_left():
+    asked = []
+
+    def leave(name, offset, size):
+        asked.append((name, MIXED[offset : offset + size]))
+        return None if name == "b.bin" else ("left", size)
+
+    items = list(read_archive(io.BytesIO(MIXED), Listing(), leave=leave))
+    assert asked == PAIRS[2:4]
+    left = ("c.bin", ("left", 3 * CHUNK), EXPECTED[3][2])
+    assert items == [*EXPECTED[:3], left, EXPECTED[4], ("a.lnk", b"1", MIXED.index(LINK))]
+
+
+def test_links_to_large_members_may_be_left():
+    """The target itself is in the buffer, and need not be left."""
+    target = b"x" * LARGE
+    archive = pack([("a.txt", target)]) + LINK + END
+    left = list(read_archive(io.BytesIO(archive), Listing(), leave=lambda name, offset, size: (name, offset, size)))
+    assert [data for _, data, _ in left] == [target, ("a.lnk", BLOCK, LARGE)]
+
+
+def test_a_member_that_is_left_and_cut_is_truncated():
+    archive = io.BytesIO(MIXED[: EXPECTED[3][2] + CHUNK])
+    with pytest.raises(TarError, match="truncated in this member") as raised:
+        list(read_archive(archive, Listing(), url="a.tar", leave=lambda *_: "left"))
+    assert (raised.value.url, raised.value.offset) == ("a.tar", EXPECTED[3][2])
+
+
+@pytest.mark.parametrize("options", [{"leave": lambda *_: "left"}, {"select": lambda name: False}, {}])
+@pytest.mark.parametrize("opener", [io.BytesIO, Drip])
+def test_the_offset_of_a_member_that_is_cut_far_behind(options, opener):
+    large, small = pack([("a.bin", bytes(2 * CHUNK))]), pack([("b.txt", b"b")])
+    whole = (large + small) * 3
+    if "leave" in options:
+        opener = io.BytesIO  # it needs to seek
+    with pytest.raises(TarError) as raised:
+        list(read_archive(opener(whole + large[:LARGE]), Listing(), **options))
+    assert str(raised.value) == f"offset {len(whole)}: truncated in this member"
+
+
+def test_links_of_streams_that_cannot_seek_are_read_elsewhere():
+    asked = []
+
+    def anywhere(offset, size):
+        asked.append((offset, size))
+        return MIXED[offset : offset + size]
+
+    assert list(read_archive(Drip(MIXED), Listing(), anywhere=anywhere))[-1] == ("a.lnk", b"1", MIXED.index(LINK))
+    assert asked
+    unread = list(read_archive(Drip(MIXED), Listing()))[-1]
+    assert unread[1].startswith("hard link to 'a.txt', ")
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_links_of_a_stream_that_does_not_begin_at_the_archive(before):
+    stream = io.BytesIO(b"?" * before + MIXED)
+    stream.seek(before)
+    assert list(read_archive(stream, Listing()))[-1] == ("a.lnk", b"1", MIXED.index(LINK))
+
+
+ONE = pack([("a.txt", b"1")])
+
+
+@pytest.mark.parametrize(
+    ("zeros", "is_end"),
+    [(BLOCK, False), (2 * BLOCK, True), (3 * BLOCK, False), (20 * BLOCK - len(ONE), True), (20 * BLOCK, False)],
+)
+def test_members_after_an_end_leave_complete_what_was_open(zeros, is_end):
+    """Two blocks of zeros end an archive, or zeros up to a whole record; others may have overwritten members."""
+    found = []
+    with pytest.raises(TarError, match="members after the end"):
+        found.extend(read_archive(io.BytesIO(ONE + bytes(zeros) + ONE + END), Listing()))
+    assert found == [("a.txt", b"1", 0), *["complete"] * is_end]
+
+
+def test_without_a_ledger_nothing_is_counted():
+    folder = entry(name=b"e/", kind=b"5") + entry(b"x" * CHUNK, name=b"f/", kind=b"D")
+    archive = folder + ONE + END + folder + ONE + END
+    members = list(read_members(io.BytesIO(archive), concatenated=True))
+    assert members == [("a.txt", b"1", archive.index(ONE)), ("a.txt", b"1", archive.rindex(ONE))]
+
+
+def test_a_link_that_is_not_selected_is_counted():
+    skips = Skips()
+    assert [name for name, *_ in read_members(io.BytesIO(MIXED), select="d.txt".__eq__, ledger=skips)] == ["d.txt"]
+    assert skips == {"directory": 1, "hard link": 1}
+
+
+def test_a_link_to_a_directory_is_counted_as_a_link():
+    skips = Skips()
+    archive = entry(name=b"a.txt/", kind=b"5") + LINK + END
+    assert list(read_members(io.BytesIO(archive), ledger=skips)) == []
+    assert skips == {"directory": 1, "hard link": 1}
+
+
+def test_what_is_no_stream_is_refused():
+    message = r"^read_members takes a stream of bytes, such as open_shard\(url\), not str$"
+    with pytest.raises(TypeError, match=message):
+        next(read_members("a.tar"))
+
+
+def test_an_archive_is_named_by_its_stream_or_url():
+    class Named(io.BytesIO):
+        name = "s.tar"
+
+    cut = ONE + header(name=b"b.lnk", kind=b"1")
+    for options, url in (({}, "s.tar"), ({"url": "u.tar"}, "u.tar")):
+        for archive in (cut, ONE[:-1], ONE + CUT, ONE + END + ONE, ONE + END * 99, ONE + b"?" * BLOCK):
+            with pytest.raises(TarError) as raised:
+                list(read_members(Named(archive), **options))
+            assert raised.value.url == url
+    Named.name = 3  # a descriptor
+    with pytest.raises(TarError) as raised:
+        list(read_members(Named(cut)))
+    assert raised.value.url is None
+
+
+def test_what_is_scanned_through_goes_over_ends():
+    archive = ONE + END + pack([("b.txt", b"22")])
+    members, position, need, zeros, problem = scan_through(archive + bytes(BLOCK) + ONE + bytes(2 * BLOCK), 0, 100)
+    assert [name for name, *_ in members] == ["a.txt", "b.txt", "a.txt"]
+    assert members[1][1:] == (len(ONE + END), len(ONE + END) + BLOCK, len(ONE + END) + BLOCK + 2, "")
+    assert (position, need, zeros, problem) == (len(archive) + BLOCK + len(ONE) + 2 * BLOCK, BLOCK, 2, None)
+    assert scan_through(ONE + END + pack([("b.txt", b"22")]), 0, 1)[4] == "a member larger than the limit"
+    assert scan_through(ONE, 1, 100)[0] == members[:1]
+
+
+def test_what_is_scanned_whole_stops_before_links_and_cut_members():
+    archive = ONE + LINK + ONE
+    members, reached = scan_whole(archive, 0, 0, 100)
+    link = ("a.lnk", len(ONE), len(ONE) + BLOCK, len(ONE) + BLOCK, "hard link")
+    assert members == [("a.txt", 0, BLOCK, BLOCK + 1, "")]
+    assert reached == (len(ONE + LINK), BLOCK, 0, None, link)
+    members, reached = scan_whole(archive, len(ONE + LINK), 0, 100)
+    assert (len(members), reached) == (1, (len(archive), BLOCK, 0, None, None))
+    members, reached = scan_whole(ONE[:BLOCK], 0, 0, 100)
+    assert (members, reached) == ([], (len(ONE), BLOCK, 0, None, ("a.txt", 0, BLOCK, BLOCK + 1, "")))
+    assert scan_whole(archive, 0, 0, 0)[1][3] == "a member larger than the limit"
+    assert scan_whole(END, 0, 0, 0) == ([], (len(END), BLOCK, 2, None, None))
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_member_has_all_its_headers(format):
+    archive = tarfile_archive([("n" * 120, b"1")], format=format)
+    [member] = read_members(io.BytesIO(archive), keep_headers=True)
+    assert member == Member("n" * 120, b"1", 0)
+    assert member.data.headers == archive[: archive.index(b"1\0", 3 * BLOCK)]
