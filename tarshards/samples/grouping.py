@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RUN = 1 << 22  # bytes of headers that are read before their members are copied: half, double make no difference
+RUN = 1 << 22  # bytes of members whose headers are read before they are copied: half, double: the same CPU
 
 #: The reaction to damage: end the shard, or continue at the next valid header.
 OnDamage: TypeAlias = Literal["end", "resync"]
@@ -386,6 +386,7 @@ class _Grouping:
     def run(self, leave: Callable[[str, int, int], FileRange], offset: int) -> tuple[Iterable[Sample], int]:
         """Return samples that need not be made to be written, from *offset* on, and their end; see ``read_archive``."""
         rest = leave("", offset, RUN)
+        leave("", offset + RUN, RUN).prefetch()
         samples, end = self.grouper.run(rest.descriptor, rest.offset, RUN, LARGE // 2, MEMBER_LIMIT)
         if end == rest.offset:
             return self.deliver(samples), offset

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from tarshards.errors import visible
@@ -32,10 +33,16 @@ def list_sample(sample: Sample) -> str:
     'a\tcls:1=7\traw:3\ttxt:6="seven\\n"'
     """
     columns = [visible(sample["__key__"])]
-    for field, data in fields_of(sample):
-        seen = preview(field, data)
-        columns.append(visible(f"{field}:{len(data)}") + (f"={seen}" if seen else ""))
+    for field, data in sample.items():
+        if (name := _listed(field)) is not None:
+            seen = preview(field, data)
+            columns.append(f"{name}:{len(data)}={seen}" if seen else f"{name}:{len(data)}")
     return "\t".join(columns)
+
+
+@lru_cache(1024)
+def _listed(field: str) -> str | None:
+    return None if is_reserved(field) else visible(field)
 
 
 def fields_of(sample: Sample) -> Iterator[tuple[str, bytes]]:
@@ -54,7 +61,7 @@ def preview(field: str, data: bytes, *, limit: int = 60) -> str:
     try:
         if is_image(field):
             return _image_size(data)
-        if field.removesuffix(".gz").rpartition(".")[2] in PREVIEWED:
+        if _is_previewed(field):
             return visible(_describe(decode_field(field, data), limit))
     except Exception as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
@@ -62,6 +69,12 @@ def preview(field: str, data: bytes, *, limit: int = 60) -> str:
     return ""
 
 
+@lru_cache(1024)
+def _is_previewed(field: str) -> bool:
+    return field.removesuffix(".gz").rpartition(".")[2] in PREVIEWED
+
+
+@lru_cache(1024)
 def is_image(field: str) -> bool:
     """Return whether *field* holds an image.
 
@@ -84,6 +97,8 @@ def _image_size(data: bytes) -> str:
 
 
 def _describe(value: Any, limit: int) -> str:
+    if type(value) is int:
+        return _shorten(str(value), limit)
     if isinstance(value, str):
         return _encode(value[:limit]) + ("…" if len(value) > limit else "")
     if hasattr(value, "dtype"):
