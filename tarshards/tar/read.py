@@ -472,7 +472,7 @@ def kept_headers(headers: bytes, name: str, size: int) -> bytes:
 
     no_map = BytesIO(headers + b"0\n".ljust(BLOCK, b"\0"))  # of a sparse member, whose map may follow its headers
     try:
-        with tarfile.open(fileobj=no_map, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+        with tarfile.open(fileobj=no_map, mode="r:", encoding="utf-8") as archive:
             info: Any = archive.next()
     except (tarfile.TarError, ValueError) as error:
         raise SampleError(f"headers whose metadata cannot be kept: {error}", key=visible(name)) from error
@@ -486,7 +486,7 @@ def _pax_header(name: str, size: int, info: Any = None) -> bytes:
 
     info = info or tarfile.TarInfo()
     info.name, info.size = name, size
-    made: bytes = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    made: bytes = info.tobuf(tarfile.PAX_FORMAT, "utf-8")
     return made
 
 
