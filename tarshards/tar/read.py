@@ -282,7 +282,7 @@ def read_archive(
                 # next member, which is probably as far away as this one was from the previous one.
                 ahead = BLOCK if mark is None else base + start - mark
                 mark = base + position
-            available, buffer = max(stop, available), b""
+            available, buffer = (stop if stop > available else available), b""
         if isinstance(problem, BaseException):
             raise problem
         if problem == AFTER_END:
@@ -298,7 +298,8 @@ def read_archive(
             if base + position == 0 and problem == "bad header checksum":
                 problem = not_an_archive(buffer)
             raise TarError(problem, url=url, offset=base + position)
-        ahead = min(ahead, CHUNK)
+        if ahead > CHUNK:
+            ahead = CHUNK
         rest = buffer[position:]
         missing = need - len(rest)
         if position > available:
@@ -307,7 +308,7 @@ def read_archive(
         else:
             base += position
             position = 0
-        chunk = stream.read(position + max(ahead, missing))
+        chunk = stream.read(position + (ahead if ahead > missing else missing))
         if not chunk:
             break
         ahead *= 2
@@ -357,7 +358,7 @@ def _read_rest(stream: Any, size: int, url: str | None, offset: int) -> bytes:
     """Read the last *size* bytes of the member at *offset*; none if its data ends before."""
     parts = []
     while size > 0:
-        data = stream.read(min(size, MAX_READ))
+        data = stream.read(size if size < MAX_READ else MAX_READ)
         if not data:
             raise TarError(NOT_YET if data is None else "truncated in this member", url=url, offset=offset)
         parts.append(data)
