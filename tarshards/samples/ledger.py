@@ -509,7 +509,7 @@ def tell_of_dots(samples: list[Sample], url: str, split: KeyRule, ledger: Ledger
             if ledger is not None:
                 ledger.has_warned_of_dots = True
             reason = visible(f"{url}: {sample['__key__']}: {dots_in_key(len(fields), fields[0])}")
-            logging.getLogger("tarshards").warning("%s", reason)
+            logging.getLogger("tarshards").warning(reason)
             return
 
 

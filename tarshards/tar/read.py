@@ -297,7 +297,7 @@ def read_archive(
                 # next member, which is probably as far away as this one was from the previous one.
                 ahead = BLOCK if mark is None else base + start - mark
                 mark = base + position
-            available, buffer = max(stop, available), b""
+            available, buffer = (stop if stop > available else available), b""
         if isinstance(problem, BaseException):
             raise problem
         if problem == AFTER_END:
@@ -313,7 +313,8 @@ def read_archive(
             if base + position == 0 and problem == "bad header checksum":
                 problem = not_an_archive(buffer)
             raise TarError(problem, url=url, offset=base + position)
-        ahead = min(ahead, CHUNK)
+        if ahead > CHUNK:
+            ahead = CHUNK
         rest = buffer[position:]
         missing = need - len(rest)
         if position > available:
@@ -322,7 +323,7 @@ def read_archive(
         else:
             base += position
             position = 0
-        chunk = stream.read(position + max(ahead, missing))
+        chunk = stream.read(position + (ahead if ahead > missing else missing))
         if not chunk:
             break
         ahead *= 2
@@ -372,7 +373,7 @@ def _read_rest(stream: Any, size: int, url: str | None, offset: int) -> bytes:
     """Read the last *size* bytes of the member at *offset*; none if its data ends before."""
     parts = []
     while size > 0:
-        data = stream.read(min(size, MAX_READ))
+        data = stream.read(size if size < MAX_READ else MAX_READ)
         if not data:
             raise TarError(NOT_YET if data is None else "truncated in this member", url=url, offset=offset)
         parts.append(data)
@@ -487,7 +488,7 @@ def kept_headers(headers: bytes, name: str, size: int) -> bytes:
 
     no_map = BytesIO(headers + b"0\n".ljust(BLOCK, b"\0"))  # of a sparse member, whose map may follow its headers
     try:
-        with tarfile.open(fileobj=no_map, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+        with tarfile.open(fileobj=no_map, mode="r:", encoding="utf-8") as archive:
             info: Any = archive.next()
     except (tarfile.TarError, ValueError) as error:
         raise SampleError(f"headers whose metadata cannot be kept: {error}", key=visible(name)) from error
@@ -501,7 +502,7 @@ def _pax_header(name: str, size: int, info: Any = None) -> bytes:
 
     info = info or tarfile.TarInfo()
     info.name, info.size = name, size
-    made: bytes = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    made: bytes = info.tobuf(tarfile.PAX_FORMAT, "utf-8")
     return made
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tarshards import write_samples
-from tarshards.tar.read import pack_header, pack_members, with_headers
 
 FORMATS = {"gnu": ["--format=gnu"], "pax": ["--format=pax", "--pax-option=TEST.note:=x"], "ustar": ["--format=ustar"]}
 KEYS = ["0", "1", "2", "3", "big", "a" * 60 + "/" + "b" * 60]
@@ -137,10 +136,3 @@ def test_columns_are_refused(tmp_path, shell):
     write_samples([{"__key__": "a", "txt": "x", "json": {"n": 1}}], tmp_path / "s.tar")
     shell("tarindex -q --columns length:txt s.tar")
     assert "--keep-metadata" in shell("tarcat --keep-metadata --where 'length > 0' s.tar 2>&1 || true")
-
-
-def test_values_with_headers_are_packed_with_these():
-    headers = bytearray(pack_header("a.txt", 1))
-    plain = pack_members("a", ("txt",), [b"1"])
-    assert pack_members("a", ("txt",), [with_headers(b"1", bytes(headers))]) == [plain[0][:512], b"1", bytes(511)]
-    assert pack_members("b", ("txt",), [with_headers(b"12", bytes(headers))])[0] == pack_header("b.txt", 2)

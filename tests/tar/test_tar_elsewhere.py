@@ -11,7 +11,7 @@ from tar_corpus import Drip, entry, header, pack, pax, read, read_whole, seal
 
 from tarshards.errors import TarError
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError, expand
-from tarshards.tar.read import BLOCK, END
+from tarshards.tar.read import BLOCK, CHUNK, END
 
 NAMES = ["a", "b.x", "d/a", "d/b.x", "./a", "d/e/c", "d", "../a", "d/../a"]  # no absolute ones, which tarfile joins
 TYPES = [tarfile.REGTYPE, tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE]
@@ -151,6 +151,14 @@ def sparse_1_0(lines, data, size=b"100"):
 def test_a_sparse_member_has_its_real_name_and_content():
     archive = sparse_1_0([b"2", b"10", b"3", b"100", b"0"], b"abc") + END
     assert [(name, data) for name, data, _ in read_whole(archive)] == [("a.x", bytes(10) + b"abc" + bytes(87))]
+
+
+def test_a_sparse_member_is_the_same_wherever_a_read_ends():
+    archive = sparse_1_0([b"2", b"10", b"3", b"100", b"0"], b"abc") + pack([("b.x", b"1")]) + END
+    expected = read_whole(archive)
+    assert [member.name for member in expected] == ["a.x", "b.x"]
+    for first in range(1, len(archive), 50):
+        assert read_whole(Drip(archive, (first, CHUNK))) == expected
 
 
 DAMAGED = "a sparse member whose map is damaged"

@@ -111,9 +111,9 @@ def test_a_non_blocking_stream_without_bytes_is_not_at_its_end(archive):
     os.set_blocking(reading, False)
     with open(reading, "rb", buffering=0) as stream, open(writing, "wb", buffering=0) as feed:
         feed.write(archive)
-        error = read(stream, end="optional").error
+        error = read(stream, url="a.tar", end="optional").error
     assert error.reason == "the stream is non-blocking and has no bytes yet"
-    assert error.offset == len(archive)
+    assert (error.url, error.offset) == ("a.tar", len(archive))
 
 
 class Pausing(Drip):

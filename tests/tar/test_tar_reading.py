@@ -1,4 +1,4 @@
-"""Members keep their headers where asked, and archives are read through a taker, which may leave large members."""
+"""Members with their headers, members that are left or read elsewhere, ends, names in errors."""
 
 import io
 import tarfile
@@ -17,6 +17,7 @@ from tarshards.tar.read import (
     Member,
     kept_headers,
     pack_header,
+    pack_members,
     read_archive,
     read_members,
     scan_through,
@@ -25,10 +26,9 @@ from tarshards.tar.read import (
 )
 
 PAIRS = [("a.txt", b"1"), ("n" * 120, b"22"), ("b.bin", b"b" * 2 * CHUNK), ("c.bin", b"c" * 3 * CHUNK), ("d.txt", b"4")]
-MIXED = pack(PAIRS) + entry(name=b"e/", kind=b"5") + entry(name=b"a.lnk", kind=b"1", size=b"0") + END
 LINK = header(name=b"a.lnk", kind=b"1")
 LINK = seal(LINK[:157] + b"a.txt" + LINK[162:])
-MIXED = MIXED.replace(entry(name=b"a.lnk", kind=b"1", size=b"0"), LINK)
+MIXED = pack(PAIRS) + entry(name=b"e/", kind=b"5") + LINK + END
 
 
 @pytest.mark.parametrize("opener", [io.BytesIO, Drip])
@@ -64,7 +64,7 @@ PLACE = ("path", "size", "linkpath", "hdrcharset")
 
 
 def info_of(headers):
-    """What Python's tarfile reads in the headers of a member."""
+    """The place and the metadata that Python's tarfile reads in the headers of a member."""
     with tarfile.open(fileobj=io.BytesIO(headers + END)) as archive:
         info = archive.next()
     records = {name: value for name, value in info.pax_headers.items() if name not in PLACE}
@@ -74,17 +74,19 @@ def info_of(headers):
     )
 
 
-def made(name, **fields):
+def headers_of(name, **fields):
+    """The headers that Python's tarfile makes for a member with metadata of its own."""
     info = tarfile.TarInfo(name)
-    vars_ = {"mode": 0o604, "uid": 7, "gid": 8, "uname": "alice", "gname": "staff", "mtime": 12345.5}
-    for field, value in {**vars_, "pax_headers": {"TEST.note": "\u00e9"}, **fields}.items():
+    info.mode, info.uid, info.gid, info.uname, info.gname, info.mtime = 0o604, 7, 8, "alice", "staff", 12345.5
+    info.pax_headers = {"TEST.note": "\u00e9"}
+    for field, value in fields.items():
         setattr(info, field, value)
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "d/" * 60 + "\u00e9.txt"])
 def test_headers_with_the_right_name_and_size_are_kept_and_else_their_metadata(name):
-    headers = made(name, size=5)
+    headers = headers_of(name, size=5)
     assert kept_headers(headers, name, 5) is headers
     for other, size in ((name, 6), ("b.txt", 5), ("\udce9" * 90, 1 << 40)):
         changed = kept_headers(headers, other, size)
@@ -96,7 +98,7 @@ def test_headers_with_the_right_name_and_size_are_kept_and_else_their_metadata(n
 
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
 def test_the_headers_of_a_link_become_those_of_a_file(kind):
-    headers = made("b.txt", type=kind, linkname="a" * 150)
+    headers = headers_of("b.txt", type=kind, linkname="a" * 150)
     place, metadata = info_of(kept_headers(headers, "b.txt", 3))
     assert place == ("b.txt", 3, tarfile.REGTYPE, "")
     assert metadata == info_of(headers)[1]
@@ -108,6 +110,16 @@ def test_the_headers_of_a_sparse_member_become_those_of_a_file():
     place, metadata = info_of(kept_headers(headers, "a.x", 9))
     assert place == ("a.x", 9, tarfile.REGTYPE, "")
     assert metadata[-1] == {"TEST.note": "1"}
+
+
+def test_values_with_headers_are_packed_with_these():
+    headers = headers_of("a.txt", size=1)
+    assert pack_members("a", ("txt",), [with_headers(b"1", headers)]) == [headers, b"1", bytes(511)]
+    changed, *_ = pack_members("b", ("txt",), [with_headers(b"12", headers)])
+    assert changed == kept_headers(headers, "b.txt", 2)
+    plain = pack_header("a.txt", 1)
+    assert pack_members("a", ("txt",), [with_headers(b"1", plain)]) == [plain, b"1", bytes(511)]
+    assert pack_members("b", ("txt",), [with_headers(b"12", plain)])[0] == pack_header("b.txt", 2)
 
 
 def test_headers_that_tarfile_cannot_read_are_named():
@@ -166,13 +178,16 @@ def test_a_member_that_is_left_and_cut_is_truncated():
     assert (raised.value.url, raised.value.offset) == ("a.tar", EXPECTED[3][2])
 
 
-@pytest.mark.parametrize("options", [{"leave": lambda *_: "left"}, {"select": lambda name: False}, {}])
-@pytest.mark.parametrize("opener", [io.BytesIO, Drip])
-def test_the_offset_of_a_member_that_is_cut_far_behind(options, opener):
+@pytest.mark.parametrize(
+    ("opener", "options"),
+    [
+        (io.BytesIO, {"leave": lambda *_: "left"}),
+        *((opener, options) for opener in (io.BytesIO, Drip) for options in ({"select": lambda name: False}, {})),
+    ],
+)
+def test_the_offset_of_a_member_that_is_cut_far_behind(opener, options):
     large, small = pack([("a.bin", bytes(2 * CHUNK))]), pack([("b.txt", b"b")])
     whole = (large + small) * 3
-    if "leave" in options:
-        opener = io.BytesIO  # it needs to seek
     with pytest.raises(TarError) as raised:
         list(read_archive(opener(whole + large[:LARGE]), Listing(), **options))
     assert str(raised.value) == f"offset {len(whole)}: truncated in this member"
@@ -201,16 +216,61 @@ def test_links_of_a_stream_that_does_not_begin_at_the_archive(before):
 ONE = pack([("a.txt", b"1")])
 
 
+@pytest.mark.parametrize("opener", [io.BytesIO, Drip])
 @pytest.mark.parametrize(
     ("zeros", "is_end"),
     [(BLOCK, False), (2 * BLOCK, True), (3 * BLOCK, False), (20 * BLOCK - len(ONE), True), (20 * BLOCK, False)],
 )
-def test_members_after_an_end_leave_complete_what_was_open(zeros, is_end):
+def test_members_after_an_end_leave_complete_what_was_open(zeros, is_end, opener):
     """Two blocks of zeros end an archive, or zeros up to a whole record; others may have overwritten members."""
     found = []
     with pytest.raises(TarError, match="members after the end"):
-        found.extend(read_archive(io.BytesIO(ONE + bytes(zeros) + ONE + END), Listing()))
+        found.extend(read_archive(opener(ONE + bytes(zeros) + ONE + END), Listing()))
     assert found == [("a.txt", b"1", 0), *["complete"] * is_end]
+
+
+@pytest.mark.parametrize("size", [1, 3 * CHUNK + 1])
+@pytest.mark.parametrize("end", ["required", "optional"])
+def test_padding_that_is_cut_is_truncated(size, end):
+    archive = pack([("a.bin", bytes(size))])[:-1]
+    with pytest.raises(TarError, match="truncated in a header or its padding"):
+        list(read_members(io.BytesIO(archive), end=end))
+
+
+@pytest.mark.parametrize("before", [b"", pack([("a.txt", b"")])])
+def test_a_header_without_the_next_is_truncated(before):
+    with pytest.raises(TarError) as raised:
+        list(read_members(io.BytesIO(before + pax(b"mtime=1")[:BLOCK])))
+    assert str(raised.value) == f"offset {len(before)}: truncated in a header or its padding"
+
+
+class Recorded(io.BytesIO):
+    """Keeps what was read."""
+
+    def __init__(self, data):
+        super().__init__(data)
+        self.chunks = []
+
+    def read(self, size=-1):
+        self.chunks.append(super().read(size))
+        return self.chunks[-1]
+
+
+def test_large_members_are_read_at_once_and_not_copied():
+    """With what is between two of them, once the reader knows how much that is."""
+    large, small = bytes(2 * CHUNK), pack([("b.txt", b"b" * BLOCK)])
+    stream = Recorded((pack([("a.bin", large)]) + small) * 8 + END)
+    members = list(read_members(stream))[::2][3:]
+    assert [any(data is chunk for chunk in stream.chunks) for _, data, _ in members] == [True] * 5
+    sizes = [len(chunk) for chunk in stream.chunks]
+    first = sizes.index(len(large))
+    assert sizes[first : first + 8] == [len(large), len(small) + BLOCK] * 4
+
+
+def test_small_members_after_a_large_one_are_read_many_at_once():
+    stream = Recorded(pack([("a.bin", bytes(CHUNK)), *[("b.txt", bytes(BLOCK))] * 4096]) + END)
+    assert len(list(read_members(stream))) == 4097
+    assert len(stream.chunks) < 25
 
 
 def test_without_a_ledger_nothing_is_counted():
@@ -243,15 +303,22 @@ def test_an_archive_is_named_by_its_stream_or_url():
     class Named(io.BytesIO):
         name = "s.tar"
 
-    cut = ONE + header(name=b"b.lnk", kind=b"1")
     for options, url in (({}, "s.tar"), ({"url": "u.tar"}, "u.tar")):
-        for archive in (cut, ONE[:-1], ONE + CUT, ONE + END + ONE, ONE + END * 99, ONE + b"?" * BLOCK):
+        for archive in (
+            LINK + END,
+            ONE[:-1],
+            ONE + CUT,
+            ONE + END + ONE,
+            ONE + END * 99,
+            ONE + b"?" * BLOCK,
+            ONE + END + b"?",
+        ):
             with pytest.raises(TarError) as raised:
                 list(read_members(Named(archive), **options))
             assert raised.value.url == url
     Named.name = 3  # a descriptor
     with pytest.raises(TarError) as raised:
-        list(read_members(Named(cut)))
+        list(read_members(Named(LINK + END)))
     assert raised.value.url is None
 
 
@@ -273,6 +340,10 @@ def test_what_is_scanned_whole_stops_before_links_and_cut_members():
     assert reached == (len(ONE + LINK), BLOCK, 0, None, link)
     members, reached = scan_whole(archive, len(ONE + LINK), 0, 100)
     assert (len(members), reached) == (1, (len(archive), BLOCK, 0, None, None))
+    assert scan_whole(ONE[: BLOCK + 1], 0, 0, 100) == (
+        [("a.txt", 0, BLOCK, BLOCK + 1, "")],
+        (len(ONE), BLOCK, 0, None, None),
+    )
     members, reached = scan_whole(ONE[:BLOCK], 0, 0, 100)
     assert (members, reached) == ([], (len(ONE), BLOCK, 0, None, ("a.txt", 0, BLOCK, BLOCK + 1, "")))
     assert scan_whole(archive, 0, 0, 0)[1][3] == "a member larger than the limit"
