@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "docs"))
 import build_site  # noqa: E402
 import error_messages  # noqa: E402
+from tool_lines import command_of  # noqa: E402
 
 TROUBLES = (ROOT / "docs/troubleshooting.md").read_text()
 
@@ -151,6 +152,16 @@ def lacking(kinds: list[str], found: dict[str, str]) -> dict[str, str]:
     shown = [message for kind in kinds for message in messages(kind)]
     patterns = [re.compile(".*".join(map(re.escape, message.split("…")))) for message in shown]
     return {text: place for text, place in found.items() if not any(each.fullmatch(text) for each in patterns)}
+
+
+@pytest.mark.parametrize("span", sorted(set(re.findall(r"`((?:tar|kujob)\w* [^`]+)`", TROUBLES))))
+def test_each_command_on_the_page_exists(span):
+    tool, *words = span.split()
+    program = command_of(tool)
+    verbs = getattr(program, "verbs", {})
+    assert not verbs or words[0] in verbs or words[0].startswith("-")
+    known = {name for each in (program, *verbs.values()) for option in each.params for name in option.opts}
+    assert {word for word in words if re.match("-+[a-z]", word)} <= known
 
 
 @pytest.mark.parametrize("kind", error_messages.messages())

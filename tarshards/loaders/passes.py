@@ -196,8 +196,8 @@ class Passes:
         batches = 0 if this.plan is None else this.before + len(self.maker.shares(this.plan, this.world.rank))
         if this.plan is not None and batches > len(self):
             raise StateError(
-                f"the trainer counts to {len(self)} batches, and with those before the state there are {batches}: "
-                "resume in mid-epoch with the ranks and the batch size of the state"
+                f"the trainer counts to {len(self)} batches, but the epoch has {batches} with those before the state; "
+                "resume with the ranks and the batch size of the state"
             )
 
     def __len__(self) -> int:

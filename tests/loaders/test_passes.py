@@ -241,7 +241,7 @@ def test_a_trainer_that_counts_to_fewer_batches_than_there_are_is_refused(data, 
     larger = make(data(), 20)
     assert len(larger) == 5
     larger.load_state_dict(loader.state_dict())
-    with pytest.raises(StateError, match="counts to 5 batches, and with those before the state there are 7"):
+    with pytest.raises(StateError, match="counts to 5 batches, but the epoch has 7 with those"):
         larger.sampler.set_epoch(0)
     larger.set_epoch(0)
     assert len(list(larger)) == 5, "a loop that asks to the end has all"

@@ -177,7 +177,7 @@ def _with_log(packed: list[Sample], sample: Sample, field: str, log: bytes) -> l
         same = [dict(sample)]
         packed = same + packed
     if field in same[0]:
-        raise Failure(f"the command left a field {field}, and so would the log")
+        raise Failure(f"the command wrote the field {field}, which the log would replace")
     same[0][field] = log
     return packed
 
