@@ -97,12 +97,13 @@ def pytest_pyfunc_call(pyfuncitem):
         return None
     fixture = pyfuncitem._request.getfixturevalue
     folder = fixture("tmp_path_factory").mktemp("alone")
-    command = [fixture("python_with_torch"), "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    command = [fixture("python_with_torch"), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-p", "_hypothesis_pytestplugin"]  # and none of the other plugins, which take longer than most tests
     imported = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # hypothesis, before the fork
     done = subprocess.run(
         [*command, "-W", imported, f"--basetemp={folder}", pyfuncitem.nodeid],
         cwd=pyfuncitem.config.rootpath,
-        env={**os.environ, ALONE: str(fixture("forks"))},
+        env={**os.environ, ALONE: str(fixture("forks")), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=300,
