@@ -16,7 +16,7 @@ from tarshards.testing import chaos
 from tarshards.testing.chaos import NEMESES, RoundOutcome, RoundWorld, Sample, Suite, draw, main, our_readers, preload
 from tarshards.testing.chaos_shards import ShardCopies, beginning, changed, read_truth, resized
 
-ROUNDS = 10 if SOAK == 1 else 40 * SOAK
+ROUNDS, PARTS = (10, 2) if SOAK == 1 else (40 * SOAK, 4)
 WRONG = {  # the loader, a nemesis that shows what is wrong with it, and how
     "DropsTheTail": ("nothing", "silent"),
     "StartsAnew": ("kill a rank", "silent"),
@@ -49,11 +49,11 @@ def _patience(monkeypatch):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_our_loaders(urls, copies, tmp_path, part):
     suite = Suite(urls, 5, ["stream", "planned", "arrays"], ["stream", "planned", "arrays"])
     preload(suite.readers)
-    for number in range(part, ROUNDS, 2):
+    for number in range(part, ROUNDS, PARTS):
         suite.play(copies, number, tmp_path / f"{number}")
     check(suite)
 
