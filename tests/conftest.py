@@ -97,12 +97,13 @@ def pytest_pyfunc_call(pyfuncitem):
         return None
     fixture = pyfuncitem._request.getfixturevalue
     folder = fixture("tmp_path_factory").mktemp("alone")
-    command = [fixture("python_with_torch"), "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    command = [fixture("python_with_torch"), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-p", "_hypothesis_pytestplugin"]  # and none of the other plugins, which take longer than most tests
     imported = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # hypothesis, before the fork
     done = subprocess.run(
         [*command, "-W", imported, f"--basetemp={folder}", pyfuncitem.nodeid],
         cwd=pyfuncitem.config.rootpath,
-        env={**os.environ, ALONE: "1"},
+        env={**os.environ, ALONE: str(fixture("forks")), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -165,7 +166,7 @@ for number, handler in (signal.SIGINT, signal.default_int_handler), (signal.SIGH
 
 BIN = Path(__file__).parents[1] / "bin"
 KILLED = 9
-ALONE = "TARSHARDS_TEST_ALONE"  # a variable of the process of one test
+ALONE = "TARSHARDS_TEST_ALONE"  # a variable of the process of one test: the folder of the fork servers
 FORKS = pytest.StashKey[Path]()  # the folder of the fork servers that the processes of a run share
 
 
@@ -286,8 +287,9 @@ def path_with_started_tools(tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def forks(pytestconfig) -> Iterator[Path]:
     """The folder of the fork servers."""
-    if worker := getattr(pytestconfig, "workerinput", None):
-        yield Path(worker["forks"])
+    worker = getattr(pytestconfig, "workerinput", {})
+    if shared := os.environ.get(ALONE) or worker.get("forks"):
+        yield Path(shared)
         return
     folder = fork_server.make_shared_folder()
     yield folder

@@ -173,9 +173,9 @@ def test_values_are_named_by_the_same_words():
 
 
 @pytest.mark.parametrize("tool", tools())
-def test_every_tool_has_help_and_version(tool, path_with_tools):
+def test_every_tool_has_help_and_version(tool, path_with_tools, python_with_torch):
     name, *verb = tool.split()
-    command = [sys.executable, "-m", "tarshards", *verb] if name == "tarshards" else [name, *verb]
+    command = [python_with_torch, "-m", "tarshards", *verb] if name == "tarshards" else [name, *verb]
     options = {"env": {**os.environ, "PATH": path_with_tools}, "stdin": subprocess.DEVNULL}
 
     def run(*arguments: str) -> str:
@@ -183,9 +183,10 @@ def test_every_tool_has_help_and_version(tool, path_with_tools):
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
-    assert run("-h") == run("--help")
-    assert run("-h").startswith(f"Usage: {tool} ")
-    assert not [line for line in run("-h").splitlines() if line != line.rstrip()], "a name without an explanation"
+    words = run("-h")
+    assert run("--help") == words
+    assert words.startswith(f"Usage: {tool} ")
+    assert not [line for line in words.splitlines() if line != line.rstrip()], "a name without an explanation"
     shown = name if name == "tarshards" else f"{name} (tarshards)"
     assert run("--version") == f"{shown} {tarshards.__version__}\n"
 

@@ -50,7 +50,7 @@ def classes(samples) -> list[int]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("shards", range(4, 18, 1 if SOAK > 1 else 3))
+@pytest.mark.parametrize("shards", range(4, 18, 1 if SOAK > 1 else 5))
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
 def test_every_world_is_a_partition(make_shards, shards, world_size, num_workers):

@@ -26,7 +26,7 @@ from tarshards.testing.chaos import (
 )
 from tarshards.testing.chaos_shards import ShardCopies, beginning, changed, read_truth, resized
 
-ROUNDS = 20 if SOAK == 1 else 40 * SOAK
+ROUNDS, PARTS = (10, 2) if SOAK == 1 else (40 * SOAK, 4)
 WRONG = {  # the loader, a nemesis that shows what is wrong with it, and how
     "DropsTheTail": ("nothing", "silent"),
     "StartsAnew": ("kill a rank", "silent"),
@@ -59,11 +59,11 @@ def _patience(monkeypatch):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_our_loaders(urls, copies, tmp_path, part):
     suite = Suite(urls, 5, ["stream", "planned", "arrays"], ["stream", "planned", "arrays"])
     preload(suite.readers)
-    for number in range(part, ROUNDS, 4):
+    for number in range(part, ROUNDS, PARTS):
         suite.play(copies, number, tmp_path / f"{number}")
     check(suite)
 
@@ -74,7 +74,7 @@ def test_our_loader_with_worker_processes(urls, copies, tmp_path):
     suite = Suite(urls, 6, ["torch"], ["torch"])
     forkserver._forkserver._stop()  # one that has begun would not import torch
     preload(suite.readers)
-    for number in range(4 if SOAK == 1 else 10 * SOAK):
+    for number in range(2 if SOAK == 1 else 10 * SOAK):
         suite.play(copies, number, tmp_path / f"{number}")
     check(suite)
 

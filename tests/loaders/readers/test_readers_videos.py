@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from readers_data import read, whole
-from soak import SOAK
+from soak import rounds
 from videos import KINDS, RATE, peer, upright, written
 
 from tarshards import ArrayLoader, ShardWriter, Stream, readers
@@ -118,7 +118,7 @@ def test_what_fails_is_named_and_the_rest_is_read():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_clip_of_all_frames_is_what_the_video_gives_and_an_error_where_that_is_one(kind):
     rng, data = np.random.default_rng(0), written(kind)
-    for place in [*rng.integers(0, len(data), 10 * SOAK), *(len(data) - rng.integers(1, 900, 10 * SOAK))]:
+    for place in [*rng.integers(0, len(data), rounds(10)), *(len(data) - rng.integers(1, 900, rounds(10)))]:
         for damaged in data[:place], data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]:
             frames = clips = None
             with suppress(Exception):

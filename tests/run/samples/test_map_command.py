@@ -107,7 +107,7 @@ def test_read_only_directories_are_removed_too(tmp_path):
 
 def test_order_is_kept_under_random_sleeps():
     rng = random.Random(0)
-    work = [{"__key__": f"{i:04d}", "nap": b"%.4f" % (rng.random() * 0.02)} for i in range(300)]
+    work = [{"__key__": f"{i:04d}", "nap": b"%.4f" % (rng.random() * 0.02)} for i in range(150)]
     found = list(map_command(work, "sleep $(cat sample.nap)", slots=4))
     assert [sample["__key__"] for sample in found] == [sample["__key__"] for sample in work]
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image, ImageOps
-from soak import SOAK
+from soak import SOAK, rounds
 from webdataset.autodecode import ImageHandler
 from with_torch import needs_torch, torch
 
@@ -290,11 +290,11 @@ def seen_by(data):
 
 def damaged(data, rng):
     """*data* cut anywhere, and with a bit, or a byte near the beginning, changed."""
-    for place in rng.integers(0, len(data), 2 * SOAK):
+    for place in rng.integers(0, len(data), rounds(2)):
         yield data[:place]
-    for place, bit in zip(rng.integers(0, len(data), 6 * SOAK), rng.integers(0, 8, 6 * SOAK)):
+    for place, bit in zip(rng.integers(0, len(data), rounds(6)), rng.integers(0, 8, rounds(6))):
         yield data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
-    for place in rng.integers(0, min(len(data), 400), 4 * SOAK):
+    for place in rng.integers(0, min(len(data), 400), rounds(4)):
         yield data[:place] + rng.bytes(1) + data[place + 1 :]
 
 
