@@ -1,6 +1,5 @@
 """Large members are read into memory that the process keeps, not into newly zeroed pages."""
 
-import io
 import os
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import sys
 import pytest
 from tar_corpus import pack
 
-from tarshards.tar.read import END, read_members
+from tarshards.tar.read import END
 
 SIZE, COUNT = 1_000_000, 30
 READ = """
@@ -47,20 +46,3 @@ def test_pages_are_not_zeroed_for_each_large_member(path):
 
 def test_a_threshold_of_the_environment_takes_precedence(path):
     assert faults(path, MALLOC_MMAP_THRESHOLD_=str(128 << 10)) > 100 * COUNT
-
-
-class Small(io.BytesIO):
-    """A file whose large members do not fit into memory."""
-
-    def read(self, size=-1):
-        if size > 300_000 and self.tell():
-            raise MemoryError
-        return super().read(min(size, 1 << 16))
-
-
-def test_a_member_that_does_not_fit_into_memory_is_named():
-    archive = Small(pack([("a.txt", b"x"), ("b.bin", bytes(900_000))]) + END)
-    members = read_members(archive, url="u.tar")
-    assert next(members).name == "a.txt"
-    with pytest.raises(MemoryError, match=r"^u\.tar: offset 1024: b\.bin, 900,000 bytes, does not fit into memory$"):
-        next(members)

@@ -356,3 +356,20 @@ def test_a_member_has_all_its_headers(format):
     [member] = read_members(io.BytesIO(archive), keep_headers=True)
     assert member == Member("n" * 120, b"1", 0)
     assert member.data.headers == archive[: archive.index(b"1\0", 3 * BLOCK)]
+
+
+class Small(io.BytesIO):
+    """A file whose large members do not fit into memory."""
+
+    def read(self, size=-1):
+        if size > 300_000 and self.tell():
+            raise MemoryError
+        return super().read(min(size, 1 << 16))
+
+
+def test_a_member_that_does_not_fit_into_memory_is_named():
+    archive = Small(pack([("a.txt", b"x"), ("b.bin", bytes(900_000))]) + END)
+    members = read_members(archive, url="u.tar")
+    assert next(members).name == "a.txt"
+    with pytest.raises(MemoryError, match=r"^u\.tar: offset 1024: b\.bin, 900,000 bytes, does not fit into memory$"):
+        next(members)
