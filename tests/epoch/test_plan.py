@@ -331,7 +331,7 @@ def test_after_an_interrupt_no_window_is_taken_for_another():
     plan = EpochPlan([50] * 40, seed=0, epoch=0, block=16, lanes=4, pool=400)
     whole, windows = list(plan), plan._windows()
     windows.rows = windows.rows.view(Interrupted)
-    for position in (0, 400, 800):
+    for position in (0, 1, 400, 401, 800, 801):
         with pytest.raises(KeyboardInterrupt):
             plan[position]
     windows.rows = windows.rows.view(np.ndarray)
