@@ -274,6 +274,7 @@ def test_positions_arrays_and_slices_agree(counts, options, data):
     assert all(type(number) is int for pair in whole[:3] for number in pair)
     some = data.draw(st.lists(st.integers(-size, size - 1), max_size=20)) if size else []
     assert [plan[p] for p in some] == [whole[p] for p in some] == pairs(plan[np.array(some, int)]) == pairs(plan[some])
+    assert all(type(number) is int for p in some for number in plan[p])
     part = data.draw(st.slices(size))
     assert pairs(plan[part]) == whole[part]
     assert [array.dtype for array in plan[part]] == [np.int64, np.int64]
