@@ -10,8 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start thousands of processes, which wo
 demo: $(VENV)/.demo
 	$(BIN)/python -m tarshards demo
 
-# Tests spend some of their time waiting, so use one process more than cores; an idle process steals tests from another.
-PARALLEL := -n $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))') --dist worksteal
+# Tests spend much of their time waiting, so use two processes a core; an idle process steals tests from another.
+PARALLEL := -n $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))') --dist worksteal
 
 # The tests of the package itself.
 test: $(VENV)/.test

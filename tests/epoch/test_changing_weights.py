@@ -189,7 +189,7 @@ def test_the_first_position_with_a_quota(mixture, quota):
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ([{1: 1}], "need one at position 0"),
+        ([{1: 1}], r"^weights that change need one at position 0, not {1: 1}$"),
         ([{}], "need one at position 0"),
         ([{0: 1, 10: 0}], "all 0 at position 10"),
         ([{0: 0}, {0: 0, 5: 1}], "all 0 at position 0"),
@@ -203,6 +203,23 @@ def test_the_first_position_with_a_quota(mixture, quota):
 def test_bad_schedules_are_refused(weights, words):
     with pytest.raises(ValueError, match=words):
         Quotas(weights)
+
+
+def test_schedules_at_the_bounds_are_allowed():
+    assert Quotas([{0: 1, 2**61 - 1: 1e-15}, {0: 1}]).sources == [0, 1]
+    with pytest.raises(ValueError, match=r"^weights have positions up to 2\*\*61, and differ by 1e15 at most, not \[{"):
+        Quotas([{0: 1, 5: 2, 2**61: 1}])
+
+
+def test_a_number_among_weights_that_change_is_a_constant():
+    assert Quotas([{0: 1, 10: 2}, 0.5]).phases == Quotas([{0: 1, 10: 2}, {0: 0.5}]).phases
+
+
+def test_from_where_on_a_source_has_no_weight():
+    weights = [{0: 1, 10: 0}, {0: 1}, {0: 0, 5: 1, 9: 0, 12: 0}, {0: 1, 3: 0, 20: 2}, {0: 0}]
+    assert Quotas(weights).ends == {0: 10, 1: inf, 2: 9, 3: inf}
+    assert Quotas(weights, stride=3).ends == {0: 4, 1: inf, 2: 3, 3: inf}
+    assert Quotas([1, 0, 2]).ends == {0: inf, 2: inf}
 
 
 @pytest.mark.parametrize("knot", [1.5, "10", True, None])

@@ -274,6 +274,7 @@ def test_positions_arrays_and_slices_agree(counts, options, data):
     assert all(type(number) is int for pair in whole[:3] for number in pair)
     some = data.draw(st.lists(st.integers(-size, size - 1), max_size=20)) if size else []
     assert [plan[p] for p in some] == [whole[p] for p in some] == pairs(plan[np.array(some, int)]) == pairs(plan[some])
+    assert all(type(number) is int for p in some for number in plan[p])
     part = data.draw(st.slices(size))
     assert pairs(plan[part]) == whole[part]
     assert [array.dtype for array in plan[part]] == [np.int64, np.int64]
@@ -331,7 +332,7 @@ def test_after_an_interrupt_no_window_is_taken_for_another():
     plan = EpochPlan([50] * 40, seed=0, epoch=0, block=16, lanes=4, pool=400)
     whole, windows = list(plan), plan._windows()
     windows.rows = windows.rows.view(Interrupted)
-    for position in (0, 400, 800):
+    for position in (0, 1, 400, 401, 800, 801):
         with pytest.raises(KeyboardInterrupt):
             plan[position]
     windows.rows = windows.rows.view(np.ndarray)

@@ -82,6 +82,20 @@ def test_bad_weights_are_refused(weights):
         Mixture(weights, 0)
 
 
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ([0, 0.0], r"positive or 0, and not all 0, not \[0, 0.0\]"),
+        ([1, -1], r"positive or 0, and not all 0, not \[1, -1\]"),
+        ([1, None], r"finite numbers, not \[1, None\]"),
+        ([{0: 0}, {0: 0, 5: 1}], r"positive or 0, and not all 0 at position 0, not \[{0: 0}, {0: 0, 5: 1}\]"),
+    ],
+)
+def test_an_error_names_the_weights(weights, said):
+    with pytest.raises(ValueError, match=f"^weights must be {said}$"):
+        Quotas(weights)
+
+
 @pytest.mark.parametrize("counts", [[1], [1, 1, 1], [0, 2], [-1, 1], [3, 0], [1.0, 0], [True, 0], ["1", 0]])
 def test_counts_of_other_mixtures_are_refused(counts):
     with pytest.raises(StateError, match="counts"):
@@ -152,7 +166,16 @@ def test_the_source_that_would_be_late_first_comes(weights):
 
 def test_quotas_of_many_changes_have_few_bits():
     weights = [{n: 1 + n * n % 97 for n in range(0, 300, 3)}, {n: 1 + n * n % 89 for n in range(0, 300, 3)}, {0: 1}]
-    assert max(phase.unit.bit_length() for phase in Quotas(weights).phases) <= 2 * FINE
+    many = [{n: 1 + n**5 % 1_000_003 for n in range(0, 300, 3)}, {0: 10**6}, {0: 1, 7: 0}]
+    for quotas in (Quotas(weights), Quotas(many)):
+        assert max(phase.unit.bit_length() for phase in quotas.phases) <= 2 * FINE
+        assert all(sum(quotas.at(position)) == position for position in range(400))
+    shares = Fraction(0)
+    for position in range(299):
+        now = many[0][position // 3 * 3]
+        shares += Fraction(now, now + 10**6 + (position < 7))
+    assert abs(Quotas(many).at(299)[0] - shares) < Fraction(1, 2**240)
+    assert Quotas(many).at(299)[2] == Quotas(many).at(7)[2]
 
 
 @pytest.mark.parametrize(
