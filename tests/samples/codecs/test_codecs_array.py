@@ -76,7 +76,7 @@ def test_npy_truncated_or_lengthened():
     for length in range(len(data)):
         with pytest.raises(DecodeError):
             decode_field("npy", data[:length])
-    with pytest.raises(DecodeError, match="more bytes"):
+    with pytest.raises(DecodeError, match="bytes after the end of the array"):
         decode_field("npy", data + b"\0")
 
 
