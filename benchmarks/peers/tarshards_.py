@@ -47,7 +47,7 @@ def index(data: Data) -> None:
         if not link.is_symlink():
             link.symlink_to(Path(url).absolute())
         index = build_index(str(link))
-        index.save(str(link), sync=False)  # as its peers, here and below
+        index.save(Location.of(link, sync=False))  # as its peers, here and below
         indexed.append(Shard(str(link), len(index), index.shard_size))
     write_manifest(Location(str(manifest(data)), sync=False), indexed)
 

@@ -13,6 +13,7 @@ for kernel in "tar._tar", "storage._mapped", "index._rows", "index._pixels":
     sys.modules[f"tarshards.{kernel}"] = None  # is not found, so that its twin in Python is taken
 
 from tarshards import Stream, World, build_index  # noqa: E402
+from tarshards.storage.location import Location  # noqa: E402
 
 PACKAGES = ()  # the environment that the suite itself runs in
 SYSTEM = ()
@@ -37,7 +38,7 @@ def stream(data: Data, *, shuffled: bool, workers: int) -> Stream:
 
 def index(data: Data) -> None:
     for url in data.urls:
-        build_index(url).save(str(data.folder / Path(url).name), sync=False)
+        build_index(url).save(Location.of(data.folder / Path(url).name, sync=False))
 
 
 def plain(task: str, item: Sample, data: Data) -> Iterator[tuple[bytes, int]]:
