@@ -602,20 +602,20 @@ static MappedMembers *members_at(PyObject *tables, int64_t shard) {
     return NULL;
 }
 
-/* Note the rows that were not compared before, in *order* if that is not NULL; return 0 with an exception set where one is
- * not a member. */
-static int collect(Comparing *comparing, PyObject *tables, const int64_t *shards, const int64_t *members, int64_t count,
-                   const int64_t *order) {
-    for (int64_t at = 0; at < count; at++) {
-        const int64_t i = order ? order[at] : at;
-        if (members[i] < 0) continue;
-        MappedMembers *own = members_at(tables, shards[i]);
-        if (!own && PyErr_Occurred()) return 0;
-        if (!own || is_compared(own, members[i])) continue;
-        if (members[i] < own->begin || members[i] >= own->end)
-            return PyErr_SetString(PyExc_ValueError, "not a member of a mapped shard"), 0;
-        if (!can_note(own)) return 0;
-        comparing->rows[comparing->count++] = (struct Row){own, members[i], i};
+/* Note a row if it was not compared before; return 0 with an exception set where it is not a member. */
+static int note_row(Comparing *comparing, MappedMembers *own, int64_t member, int64_t at) {
+    if (member < 0 || !own || is_compared(own, member)) return 1;
+    if (member < own->begin || member >= own->end) return PyErr_SetString(PyExc_ValueError, "not a member of a mapped shard"), 0;
+    if (!can_note(own)) return 0;
+    comparing->rows[comparing->count++] = (struct Row){own, member, at};
+    return 1;
+}
+
+/* Note the rows that were not compared before; return 0 with an exception set where one is not a member. */
+static int collect(Comparing *comparing, PyObject *tables, const int64_t *shards, const int64_t *members, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        MappedMembers *own = members[i] < 0 ? NULL : members_at(tables, shards[i]);
+        if (PyErr_Occurred() || !note_row(comparing, own, members[i], i)) return 0;
     }
     return 1;
 }
@@ -630,7 +630,7 @@ static PyObject *find_undecided(PyObject *self, PyObject *args) {
                            PyMem_Malloc((size_t)count * 8 + 1), 0, 0};
     if (!comparing.rows || !comparing.undecided) PyErr_NoMemory();
     else if (shards.len != members.len) PyErr_SetString(PyExc_ValueError, "shards and members differ in length");
-    else if (collect(&comparing, tables, shards.buf, members.buf, count, NULL)) {
+    else if (collect(&comparing, tables, shards.buf, members.buf, count)) {
         Py_BEGIN_ALLOW_THREADS
         compare_guarded(&comparing);
         Py_END_ALLOW_THREADS
@@ -648,13 +648,16 @@ static PyObject *find_undecided(PyObject *self, PyObject *args) {
     return result;
 }
 
+/* A shard among those in which samples are located. */
+struct Source {
+    MappedMembers *members;
+    const int16_t *ranks; /* of the fields, by term: 0 the best, -1 for those that are not of it */
+};
+
 /* Fields of samples of several shards that are located at once. */
 typedef struct {
-    struct Sought {
-        const MappedMembers *members;
-        const int16_t *ranks; /* of the fields, by term: 0 the best, -1 for those that are not of it */
-        int64_t sample, at;   /* its number, and its index among those that were given */
-    } *rows;
+    const struct Source *sources;
+    const int64_t *shards, *samples, *order; /* of each sample its source and number; the order to locate them in */
     int64_t count, terms;
     volatile int64_t at;
     int16_t *best; /* the rank of what was found of each term in a sample */
@@ -666,22 +669,25 @@ static void locate_rows(void *argument) {
     Locating *locating = argument;
     const int64_t count = locating->count, terms = locating->terms;
     for (; locating->at < count; locating->at++) {
-        const struct Sought *row = locating->rows + locating->at;
-        const int64_t i = row->at;
-        if (locating->at + 2 * AHEAD < count && row[2 * AHEAD].members)
-            fetch_entry(row[2 * AHEAD].members->table, guess_first(row[2 * AHEAD].members->table, row[2 * AHEAD].sample));
-        if (!row->members) continue;
-        const MemberTable *table = row->members->table;
+        if (locating->at + 2 * AHEAD < count) {
+            const int64_t later = locating->order[locating->at + 2 * AHEAD];
+            const MappedMembers *own = locating->sources[locating->shards[later]].members;
+            if (own) fetch_entry(own->table, guess_first(own->table, locating->samples[later]));
+        }
+        const int64_t i = locating->order[locating->at], sample = locating->samples[i];
+        const struct Source *source = locating->sources + locating->shards[i];
+        if (!source->members) continue;
+        const MemberTable *table = source->members->table;
         for (int64_t term = 0; term < terms; term++) locating->best[term] = INT16_MAX;
-        const int64_t first = first_of(table, row->sample), end = end_of(table, row->sample, first);
+        const int64_t first = first_of(table, sample), end = end_of(table, sample, first);
         for (int64_t member = first; member < end; member++) {
             const Entry entry = entry_of(table, member);
-            if (!is_here(row->members, &entry)) continue; /* the index was written to */
+            if (!is_here(source->members, &entry)) continue; /* the index was written to */
             for (int64_t term = 0; term < terms; term++) {
-                const int16_t rank = row->ranks[term * table->field_count + entry.field];
+                const int16_t rank = source->ranks[term * table->field_count + entry.field];
                 if (rank < 0 || rank >= locating->best[term]) continue;
                 locating->best[term] = rank;
-                locating->addresses[term * count + i] = (uint64_t)(uintptr_t)at(row->members, entry.offset);
+                locating->addresses[term * count + i] = (uint64_t)(uintptr_t)at(source->members, entry.offset);
                 locating->sizes[term * count + i] = entry.size;
                 locating->numbers[term * count + i] = member;
             }
@@ -691,7 +697,7 @@ static void locate_rows(void *argument) {
 
 /* Compare the headers of what was located, in its order, unless a disk has to be waited for. Return whether some are left to
  * be compared, -1 with an exception set. */
-static int compare_located(const Locating *locating, PyObject *tables, const int64_t *shards, const int64_t *order) {
+static int compare_located(const Locating *locating) {
     const int64_t count = locating->count, terms = locating->terms;
     Comparing comparing = {PyMem_Malloc((size_t)count * sizeof(struct Row) + 1), 0, 0,
                            PyMem_Malloc((size_t)count * 8 + 1), 0, 1};
@@ -699,11 +705,11 @@ static int compare_located(const Locating *locating, PyObject *tables, const int
     if (!comparing.rows || !comparing.undecided) PyErr_NoMemory(), left = -1;
     for (int64_t term = 0; term < terms && left >= 0; term++) {
         comparing.count = comparing.at = comparing.differing = 0;
-        if (!collect(&comparing, tables, shards, locating->numbers + term * count, count, order)) {
-            left = -1;
-            break;
+        for (int64_t at = 0; at < count && left >= 0; at++) {
+            const int64_t i = locating->order[at];
+            if (!note_row(&comparing, locating->sources[locating->shards[i]].members, locating->numbers[term * count + i], i)) left = -1;
         }
-        if (!comparing.count) continue;
+        if (!comparing.count || left < 0) continue;
         Py_BEGIN_ALLOW_THREADS
         compare_guarded(&comparing);
         Py_END_ALLOW_THREADS
@@ -716,12 +722,12 @@ static int compare_located(const Locating *locating, PyObject *tables, const int
 
 /* Note the members of each table and the ranks of their fields, as *rank* gives them for the fields' names. Return what
  * holds these, NULL with an exception set where something is not as it should be. */
-static PyObject *collect_sources(struct Sought *sources, PyObject *tables, PyObject *rank, int64_t terms) {
+static PyObject *collect_sources(struct Source *sources, PyObject *tables, PyObject *rank, int64_t terms) {
     const MemberTable *before = NULL;
     const int16_t *ranks = NULL;
     PyObject *held = PyList_New(0);
     for (Py_ssize_t i = 0; held && i < PyList_Size(tables); i++) {
-        const MappedMembers *own = members_at(tables, i);
+        MappedMembers *own = members_at(tables, i);
         if (own && (!before || before->names != own->table->names)) {
             before = own->table;
             PyObject *bytes = PyObject_CallFunctionObjArgs(rank, before->names, NULL);
@@ -732,7 +738,7 @@ static PyObject *collect_sources(struct Sought *sources, PyObject *tables, PyObj
             Py_XDECREF(bytes);
         }
         if (PyErr_Occurred()) Py_CLEAR(held);
-        sources[i] = (struct Sought){own, ranks, 0, 0};
+        sources[i] = (struct Source){own, ranks};
     }
     return held;
 }
@@ -745,26 +751,24 @@ static PyObject *locate(PyObject *self, PyObject *args) {
                           &sizes, &numbers))
         return NULL;
     const int64_t count = shards.len / 8, terms = count ? addresses.len / 8 / count : 0, shard_count = PyList_Size(tables);
-    Locating locating = {PyMem_Malloc((size_t)count * sizeof(struct Sought) + 1), count, terms, 0,
-                         PyMem_Malloc((size_t)terms * sizeof(int16_t) + 1), addresses.buf, sizes.buf, numbers.buf};
-    struct Sought *const sources = PyMem_Malloc((size_t)shard_count * sizeof *sources + 1);
+    struct Source *const sources = PyMem_Malloc((size_t)shard_count * sizeof *sources + 1);
+    Locating locating = {sources, shards.buf, samples.buf, order.buf, count, terms, 0, PyMem_Malloc((size_t)terms * sizeof(int16_t) + 1),
+                         addresses.buf, sizes.buf, numbers.buf};
     int failed = 1, left = 0;
-    if (!locating.rows || !locating.best || !sources) PyErr_NoMemory();
+    if (!locating.best || !sources) PyErr_NoMemory();
     else if (samples.len != 8 * count || order.len != 8 * count || addresses.len != 8 * count * terms || sizes.len != addresses.len ||
              numbers.len != addresses.len)
         PyErr_SetString(PyExc_ValueError, "arrays of different lengths");
     else failed = !(held = collect_sources(sources, tables, rank, terms));
     for (int64_t i = 0; i < count && !failed; i++) {
-        const int64_t at = ((int64_t *)order.buf)[i];
-        if ((failed = at < 0 || at >= count)) {
+        if ((failed = locating.order[i] < 0 || locating.order[i] >= count)) {
             PyErr_SetString(PyExc_ValueError, "not an order of the samples");
             break;
         }
-        const int64_t shard = ((int64_t *)shards.buf)[at], sample = ((int64_t *)samples.buf)[at];
+        const int64_t shard = locating.shards[i], sample = locating.samples[i];
         failed = shard < 0 || shard >= shard_count ||
                  (sources[shard].members && (sample < 0 || sample >= sources[shard].members->table->samples));
         if (failed) PyErr_Format(PyExc_ValueError, "no sample %lld of a mapped shard", (long long)sample);
-        else locating.rows[i] = (struct Sought){sources[shard].members, sources[shard].ranks, sample, at};
     }
     for (int64_t i = 0; i < terms * count && !failed; i++) {
         locating.addresses[i] = 0;
@@ -773,11 +777,10 @@ static PyObject *locate(PyObject *self, PyObject *args) {
     if (!failed) {
         Py_BEGIN_ALLOW_THREADS
         for (; guarded(locate_rows, &locating); locating.at++) /* an index has shrunk */
-            for (int64_t term = 0; term < terms; term++) locating.numbers[term * count + locating.rows[locating.at].at] = -2;
+            for (int64_t term = 0; term < terms; term++) locating.numbers[term * count + locating.order[locating.at]] = -2;
         Py_END_ALLOW_THREADS
-        failed = (left = compare_located(&locating, tables, shards.buf, order.buf)) < 0;
+        failed = (left = compare_located(&locating)) < 0;
     }
-    PyMem_Free(locating.rows);
     PyMem_Free(locating.best);
     PyMem_Free(sources);
     Py_XDECREF(held);
