@@ -93,7 +93,7 @@ class Index:
     digest: bytes | None = None
     faults: Mapping[int, Fault] = MappingProxyType({})  # one object for all shards without any
     elsewhere: Mapping[int, list[Step]] = MappingProxyType({})
-    _sidecar: Any = None  # the sidecar if it was loaded: bytes, a memoryview of shared memory, or a mapping
+    _sidecar: Any = None  # the sidecar if it was loaded: its bytes, a memoryview of shared memory, or a mapping
     sample: Final = _array("sample")
     field: Final = _array("field")
     offset: Final = _array("offset")
@@ -162,7 +162,7 @@ class Index:
     @property
     def nbytes(self) -> int:
         """The approximate bytes of memory that it takes, without a mapped sidecar."""
-        return EACH + (len(self._sidecar) if isinstance(self._sidecar, bytes) else 0)
+        return EACH + (len(self._sidecar) if isinstance(self._sidecar, (bytes, bytearray)) else 0)
 
     @property
     def members(self) -> int:
@@ -496,12 +496,9 @@ def index_location(shard_url: str | Location) -> Location:
     return location.described.sibling(INDEX)
 
 
-def _in_memory(sidecar: Any) -> bytes | memoryview:
+def _in_memory(sidecar: Any) -> Any:
     """Return the bytes of a sidecar; those of a file, which may shrink at any time, are copied."""
-    if isinstance(sidecar, (bytes, memoryview)):
-        return sidecar
-    data: bytes = bytes(sidecar) if isinstance(sidecar, bytearray) else sidecar.read(0, len(sidecar))
-    return data
+    return sidecar if isinstance(sidecar, (bytes, bytearray, memoryview)) else sidecar.read(0, len(sidecar))
 
 
 def what_is_wrong(packed: bytes | memoryview) -> str:

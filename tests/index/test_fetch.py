@@ -766,7 +766,10 @@ def test_another_process_fetches_what_a_killed_one_was_fetching(large):
     assert opened.shards.index(0).key(0) == "0-0"
 
 
-def test_indexes_that_do_not_fit_are_fetched_again_which_a_warning_says(large, monkeypatch, caplog):
+@pytest.mark.parametrize("shared", [True, False])
+def test_indexes_that_do_not_fit_are_fetched_again_which_a_warning_says(large, monkeypatch, caplog, shared):
+    if not shared:  # a system without files in memory
+        monkeypatch.setattr("tarshards.storage.shared.SharedBytes.of", lambda count, remote: None)
     monkeypatch.setattr("tarshards.index.open.LEAST_AHEAD", 1)
     monkeypatch.setattr(Remote, "held", lambda remote: 80_000)
     opened = IndexedShards(f"{large.url}/s.shards.json", remote=Remote())
