@@ -40,7 +40,7 @@ class Phase(NamedTuple):
 class Quotas:
     """The number of the first n samples that should come from each source, by *weights*.
 
-    A weight is a number, or ``{position: weight}`` with one for position 0, each of which applies until the next
+    A weight is a number, or ``{position: weight}`` with one for position 0; each applies until the next
     position. At each position the weights count relative to their sum, so that the quotas of n are the sums of these
     ratios over the first n positions, and add up to n. A worker that takes one of every *stride* positions has quotas
     of its own: n of its samples are n x *stride* positions. Only the ratios of weights count; a float counts as the

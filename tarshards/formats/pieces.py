@@ -771,7 +771,7 @@ class MsgpackPiece(FilePiece):
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
         keys = None if template == KEY else Keys.of(template, self.file)
         errors: list[Exception] = []  # errors of the reader before the next row
-        rows: list[Sample] = []  # rows to convert together, of which the first has this *number*
+        rows: list[Sample] = []  # rows to convert together; the first has this *number*
         number = size = 0
         for row in self._read(errors):
             if errors or len(rows) == FEW_ROWS or size >= BATCH:

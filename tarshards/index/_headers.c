@@ -615,7 +615,7 @@ static int note_row(Comparing *comparing, MappedMembers *own, int64_t member, in
 static int collect(Comparing *comparing, PyObject *tables, const int64_t *shards, const int64_t *members, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         MappedMembers *own = members[i] < 0 ? NULL : members_at(tables, shards[i]);
-        if (PyErr_Occurred() || !note_row(comparing, own, members[i], i)) return 0;
+        if ((!own && PyErr_Occurred()) || !note_row(comparing, own, members[i], i)) return 0;
     }
     return 1;
 }

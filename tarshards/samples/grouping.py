@@ -241,7 +241,7 @@ def read_shard(
                 concatenated=shard.concatenated,
                 ledger=ledger,
                 leave=leave,
-                run=partial(grouping.run, leave) if packs and leave is not None else None,
+                run=partial(grouping.run, leave) if packs and leave is not None and not shard.keep_headers else None,
                 anywhere=_anywhere(stream, location),
             )
             if packs:
@@ -452,9 +452,6 @@ class _Grouping:
 
 class _KeepingGrouping(_Grouping):
     """Groups members whose data have their headers."""
-
-    def run(self, leave: Callable[[str, int, int], FileRange], offset: int) -> tuple[Iterable[Sample], int]:
-        return (), offset
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
         members, reached = scan_whole(buffer, position, zeros, limit)

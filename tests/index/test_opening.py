@@ -63,7 +63,7 @@ def many(tmp_path_factory) -> dict[str, Any]:
 
 @pytest.fixture(params=["two", "many"])
 def names(request, tmp_path) -> list[str]:
-    """Names of a few shards, each of which is looked up, or of many, for which their folder is listed."""
+    """Names of a few shards, which are looked up one by one, or of many, whose folder is listed."""
     return make(tmp_path, 2 if request.param == "two" else 150)
 
 

@@ -399,7 +399,7 @@ def test_an_audit_counts_what_did_not_arrive(ledger):
 
 
 class Group:
-    """Stands for a process group of two ranks, of which the other sends *other*, and for torch.distributed."""
+    """Stands for a process group of two ranks, where the other one sends *other*, and for torch.distributed."""
 
     def __init__(self, other: Tally, backend: str = "gloo"):
         self.other, self.backend, self.size, self.waited = other, backend, 2, []

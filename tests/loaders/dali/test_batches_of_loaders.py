@@ -22,7 +22,7 @@ SPECS = ["encoded", "encoded_objects"]
 
 @pytest.fixture
 def folder(photos, tmp_path, monkeypatch):
-    """Return a function that writes the photos, some of which may be damaged."""
+    """Return a function that writes the photos, and may damage some."""
     monkeypatch.setenv(DATA, str(tmp_path))
     return lambda bad=None: photos(COUNT, bad)
 

@@ -60,7 +60,7 @@ def read(reader, datas, *, field="bin", seed=0, epoch=0, parts=1, samples=None):
 
 
 def whole(reader, datas, **options):
-    """Return the batch, of which no sample failed."""
+    """Return the batch; no sample of it failed."""
     batch, failed = read(reader, datas, **options)
     assert not failed, failed
     return batch
