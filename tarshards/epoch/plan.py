@@ -162,6 +162,9 @@ class Order:
             (line,) = self.tables
             shards, samples = line.take(indices).view(np.uint32).reshape(-1, 2).T.astype(np.int64)
             return shards, samples
+        if len(indices) and (np.diff(indices) == 1).all():
+            located = self.locate_runs(indices[:1], np.array([len(indices)])).astype(np.int64)
+            return located[:, 0], located[:, 1]
         i = self._block_at(indices)
         block = self.tables[0][i]
         shard = self._shard_of(block)

@@ -661,6 +661,7 @@ typedef struct {
     int64_t count, terms;
     volatile int64_t at;
     int16_t *best; /* the rank of what was found of each term in a sample */
+    int are_new;   /* whether a header of what was found was not compared before */
     uint64_t *addresses;
     int64_t *sizes, *numbers; /* -1: the sample has no such field; -2: the shard cannot be read */
 } Locating;
@@ -690,6 +691,7 @@ static void locate_rows(void *argument) {
                 locating->addresses[term * count + i] = (uint64_t)(uintptr_t)at(source->members, entry.offset);
                 locating->sizes[term * count + i] = entry.size;
                 locating->numbers[term * count + i] = member;
+                locating->are_new |= !is_compared(source->members, member);
             }
         }
     }
@@ -698,6 +700,7 @@ static void locate_rows(void *argument) {
 /* Compare the headers of what was located, in its order, unless a disk has to be waited for. Return whether some are left to
  * be compared, -1 with an exception set. */
 static int compare_located(const Locating *locating) {
+    if (!locating->are_new) return 0;
     const int64_t count = locating->count, terms = locating->terms;
     Comparing comparing = {PyMem_Malloc((size_t)count * sizeof(struct Row) + 1), 0, 0,
                            PyMem_Malloc((size_t)count * 8 + 1), 0, 1};
@@ -752,7 +755,7 @@ static PyObject *locate(PyObject *self, PyObject *args) {
         return NULL;
     const int64_t count = shards.len / 8, terms = count ? addresses.len / 8 / count : 0, shard_count = PyList_Size(tables);
     struct Source *const sources = PyMem_Malloc((size_t)shard_count * sizeof *sources + 1);
-    Locating locating = {sources, shards.buf, samples.buf, order.buf, count, terms, 0, PyMem_Malloc((size_t)terms * sizeof(int16_t) + 1),
+    Locating locating = {sources, shards.buf, samples.buf, order.buf, count, terms, 0, PyMem_Malloc((size_t)terms * sizeof(int16_t) + 1), 0,
                          addresses.buf, sizes.buf, numbers.buf};
     int failed = 1, left = 0;
     if (!locating.best || !sources) PyErr_NoMemory();

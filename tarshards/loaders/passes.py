@@ -111,7 +111,6 @@ class Passes:
                 held.append(batch)
             else:
                 this.delivered += 1
-                this.last = last_key(batch)
                 yield batch, False
         self._end(this)
         for batch in held:
