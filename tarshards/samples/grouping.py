@@ -417,8 +417,10 @@ class _Grouping:
 
     def deliver(self, samples: list[Sample], events: Sequence[Event] = ()) -> Iterable[Sample]:
         """Return the samples; between them, count skipped members and refuse faults."""
-        if len(samples) != 1 or events:
+        if len(samples) > 1 or events:
             return self._deliver(samples, events)
+        if not samples:
+            return ()
         self._delivered += 1
         fields = len(samples[0]) - 2
         self._fields += fields
