@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain
 from typing import Any, Literal
 
@@ -163,7 +163,7 @@ class PipelineRunner:
 
         The seed of a pipeline that is built here is derived from *seeds*.
         """
-        (feed, pipe), self._idle = self._idle or self._build(seeds), None
+        feed, pipe = self._take(seeds)
         feed.batches = batches
         while True:
             try:
@@ -172,7 +172,7 @@ class PipelineRunner:
                 break
             except Exception as error:
                 again, late = self._without_bad(list(feed.in_flight), error, seeds), feed.error
-                feed, pipe = self._build(seeds)
+                feed, pipe = self._take(seeds)
                 feed.batches, feed.error = chain(again, batches), late
                 continue
             while not feed.in_flight[0].samples:
@@ -185,10 +185,14 @@ class PipelineRunner:
         pipe.reset()
         self._idle = feed, pipe
 
-    def _build(self, seeds: Sequence[int]) -> tuple[PipelineInput, Pipeline]:
-        self._builds += 1
-        feed = PipelineInput(iter(()))
-        return feed, self._build_pipeline(feed, int(hash_of(*seeds, self._builds)[0] >> 33))
+    def _take(self, seeds: Sequence[int]) -> tuple[PipelineInput, Pipeline]:
+        """Return the idle pipeline, or build one, which on a GPU takes as long as many batches."""
+        taken, self._idle = self._idle, None
+        if taken is None:
+            self._builds += 1
+            feed = PipelineInput(iter(()))
+            taken = feed, self._build_pipeline(feed, int(hash_of(*seeds, self._builds)[0] >> 33))
+        return taken
 
     def _without_bad(self, in_flight: list[EncodedBatch], error: Exception, seeds: Sequence[int]) -> list[EncodedBatch]:
         """Return the batches of a failed pipeline without the samples it failed on; raise *error* if no sample did it.
@@ -215,19 +219,38 @@ class PipelineRunner:
         in_flight[number] = EncodedBatch(kept + repeats, len(kept))
         return in_flight
 
-    def _find_bad(self, samples: list[EncodedSample], seeds: Sequence[int]) -> dict[int, str]:
-        """Return the positions of the samples that a pipeline fails on, each with DALI's message."""
-        feed, pipe = self._build(seeds)
+    def _find_bad(
+        self, samples: list[EncodedSample], seeds: Sequence[int], error: Exception | None = None
+    ) -> dict[int, str]:
+        """Return the positions of the samples that a pipeline fails on, each with DALI's message.
+
+        Some of *samples* are bad, or none by itself. *error* is what they fail with, if they were run together.
+        """
+        if len(samples) == 1:
+            error = error or self._error_of(samples, seeds)
+            return {0: shorten_message(error)} if error else {}
+        half = len(samples) // 2
+        bad: dict[int, str] = {}
+        for begun, part in (0, samples[:half]), (half, samples[half:]):
+            is_last_hope = begun and not bad  # then its own parts are run at once
+            if (error := None if is_last_hope else self._error_of(part, seeds)) or is_last_hope:
+                bad |= {begun + i: reason for i, reason in self._find_bad(part, seeds, error).items()}
+        return bad
+
+    def _error_of(self, samples: list[EncodedSample], seeds: Sequence[int]) -> Exception | None:
+        """Return what a pipeline fails with on *samples*; one that does not fail is idle afterwards."""
+        feed, pipe = self._take(seeds)
         feed.batches = iter([EncodedBatch(samples, len(samples))])
         try:
             pipe.run()
         except Exception as error:
-            if len(samples) == 1:
-                return {0: shorten_message(error)}
-            half = len(samples) // 2
-            after = self._find_bad(samples[half:], seeds)
-            return self._find_bad(samples[:half], seeds) | {half + i: reason for i, reason in after.items()}
-        return {}
+            return error
+        with suppress(StopIteration):
+            pipe.run()
+        pipe.reset()
+        feed.in_flight.clear()
+        self._idle = feed, pipe
+        return None
 
 
 def build_pipeline(

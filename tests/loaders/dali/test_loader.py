@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
+from importlib import import_module
 from itertools import islice
 
 import numpy as np
@@ -251,6 +252,25 @@ def test_a_pipeline_goes_on_without_what_only_the_decoder_finds_bad(photos, on_b
             assert delivered == planned
             assert [v for batch in batches for v in batch["valid"].tolist()] == [i not in bad for i in planned]
     assert "decode" in data.ledger.quarantined[0].reason
+
+
+@pytest.mark.parametrize("bad", [0, 31, 63])
+def test_few_pipelines_are_built_to_find_a_bad_image(photos, bad, monkeypatch, capfd):
+    """On a GPU building one takes as long as many batches."""
+    module, built = import_module("tarshards.loaders.dali.dali_loader"), []
+    build = module.build_pipeline
+    monkeypatch.setattr(module, "build_pipeline", lambda *given, **options: built.append(0) or build(*given, **options))
+    data = dataset(photos(64, bad={bad: with_bad_checksum(bad)}), shuffle=False)
+    assert labels(dali.dali_loader(data, decode, batch_size=64, **CPU)) == [i for i in range(64) if i != bad]
+    assert len(built) <= 2 + 1 + 6, "the first and the last, one that has not failed, and at most one for each half"
+
+
+@pytest.mark.parametrize("bad", [{0}, {63}, {0, 1}, {5, 6, 63}, {31, 32}, set(range(0, 64, 9))])
+def test_every_bad_image_of_a_batch_is_found(photos, bad, capfd):
+    data = dataset(photos(64, bad={number: with_bad_checksum(number) for number in bad}), shuffle=False)
+    assert labels(dali.dali_loader(data, decode, batch_size=64, **CPU)) == [i for i in range(64) if i not in bad]
+    assert {int(entry.key) for entry in data.ledger.quarantined} == bad
+    data.ledger.check()
 
 
 def test_a_blank_image_that_the_pipeline_cannot_take_either_is_left_out(write):
