@@ -1,4 +1,7 @@
-"""JPEGs to tensors on a GPU: DALI decodes them there, or our loaders on the CPU; and a ResNet-50 trains on them."""
+"""JPEGs to tensors on a GPU: DALI decodes them there, or our loaders on the CPU; and a ResNet-50 trains on them.
+
+The training needs torchvision, for its model.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 import torch
 from measure import DATA, about, machine, record
 from PIL import Image
+from processes import cpu_seconds
 
 from tarshards import ArrayLoader, ShardDataset, ShardLoader, ShardWriter, Stream, build_index, expand_urls, readers
 from tarshards.index.exports import write_dali
@@ -192,18 +195,10 @@ class Round(NamedTuple):
     cpu: float  # seconds, of this process and its workers
 
 
-def cpu_time() -> float:
-    spent = time.process_time()
-    for child in psutil.Process().children(recursive=True):
-        times = child.cpu_times()
-        spent += times.user + times.system
-    return spent
-
-
 def run_epochs(epoch: Batches, least: float = LEAST) -> Round:
     """Take whole epochs until *least* seconds have passed, and wait for the GPU."""
     torch.cuda.synchronize()
-    images, begun, spent = 0, time.perf_counter(), cpu_time()
+    images, begun, spent = 0, time.perf_counter(), cpu_seconds()
     while time.perf_counter() - begun < least:
         found = 0
         for batch, _ in epoch():
@@ -212,7 +207,7 @@ def run_epochs(epoch: Batches, least: float = LEAST) -> Round:
             raise RuntimeError(f"{found} images instead of {SAMPLES}")
         images += found
     torch.cuda.synchronize()
-    return Round(images, time.perf_counter() - begun, cpu_time() - spent)
+    return Round(images, time.perf_counter() - begun, cpu_seconds() - spent)
 
 
 def memory_used() -> int:

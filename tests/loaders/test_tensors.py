@@ -100,6 +100,7 @@ def shard_loader(urls: str, **options):
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("loader", [array_loader, shard_loader])
 def test_batches_of_loaders_arrive_whole_on_a_gpu_that_is_behind(urls, loader, reuse):

@@ -69,7 +69,8 @@ def dali_loader(
     DALI itself fails on an image, the loader finds it by running the batch again in parts, and continues without it. A
     batch without samples is an empty dict.
 
-    *arrays* are torch's, numpy's or cupy's: one per output, or a list of them if the samples differ in shape.
+    *arrays* are torch's, numpy's or cupy's: one per output, or a list of them if the samples differ in shape. Those
+    of cupy are on the GPU.
 
     ``state_dict`` does not include the pipeline's random state: a resumed run draws new random numbers.
     """
@@ -197,11 +198,15 @@ class PipelineRunner:
     def _without_bad(self, in_flight: list[EncodedBatch], error: Exception, seeds: Sequence[int]) -> list[EncodedBatch]:
         """Return the batches of a failed pipeline without the samples it failed on; raise *error* if no sample did it.
 
-        DALI does not always say which sample failed, so the first batch is run again in ever smaller parts.
+        DALI does not always say which sample failed, so the first batch is run again in ever smaller parts. The first
+        part has the samples that the CPU decodes: mostly the others are the bad ones, and few pipelines are built.
         """
         number = next(i for i, batch in enumerate(in_flight) if batch.samples)
         samples, real = in_flight[number]
-        bad = self._find_bad(samples[:real], seeds)
+        suspects = [i for i, encoded in enumerate(samples[:real]) if not self._guard.is_decodable(encoded)]
+        order = [i for i in range(real) if i not in suspects] + suspects
+        found = self._find_bad([samples[i] for i in order], seeds, split=(real - len(suspects)) % real)
+        bad = {order[i]: reason for i, reason in found.items()}
         if not bad or len(bad) == real > 1:
             raise error
         kept = []
@@ -220,18 +225,19 @@ class PipelineRunner:
         return in_flight
 
     def _find_bad(
-        self, samples: list[EncodedSample], seeds: Sequence[int], error: Exception | None = None
+        self, samples: list[EncodedSample], seeds: Sequence[int], error: Exception | None = None, *, split: int = 0
     ) -> dict[int, str]:
         """Return the positions of the samples that a pipeline fails on, each with DALI's message.
 
-        Some of *samples* are bad, or none by itself. *error* is what they fail with, if they were run together.
+        Some of *samples* are bad, or none by itself. *error* is what they fail with, if they were run together. They
+        are run in two parts: *split* samples, or half of them, and the rest.
         """
         if len(samples) == 1:
             error = error or self._error_of(samples, seeds)
             return {0: shorten_message(error)} if error else {}
-        half = len(samples) // 2
+        split = split or len(samples) // 2
         bad: dict[int, str] = {}
-        for begun, part in (0, samples[:half]), (half, samples[half:]):
+        for begun, part in (0, samples[:split]), (split, samples[split:]):
             is_last_hope = begun and not bad  # then its own parts are run at once
             if (error := None if is_last_hope else self._error_of(part, seeds)) or is_last_hope:
                 bad |= {begun + i: reason for i, reason in self._find_bad(part, seeds, error).items()}
