@@ -225,32 +225,36 @@ class PipelineRunner:
         return in_flight
 
     def _find_bad(
-        self, samples: list[EncodedSample], seeds: Sequence[int], error: Exception | None = None, *, split: int = 0
+        self, samples: list[EncodedSample], seeds: Sequence[int], reason: str | None = None, *, split: int = 0
     ) -> dict[int, str]:
         """Return the positions of the samples that a pipeline fails on, each with DALI's message.
 
-        Some of *samples* are bad, or none by itself. *error* is what they fail with, if they were run together. They
-        are run in two parts: *split* samples, or half of them, and the rest.
+        Some of *samples* are bad, or none by itself. *reason* is why they fail, if they were run together. They are run
+        in two parts: *split* samples, or half of them, and the rest.
         """
         if len(samples) == 1:
-            error = error or self._error_of(samples, seeds)
-            return {0: shorten_message(error)} if error else {}
+            reason = reason or self._failure_of(samples, seeds)
+            return {0: reason} if reason else {}
         split = split or len(samples) // 2
         bad: dict[int, str] = {}
         for begun, part in (0, samples[:split]), (split, samples[split:]):
             is_last_hope = begun and not bad  # then its own parts are run at once
-            if (error := None if is_last_hope else self._error_of(part, seeds)) or is_last_hope:
-                bad |= {begun + i: reason for i, reason in self._find_bad(part, seeds, error).items()}
+            reason = None if is_last_hope else self._failure_of(part, seeds)
+            if reason or is_last_hope:
+                bad |= {begun + i: why for i, why in self._find_bad(part, seeds, reason).items()}
         return bad
 
-    def _error_of(self, samples: list[EncodedSample], seeds: Sequence[int]) -> Exception | None:
-        """Return what a pipeline fails with on *samples*; one that does not fail is idle afterwards."""
+    def _failure_of(self, samples: list[EncodedSample], seeds: Sequence[int]) -> str | None:
+        """Return DALI's message if a pipeline fails on *samples*; one that does not fail is idle afterwards.
+
+        The error itself would keep the pipeline, and its memory of the GPU.
+        """
         feed, pipe = self._take(seeds)
         feed.batches = iter([EncodedBatch(samples, len(samples))])
         try:
             pipe.run()
         except Exception as error:
-            return error
+            return shorten_message(error)
         with suppress(StopIteration):
             pipe.run()
         pipe.reset()
