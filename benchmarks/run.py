@@ -33,6 +33,7 @@ HERE = Path(__file__).parent
 PROGRAMS = (
     "index",
     "dali",
+    "gpu",
     "check",
     "tools",
     "merge",

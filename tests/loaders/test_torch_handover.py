@@ -518,9 +518,13 @@ def test_a_killed_loader_leaves_nothing(urls, tmp_path):
         loader.stdout.read()  # to the end, for the workers have it too: all have ended
 
 
+def photo_tensors(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    return {"photo": torch.utils.data.default_collate([sample["photo"] for sample in samples])}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("collate_fn", [None, torch.utils.data.default_collate])
+@pytest.mark.parametrize("collate_fn", [None, photo_tensors])
 def test_tensors_of_workers_are_pinned(urls, collate_fn):
     options = {"collate_fn": collate_fn} if collate_fn else {}
     for batch in load(urls, pin_memory=True, **options):

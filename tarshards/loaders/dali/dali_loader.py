@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain
 from typing import Any, Literal
 
@@ -69,7 +69,8 @@ def dali_loader(
     DALI itself fails on an image, the loader finds it by running the batch again in parts, and continues without it. A
     batch without samples is an empty dict.
 
-    *arrays* are torch's, numpy's or cupy's: one per output, or a list of them if the samples differ in shape.
+    *arrays* are torch's, numpy's or cupy's: one per output, or a list of them if the samples differ in shape. Those
+    of cupy are on the GPU.
 
     ``state_dict`` does not include the pipeline's random state: a resumed run draws new random numbers.
     """
@@ -163,7 +164,7 @@ class PipelineRunner:
 
         The seed of a pipeline that is built here is derived from *seeds*.
         """
-        (feed, pipe), self._idle = self._idle or self._build(seeds), None
+        feed, pipe = self._take(seeds)
         feed.batches = batches
         while True:
             try:
@@ -172,7 +173,7 @@ class PipelineRunner:
                 break
             except Exception as error:
                 again, late = self._without_bad(list(feed.in_flight), error, seeds), feed.error
-                feed, pipe = self._build(seeds)
+                feed, pipe = self._take(seeds)
                 feed.batches, feed.error = chain(again, batches), late
                 continue
             while not feed.in_flight[0].samples:
@@ -185,19 +186,27 @@ class PipelineRunner:
         pipe.reset()
         self._idle = feed, pipe
 
-    def _build(self, seeds: Sequence[int]) -> tuple[PipelineInput, Pipeline]:
-        self._builds += 1
-        feed = PipelineInput(iter(()))
-        return feed, self._build_pipeline(feed, int(hash_of(*seeds, self._builds)[0] >> 33))
+    def _take(self, seeds: Sequence[int]) -> tuple[PipelineInput, Pipeline]:
+        """Return the idle pipeline, or build one, which on a GPU takes as long as many batches."""
+        taken, self._idle = self._idle, None
+        if taken is None:
+            self._builds += 1
+            feed = PipelineInput(iter(()))
+            taken = feed, self._build_pipeline(feed, int(hash_of(*seeds, self._builds)[0] >> 33))
+        return taken
 
     def _without_bad(self, in_flight: list[EncodedBatch], error: Exception, seeds: Sequence[int]) -> list[EncodedBatch]:
         """Return the batches of a failed pipeline without the samples it failed on; raise *error* if no sample did it.
 
-        DALI does not always say which sample failed, so the first batch is run again in ever smaller parts.
+        DALI does not always say which sample failed, so the first batch is run again in ever smaller parts. The first
+        part has the samples that the CPU decodes: mostly the others are the bad ones, and few pipelines are built.
         """
         number = next(i for i, batch in enumerate(in_flight) if batch.samples)
         samples, real = in_flight[number]
-        bad = self._find_bad(samples[:real], seeds)
+        suspects = [i for i, encoded in enumerate(samples[:real]) if not self._guard.is_decodable(encoded)]
+        order = [i for i in range(real) if i not in suspects] + suspects
+        found = self._find_bad([samples[i] for i in order], seeds, split=(real - len(suspects)) % real)
+        bad = {order[i]: reason for i, reason in found.items()}
         if not bad or len(bad) == real > 1:
             raise error
         kept = []
@@ -215,19 +224,43 @@ class PipelineRunner:
         in_flight[number] = EncodedBatch(kept + repeats, len(kept))
         return in_flight
 
-    def _find_bad(self, samples: list[EncodedSample], seeds: Sequence[int]) -> dict[int, str]:
-        """Return the positions of the samples that a pipeline fails on, each with DALI's message."""
-        feed, pipe = self._build(seeds)
+    def _find_bad(
+        self, samples: list[EncodedSample], seeds: Sequence[int], reason: str | None = None, *, split: int = 0
+    ) -> dict[int, str]:
+        """Return the positions of the samples that a pipeline fails on, each with DALI's message.
+
+        Some of *samples* are bad, or none by itself. *reason* is why they fail, if they were run together. They are run
+        in two parts: *split* samples, or half of them, and the rest.
+        """
+        if len(samples) == 1:
+            reason = reason or self._failure_of(samples, seeds)
+            return {0: reason} if reason else {}
+        split = split or len(samples) // 2
+        bad: dict[int, str] = {}
+        for begun, part in (0, samples[:split]), (split, samples[split:]):
+            is_last_hope = begun and not bad  # then its own parts are run at once
+            reason = None if is_last_hope else self._failure_of(part, seeds)
+            if reason or is_last_hope:
+                bad |= {begun + i: why for i, why in self._find_bad(part, seeds, reason).items()}
+        return bad
+
+    def _failure_of(self, samples: list[EncodedSample], seeds: Sequence[int]) -> str | None:
+        """Return DALI's message if a pipeline fails on *samples*; one that does not fail is idle afterwards.
+
+        The error itself would keep the pipeline, and its memory of the GPU.
+        """
+        feed, pipe = self._take(seeds)
         feed.batches = iter([EncodedBatch(samples, len(samples))])
         try:
             pipe.run()
         except Exception as error:
-            if len(samples) == 1:
-                return {0: shorten_message(error)}
-            half = len(samples) // 2
-            after = self._find_bad(samples[half:], seeds)
-            return self._find_bad(samples[:half], seeds) | {half + i: reason for i, reason in after.items()}
-        return {}
+            return shorten_message(error)
+        with suppress(StopIteration):
+            pipe.run()
+        pipe.reset()
+        feed.in_flight.clear()
+        self._idle = feed, pipe
+        return None
 
 
 def build_pipeline(

@@ -82,6 +82,16 @@ class ImageGuard:
         ]
         return EncodedSample(encoded.sample, arrays, False)
 
+    def is_decodable(self, encoded: EncodedSample) -> bool:
+        """Whether the CPU decodes the images of a sample."""
+        try:
+            for column, array in enumerate(encoded.arrays):
+                if self._is_image(encoded.sample, column):
+                    _try_decoding(array.tobytes())
+        except DecodeError:
+            return False
+        return True
+
     def _is_image(self, sample: Sample, column: int) -> bool:
         field = pick_field(sample, self.fields[column])
         return field.rpartition(".")[2] in EXTENSIONS and isinstance(sample[field], bytes)
@@ -124,12 +134,18 @@ class ImageGuard:
         header = read_header(data)
         size = _size_by_pillow(data) if header is None else (header.height, header.width)
         _check_pixels(*size)
-        if self.check == "full" and not is_sound_jpeg(data):
-            try:
-                decode_image(data, "rgb8")
-            except Exception as exc:
-                raise DecodeError(str(exc).strip().partition("\n")[0] or type(exc).__name__) from exc
+        if self.check == "full":
+            _try_decoding(data)
         self._last_size = size
+
+
+def _try_decoding(data: bytes) -> None:
+    if is_sound_jpeg(data):
+        return
+    try:
+        decode_image(data, "rgb8")
+    except Exception as exc:
+        raise DecodeError(str(exc).strip().partition("\n")[0] or type(exc).__name__) from exc
 
 
 def _size_by_pillow(data: bytes) -> tuple[int, int]:

@@ -10,11 +10,14 @@ from tarshards.samples.codecs.registry import require
 
 ArrayLibrary = Literal["torch", "numpy", "cupy"]
 
+CPU = 1  # DLPack's type of a device
+
 
 def output_to_arrays(output: Any, library: ArrayLibrary, *, share: bool) -> Any:
     """Return one array for an output of a pipeline, or a list of arrays if the shapes of the samples differ.
 
-    Without *share* the arrays are copies: DALI's older executors overwrite an output in a later run.
+    Without *share* the arrays are copies: DALI's older executors overwrite an output in a later run. Arrays of cupy are
+    on the GPU, so outputs on the CPU are copied there.
     """
     if library == "numpy" and hasattr(output, "as_cpu"):
         output = output.as_cpu()
@@ -24,8 +27,10 @@ def output_to_arrays(output: Any, library: ArrayLibrary, *, share: bool) -> Any:
 
 
 def numpy_to_array(array: np.ndarray, library: ArrayLibrary) -> Any:
-    """Return *array*, which did not pass through a pipeline, as a tensor if *library* is torch."""
-    return require("torch", extra="torch").from_numpy(array) if library == "torch" else array
+    """Return *array*, which did not pass through a pipeline, as an array of *library*."""
+    if library == "torch":
+        return require("torch", extra="torch").from_numpy(array)
+    return require("cupy", extra="dali").asarray(array) if library == "cupy" else array
 
 
 def _tensor_to_array(tensor: Any, library: ArrayLibrary, share: bool) -> Any:
@@ -34,5 +39,8 @@ def _tensor_to_array(tensor: Any, library: ArrayLibrary, share: bool) -> Any:
     if library == "torch":
         shared = require("torch", extra="torch").from_dlpack(tensor)
         return shared if share else shared.clone()
-    shared = require("cupy", extra="dali").from_dlpack(tensor)
+    cupy = require("cupy", extra="dali")
+    if tensor.__dlpack_device__()[0] == CPU:
+        return cupy.asarray(np.asarray(tensor))
+    shared = cupy.from_dlpack(tensor)
     return shared if share else shared.copy()

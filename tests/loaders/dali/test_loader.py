@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
+from importlib import import_module
 from itertools import islice
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -253,6 +255,43 @@ def test_a_pipeline_goes_on_without_what_only_the_decoder_finds_bad(photos, on_b
     assert "decode" in data.ledger.quarantined[0].reason
 
 
+@pytest.fixture
+def built(monkeypatch) -> list:
+    """A list that gets an entry for each pipeline that is built."""
+    module, built = import_module("tarshards.loaders.dali.dali_loader"), []
+    build = module.build_pipeline
+    monkeypatch.setattr(module, "build_pipeline", lambda *given, **options: built.append(0) or build(*given, **options))
+    return built
+
+
+@pytest.mark.parametrize("bad", [0, 31, 63])
+def test_few_pipelines_are_built_where_an_image_does_not_decode(photos, bad, built, capfd):
+    """For a GPU it takes seconds to build one."""
+    data = dataset(photos(64, bad={bad: with_bad_checksum(bad)}), shuffle=False)
+    assert labels(dali.dali_loader(data, decode, batch_size=64, **CPU)) == [i for i in range(64) if i != bad]
+    assert len(built) == 3, "the first, the one that finds it, and the one that goes on"
+
+
+@pytest.mark.parametrize("bad", [0, 31, 63])
+def test_few_pipelines_are_built_where_the_pipeline_fails_on_an_image(photos, bad, built, capfd):
+    data = dataset(photos(64, bad={bad: jpeg_of(0, 8, 8)}), shuffle=False)
+
+    def crop(jpg, cls):
+        return fn.crop(fn.decoders.image(jpg), crop=[20, 20]), cls
+
+    assert labels(dali.dali_loader(data, crop, batch_size=64, **CPU)) == [i for i in range(64) if i != bad]
+    assert len(built) <= 1 + 6 + 1, "the first, at most one for each half, and the one that goes on"
+    assert [entry.key for entry in data.ledger.quarantined] == [f"{bad:05d}"]
+
+
+@pytest.mark.parametrize("bad", [{0}, {63}, {0, 1}, {5, 6, 63}, {31, 32}, set(range(0, 64, 9))])
+def test_every_bad_image_of_a_batch_is_found(photos, bad, capfd):
+    data = dataset(photos(64, bad={number: with_bad_checksum(number) for number in bad}), shuffle=False)
+    assert labels(dali.dali_loader(data, decode, batch_size=64, **CPU)) == [i for i in range(64) if i not in bad]
+    assert {int(entry.key) for entry in data.ledger.quarantined} == bad
+    data.ledger.check()
+
+
 def test_a_blank_image_that_the_pipeline_cannot_take_either_is_left_out(write):
     samples = [{"__key__": str(i), "jpg": jpeg_of(i, 300, 300) if i else b"", "cls": i} for i in range(4)]
     data = dataset(write(samples), shuffle=False)
@@ -374,6 +413,18 @@ def test_arrays_by_choice(photos, arrays):
     list(loader)
     assert all((np.asarray(batch["jpg"]) == before).all() for batch, before in zip(batches, kept))
     batches[0]["jpg"][:] = 0  # a batch is its owner's to write to
+
+
+def test_what_a_pipeline_returns_on_the_cpu_is_copied_for_cupy(photos, monkeypatch):
+    """cupy's arrays are on the GPU, and its from_dlpack refuses others."""
+    stand_in = ModuleType("cupy")
+    stand_in.asarray = lambda array: ("copied", array)
+    monkeypatch.setitem(sys.modules, "cupy", stand_in)
+    options = {"batch_size": 8, "last_batch": "pad", "arrays": "cupy", **CPU}
+    (batch,) = dali.dali_loader(dataset(photos(5), shuffle=False), decode, **options)
+    assert batch["cls"][0] == batch["jpg"][0] == batch["valid"][0] == "copied"
+    assert batch["cls"][1].tolist() == [0, 1, 2, 3, 4, 4, 4, 4]
+    assert batch["jpg"][1].shape == (8, 32, 40, 3)
 
 
 def test_images_of_several_sizes_are_a_list(write):
