@@ -67,9 +67,11 @@ class OutputStream(io.RawIOBase):
         commit: Callable[[], object],
         discard: Callable[[], object],
         file: Any = None,
+        copied: Callable[[int], object] | None = None,
     ):
         self.name = name
         self._file = file
+        self._copied = copied
         self._growing: GrowingRange | None = None
         self._copies = False  # whether the system is copying a range
         self._write, self._finish, self._commit, self._discard = write, finish, commit, discard
@@ -117,7 +119,12 @@ class OutputStream(io.RawIOBase):
         self._copies = True
         growing, self._growing = self._growing, None
         try:
-            for piece in growing.pieces(growing.copy_to(self._file.fileno())):
+            done = 0
+            for size in growing.copy_to(self._file.fileno()):
+                done += size
+                if self._copied is not None:
+                    self._copied(size)
+            for piece in growing.pieces(done):
                 self.write(piece)
             for data in growing.after:
                 self.write(data)
@@ -394,11 +401,11 @@ class FileRange:
             yield data
             position += len(data)
 
-    def copy_to(self, output: int) -> int:
-        """Let the system copy the bytes to the descriptor *output*; return how many of them it has copied.
+    def copy_to(self, output: int) -> Iterator[int]:
+        """Let the system copy the bytes to the descriptor *output*; yield how many each call has copied.
 
-        It copies fewer if it cannot copy between such files, or if anything fails; reading and writing the rest then
-        raises the error.
+        It copies fewer in all if it cannot copy between such files, or if anything fails; reading and writing the rest
+        then raises the error.
         """
         done = 0
         for copy in _COPIES:
@@ -408,7 +415,7 @@ class FileRange:
                     if not count:
                         break
                     done += count
-        return done
+                    yield count
 
 
 class GrowingRange(FileRange):
