@@ -202,8 +202,9 @@ def test_jobs_wait_for_their_plan(shards, events):
 
 def test_what_a_resharding_resumes_from_is_on_the_disk_too(shards, events):
     reshard(shards, "out-%d.tar", shards=1)
-    scattered = {os.path.basename(path) for kind, path, *_ in events() if kind == "fsync" and "scattered" in path}
-    assert {f"scattered-00000{i}.data" for i in range(3)} <= scattered
+    check(events(), True)
+    renamed = {os.path.basename(event[2]) for event in events() if event[0] == "replace"}
+    assert {f"scattered-00000{i}.data" for i in range(3)} <= renamed
 
 
 QUARANTINE = ("tarcat", "{0}in-0.tar -f missing --on-error quarantine=bad.tar -o out.tar")
