@@ -21,7 +21,9 @@ from tarshards.storage.streams import LastingFile, OutputStream, failure
 if TYPE_CHECKING:
     from tarshards.storage.ranges import LocalRanges
 
-FLUSHED = 1 << 23  # bytes after which the disk starts to write them: 1.5 x the samples/s of 110 KB; half, double: equal
+# Bytes after which the disk starts to write them. Without: 0.8 x the samples/s of 110 KB, and tarcat of them takes
+# 1.6 x as long. Half, double: equal.
+FLUSHED = 1 << 23
 
 # Paths of files that are open already.
 _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
