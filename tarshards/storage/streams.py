@@ -51,7 +51,8 @@ class OutputStream(io.RawIOBase):
 
     Committing has two steps. *finish* does whatever may still fail, such as writing a buffer; *commit* gives the file
     its name. `before_commit` is called between them. *file* is the file object that *write* writes to, if it has a
-    descriptor; where it is a ``LastingFile``, its bytes cannot be discarded, but ended by `end`.
+    descriptor; where it is a ``LastingFile``, its bytes cannot be discarded, but ended by `end`. *copied* is called
+    with the number of bytes of each system call that has copied to it.
 
     Leaving a with-block by an exception aborts. A stream that is never closed aborts too, with a RuntimeWarning.
     """

@@ -334,6 +334,9 @@ def test_the_disk_begins_with_what_the_system_copies(tmp_path, monkeypatch):
         stream.copy(FileRange(file.fileno(), "source", 0, len(DATA)))
     assert (tmp_path / "a").read_bytes() == DATA
     assert begun == [(offset, 2000) for offset in range(0, len(DATA) - 1999, 2000)]
+    begun.clear()
+    write(tmp_path / "short", DATA[:1999])
+    assert begun == []  # left to the flush
 
 
 def test_beginning_with_a_flush_reports_no_errors(tmp_path):
