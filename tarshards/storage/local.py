@@ -21,7 +21,9 @@ from tarshards.storage.streams import LastingFile, OutputStream, failure
 if TYPE_CHECKING:
     from tarshards.storage.ranges import LocalRanges
 
-FLUSHED = 1 << 23  # bytes after which the disk starts to write them: 1.5 x the samples/s of 110 KB; half, double: equal
+# Bytes after which the disk starts to write them. Without: 0.8 x the samples/s of 110 KB, and tarcat of them takes
+# 1.6 x as long. Half, double: equal.
+FLUSHED = 1 << 23
 
 # Paths of files that are open already.
 _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
@@ -134,8 +136,11 @@ def _open_temporary(target: str, location: Location) -> OutputStream:
         finally:
             close(descriptor)
 
-    write = _flushing(file) if location.sync else file.write
-    return OutputStream(location.name, write, finish=finish, commit=commit, discard=discard, file=file)
+    steps: dict[str, Any] = {"finish": finish, "commit": commit, "discard": discard}
+    if not location.sync:
+        return OutputStream(location.name, file.write, file=file, **steps)
+    flush = _EarlyFlush(file)
+    return OutputStream(location.name, flush.write, file=file, copied=flush.count, **steps)
 
 
 def _replace(path: str, target: str, location: Location) -> None:
@@ -144,22 +149,26 @@ def _replace(path: str, target: str, location: Location) -> None:
         os.replace(path, target)
 
 
-def _flushing(file: io.BufferedWriter[io.FileIO]) -> Callable[[Any], None]:
-    """Return what writes to *file*, and lets the disk begin meanwhile, so that there is less to wait for at the end."""
-    written = begun = 0
+class _EarlyFlush:
+    """Lets the disk begin with *file* while it is written, so that there is less to wait for at the end."""
 
-    def write(data: Any) -> None:
-        nonlocal written, begun
-        file.write(data)
-        written += len(data)
-        if written >= FLUSHED:
+    def __init__(self, file: io.BufferedWriter[io.FileIO]):
+        self._file = file
+        self._new = self._begun = 0  # bytes since the disk began last; where it began
+
+    def write(self, data: Any) -> None:
+        self._file.write(data)
+        self.count(len(data))
+
+    def count(self, size: int) -> None:
+        """Count *size* bytes more in the file."""
+        self._new += size
+        if self._new >= FLUSHED:
             from tarshards.storage.ranges import begin_flush
 
-            end = file.raw.tell()  # beyond what the system has copied, too
-            begin_flush(file.fileno(), begun, end - begun)
-            written, begun = 0, end
-
-    return write
+            end = self._file.raw.tell()  # beyond what the system has copied, too
+            begin_flush(self._file.fileno(), self._begun, end - self._begun)
+            self._new, self._begun = 0, end
 
 
 def _make_folder(path: str, location: Location) -> None:

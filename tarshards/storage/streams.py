@@ -51,7 +51,8 @@ class OutputStream(io.RawIOBase):
 
     Committing has two steps. *finish* does whatever may still fail, such as writing a buffer; *commit* gives the file
     its name. `before_commit` is called between them. *file* is the file object that *write* writes to, if it has a
-    descriptor; where it is a ``LastingFile``, its bytes cannot be discarded, but ended by `end`.
+    descriptor; where it is a ``LastingFile``, its bytes cannot be discarded, but ended by `end`. *copied* is called
+    with the number of bytes of each system call that has copied to it.
 
     Leaving a with-block by an exception aborts. A stream that is never closed aborts too, with a RuntimeWarning.
     """
@@ -67,9 +68,11 @@ class OutputStream(io.RawIOBase):
         commit: Callable[[], object],
         discard: Callable[[], object],
         file: Any = None,
+        copied: Callable[[int], object] | None = None,
     ):
         self.name = name
         self._file = file
+        self._copied = copied
         self._growing: GrowingRange | None = None
         self._copies = False  # whether the system is copying a range
         self._write, self._finish, self._commit, self._discard = write, finish, commit, discard
@@ -117,7 +120,12 @@ class OutputStream(io.RawIOBase):
         self._copies = True
         growing, self._growing = self._growing, None
         try:
-            for piece in growing.pieces(growing.copy_to(self._file.fileno())):
+            done = 0
+            for size in growing.copy_to(self._file.fileno()):
+                done += size
+                if self._copied is not None:
+                    self._copied(size)
+            for piece in growing.pieces(done):
                 self.write(piece)
             for data in growing.after:
                 self.write(data)
@@ -394,11 +402,11 @@ class FileRange:
             yield data
             position += len(data)
 
-    def copy_to(self, output: int) -> int:
-        """Let the system copy the bytes to the descriptor *output*; return how many of them it has copied.
+    def copy_to(self, output: int) -> Iterator[int]:
+        """Let the system copy the bytes to the descriptor *output*; yield how many each call has copied.
 
-        It copies fewer if it cannot copy between such files, or if anything fails; reading and writing the rest then
-        raises the error.
+        It copies fewer in all if it cannot copy between such files, or if anything fails; reading and writing the rest
+        then raises the error.
         """
         done = 0
         for copy in _COPIES:
@@ -408,7 +416,7 @@ class FileRange:
                     if not count:
                         break
                     done += count
-        return done
+                    yield count
 
 
 class GrowingRange(FileRange):

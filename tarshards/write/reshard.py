@@ -239,18 +239,14 @@ class _Scatter:
 
         ledger = Ledger()
         entries: list[tuple[int, ...]] = []
-        data = self.plan.scattered(shard, "data")
-        with open(data.url, "wb") as file:
+        with self.plan.scattered(shard, "data").open("wb") as stream:
             offset = 0
             for piece in self._pieces(shard, source, ledger):
                 for bucket, order, key, record in piece:
                     entries.append((shard, bucket, len(key), order, offset, len(record)))
-                    file.write(key)
-                    file.write(record)
+                    stream.write(key)
+                    stream.write(record)
                     offset += len(key) + len(record)
-            if data.sync:
-                file.flush()
-                os.fsync(file.fileno())
         table = np.array(entries, dtype=ENTRY)
         with self.plan.scattered(shard, "npy").open("wb") as stream:
             np.save(stream, table[np.argsort(table["bucket"], kind="stable")])

@@ -202,6 +202,11 @@ class TarWriter(_Writer):
                 members.add_rows(written, arrays, packed, offset)
             row = end
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the archive is finished or, after an error, discarded."""
+        return bool(self._stream.closed)
+
     def close(self) -> None:
         """Finish the archive and rename it to its final name; further calls do nothing."""
         if not self._stream.closed:
@@ -331,7 +336,12 @@ class ShardWriter(_Writer):
             if not self._is_open:
                 raise ValueError(f"{self._location.name}: closed, so nothing more can be written")
             writer = self._writer = self._begin_shard()
-        writer.write_members(key, fields, values, packed, sample.get("__url__"))
+        try:
+            writer.write_members(key, fields, values, packed, sample.get("__url__"))
+        except BaseException:
+            if writer.is_closed:
+                self.abort()
+            raise
         self.samples += 1
 
     def _is_full(self, writer: TarWriter, packed: list[bytes]) -> bool:
@@ -355,7 +365,11 @@ class ShardWriter(_Writer):
             from tarshards.index.manifests import remove_manifest
 
             remove_manifest(self._manifest())  # it lists shards that are being replaced
-        self._writer.close()
+        try:
+            self._writer.close()
+        except BaseException:
+            self.abort()
+            raise
         name, writer, self._writer = self._name(), self._writer, None
         if writer.index is not None:
             shard = writer.index.shard(name)
@@ -405,8 +419,9 @@ class ShardWriter(_Writer):
                 self._write_manifest()
 
     def abort(self) -> None:
-        """Discard the unfinished shard."""
+        """Discard the unfinished shard, and write no manifest."""
         self._is_open = False
+        self._entries = {}
         if self._writer is not None:
             self._writer.abort()
             self._writer = None

@@ -14,7 +14,7 @@ from threading import Thread
 import pytest
 
 from tarshards.errors import OpenError, UrlError
-from tarshards.storage import local, ranges
+from tarshards.storage import local, ranges, streams
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.opening import open_shard, open_url
 from tarshards.storage.streams import FileRange
@@ -320,6 +320,23 @@ def test_the_disk_begins_with_what_is_written_before_the_end(tmp_path, monkeypat
     ends = [0, *(offset + size for offset, size in begun)]
     assert [offset for offset, _ in begun] == ends[:-1]  # each byte once
     assert ends[-1] == (len(whole) if sync else 0)
+
+
+def test_the_disk_begins_with_what_the_system_copies(tmp_path, monkeypatch):
+    """Call by call; a tool that writes members unchanged passes hardly any bytes to write."""
+    begun = []
+    monkeypatch.setattr(local, "FLUSHED", 2000)
+    monkeypatch.setattr(streams, "AT_ONCE", 1000)
+    monkeypatch.setattr(ranges, "begin_flush", lambda _, offset, size: begun.append((offset, size)))
+    source = tmp_path / "source"
+    source.write_bytes(DATA)
+    with open_url(tmp_path / "a", "wb") as stream, source.open("rb") as file:
+        stream.copy(FileRange(file.fileno(), "source", 0, len(DATA)))
+    assert (tmp_path / "a").read_bytes() == DATA
+    assert begun == [(offset, 2000) for offset in range(0, len(DATA) - 1999, 2000)]
+    begun.clear()
+    write(tmp_path / "short", DATA[:1999])
+    assert begun == []  # left to the flush
 
 
 def test_beginning_with_a_flush_reports_no_errors(tmp_path):

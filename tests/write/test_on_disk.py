@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 from tool_lines import OTHERS, ROOT, WRITING, command_of, make_inputs
 
 from tarshards import Catalog, ShardWriter, Stream, TarWriter, open_shard, open_url, write_dataset, write_samples
-from tarshards.errors import SampleError, ShardIndexError, TarError
+from tarshards.errors import OpenError, SampleError, ShardIndexError, TarError
 from tarshards.formats.croissant import write_card
 from tarshards.formats.exporting import export_dataset
 from tarshards.formats.importing import import_dataset
@@ -149,6 +150,51 @@ def test_functions(shards, events, call, sync):
     check(events(), sync, at_least=CALLS[call])
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_shard_that_is_not_on_the_disk_is_not_finished(tmp_path, monkeypatch, number):
+    """Its error is raised by the next write, or by close if it is the last; afterwards, nothing is written."""
+    fsync, finished = os.fsync, []
+
+    def failing_fsync(file):
+        if f".s-{number}.tar" in os.readlink(f"/proc/self/fd/{file}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", failing_fsync)
+    options = {"max_samples": 4, "on_finish": lambda name, _: finished.append(os.path.basename(name))}
+    writer = ShardWriter(tmp_path / "s-%d.tar", **options)
+    with pytest.raises(OpenError, match=rf"/s-{number}\.tar: Input/output error$"):  # noqa: PT012
+        for sample in SAMPLES:
+            writer.write(sample)
+        writer.close()
+    with pytest.raises(ValueError, match="closed"):
+        writer.write(SAMPLES[-1])
+    writer.close()
+    names = [f"s-{i}.tar" for i in range(number)]
+    assert [os.path.basename(name) for name in writer.shards] == finished == names
+    assert sorted(os.listdir(tmp_path)) == sorted(names + [f"{name}.index" for name in names])
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_a_shard_that_could_not_be_written_is_not_finished(tmp_path, monkeypatch, error):
+    """Not even if close follows, as in a ``finally``."""
+    writer = ShardWriter(tmp_path / "s-%d.tar", max_samples=4)
+    for sample in SAMPLES[:5]:
+        writer.write(sample)
+
+    def fail(data):
+        raise error
+
+    monkeypatch.setattr(writer._writer._stream, "_write", fail)
+    with pytest.raises((OpenError, KeyboardInterrupt)):
+        writer.write(SAMPLES[5])
+    with pytest.raises(ValueError, match="closed"):
+        writer.write(SAMPLES[6])
+    writer.close()
+    assert [os.path.basename(name) for name in writer.shards] == ["s-0.tar"]
+    assert sorted(os.listdir(tmp_path)) == ["s-0.tar", "s-0.tar.index"]
+
+
 def test_jobs_wait_for_their_plan(shards, events):
     JobFolder("job").write("../../out.json", "{}")
     check(events(), True)
@@ -156,8 +202,9 @@ def test_jobs_wait_for_their_plan(shards, events):
 
 def test_what_a_resharding_resumes_from_is_on_the_disk_too(shards, events):
     reshard(shards, "out-%d.tar", shards=1)
-    scattered = {os.path.basename(path) for kind, path, *_ in events() if kind == "fsync" and "scattered" in path}
-    assert {f"scattered-00000{i}.data" for i in range(3)} <= scattered
+    check(events(), True)
+    renamed = {os.path.basename(event[2]) for event in events() if event[0] == "replace"}
+    assert {f"scattered-00000{i}.data" for i in range(3)} <= renamed
 
 
 QUARANTINE = ("tarcat", "{0}in-0.tar -f missing --on-error quarantine=bad.tar -o out.tar")
