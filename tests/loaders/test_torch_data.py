@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch.distributed
-from soak import SOAK
+from soak import SOAK, some
 from torch.utils.data import DataLoader
 
 from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, Stream, World, readers, torch_iterable
@@ -68,9 +69,9 @@ def test_every_world_is_a_partition(make_shards, shards, world_size, num_workers
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("shards", [4, 9, 17] if SOAK > 1 else [4, 9])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize(
+    ("workers", "world_size", "shards"), some([*product([0, 1, 2, 4], [1, 2, 3, 4], [4, 9, 17])], 5)
+)
 def test_exactly_once_with_real_workers(make_shards, monkeypatch, shards, world_size, workers):
     urls = make_shards(shards)
     seen: list[int] = []
