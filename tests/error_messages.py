@@ -67,10 +67,6 @@ class Code:
             tree = ast.parse(path.read_text())
             for name, value in assigned(tree):
                 self._constants[name].append((module, value))
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ImportFrom) and node.module is not None:
-                    source = node.module.removeprefix("tarshards.").replace(".", "/")
-                    self._sources |= {(module, each.asname or each.name): f"{source}.py" for each in node.names}
             self._read(tree, module, [])
 
     def _read(self, node: ast.AST, module: str, scope: list[Function]) -> None:
@@ -79,6 +75,9 @@ class Code:
             self._functions[node.name].append((module, scope))
         elif isinstance(node, ast.Call):
             self.calls[called(node)].append((module, scope, node))
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            source = node.module.removeprefix("tarshards.").replace(".", "/")
+            self._sources |= {(module, each.asname or each.name): f"{source}.py" for each in node.names}
         for child in ast.iter_child_nodes(node):
             self._read(child, module, scope)
 

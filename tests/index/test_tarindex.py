@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from leftovers import processes_with, wait_until
-from soak import SOAK
+from soak import SOAK, some
 
 from tarshards import write_samples
 from tarshards.index.build import build_index
@@ -40,11 +40,12 @@ def start(tmp_path, shard, path_with_started_tools):
     return start
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("options", ["", "-j 2", "-j 2 --crc"])
 def test_interrupted_at_any_moment(tmp_path, start, number, options):
     line = f"tarindex -q {options} 'a-0.tar' a-1.tar a-2.tar a-3.tar a-4.tar a-5.tar"
-    for delay in (0.05, 0.1, 0.15, 0.3):
+    for delay in some((0.05, 0.1, 0.15, 0.3), 2):
         process = start(line)
         time.sleep(delay)
         process.send_signal(number)
