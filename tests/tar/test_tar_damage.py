@@ -69,7 +69,7 @@ def content_end(archive):
     return min(block.offset for block in blocks(archive) if block.role == "end")
 
 
-FEW = 7
+FEW = 7  # bytes from one that is changed, or the last that is left, to the next
 DELIVERIES = {"whole": lambda data: data, "dripping": Drip}
 #: And what only `make soak` does, at length.
 EACH = [*DELIVERIES, *[pytest.param(f"{name} at length", marks=pytest.mark.soak) for name in DELIVERIES] * (SOAK > 1)]
