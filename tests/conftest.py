@@ -72,20 +72,24 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Keep the garbage collector away from modules and tests: each of its passes takes a second to walk over them."""
+    """Keep the garbage collector away from modules and tests: each of its passes takes a second to walk over them.
+
+    Let it pass less often over what tests make, too, which saves 3 to 4% of their time.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
         gc.enable()
 
 
 def pytest_collection_modifyitems(items):
-    """Give every property test a quarter of its examples, but at least 15; or in `make soak` SOAK times as many."""
+    """Give every property test a sixth of its examples, but at least 12; or in `make soak` SOAK times as many."""
     for test in {getattr(item, "obj", None) for item in items}:
         if (ours := getattr(test, "_hypothesis_internal_use_settings", None)) is not None:
-            count = SOAK * ours.max_examples if SOAK > 1 else max(15, ours.max_examples // 4)
+            count = SOAK * ours.max_examples if SOAK > 1 else max(12, ours.max_examples // 6)
             test._hypothesis_internal_use_settings = settings(ours, max_examples=count)
 
 

@@ -38,13 +38,19 @@ def messages() -> dict[str, dict[str, str]]:
 
     … stands for what differs. A message that comes from elsewhere as a whole, such as from another error, is left out.
     """
-    return {kind.__name__: CODE.messages(kind.__name__) for kind in KINDS}
+    return {kind.__name__: code().messages(kind.__name__) for kind in KINDS}
 
 
 @cache
 def wrapped() -> list[tuple[list[str], dict[str, str]]]:
     """Return the messages of WRAPPED, with the classes of the tree that may have them."""
-    return [(kinds, CODE.messages(name, modules)) for names, modules, kinds in WRAPPED for name in names]
+    return [(kinds, code().messages(name, modules)) for names, modules, kinds in WRAPPED for name in names]
+
+
+@cache
+def code() -> Code:
+    """Return the code of the package; to read it takes a second, so no module of tests does so when it is imported."""
+    return Code()
 
 
 class Code:
@@ -61,10 +67,6 @@ class Code:
             tree = ast.parse(path.read_text())
             for name, value in assigned(tree):
                 self._constants[name].append((module, value))
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ImportFrom) and node.module is not None:
-                    source = node.module.removeprefix("tarshards.").replace(".", "/")
-                    self._sources |= {(module, each.asname or each.name): f"{source}.py" for each in node.names}
             self._read(tree, module, [])
 
     def _read(self, node: ast.AST, module: str, scope: list[Function]) -> None:
@@ -73,6 +75,9 @@ class Code:
             self._functions[node.name].append((module, scope))
         elif isinstance(node, ast.Call):
             self.calls[called(node)].append((module, scope, node))
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            source = node.module.removeprefix("tarshards.").replace(".", "/")
+            self._sources |= {(module, each.asname or each.name): f"{source}.py" for each in node.names}
         for child in ast.iter_child_nodes(node):
             self._read(child, module, scope)
 
@@ -171,6 +176,3 @@ def assigned(tree: ast.Module | Function) -> Iterator[tuple[str, ast.expr]]:
 def joined(parts: list[list[str]]) -> list[str]:
     """Return the texts of parts one after the other; a run of … is one."""
     return [re.sub(r"…(…|\.\.\.)*", "…", "".join(each)) for each in islice(product(*parts), MOST_TEXTS**2)]
-
-
-CODE = Code()

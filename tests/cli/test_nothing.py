@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import tarfile
+from itertools import product
 
 import pytest
+from soak import some
 
 from tarshards import read_samples, write_samples
 
@@ -65,8 +67,8 @@ def without_keys(path) -> None:
         tar.add(path.parent / "README", "README")
 
 
-@pytest.mark.parametrize("kind", ["empty", "without keys"])
-@pytest.mark.parametrize("tool", [*READERS, *NEEDS_A_SAMPLE])
+@pytest.mark.soak
+@pytest.mark.parametrize(("tool", "kind"), some([*product([*READERS, *NEEDS_A_SAMPLE], ["empty", "without keys"])], 3))
 def test_no_samples_are_an_error(shell, tmp_path, tool, kind):
     tar = tmp_path / "a.tar"
     without_keys(tar) if kind == "without keys" else write_samples([], str(tar))

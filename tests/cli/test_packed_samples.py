@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from dirty_shards import any_members, write_tar
 from programs import load_kernel
+from soak import rounds
 
 from tarshards import write_samples
 from tarshards.errors import TarshardsError
@@ -85,8 +86,9 @@ def random_shard(rng: random.Random, sizes=(0, 1, 511, 512, 3000)) -> bytes:
     return b"".join(parts) + END
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("sizes", [(0, 1, 511, 512, 3000), (1, 512, 2 * LARGE, 3 * LARGE + 1)])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(rounds(40)))
 def test_any_shards(tmp_path, seed, sizes):
     rng = random.Random(seed)
     path = tmp_path / "a.tar"

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import threading
+from itertools import product
 from pathlib import Path
 
 import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from soak import some
 
 from tarshards import read_samples, write_samples
 from tarshards.cli.parameters import Size, Slice
@@ -117,10 +119,11 @@ def damaged(kind: str, path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("tool", [*READERS, *ALL_OR_NOTHING])
-@pytest.mark.parametrize(
-    "kind", ["truncated", "cut between members", "flipped", "zeroed", "interleaved", "field twice", "no tar at all"]
-)
+KINDS = ["truncated", "cut between members", "flipped", "zeroed", "interleaved", "field twice", "no tar at all"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "tool"), some([*product(KINDS, [*READERS, *ALL_OR_NOTHING])], 2))
 def test_damage_never_passes_silently(shell, tmp_path, tool, kind):
     damaged(kind, tmp_path / "bad.tar")
     (tmp_path / "out").mkdir()

@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from soak import some
 
 from tarshards import EpochPlan, Stream, TarWriter, bucket, build_index, mix, pack
 from tarshards.epoch.plan import POOL, PlannedEpoch
@@ -78,8 +79,8 @@ def in_shards(total: int) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("total", SIZES)
+@pytest.mark.soak
+@pytest.mark.parametrize(("total", "ranks"), some([*product(SIZES, RANKS)], 3))
 def test_batches_and_neighbours_are_those_of_a_permutation(total, ranks):
     counts = in_shards(total)
 

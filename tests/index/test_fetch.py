@@ -7,6 +7,7 @@ import pickle
 import random
 from base64 import b64decode, b64encode
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from leftovers import Leftovers
 from range_server import Site, serving
+from soak import some
 
 from tarshards import (
     ArrayLoader,
@@ -158,10 +160,11 @@ def test_each_read_finds_its_block_and_none_is_left_over(reads, at_once, whole, 
 # What is read.
 
 
-@pytest.mark.parametrize("ahead", [1, 20_000, None])
-@pytest.mark.parametrize(
-    "options", [{}, {"shuffle": True}, {"shuffle": True, "pool": 64}, {"shuffle": True, "pool": 64, "block": 5}]
-)
+ORDERS = [{}, {"shuffle": True}, {"shuffle": True, "pool": 64}, {"shuffle": True, "pool": 64, "block": 5}]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("options", "ahead"), some([*product(ORDERS, [1, 20_000, None])], 2))
 def test_the_order_and_the_bytes_are_those_of_local_shards(site, folder, options, ahead):
     local = list(Stream.from_shards(str(folder / "{0..3}.tar"), index=True, **options))
     remote = list(Stream.from_shards(urls(site), index=True, remote=Remote(ahead=ahead), **options))

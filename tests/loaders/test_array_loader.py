@@ -19,6 +19,7 @@ import pytest
 from leftovers import Leftovers
 from PIL import Image
 from programs import load_kernel, warnings_of
+from soak import rounds
 
 from tarshards import IndexedShards, Ledger, ShardWriter, Stream, TarWriter, World
 from tarshards.errors import DecodeError, OpenError, SampleError, StateError
@@ -443,6 +444,7 @@ def mappings() -> int:
         return sum(".tar" in line for line in maps)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("index", [True, False])
 def test_broken_off_nothing_is_left_behind(urls, index):
     rng = random.Random(0)
@@ -455,7 +457,7 @@ def test_broken_off_nothing_is_left_behind(urls, index):
     break_off()
     gc.collect()
     before, mapped = Leftovers(), mappings()
-    for _ in range(50):
+    for _ in range(rounds(50)):
         break_off()
     gc.collect()
     assert not before.files() | before.threads()

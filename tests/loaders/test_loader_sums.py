@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 
 import pytest
 from leaving_out import fail_on_fives, nothing
 from leftovers import wait_until
+from soak import some
 from with_torch import DataLoader, ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, World, readers
@@ -219,8 +220,8 @@ def test_a_shard_loader_that_is_left_delivered_what_its_loop_got(urls, workers, 
         assert counts(ledger)[-1] > 0, "workers had made batches ahead"
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop", "exact"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.soak
+@pytest.mark.parametrize(("workers", "tail"), some([*product([0, 2], ["pad", "drop", "exact"])], 2))
 def test_ranks_and_tails(urls, tail, workers):
     loaders = []
     for rank in range(7):

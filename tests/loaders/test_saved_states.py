@@ -11,6 +11,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -209,23 +210,29 @@ def states() -> dict[str, Any]:
     return json.loads(STATES.read_text())
 
 
+@pytest.fixture(scope="module")
+def begun_anew(urls) -> Callable[[str, int], list[Any]]:
+    """Return a function that returns an epoch of a loader that has loaded no state."""
+
+    @cache
+    def epoch_of(name: str, epoch: int) -> list[Any]:
+        loader = CASES[name](urls)
+        loader.set_epoch(epoch)
+        return [values(delivered) for delivered in loader]
+
+    return epoch_of
+
+
 @pytest.mark.parametrize("stop", range(len(STOPS)))
 @pytest.mark.parametrize("name", CASES)
-def test_saved_states_resume_to_the_same_batches(urls, states, name, stop):
+def test_saved_states_resume_to_the_same_batches(urls, states, begun_anew, name, stop):
     state, (left, following) = states["saved"][name][stop]
     loader = CASES[name](urls)
     loader.load_state_dict(state)
     assert loader.state_dict() == state
-    now = begun_anew(name, urls, state["epoch"] + 1)
+    now = begun_anew(name, state["epoch"] + 1)
     assert rest(loader) == [left, now]
     assert (now == following) == (name in SAME_ORDER)
-
-
-def begun_anew(name: str, urls: dict[str, str], epoch: int) -> list[Any]:
-    """An epoch of a loader that has loaded no state."""
-    loader = CASES[name](urls)
-    loader.set_epoch(epoch)
-    return [values(delivered) for delivered in loader]
 
 
 @pytest.mark.parametrize("name", MOVED)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
+from soak import some
 from with_torch import ShardDataset, ShardLoader, torch
 
 from tarshards import ArrayLoader, ShardWriter, Stream, World, augment, readers
@@ -56,8 +58,10 @@ def here(urls, fields, **options):
     return ShardLoader(ShardDataset(urls, shuffle=True, **options), 16, fields=fields)
 
 
-@pytest.mark.parametrize("make", [in_threads, here, in_processes, persistent])
-@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("index", "make"), some([*product([True, False], [in_threads, here, in_processes, persistent])], 3)
+)
 def test_sizes_follow_the_epoch_in_one_loader(folder, field, make, index):
     urls = str(folder / "i-*.tar")
     loader = make(urls, fields_of(field), index=index)

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch.distributed
-from soak import SOAK
+from soak import SOAK, rounds, some
 from torch.utils.data import DataLoader
 
 from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, Stream, World, readers, torch_iterable
@@ -68,9 +69,9 @@ def test_every_world_is_a_partition(make_shards, shards, world_size, num_workers
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("shards", [4, 9, 17] if SOAK > 1 else [4, 9])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize(
+    ("workers", "world_size", "shards"), some([*product([0, 1, 2, 4], [1, 2, 3, 4], [4, 9, 17])], 5)
+)
 def test_exactly_once_with_real_workers(make_shards, monkeypatch, shards, world_size, workers):
     urls = make_shards(shards)
     seen: list[int] = []
@@ -210,16 +211,18 @@ def test_breaking_off_at_random_keeps_the_workers_in_step(make_shards):
     assert dataset.ledger.unaudited
 
 
+@pytest.mark.soak
 def test_a_loader_seeded_the_same_every_epoch(make_shards):
     """The seed by which workers of one pass know each other then repeats."""
     dataset = ShardDataset(make_shards(8), shuffle=True)
+    epochs = 12 if SOAK > 1 else 4
     orders = []
-    for _ in range(12):
+    for _ in range(epochs):
         generator = torch.Generator()
         generator.manual_seed(7)
         orders.append(classes(loader(dataset, 2, generator=generator)))
         assert sorted(orders[-1]) == list(range(24))
-    assert len({tuple(order) for order in orders}) == 12
+    assert len({tuple(order) for order in orders}) == epochs
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -229,9 +232,10 @@ def test_repeat_in_workers(make_shards, workers):
         assert Counter(classes(loader(dataset, workers))) == dict.fromkeys(range(12), 20)
 
 
+@pytest.mark.soak
 def test_worker_tables_agree_from_any_interleaving():
     """Eight threads stand for workers that begin a pass at the same moment."""
-    for seed in range(200):
+    for seed in range(rounds(200)):
         counter = SharedEpochCounter()
         copies = [pickle.loads(pickle.dumps(counter)) for _ in range(8)]
         for copy in copies:

@@ -7,6 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from soak import some
 from torch.utils.data import default_collate
 
 import tarshards
@@ -128,9 +129,10 @@ def epochs(make, urls, count, **options) -> list[list[int]]:
     return [batch for _ in range(count) for batch in classes(loader)]
 
 
+@pytest.mark.soak
 @LOADERS
 @WORKERS
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("steps", some([1, 2, 3, 5, 7], 3))
 @pytest.mark.parametrize("index", [True, False])
 def test_a_pass_of_steps_goes_on_where_the_last_one_ended(urls, make, workers, steps, index):
     if not index and make is shard_loader and workers:

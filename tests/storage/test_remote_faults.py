@@ -244,7 +244,7 @@ def test_threads_that_read_faster_than_memory_allows(files, ahead):
     site = UnreliableSite(files=files)
 
     def work() -> None:
-        for _ in range(2 if SOAK == 1 else 10):
+        for _ in range(1 if SOAK == 1 else 10):
             delivered = Delivered()
             for sample in arrays(f"{site.url}/set.shards.json", remote=replace(REMOTE, ahead=ahead), threads=6):
                 delivered.take(sample)

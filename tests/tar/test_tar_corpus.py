@@ -2,8 +2,10 @@
 
 import os
 import tarfile
+from itertools import product
 
 import pytest
+from soak import some
 from tar_corpus import Drip, entry, pax, program, read, read_whole, tarfile_archive, tarfile_members
 
 from tarshards.tar.read import BLOCK, END, MAX_END
@@ -260,8 +262,11 @@ def programs_archive(gnu, bsd, tree, path, writer):
         gnu("-cf", path, f"-b{writer}", "short")
 
 
-@pytest.mark.parametrize("first", [1, 2, 20, 64, 128, "bsdtar", "tarfile"])
-@pytest.mark.parametrize("second", [1, 128, "bsdtar", "tarfile"])
+WRITERS = [1, 2, 20, 64, 128, "bsdtar", "tarfile"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("first", "second"), some([*product(WRITERS, [1, 128, "bsdtar", "tarfile"])], 3))
 def test_each_archive_may_end_as_its_program_pads_it(gnu, bsd, tree, tmp_path, first, second):
     path, other = tmp_path / "a.tar", tmp_path / "b.tar"
     programs_archive(gnu, bsd, tree, path, first)

@@ -42,7 +42,7 @@ epoch = partial(check_epoch, setups=300)
 
 @pytest.mark.soak
 def test_right_loaders_pass():
-    worlds = 100 if SOAK > 1 else 40
+    worlds = 100 if SOAK > 1 else 20
     report = check_resume(toys.Planned, worlds=worlds, steady=STEADY)
     assert (report.worlds, report.chains) == (worlds, 50)
     assert report.resumes > 15 * worlds

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from leftovers import Leftovers
+from soak import some
 
 from tarshards import read_samples, write_samples
 from tarshards.epoch.splitmix import splitmix64
@@ -283,7 +284,8 @@ def test_a_full_disk_is_an_error(tmp_path, path_with_tools, memory):
     assert os.listdir(tmp_path) == ["all.tar"]
 
 
-@pytest.mark.parametrize("options", ["", "--sort bin", "--shuffle", "--unique last", "--regroup"])
+@pytest.mark.soak
+@pytest.mark.parametrize("options", some(["", "--sort bin", "--shuffle", "--unique last", "--regroup"], 2))
 def test_the_memory_is_kept(tmp_path, options):
     target = str(tmp_path / "all.tar")
     write_samples(({"__key__": f"{i * 7919 % 30_000:08d}", "bin": b"%0500d" % i} for i in range(30_000)), target)

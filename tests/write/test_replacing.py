@@ -181,7 +181,7 @@ def test_killed_at_any_step_nothing_describes_another_shard(writer, tmp_path, ki
     old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for place in "before", "after":
         seen = set()
-        for step in range(0, 1000, 1 if SOAK > 1 else 2):
+        for step in range(0, 1000, 1 if SOAK > 1 else 3):
             status = kill_at(WRITERS[writer], step, place)
             seen.add(honest()[OUT])
             shutil.rmtree(tmp_path / f"{OUT}.reshard", ignore_errors=True)

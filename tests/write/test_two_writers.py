@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from soak import SOAK
 
 from tarshards import OpenError, ShardWriter, map_shards, read_samples, reshard, write_dataset, write_samples
 from tarshards.formats.importing import import_dataset
@@ -372,13 +373,14 @@ def test_a_line_that_is_damaged_hides_no_claim(hold):
         by_shard_writer()
 
 
+@pytest.mark.soak
 def test_claims_come_and_go_without_a_race(folder):
     """The file of locks is removed and made again all the time: nobody is refused, and no name is held by two."""
     code = """
 import os, sys, time
 from tarshards import OpenError
 from tarshards.storage.claims import Claims
-own, end, refused = sys.argv[1], time.monotonic() + 3, 0
+own, end, refused = sys.argv[1], time.monotonic() + float(sys.argv[2]), 0
 while time.monotonic() < end:
     with Claims() as claims:
         claims.take("own-" + own)
@@ -391,7 +393,9 @@ while time.monotonic() < end:
         os.unlink("held")
 print(refused)
 """
-    racers = [subprocess.Popen([sys.executable, "-c", code, name], stdout=subprocess.PIPE) for name in "abcd"]
+    command = [sys.executable, "-c", code]
+    seconds = "3" if SOAK > 1 else "1"
+    racers = [subprocess.Popen([*command, name, seconds], stdout=subprocess.PIPE) for name in "abcd"]
     refused = [json.loads(racer.communicate(timeout=60)[0]) for racer in racers]
     assert [racer.returncode for racer in racers] == [0] * 4
     assert sum(refused)

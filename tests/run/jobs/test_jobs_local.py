@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from running import TARJOB
-from soak import SOAK
+from soak import rounds
 
 COUNT = "echo {} >>ran; "
 
@@ -188,7 +188,7 @@ def test_an_end_from_outside_ends_the_commands(tarjob, folder, way):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("trial", range(10 * SOAK))
+@pytest.mark.parametrize("trial", range(rounds(10)))
 def test_a_killed_run_redoes_only_what_has_no_marker(folder, trial):
     command = "echo {} >>$RAN; sleep 0.0$((RANDOM % 4)); echo {} >out-{}"
     line = ("-s", "{00..23}", "-j", 2, "-q", "--state", "state", "--", command)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from leftovers import processes_with, wait_until
+from soak import SOAK
 
 from tarshards.errors import OpError
 from tarshards.run.samples.command import Halt, map_command
@@ -105,9 +106,10 @@ def test_read_only_directories_are_removed_too(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.soak
 def test_order_is_kept_under_random_sleeps():
     rng = random.Random(0)
-    work = [{"__key__": f"{i:04d}", "nap": b"%.4f" % (rng.random() * 0.02)} for i in range(150)]
+    work = [{"__key__": f"{i:04d}", "nap": b"%.4f" % (rng.random() * 0.02)} for i in range(300 if SOAK > 1 else 100)]
     found = list(map_command(work, "sleep $(cat sample.nap)", slots=4))
     assert [sample["__key__"] for sample in found] == [sample["__key__"] for sample in work]
 

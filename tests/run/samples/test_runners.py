@@ -7,10 +7,13 @@ import sys
 
 import pytest
 from leftovers import processes_with, wait_until
+from soak import SOAK
 
 from tarshards.errors import OpError
 from tarshards.run.samples.command import map_command
 
+#: The seconds after which what hangs is ended, and within which a busy machine begins a process.
+TIMEOUT = 6.0 if SOAK > 1 else 3.0
 SERVER = """
 import json, os, sys, time
 for line in sys.stdin:
@@ -97,10 +100,11 @@ def test_a_server_that_dies_or_refuses_fails_its_sample_only(server):
     ]
 
 
+@pytest.mark.soak
 def test_a_server_that_hangs_is_replaced(server):
-    keys, reasons = failures(texts("a", "hang", "b"), server=server, timeout=6.0)
+    keys, reasons = failures(texts("a", "hang", "b"), server=server, timeout=TIMEOUT)
     assert keys == ["0", "2"]
-    assert reasons == ["1: the server ran for more than 6 s"]
+    assert reasons == [f"1: the server ran for more than {TIMEOUT:g} s"]
 
 
 def test_a_server_that_does_not_start():
@@ -132,9 +136,10 @@ def test_functions_make_several_samples_or_none(functions):
     assert list(map_command(texts("none"), python=f"{functions}:odd")) == []
 
 
+@pytest.mark.soak
 def test_functions_that_fail_name_their_sample(functions):
     work = texts("die", "none", "raise", "number", "twice", "dots", "hang")
-    keys, reasons = failures(work, python=f"{functions}:odd", timeout=6.0)
+    keys, reasons = failures(work, python=f"{functions}:odd", timeout=TIMEOUT)
     assert keys == []
     assert reasons == [
         "0: the function's process ended with status 3",
@@ -142,7 +147,7 @@ def test_functions_that_fail_name_their_sample(functions):
         "3: TypeError: the function returned int, not a dict, a list of dicts or None",
         "4: SampleError: 4: the function returned this key twice",
         "5: SampleError: a.b.txt: the name 'a.b.txt' would read back as key 'a', field 'b.txt'",
-        "6: the function ran for more than 6 s",
+        f"6: the function ran for more than {TIMEOUT:g} s",
     ]
 
 
@@ -189,10 +194,11 @@ def crashes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.soak
 def test_a_timeout_ends_a_function_in_c_code(crashes):
-    keys, reasons = failures(texts("a", "hang", "b"), python="crashes:busy", timeout=6.0)
+    keys, reasons = failures(texts("a", "hang", "b"), python="crashes:busy", timeout=TIMEOUT)
     assert keys == ["0", "2"]
-    assert reasons == ["1: the function ran for more than 6 s"]
+    assert reasons == [f"1: the function ran for more than {TIMEOUT:g} s"]
 
 
 @pytest.mark.parametrize(("retries", "passes"), [(1, False), (2, True)])

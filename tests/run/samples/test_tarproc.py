@@ -7,34 +7,39 @@ import subprocess
 
 import pytest
 from programs import need
+from soak import SOAK
 
 from tarshards import read_samples, write_samples
 from tarshards.samples.codecs import decode_field
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("policy", ["skip", "keep"])
 @pytest.mark.parametrize("failing", [0, 1, 120])
 def test_failures_that_the_command_line_allows_are_counted(make_tar, tarproc, tmp_path, failing, policy):
+    count = 125 if SOAK > 1 else failing + 5
     command = f"test $TAR_INDEX -ge {failing}"
-    status, errors = tarproc("--failed", policy, "-p", 4, "-c", command, make_tar(125), "-o", "out.tar")
+    status, errors = tarproc("--failed", policy, "-p", 4, "-c", command, make_tar(count), "-o", "out.tar")
     assert status == 0
     assert errors.count("tarproc: ") == failing
     assert (f"failed      {failing:>6} samples" in errors) == (failing > 0)
-    assert len(list(read_samples(tmp_path / "out.tar"))) == (125 if policy == "keep" else 125 - failing)
+    assert len(list(read_samples(tmp_path / "out.tar"))) == (count if policy == "keep" else count - failing)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("options", ["--failed skip", "--failed keep", "", "--on-error skip --failed skip"])
 @pytest.mark.parametrize(("failing", "code"), [(3, 0), (4, 1)])
 def test_more_failures_than_allowed_end_the_run(make_tar, tarproc, tmp_path, options, failing, code):
+    count = 500 if SOAK > 1 else 150
     command = f"echo $TAR_INDEX >>{tmp_path}/ran; test $TAR_INDEX -ge {failing}"
-    status, errors = tarproc(*options.split(), "--max-errors", 3, "-c", command, make_tar(500), "-o", "out.tar")
+    status, errors = tarproc(*options.split(), "--max-errors", 3, "-c", command, make_tar(count), "-o", "out.tar")
     assert status == code, errors
     assert (tmp_path / "out.tar").exists() == (not code)
     if code:
         first = f"{tmp_path}/in.tar: 0000: the command ended with status 1"
         last = errors.splitlines()[-1]
         assert last == f"tarproc: 4 errors, but --max-errors allows 3; the first: {first}"
-        assert len((tmp_path / "ran").read_text().splitlines()) < 500
+        assert len((tmp_path / "ran").read_text().splitlines()) < count
 
 
 def test_failed_commands_and_bad_data_count_together(make_tar, tarproc, tmp_path):
