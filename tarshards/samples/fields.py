@@ -151,7 +151,7 @@ def no_field(alternatives: Sequence[str], known: Iterable[str]) -> str:
     return _no_field(tuple(alternatives), tuple(name for name in known if not is_reserved(name)))
 
 
-@lru_cache(1024)  # many samples may lack the same
+@lru_cache(1024)  # many samples may lack the same field
 def _no_field(alternatives: tuple[str, ...], known: tuple[str, ...]) -> str:
     hint = next(filter(None, (did_you_mean(name, known) for name in alternatives)), "")
     return f"no field {' or '.join(alternatives)}; the sample has {', '.join(known)}{hint}"

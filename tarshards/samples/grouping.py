@@ -153,7 +153,7 @@ def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample]
 
 
 def read_packed(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample | PackedSamples]:
-    """Yield the samples of ``read_to_copy``; those that can be written without being unpacked, as PackedSamples."""
+    """Yield the samples of ``read_to_copy``, as PackedSamples if they can be written without being unpacked."""
     return read_in_turn(shards, partial(read_shard, ledger=ledger, file_ranges=True, packs=True))
 
 
@@ -219,7 +219,7 @@ def read_shard(
     name = location.name
     files = None if lazy is None else LazyMembers(location, lazy, split)
     grouping_of = _KeepingGrouping if shard.keep_headers else _Grouping
-    refused = False  # of a sample, for which the ledger raised: not an error of the shard
+    refused = False  # whether the ledger raised the error of a sample, which is not one of the shard
 
     def quarantine(error: SampleError) -> None:
         nonlocal refused
@@ -273,7 +273,7 @@ def unpacked(packed: PackedSamples) -> Iterator[Sample]:
 
 
 def _leave(stream: Any, url: str) -> Callable[[str, int, int], FileRange] | None:
-    """Return a function that gives parts of the archive in *stream* by name, offset and size; None if not a file."""
+    """Return a function that returns the range of a member by name, offset and size; None if *stream* is no file."""
     if not isinstance(stream, FileIO) or not stream.seekable():
         return None
     descriptor, begin = stream.fileno(), stream.tell()  # stdin may begin anywhere
@@ -384,7 +384,7 @@ class _Grouping:
         return self.deliver(samples, events), tuple(reached)
 
     def run(self, leave: Callable[[str, int, int], FileRange], offset: int) -> tuple[Iterable[Sample], int]:
-        """Return samples that need not be made to be written, from *offset* on, and their end; see ``read_archive``."""
+        """Return the samples from *offset* on that can be written packed, and their end; see ``read_archive``."""
         rest = leave("", offset, RUN)
         leave("", offset + RUN, RUN).prefetch()
         samples, end = self.grouper.run(rest.descriptor, rest.offset, RUN, LARGE // 2, MEMBER_LIMIT)
@@ -429,10 +429,10 @@ class _Grouping:
     def _deliver(self, samples: list[Sample], events: Sequence[Event]) -> Iterator[Sample]:
         rest = iter(samples)
         taken = 0
-        fields = _fields_in(samples)  # before a consumer can change the samples
+        fields = _fields_in(samples)  # counted before a consumer can change the samples
         self._fields += fields
         if samples and (len(samples[0]) > USUAL or fields != len(samples) * (len(samples[0]) - 2)):
-            tell_of_dots(samples, self._url, self._split, self._ledger)  # some have other fields than the first
+            tell_of_dots(samples, self._url, self._split, self._ledger)  # some have another number of fields
         try:
             for before, kind, name, field, offset in events:
                 yield from islice(rest, before - taken)
@@ -451,7 +451,7 @@ class _Grouping:
 
 
 class _KeepingGrouping(_Grouping):
-    """Groups members whose data have their headers."""
+    """Groups members whose data carries their headers."""
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
         members, reached = scan_whole(buffer, position, zeros, limit)

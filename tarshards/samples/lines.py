@@ -184,7 +184,7 @@ def read_keys(url: str | Location) -> Iterator[str]:
 
 
 def lacking_keys(lacking: Collection[str], wanted: int) -> SampleError:
-    """Return the error that no sample has the *lacking* of *wanted* keys; it names some, escaped as for ``read_keys``.
+    """Return the error that no sample has the *lacking* ones of *wanted* keys; it names the first, escaped.
 
     >>> print(lacking_keys(["a", "b"], 7))
     no sample has 2 of 7 keys: a, b

@@ -34,7 +34,7 @@ class MemberHeaders:
 
 
 class HeldRange(NamedTuple):
-    """Held bytes of a remote member, and how many are fetched if reading continues after them."""
+    """Held bytes of a remote member, and the number of bytes to fetch if reading continues after them."""
 
     begin: int
     data: bytes
@@ -74,7 +74,7 @@ class MemberFile(RangedFile):
         self._shard_size, self._version = ranges.size, None
         self._head = head
         self._taken = 0
-        self._held: list[HeldRange] = []  # of a remote member, the one used last at the end
+        self._held: list[HeldRange] = []  # of a remote member, the most recently used last
         self._prefetched: list[HeldRange] = []
 
     @classmethod

@@ -7,7 +7,7 @@ also downloads the block, since the downloader may be stopped. The folder contai
     ab/cdef....block   a pinned block, which stays; its name is a hash of its key, in 256 subfolders
     spool/abcdef.block a spooled block, removed after its last use, or with the process that stored it
     parts/abcdef       a block that is being downloaded, locked (flock) by the thread that downloads it
-    owners/PID-RANDOM  an empty file for each process that uses the folder, locked as long as the process lives
+    owners/PID-RANDOM  an empty file for each process that uses the folder, locked while the process lives
     tarshards-cache    the counts: bytes on the disk, in all and for each process; locked while they change
 
 The file of a block is a header, zeros up to a multiple of 64 bytes, and the data. The header is little-endian: MAGIC,
@@ -25,7 +25,7 @@ In a simulation with a pool of 10 % of the data and a cache of 25 %, an epoch do
 space, and 6.7 times without.
 
 **After a crash.** Nothing is flushed to the disk: an incomplete file fails its CRC, and its block is downloaded again.
-The counts have a mark while they are changed; a process that finds the mark recounts the files. The next process that
+The counts are marked while they change; a process that finds the mark recounts the files. The next process that
 opens the folder removes the parts, spooled blocks and counts of dead processes. Files are only deleted if their name
 and header are as above.
 """
@@ -358,7 +358,7 @@ class CacheFolder:
     def unlink(
         self, counts: dict[str, Any], path: str, kind: str, status: os.stat_result, size: int | None = None
     ) -> bool:
-        """Remove a file and return True, if it still has this *status*.
+        """Remove a file if it still has this *status*; return whether it was removed.
 
         *size* is the size that was counted, if the file has been damaged since.
         """

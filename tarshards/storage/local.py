@@ -21,7 +21,7 @@ from tarshards.storage.streams import LastingFile, OutputStream, failure
 if TYPE_CHECKING:
     from tarshards.storage.ranges import LocalRanges
 
-FLUSHED = 1 << 23  # bytes after which the disk starts to write them: 1.5 x the samples/s of 110 KB; half, double: equal
+FLUSHED = 1 << 23  # bytes after which the disk starts writing: 1.5 x the samples/s of 110 KB; half, double: the same
 
 # Paths of files that are open already.
 _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
@@ -86,7 +86,7 @@ def _open_reader(path: str) -> io.FileIO:
 
 
 def _cure(exc: Exception, path: str, mode: str) -> str:
-    """Return advice for a file that cannot be opened, after a semicolon, if its name suggests any."""
+    """Return advice, after a semicolon, for a file that cannot be opened; an empty string if there is none."""
     if isinstance(exc, IsADirectoryError) and mode == "rb" and not path.endswith(INDEX):
         return f"; name the shards in it, as '{path}/*.tar'"
     if not isinstance(exc, FileNotFoundError):
@@ -102,7 +102,7 @@ def _cure(exc: Exception, path: str, mode: str) -> str:
 
 
 def _open_writer(path: str, location: Location) -> OutputStream:
-    """Return an OutputStream that replaces the file at *path* in one step, when all bytes are written."""
+    """Return an OutputStream that atomically replaces the file at *path* when closed; devices are written directly."""
     if path.startswith(_DESCRIPTORS) or _is_special(path):
         file = LastingFile(io.FileIO(path, "wb"))
         return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file)
@@ -114,15 +114,15 @@ def _open_writer(path: str, location: Location) -> OutputStream:
 def _open_temporary(target: str, location: Location) -> OutputStream:
     temporary, descriptor = _claim(target)
     file = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=False), 1 << 18)
-    # The lock is held until the temporary name is gone, so that no other writer removes the file as a left-over.
+    # The lock is held until the temporary name is gone, so that no other writer removes the file as a leftover.
 
     def finish() -> None:
         file.close()
+        # Most file systems may write the name before the bytes: after a power loss, the file would be zeros.
         if location.sync:
             os.fsync(descriptor)
 
     def commit() -> None:
-        # Most file systems may write the name before the bytes: after a power loss the file would be zeros.
         _replace(temporary, target, location)
         os.close(descriptor)
 
@@ -139,13 +139,13 @@ def _open_temporary(target: str, location: Location) -> OutputStream:
 
 
 def _replace(path: str, target: str, location: Location) -> None:
-    """Rename a file, and wait until its new name is on the disk."""
+    """Rename a file; if *location* syncs, wait until the new name is on the disk."""
     with synced_folder(os.path.dirname(target)) if location.sync else nullcontext():
         os.replace(path, target)
 
 
 def _flushing(file: io.BufferedWriter[io.FileIO]) -> Callable[[Any], None]:
-    """Return what writes to *file*, and lets the disk begin meanwhile, so that there is less to wait for at the end."""
+    """Return a function that writes to *file* and starts the disk early, so that closing waits for fewer bytes."""
     written = begun = 0
 
     def write(data: Any) -> None:
@@ -155,7 +155,7 @@ def _flushing(file: io.BufferedWriter[io.FileIO]) -> Callable[[Any], None]:
         if written >= FLUSHED:
             from tarshards.storage.ranges import begin_flush
 
-            end = file.raw.tell()  # beyond what the system has copied, too
+            end = file.raw.tell()  # includes ranges that the system has copied
             begin_flush(file.fileno(), begun, end - begun)
             written, begun = 0, end
 
@@ -163,7 +163,7 @@ def _flushing(file: io.BufferedWriter[io.FileIO]) -> Callable[[Any], None]:
 
 
 def _make_folder(path: str, location: Location) -> None:
-    """Create the folder *path*, and wait until its name is on the disk: else the files in it may go with it."""
+    """Create the folder *path*; if *location* syncs, wait for the disk: a power loss could remove it with its files."""
     above = os.path.dirname(path.rstrip("/"))
     if above and not os.path.exists(above):
         _make_folder(above, location)
@@ -174,7 +174,7 @@ def _make_folder(path: str, location: Location) -> None:
 
 @contextmanager
 def synced_folder(path: str) -> Iterator[None]:
-    """At the end of the block, wait until the names in the folder *path* are on the disk."""
+    """At the end of a with-block, wait until the names in the folder *path* are on the disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:  # a folder that may be written to, but not listed
@@ -192,7 +192,10 @@ def synced_folder(path: str) -> Iterator[None]:
 
 
 def _claim(target: str) -> tuple[str, int]:
-    """Create and lock a temporary file beside *target*; remove those that killed writers of *target* have left."""
+    """Create and lock a temporary file beside *target*, and return its path and descriptor.
+
+    Removes the temporary files that killed writers of *target* have left.
+    """
     folder, base = os.path.split(target)
     names = (os.path.join(folder, f".{base}.{number}.tmp") for number in count())
     path = next(names)
@@ -206,7 +209,7 @@ def _claim(target: str) -> tuple[str, int]:
             continue
         try:
             is_ours = try_lock(descriptor) and is_at(path, descriptor)  # else another writer removes it
-        except NoLocksError:  # so that nothing is removed
+        except NoLocksError:  # then nobody removes files
             is_ours = True
         if is_ours:
             while os.path.lexists(other := next(names)):

@@ -18,7 +18,7 @@ _SIGNATURE = (
     r"q-(sign-algorithm|ak|sign-time|key-time|header-list|url-param-list|signature)|"
     r"hdn(ts|ea|tl)|__token__|__gda__|(access_|auth_)?token"
 )
-#: Those that only do so beside one named signature or sig: CloudFront's policy, and what Azure signs.
+#: Parameters that only sign a query beside one named signature or sig: CloudFront's policy, and what Azure signs.
 _BESIDE_SIGNATURE = r"policy|s[vrpte]|ss|srt|si|sip|spr|sdd|ses|scid|s[aku]oid|sktid|sk[tesv]"
 _SHORTEST = 6  # characters of a secret that is hidden in any text; a shorter one could be part of a word
 
@@ -33,7 +33,7 @@ def without_userinfo(url: str) -> str:
 
 
 def without_values(query: str) -> str:
-    """Return *query* with dots instead of its values, and of keys that may be values.
+    """Return *query* with dots in place of its values, and of keys that may be values.
 
     >>> without_values("X-Amz-Expires=60&X-Amz-Signature=abc&token")
     'X-Amz-Expires=...&X-Amz-Signature=...&...'
@@ -47,7 +47,7 @@ def without_values(query: str) -> str:
 
 
 def without_signature(query: str) -> str:
-    """Return *query* without what signs it, which differs from one request for an object to the next.
+    """Return *query* without the parameters that sign it, which differ in each request for an object.
 
     >>> without_signature("f=a&X-Amz-Expires=60&X-Amz-Signature=abc"), without_signature("se=1&sig=abc")
     ('f=a', '')

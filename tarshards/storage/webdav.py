@@ -1,4 +1,4 @@
-"""Patterns on web servers: folders are listed by WebDAV's PROPFIND (RFC 4918), which nginx and Apache can answer."""
+"""Patterns on web servers: folders are listed by WebDAV's PROPFIND (RFC 4918), which nginx and Apache support."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def _names(entries: Iterator[tuple[str, bool]], folder: Location) -> Iterator[tu
 
 
 def _entries(response: Response, folder: Location) -> Iterator[tuple[str, bool]]:
-    """Yield the address of every entry of a list, and whether it is a folder, as its XML is read.
+    """Yield the address of every entry of a list, and whether it is a folder, while its XML is read.
 
-    The XML may have no document type, and so no entities.
+    Raises OpenError if the XML has a document type, and with it entities.
     """
     parser = expat.ParserCreate(namespace_separator=" ")
     parents: list[str] = []
