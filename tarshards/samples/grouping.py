@@ -204,7 +204,7 @@ def read_shard(
     compressed shard or a pipe then raises OpenError, and a shard whose samples lack the field SampleError. With *text*,
     samples that cannot contain it are counted, but not yielded, and *packs* also yields PackedSamples: see ``Grouper``.
     The other options are those of ``Opening``. The properties of *shard* apply: it may be concatenated, its names may
-    be split by another rule, and a different number of samples is an error (if *split* is the default).
+    be split by another rule, and a wrong number of samples is an error (if *split* is the default).
     """
     shard = Shard.of(shard)
     location = location or shard.location()
@@ -416,7 +416,7 @@ class _Grouping:
             raise wrong_number(found, self._expected, self._url)
 
     def deliver(self, samples: list[Sample], events: Sequence[Event] = ()) -> Iterable[Sample]:
-        """Return the samples; between them, count skipped members and refuse faults."""
+        """Return the samples; in between, count skipped members and refuse faulty samples."""
         if len(samples) != 1 or events:
             return self._deliver(samples, events)
         self._delivered += 1

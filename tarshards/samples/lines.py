@@ -184,7 +184,7 @@ def read_keys(url: str | Location) -> Iterator[str]:
 
 
 def lacking_keys(lacking: Collection[str], wanted: int) -> SampleError:
-    """Return the error that no sample has the *lacking* ones of *wanted* keys; it names the first, escaped.
+    """Return the error that no sample has the *lacking* ones of *wanted* keys; it names the first few, escaped.
 
     >>> print(lacking_keys(["a", "b"], 7))
     no sample has 2 of 7 keys: a, b

@@ -231,7 +231,7 @@ class LazyMembers:
     def __init__(self, location: Location, names: FieldNames, split: KeyRule):
         self._location, self._names, self._split = location, names, split
         self._known: set[str] = set()
-        self._is_complete = False  # all lazy fields have been seen
+        self._is_complete = False  # whether all lazy fields have been seen
 
     def open(self) -> Any:
         """Return a stream of the shard that can skip unread bytes; raise OpenError if it cannot."""
@@ -279,7 +279,7 @@ class LazyMembers:
             yield sample
 
     def check(self) -> None:
-        """Raise SampleError if no sample of the shard has a lazy field."""
+        """Raise SampleError for a lazy field that no sample of the shard has."""
         self._names.check(self._known, self._location.name)
 
 

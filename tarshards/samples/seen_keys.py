@@ -29,7 +29,7 @@ class SeenKeys:
         self._runs: list[tuple[Collection[str], str | None]] = []  # latest keys that are not in the dict yet
         self._waiting = 0  # the number of keys in these runs
         self._old: _Hashes | None = None
-        self._greatest = ""  # of all keys: a greater one is new, so sorted keys need no look-up
+        self._greatest = ""  # of all keys: any greater key is new, so sorted keys need no look-up
 
     def __contains__(self, key: str) -> bool:
         if key > self._greatest:

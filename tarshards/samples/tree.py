@@ -36,10 +36,9 @@ def read_tree(
 
     *fields* selects fields ("jpg;png cls": words, each a field or alternatives; default: all). If a sample lacks some,
     *missing* decides: "fail" raises SampleError, "skip" leaves the sample out, "ignore" leaves the fields out. A sample
-    that lacks all is left out.
-    *class_field* adds a field with the number of the sample's top-level folder, as ``list_classes`` assigns it.
-    *skipped* counts files without an extension, hidden files, links to folders, and samples that are left out. Memory
-    holds the names in the current folder and its parents.
+    that lacks all is left out. *class_field* adds a field with the number of the sample's top-level folder, as
+    ``list_classes`` assigns it. *skipped* counts files without an extension, hidden files, links to folders, and
+    samples that are left out. Memory holds the names in the current folder and its parents.
     """
     if missing not in MISSING:
         raise ValueError(f"missing is {', '.join(MISSING)}, not {missing!r}")

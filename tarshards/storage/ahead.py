@@ -161,7 +161,7 @@ class _File:
         self.requested = 0
         self.fetches: deque[_RangeFetch] = deque()
         self.has_ranges = True  # whether ranges of it may be requested
-        self.is_cached = location.remote.cache_dir is not None  # then all its ranges have one size
+        self.is_cached = location.remote.cache_dir is not None  # then all its ranges have the same size
 
     @cached_property
     def address(self) -> Address | None:
@@ -358,7 +358,7 @@ class _AheadInput(InputStream):
         self.encoding = "" if version is None else version.encoding
         self._reader, self._file, self._transfer = reader, file, transfer
         self._fetch: _RangeFetch | None = None
-        self._left = memoryview(b"")  # of its bytes
+        self._left = memoryview(b"")  # its unread bytes
 
     def read_some(self, size: int) -> bytes:
         if self._transfer is not None:

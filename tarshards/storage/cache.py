@@ -13,7 +13,7 @@ also downloads the block, since the downloader may be stopped. The folder contai
 The file of a block is a header, zeros up to a multiple of 64 bytes, and the data. The header is little-endian: MAGIC,
 the CRC-32 of the data (4 bytes), the length of header and zeros (4), the length of the key (4), the name of the owner
 if the block is spooled (28, padded with zeros), and the key. The key is a JSON list: URL, validator, size of the file,
-offset, length, and a digest of whatever else distinguishes files of one URL: the query without its signature, the
+offset, length, and a digest of whatever else distinguishes files of a URL: the query without its signature, the
 endpoint of a store, and a login. The digest of an index, which is one block, covers its first KiB too. The URL has no
 query and no userinfo, so that neither names nor files hold credentials.
 
@@ -225,7 +225,7 @@ class CacheFolder:
 
     def _parsed(self, raw: bytes) -> tuple[dict[str, Any], bool]:
         """Return the counts, and whether they are complete."""
-        raw = raw if raw[1:].strip(b"\0") else raw[:1]  # a power loss may leave zeros, also after the mark
+        raw = raw if raw[1:].strip(b"\0") else raw[:1]  # a power loss may leave zeros, even after the mark
         if raw[1 : 1 + len(self.BEGIN)] != self.BEGIN[: max(0, len(raw) - 1)]:
             raise OpenError("not a file of a cache; use another folder", url=f"{self.path}/{COUNTS}")
         try:
@@ -461,7 +461,7 @@ class _Flight:
 
 
 class BlockCache:
-    """The use of a cache folder by this process; `of` returns one object for all threads.
+    """A cache folder, as this process uses it; `of` returns one object for all threads.
 
     *refused* counts the bytes that this process has fetched but not stored, because of the budget.
     """

@@ -221,7 +221,7 @@ class _Zstd:
 
         self._object = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
         self._input = b""
-        self._header = b""  # the part of a header that came with earlier data
+        self._header = b""  # the part of a header that arrived with earlier data
         self._left = 0  # bytes before the next header
         self._is_begun = self._is_last = False
 

@@ -62,7 +62,7 @@ def expand_urls(spec: Spec) -> list[str]:
       ignored. They may not name commands (`pipe:`).
     - `*`, `?`, `[..]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
       name takes precedence. `*` and `[..]` also list an object store (`s3://bucket/x-*.tar`), and `*` the folders of
-      a web server that answers WebDAV's PROPFIND (`http://host/dir/x-*.tar`).
+      a web server that supports WebDAV's PROPFIND (`http://host/dir/x-*.tar`).
     - `~`: the home directory.
     - `train.shards.json`, or any local or remote name that ends in `.json`: the shards of that manifest; its
       names are relative to it.

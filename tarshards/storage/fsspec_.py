@@ -516,7 +516,7 @@ class Upload:
 
     @classmethod
     def is_possible(cls, store: Any) -> bool:
-        """Return whether *store* has the methods that we use of the usual package for its scheme."""
+        """Return whether *store* has those methods of its scheme's usual package that are used here."""
         raise NotImplementedError
 
     def begin(self) -> None:

@@ -259,7 +259,7 @@ class Location:
 
     @property
     def identity(self) -> str:
-        """The last part of the name up to any `?`, the same at every location; digests in states depend on it."""
+        """The last part of the name, up to any `?`: the same wherever the file is. Digests in states depend on it."""
         return (self if self._is_plain else self._around[1]).name.partition("?")[0].rpartition("/")[2]
 
     @cached_property

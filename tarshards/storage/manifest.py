@@ -139,7 +139,7 @@ class Shards(Sequence[Shard]):
 def collector_paused() -> Iterator[None]:
     """Pause Python's garbage collector in a block that makes many objects and keeps few.
 
-    It would traverse all objects of the process, including torch's, because of the many new ones.
+    The many new objects would make it traverse all objects of the process, including torch's.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -269,7 +269,7 @@ def _columns_of(entries: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return the *entries* of a manifest as columns, by name; names that no entry has may be left out."""
     words = ("url", *DESCRIPTION)
     first = entries[0].keys() if entries else {}.keys()
-    if sum(map(len, entries)) == len(first) * len(entries):  # probably all have the same words
+    if sum(map(len, entries)) == len(first) * len(entries):  # probably all have the same names
         with suppress(KeyError):
             return {word: [*map(itemgetter(word), entries)] for word in words if word in first}
     return {word: [entry.get(word, False if word in MARKS else None) for entry in entries] for word in words}

@@ -42,7 +42,7 @@ def read_marker(url: str | Location) -> Record | None:
 
 
 def write_marker(url: str | Location, record: Record) -> None:
-    """Write *record* to *url*, whole or not at all; make a local folder that is missing."""
+    """Write *record* to *url*, whole or not at all; create a missing local folder."""
     location = Location.of(url)
     location.make_folder()
     with location.open("wb") as stream:

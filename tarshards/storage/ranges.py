@@ -18,7 +18,7 @@ except ImportError:
     from tarshards.storage._mapped_py import Mapping  # type: ignore[assignment]
     from tarshards.storage._mapped_py import begin_flush as begin_flush
 
-MOST_MAPPED = 24_000  # files of two mappings; the kernel allows a process 65,530 mappings (vm.max_map_count)
+MOST_MAPPED = 24_000  # files with two mappings each; the kernel allows a process 65,530 mappings (vm.max_map_count)
 
 
 def are_buffers() -> bool:
@@ -29,7 +29,7 @@ def are_buffers() -> bool:
 def most_open() -> int:
     """Return the most shards that a process should hold open; each may be mapped with its index.
 
-    Without the native twin each takes a descriptor, and some must be left for other uses. Mappings must be left for
+    Without the native twin, each takes a descriptor, and some must be left for other uses. Mappings must be left for
     libraries, memory, and shards that are being released.
     """
     if are_buffers():

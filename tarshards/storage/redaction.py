@@ -9,7 +9,7 @@ from typing import Any
 _USERINFO = r"(?<=://)[^/?#]*@"
 _USERINFO_IN_TEXT = r"(?<=://)[^\s/?#]*@"
 _QUERY_IN_TEXT = r"""(://[^\s'"?]*\?|\?(?=[\w.%-]+=))([^\s'"|;<>()`]*)"""
-# A token has a character that words lack: "basic authentication" is none.
+# A token has a character that words lack: there is none in "basic authentication".
 _TOKEN_IN_TEXT = r"(?i)\b(bearer|basic) +(?=\S*[\d=+/_.-])[^\s'\"]{8,}"
 _SECRET_OPTION = r"(?i)key|secret|token|pass|sas|credential|connection_string"
 #: Parameters of a query that sign it, in lower case: of AWS, Google, Alibaba, Tencent, Azure, Akamai, and bare tokens.

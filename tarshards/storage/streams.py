@@ -21,7 +21,7 @@ LONG = 1 << 23  # bytes of a growing range to copy at once: more save nothing, a
 
 
 class InputStream(io.RawIOBase):
-    """A stream that is read forwards; subclasses define `read_some`, which returns b"" only at the end."""
+    """A stream that is read sequentially; subclasses define `read_some`, which returns b"" only at the end."""
 
     name: str
     encoding = ""  # the Content-Encoding of a server

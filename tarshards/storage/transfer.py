@@ -65,7 +65,7 @@ class Transfer:
         return bytes(view[: self._readinto(view)])
 
     def fill(self, view: memoryview) -> None:
-        """Fill *view*, which is no longer than the rest of the body."""
+        """Fill *view*, which has at most the length of the rest of the body."""
         done = 0
         while done < len(view) and not self._share(view[done:]):
             done += self._readinto(view[done : done + tuning.PIECE])
@@ -481,8 +481,8 @@ class LargeRequest:
     def is_late(self, rest: int) -> bool:
         """Return whether idle connections would bring the *rest* much sooner.
 
-        At the end of an epoch all wait for the slowest request: its connection resends lost packets one after the
-        other, while other connections are idle.
+        An epoch ends with its slowest request: the connection resends lost packets one after the other, while other
+        connections are idle.
         """
         took, came = monotonic() - self._time, self._rest - rest
         if took < max(tuning.LATE, 2 * self._soonest):

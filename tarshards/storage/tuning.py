@@ -1,8 +1,8 @@
 """The constants of reading over a network, each with its unit, its reason, and the effect of half or double.
 
 "Without" is a factor of time or CPU with the mechanism switched off; `benchmarks/PROFILE.md` has the rows ("Remote
-reading: each heuristic switched off" and "Constants of remote reading"). Half and double were
-measured only if an entry mentions them.
+reading: each heuristic switched off" and "Constants of remote reading"). Half and double were measured only if an entry
+mentions them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ PIECE = 1 << 18
 
 #: Seconds to the beginning of a response, above which a server is far. All connections then serve large requests, and
 #: streams begin with large requests: at 200 ms, small ones take 1.41 times as long; near, large ones take 1.05. With
-#: half, 50 ms is far: shuffled 110 KB samples take 1.4 times the requests. Double: no row is between the two.
+#: half, 50 ms is far: shuffled 110 KB samples take 1.4 times the requests. Double: no measured row is between.
 FAR = 0.1
 
 # Stalled connections: a packet that is lost repeatedly is sent after increasing pauses, while others arrive.
 
 #: A body has stalled after STALL seconds without a byte, or after ANSWERS times the time of the fastest response,
-#: whichever is longer. Linux repeats a packet after 0.2 s and a round trip: half would give up on a connection that
+#: whichever is longer. Linux resends a packet after 0.2 s and a round trip: half would give up on a connection that
 #: lost only one. Without losses, moving bodies makes no difference (1.00 to 1.03).
 STALL, ANSWERS = 0.5, 5
 

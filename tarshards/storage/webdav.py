@@ -97,7 +97,7 @@ def _names(entries: Iterator[tuple[str, bool]], folder: Location) -> Iterator[tu
 
 
 def _entries(response: Response, folder: Location) -> Iterator[tuple[str, bool]]:
-    """Yield the address of every entry of a list, and whether it is a folder, while its XML is read.
+    """Yield the href of every entry of a list, and whether it is a folder, while its XML is read.
 
     Raises OpenError if the XML has a document type, and with it entities.
     """
@@ -130,7 +130,7 @@ def _entries(response: Response, folder: Location) -> Iterator[tuple[str, bool]]
             parser.Parse(data, False)
         except expat.ExpatError as error:
             raise OpenError(f"the server's list is not XML: {error}", url=folder.name) from error
-        while len(entries) > 1:  # the last may go on
+        while len(entries) > 1:  # the last one may be incomplete
             yield entries.pop(0)
     try:
         parser.Parse(b"", True)

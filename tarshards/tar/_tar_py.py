@@ -203,7 +203,7 @@ class Grouper:
 
     - A *kind*: a member that is not a regular file, or "" for one without a key.
     - None: a fault. The sample of the key *name* is left out, with the adjacent members of that key: its *field*
-      occurs a second time, or, if that is None, its key occurred before, in another sample.
+      occurs a second time, or, if *field* is None, its key occurred before, in another sample.
 
     With *text*, samples that cannot contain it are passed over: those of at most *usual* fields, none of which contains
     these bytes or begins with a byte order mark of UTF-16 or UTF-32. ``passed()`` counts them.
@@ -348,9 +348,9 @@ def walk(
     number, and *end* the offset of the zeros at the end of the last. Adjacent members with the same key form a sample.
     The arrays have one little-endian number per member: uint32, the position of its sample in *keys*; uint16, the low
     bits of the position of its field in *fields*; uint64, the offset of its data; uint64, its size in bytes. *twice*
-    lists, as uint32, the numbers of the members whose field their sample has already: it occurred in it before, or is
-    ``__key__`` or ``__url__``, which all samples have. *elsewhere* lists links, which have no data, and sparse members:
-    uint32, the number; uint64, the offset of the first header. Returns None for a damaged archive.
+    lists, as uint32, the numbers of the members whose field their sample already has: it occurred before in the sample,
+    or is ``__key__`` or ``__url__``, which all samples have. *elsewhere* lists links, which have no data, and sparse
+    members: uint32, the number; uint64, the offset of the first header. Returns None for a damaged archive.
 
     *split* is not called for names of a plain key and a known field. It must therefore split at the first dot of the
     last component, or at the last, so that no known field has a dot; keep lower-case fields unchanged; and return None

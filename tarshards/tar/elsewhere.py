@@ -83,7 +83,7 @@ class SpecialMembers:
     def of(cls, stream: Any, reached: int, read: Read | None = None, *, limit: int) -> SpecialMembers:
         """Return the special members of the archive in *stream*, which was read up to the offset *reached*.
 
-        Without *read* the stream itself is used if it can seek; links in other streams are unresolved.
+        Without *read*, the stream itself is used if it can seek; links in other streams are not resolved.
         """
         if read is None and stream.seekable():
             read = partial(_read_at, stream, stream.tell() - reached)
