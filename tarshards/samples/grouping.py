@@ -273,7 +273,7 @@ def unpacked(packed: PackedSamples) -> Iterator[Sample]:
 
 
 def _leave(stream: Any, url: str) -> Callable[[str, int, int], FileRange] | None:
-    """Return a function that returns the range of a member by name, offset and size; None if *stream* is no file."""
+    """Return a function that returns the range of a member by name, offset and size; None if not a file."""
     if not isinstance(stream, FileIO) or not stream.seekable():
         return None
     descriptor, begin = stream.fileno(), stream.tell()  # stdin may begin anywhere

@@ -441,7 +441,7 @@ def without_suffix(base: str) -> str:
 
 
 def compressed(stream: OutputStream, location: Location) -> OutputStream:
-    """Return an OutputStream that compresses into *stream*, or *stream* itself, as the suffix of *location* says."""
+    """Return an OutputStream that compresses into *stream*, or *stream* itself, by the suffix of *location*."""
     try:
         compression = named_compression(location)
         encoder = None if compression is None else _begin(COMPRESSIONS[compression].encoder, stream.name)

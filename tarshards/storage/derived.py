@@ -20,7 +20,7 @@ _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 def forget(location: Location) -> None:
     """Remove the files that are derived from the shard at *location*, before it is replaced.
 
-    A new shard thus never stands beside an old index, whenever the process dies. The derived files are the index and,
+    A new shard thus never has an old index, whenever the process dies. The derived files are the index and,
     for a local shard, its columns; the key indexes of its series and of each manifest ``*.shards.json`` in its folder
     that names it; its counts in these manifests; and its indexes for DALI and Energon, which a warning names. Only
     files with the right contents are removed; a warning names others that may be indexes. Raises OpenError if an index

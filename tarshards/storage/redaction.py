@@ -41,7 +41,7 @@ def without_values(query: str) -> str:
     parts = []
     for part in query.split("&"):
         key, _, value = part.partition("=")
-        # A lone word, also one padded as base64 is, may be a token.
+        # A word without a value may be a token, even if it ends in the padding of base64.
         parts.append(f"{key}=..." if value.strip("=") and re.fullmatch(r"[\w.%-]+", key) else "..." if part else "")
     return "&".join(parts)
 

@@ -21,7 +21,7 @@ class Remote:
     - *connections*: requests under way at once in a process, each on a connection of its own that is kept alive
     - *ahead*: the most bytes fetched before they are needed, and the most bytes of indexes held; by default a
       quarter of the available memory, shared by the ranks and workers of the host
-    - *timeout*: seconds without a byte of the body, or for all that comes before it, after which a request has failed
+    - *timeout*: seconds without a byte of the body, or for everything before it, after which a request has failed
     - *retries*: failures in a row without progress before a file is given up
     - *storage_options*: arguments of fsspec's store (endpoint, credentials); by default it finds them itself
     - *cache_dir*: a local folder for the blocks that were fetched, shared by all processes of the host and kept for

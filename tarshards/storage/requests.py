@@ -283,7 +283,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _retry_after(error: BaseException) -> float:
-    """Return the seconds to wait, as a server asks by Retry-After."""
+    """Return the seconds to wait that a server requests by Retry-After; 0.0 without it."""
     value = error.headers.get("Retry-After", "") if isinstance(error, StatusError) else ""
     try:
         return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time()

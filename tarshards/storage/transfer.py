@@ -514,7 +514,7 @@ def cached_block(address: Address, begin: int, end: int, version: Version) -> tu
     url = without_userinfo(address.location.url)
     path, _, query = url.partition("?")
     validator = version.validator
-    # With a query, a time is no validator: files of other queries may have the same one.
+    # With a query, only an ETag identifies a file: files of other queries may have the same time.
     if cache is None or validator is None or (query and validator != version.etag):
         return None
     return cache, Block(path, validator, version.size, begin, end - begin, address.digest)

@@ -80,9 +80,9 @@ REQUEST = 1 << 21
 
 #: Bytes of the first request of a file, which are wasted if only its beginning is read. The budget of one file begins
 #: as four of them. Half: one shard takes 1.15 times the requests, and its beginning a third round trip. Double: 0.85
-#: times the requests, and the beginning 1.3 to 2 times the bytes. Indexes come in parts of this size, from a server
-#: that is FAR of four times this size. Without, each comes over one connection: together they overflow the buffers of
-#: the link, and late ones hold up the first batch of 256 of 1e8 samples, which takes 1.5 times as long.
+#: times the requests, and the beginning 1.3 to 2 times the bytes. Indexes are fetched in parts of this size, or, from a
+#: server that is FAR, of four times this size. Without, each comes over one connection: together they overflow the
+#: buffers of the link, and late ones hold up the first batch of 256 of 1e8 samples, which takes 1.5 times as long.
 FIRST = 1 << 18
 
 #: Requests that the budget is divided into while it is small, for a near server and for one that is FAR. Connections

@@ -36,7 +36,7 @@ COMPILED = scan.__module__ == "tarshards.tar._tar"
 
 BLOCK = 512
 CHUNK = 1 << 19  # bytes per read if members are small; fits the processor's cache
-LARGE = CHUNK // 8  # bytes of a member from which on it is read separately
+LARGE = CHUNK // 8  # members of at least this many bytes are read separately
 MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste
 MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # the end of the archives that we write

@@ -37,7 +37,7 @@ MP3_KBITS = (
 class SoundHeader(NamedTuple):
     """The format of a sound, and its file's metadata about the samples: frames, bits and MD5, if present.
 
-    With *dtype*, they are uncompressed from *offset* on in the file, with *channels* per frame. For a file that
+    With *dtype*, they are uncompressed, from *offset* of the file on, with *channels* per frame. For a file that
     libsndfile cannot read, *container* is FFmpeg's name of its format, or empty if ``video_headers`` knows it.
     """
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
 
 LEAST, MOST = 2 << 10, 1 << 19  # bytes read at once
-LARGE = 1 << 15  # bytes of a member from which on its data is skipped, not read
+LARGE = 1 << 15  # the data of members of at least this many bytes is skipped, not read
 AT_ONCE = 1 << 20  # bytes searched at once for a header
 LONGEST = 1 << 26  # bytes within which a chain of headers is followed to recognize a tar that is a member
 RECORD = 20 * BLOCK  # most writers pad archives to multiples of this
