@@ -20,10 +20,10 @@ class PackedSamples(NamedTuple):
 
 
 class FieldColumn(NamedTuple):
-    """The bytes of one field: those of a row are ``data[offsets[row]:offsets[row + 1]]``.
+    """The bytes of one field in many samples; those of a row are ``data[offsets[row]:offsets[row + 1]]``.
 
-    *offsets* is a memoryview of int64, one more than there are rows, and *valid* has a byte for each row that says
-    whether it has the field; None if all have.
+    *offsets* is a memoryview of int64, one more than there are rows. *valid* has a byte for each row, 1 if the row has
+    the field and else 0; None if all rows have it.
     """
 
     field: str
@@ -33,7 +33,7 @@ class FieldColumn(NamedTuple):
 
     @classmethod
     def of(cls, field: str, values: Sequence[bytes | None]) -> FieldColumn:
-        """Return the column of *values*, None if a row has no such field.
+        """Return the column of *values*; None in place of a value means that the row has no such field.
 
         >>> column = FieldColumn.of("txt", [b"a", None, b"bc"])
         >>> column.offsets.tolist(), column.data, column.valid
@@ -49,12 +49,12 @@ class FieldColumn(NamedTuple):
         return FieldColumn(self.field, self.offsets[begin : end + 1], self.data, valid)
 
     def next_row(self, row: int) -> int:
-        """Return the number of the first row from *row* on that has the field, -1 if there is none."""
+        """Return the number of the first row from *row* on that has the field; -1 if there is none."""
         return row if self.valid is None else self.valid.find(1, row)
 
 
 class SampleBatch(NamedTuple):
-    """Samples with these *keys*, each with the fields that *columns* have for its row, where no two are the same."""
+    """Samples with these *keys*, each with the fields that *columns* have for its row; the columns' fields differ."""
 
     keys: list[str]
     url: str
@@ -67,7 +67,7 @@ class SampleBatch(NamedTuple):
         return SampleBatch(self.keys[begin:end], self.url, [column.rows(begin, end) for column in self.columns])
 
     def sample(self, row: int) -> Sample:
-        """Return one sample."""
+        """Return the sample of a row."""
         sample: Sample = {"__key__": self.keys[row], "__url__": self.url}
         for field, offsets, data, valid in self.columns:
             if valid is None or valid[row]:

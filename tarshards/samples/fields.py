@@ -77,7 +77,7 @@ class FieldNames:
         return next((each for each, found in zip(self.alternatives, there) if not found), None)
 
     def check(self, known: Collection[str], url: str) -> None:
-        """Raise SampleError if no sample of the shard *url*, whose fields are *known*, has one of the names."""
+        """Raise SampleError for a name that no sample of the shard *url* has; the samples have the fields *known*."""
         if known and (lacking := self.lacking(known)):
             hint = next(filter(None, (did_you_mean(name, known) for name in lacking)), "")
             reason = f"no sample has a field {' or '.join(lacking)}; the fields are {', '.join(sorted(known))}{hint}"
@@ -151,7 +151,7 @@ def no_field(alternatives: Sequence[str], known: Iterable[str]) -> str:
     return _no_field(tuple(alternatives), tuple(name for name in known if not is_reserved(name)))
 
 
-@lru_cache(1024)  # many samples may lack the same
+@lru_cache(1024)  # many samples may lack the same field
 def _no_field(alternatives: tuple[str, ...], known: tuple[str, ...]) -> str:
     hint = next(filter(None, (did_you_mean(name, known) for name in alternatives)), "")
     return f"no field {' or '.join(alternatives)}; the sample has {', '.join(known)}{hint}"

@@ -153,7 +153,7 @@ def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample]
 
 
 def read_packed(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample | PackedSamples]:
-    """Yield the samples of ``read_to_copy``; those that can be written without being unpacked, as PackedSamples."""
+    """Yield the samples of ``read_to_copy``, as PackedSamples if they can be written without being unpacked."""
     return read_in_turn(shards, partial(read_shard, ledger=ledger, file_ranges=True, packs=True))
 
 
@@ -204,7 +204,7 @@ def read_shard(
     compressed shard or a pipe then raises OpenError, and a shard whose samples lack the field SampleError. With *text*,
     samples that cannot contain it are counted, but not yielded, and *packs* also yields PackedSamples: see ``Grouper``.
     The other options are those of ``Opening``. The properties of *shard* apply: it may be concatenated, its names may
-    be split by another rule, and a different number of samples is an error (if *split* is the default).
+    be split by another rule, and a wrong number of samples is an error (if *split* is the default).
     """
     shard = Shard.of(shard)
     location = location or shard.location()
@@ -219,7 +219,7 @@ def read_shard(
     name = location.name
     files = None if lazy is None else LazyMembers(location, lazy, split)
     grouping_of = _KeepingGrouping if shard.keep_headers else _Grouping
-    refused = False  # of a sample, for which the ledger raised: not an error of the shard
+    refused = False  # whether the ledger raised the error of a sample, which is not one of the shard
 
     def quarantine(error: SampleError) -> None:
         nonlocal refused
@@ -273,7 +273,7 @@ def unpacked(packed: PackedSamples) -> Iterator[Sample]:
 
 
 def _leave(stream: Any, url: str) -> Callable[[str, int, int], FileRange] | None:
-    """Return a function that gives parts of the archive in *stream* by name, offset and size; None if not a file."""
+    """Return a function that returns the range of a member by name, offset and size; None if not a file."""
     if not isinstance(stream, FileIO) or not stream.seekable():
         return None
     descriptor, begin = stream.fileno(), stream.tell()  # stdin may begin anywhere
@@ -384,7 +384,7 @@ class _Grouping:
         return self.deliver(samples, events), tuple(reached)
 
     def run(self, leave: Callable[[str, int, int], FileRange], offset: int) -> tuple[Iterable[Sample], int]:
-        """Return samples that need not be made to be written, from *offset* on, and their end; see ``read_archive``."""
+        """Return the samples from *offset* on that can be written packed, and their end; see ``read_archive``."""
         rest = leave("", offset, RUN)
         leave("", offset + RUN, RUN).prefetch()
         samples, end = self.grouper.run(rest.descriptor, rest.offset, RUN, LARGE // 2, MEMBER_LIMIT)
@@ -416,7 +416,7 @@ class _Grouping:
             raise wrong_number(found, self._expected, self._url)
 
     def deliver(self, samples: list[Sample], events: Sequence[Event] = ()) -> Iterable[Sample]:
-        """Return the samples; between them, count skipped members and refuse faults."""
+        """Return the samples; in between, count skipped members and refuse faulty samples."""
         if len(samples) > 1 or events:
             return self._deliver(samples, events)
         if not samples:
@@ -431,10 +431,10 @@ class _Grouping:
     def _deliver(self, samples: list[Sample], events: Sequence[Event]) -> Iterator[Sample]:
         rest = iter(samples)
         taken = 0
-        fields = _fields_in(samples)  # before a consumer can change the samples
+        fields = _fields_in(samples)  # counted before a consumer can change the samples
         self._fields += fields
         if samples and (len(samples[0]) > USUAL or fields != len(samples) * (len(samples[0]) - 2)):
-            tell_of_dots(samples, self._url, self._split, self._ledger)  # some have other fields than the first
+            tell_of_dots(samples, self._url, self._split, self._ledger)  # some have another number of fields
         try:
             for before, kind, name, field, offset in events:
                 yield from islice(rest, before - taken)
@@ -453,7 +453,7 @@ class _Grouping:
 
 
 class _KeepingGrouping(_Grouping):
-    """Groups members whose data have their headers."""
+    """Groups members whose data carries their headers."""
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
         members, reached = scan_whole(buffer, position, zeros, limit)

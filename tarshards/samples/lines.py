@@ -25,9 +25,10 @@ _PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 @contextmanager
 def open_text(url: str | Location, begin: int = 0, end: int | None = None) -> Iterator[BinaryIO]:
-    """Open a text, decompressed and in UTF-8; with *begin* and *end*, only the part between these bytes.
+    """Open a text, decompressed and as UTF-8; with *begin* and *end*, only the part between these bytes.
 
-    The text is in UTF-8, or in the encoding of its byte order mark, which is removed.
+    The text is in UTF-8, or in the encoding of its byte order mark, which is removed. *begin* and *end* are offsets in
+    what is read; if both are given, the text must be UTF-8 in a file that can seek.
     """
     size = None if end is None else end - begin
     with open_shard(url) as stream:
@@ -184,7 +185,7 @@ def read_keys(url: str | Location) -> Iterator[str]:
 
 
 def lacking_keys(lacking: Collection[str], wanted: int) -> SampleError:
-    """Return the error that no sample has the *lacking* of *wanted* keys; it names some, escaped as for ``read_keys``.
+    """Return the error that no sample has the *lacking* ones of *wanted* keys; it names the first few, escaped.
 
     >>> print(lacking_keys(["a", "b"], 7))
     no sample has 2 of 7 keys: a, b

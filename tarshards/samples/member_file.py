@@ -34,7 +34,7 @@ class MemberHeaders:
 
 
 class HeldRange(NamedTuple):
-    """Held bytes of a remote member, and how many are fetched if reading continues after them."""
+    """Held bytes of a remote member, and the number of bytes to fetch if reading continues after them."""
 
     begin: int
     data: bytes
@@ -74,7 +74,7 @@ class MemberFile(RangedFile):
         self._shard_size, self._version = ranges.size, None
         self._head = head
         self._taken = 0
-        self._held: list[HeldRange] = []  # of a remote member, the one used last at the end
+        self._held: list[HeldRange] = []  # of a remote member, the most recently used last
         self._prefetched: list[HeldRange] = []
 
     @classmethod
@@ -231,7 +231,7 @@ class LazyMembers:
     def __init__(self, location: Location, names: FieldNames, split: KeyRule):
         self._location, self._names, self._split = location, names, split
         self._known: set[str] = set()
-        self._is_complete = False  # all lazy fields have been seen
+        self._is_complete = False  # whether all lazy fields have been seen
 
     def open(self) -> Any:
         """Return a stream of the shard that can skip unread bytes; raise OpenError if it cannot."""
@@ -279,7 +279,7 @@ class LazyMembers:
             yield sample
 
     def check(self) -> None:
-        """Raise SampleError if no sample of the shard has a lazy field."""
+        """Raise SampleError for a lazy field that no sample of the shard has."""
         self._names.check(self._known, self._location.name)
 
 

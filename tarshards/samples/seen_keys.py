@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 LATEST = 1 << 18  # keys held in full
-BITS = 16  # of the filter, at least, per older key
+BITS = 16  # the least bits of the filter per older key
 
 
 class SeenKeys:
@@ -26,10 +26,10 @@ class SeenKeys:
 
     def __init__(self) -> None:
         self._latest: dict[str, str | None] = {}
-        self._runs: list[tuple[Collection[str], str | None]] = []  # latest keys without look-ups so far
-        self._waiting = 0  # keys in these
+        self._runs: list[tuple[Collection[str], str | None]] = []  # latest keys that are not in the dict yet
+        self._waiting = 0  # the number of keys in these runs
         self._old: _Hashes | None = None
-        self._greatest = ""  # of all keys: a greater one is new, so sorted keys need no look-up
+        self._greatest = ""  # of all keys: any greater key is new, so sorted keys need no look-up
 
     def __contains__(self, key: str) -> bool:
         if key > self._greatest:
@@ -72,7 +72,7 @@ class SeenKeys:
                 yield is_old or key in latest
 
     def _searched(self) -> dict[str, str | None]:
-        """Return the latest keys as a dict. None is made as long as keys ascend: putting a key in is a cache miss."""
+        """Return the latest keys as a dict; filled on demand, not while keys ascend: inserting is a cache miss."""
         for keys, shard in self._runs:
             self._latest.update(dict.fromkeys(keys, shard))
         self._runs, self._waiting = [], 0

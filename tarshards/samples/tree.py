@@ -17,7 +17,7 @@ MISSING = "fail", "skip", "ignore"
 
 
 class TreeEntry(NamedTuple):
-    """The first entry of a sample, with the paths of all its fields, or a folder."""
+    """A sample, with the paths of its fields, or, if *folder* is not None, a folder."""
 
     key: str
     paths: dict[str, str]
@@ -34,11 +34,11 @@ def read_tree(
 ) -> Iterator[Sample]:
     """Yield the samples of the files below *folder*, in the order of `tar --sort=name`; keys are relative to it.
 
-    *fields* selects fields ("jpg;png cls": words, each a field or alternatives; default: all). If a sample lacks one,
-    *missing* decides: "fail" raises SampleError, "skip" leaves the sample out, "ignore" leaves the field out.
-    *class_field* adds a field with the number of the sample's top-level folder, as ``list_classes`` assigns it.
-    *skipped* counts files without an extension, hidden files, links to folders, and samples that are left out. Memory
-    holds the names in the current folder and its parents.
+    *fields* selects fields ("jpg;png cls": words, each a field or alternatives; default: all). If a sample lacks some,
+    *missing* decides: "fail" raises SampleError, "skip" leaves the sample out, "ignore" leaves the fields out. A sample
+    that lacks all is left out. *class_field* adds a field with the number of the sample's top-level folder, as
+    ``list_classes`` assigns it. *skipped* counts files without an extension, hidden files, links to folders, and
+    samples that are left out. Memory holds the names in the current folder and its parents.
     """
     if missing not in MISSING:
         raise ValueError(f"missing is {', '.join(MISSING)}, not {missing!r}")

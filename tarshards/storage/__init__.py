@@ -1,4 +1,4 @@
-"""URLs to bytes: what a shard expression names, and how its bytes are read and written.
+"""URLs to bytes: expand shard expressions, and read and write what they name.
 
 Read in this order:
 
@@ -7,10 +7,10 @@ Read in this order:
 - ``redaction``: URLs without credentials, for that name and for messages
 - ``expressions``: shard expressions (braces, globs, lists, manifests) to URLs
 - ``opening``: the public ``open_url`` and ``open_shard``, and any shard as a local file; ``streams``: the streams that
-  they return, and parts of open files that the system copies
+  they return, and ranges of open files that the system copies
 - ``connections``, ``requests``, ``transfer``: connections that are kept alive; requests with their redirects and
-  retries; bodies that are resumed at the exact byte. ``traffic`` counts them, and ``tuning`` has the numbers that they
-  depend on
+  retries; bodies that are resumed at the exact byte. ``traffic`` counts requests and bytes, and ``tuning`` has the
+  constants of all three
 - ``ahead``: the queue of requests made before their bytes are needed, and the reader of files from beginning to end
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each; ``webdav``: the folders of web
   servers
@@ -18,8 +18,8 @@ Read in this order:
 - ``ranges``: bytes in any order; local files are mapped
 - ``cache``: blocks of remote files on a local disk, shared by the processes of the host; ``shared``: bytes in memory,
   shared with the processes that are forked later
-- ``manifest``: wids JSON, and its name; ``derived``: files that are derived from a shard, removed when
+- ``manifest``: wids JSON, and its name; ``derived``: files that are derived from a shard and removed when
   it is replaced
-- ``locks``: locks on files, and values that a forked process makes again; ``claims``: names that one writer at a time
-  may write; ``markers``: records of complete outputs
+- ``locks``: file locks, and values that each process makes for itself; ``claims``: names that one writer at a time may
+  write; ``markers``: records of complete outputs
 """

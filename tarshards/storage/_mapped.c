@@ -1,8 +1,8 @@
-/* Files mapped into memory, copied from without the danger of SIGBUS: the native twin of _mapped_py.py.
+/* Map files into memory, and copy from them even if they shrink: the native twin of _mapped_py.py.
  *
- * A page of a mapping that lies beyond the end of its file, because the file has shrunk since, raises SIGBUS when it is
- * touched (mmap(2)). The handler here ends such a copy, which then fails as an OSError; any other SIGBUS goes to the
- * handler that was there before. Other kernels run their own work under it (_guard.h).
+ * If a file shrinks, touching a page of its mapping beyond the new end raises SIGBUS (mmap(2)). The handler here ends such
+ * a copy, which then fails with OSError; any other SIGBUS goes to the handler that was installed before. Other kernels run
+ * their own work under this handler (_guard.h).
  */
 #include <Python.h>
 #include <errno.h>
@@ -22,30 +22,30 @@
 #define st_mtim st_mtimespec
 #endif
 
-#define LARGE (1 << 16) /* bytes from which a copy lets other threads run */
+#define LARGE (1 << 16) /* bytes: a copy of at least this size releases the GIL */
 
 typedef struct {
     PyObject_HEAD
-    char *address; /* NULL where the file is empty */
+    char *address; /* NULL if the file is empty */
     int is_copy;   /* whether it was read rather than mapped */
     Py_ssize_t size;
     char *path;
-    struct stat status; /* of the file that is mapped, when it was */
-    int held;           /* the descriptor of a file that is held open, or -1 */
+    struct stat status; /* of the file, when it was opened */
+    int held;           /* the descriptor of the file if it is held open, else -1 */
 } Mapping;
 
-static __thread sigjmp_buf *recovery; /* where to go on after a SIGBUS in this thread's work */
+static __thread sigjmp_buf *recovery; /* where this thread continues after a SIGBUS; NULL outside of guarded work */
 static struct sigaction earlier;
 static int guarded;
 
 static void on_bus(int number, siginfo_t *info, void *context) {
     (void)info, (void)context;
     if (recovery) siglongjmp(*recovery, 1);
-    sigaction(number, &earlier, NULL); /* not ours: the instruction is tried again, and fails there */
+    sigaction(number, &earlier, NULL); /* not ours: the instruction is repeated, and its SIGBUS goes there */
     guarded = 0;
 }
 
-static void after_fork(void) { guarded = 0; /* torch's workers put a handler of their own in its place */ }
+static void after_fork(void) { guarded = 0; /* torch's workers replace the handler by their own */ }
 
 static void guard(void) {
     struct sigaction ours = {.sa_sigaction = on_bus, .sa_flags = SA_SIGINFO | SA_NODEFER}, current;
@@ -63,12 +63,12 @@ static int run_guarded(void (*work)(void *), void *argument) {
     }
     recovery = &here;
     work(argument);
-    __asm__ volatile("" ::: "memory"); /* the work is over before the guard is down */
+    __asm__ volatile("" ::: "memory"); /* the compiler must not move work beyond this line */
     recovery = NULL;
     return 0;
 }
 
-static Guarded offered = run_guarded; /* a capsule holds no pointer to a function, but one to this */
+static Guarded offered = run_guarded; /* a capsule holds pointers to data only, such as this variable */
 
 typedef struct {
     char *target;
@@ -81,7 +81,7 @@ static void copy(void *argument) {
     memcpy(this->target, this->source, this->size);
 }
 
-/* Read a file into memory; NULL, with errno set, where that fails, or it is shorter. */
+/* Read *size* bytes of a file into memory; NULL, with errno set, if that fails or the file is shorter. */
 static void *read_whole(int file, Py_ssize_t size) {
     char *data = malloc((size_t)size);
     Py_ssize_t done = 0, more = 1;
@@ -203,7 +203,7 @@ static PyObject *mapping_scatter(PyObject *object, PyObject *flag) {
 }
 
 static int is_same(const struct stat *now, const struct stat *then) {
-    /* The size, too: of a file that is truncated it changes first, then the bytes, and last the time. */
+    /* Compare sizes, too: truncating a file changes its size first, then its bytes, and its time last. */
     return now->st_dev == then->st_dev && now->st_ino == then->st_ino && now->st_size == then->st_size &&
            now->st_mtim.tv_sec == then->st_mtim.tv_sec && now->st_mtim.tv_nsec == then->st_mtim.tv_nsec;
 }
@@ -238,7 +238,7 @@ static PyObject *mapping_hold_open(PyObject *object, PyObject *unused) {
     const int file = self->held < 0 ? open(self->path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0) Py_RETURN_NONE;
     if (fstat(file, &status) == 0 && is_same(&status, &self->status)) self->held = file;
-    else close(file); /* another file by now, as is_current finds by the path */
+    else close(file); /* another file has this path by now, which is_current reports */
     Py_RETURN_NONE;
 }
 
@@ -253,19 +253,19 @@ static int mapping_buffer(PyObject *object, Py_buffer *view, int flags) {
 static PyMethodDef mapping_methods[] = {
     {"read", (PyCFunction)(void (*)(void))mapping_read, METH_FASTCALL, "Return *size* bytes at *offset*."},
     {"drop", (PyCFunction)(void (*)(void))mapping_drop, METH_FASTCALL,
-     "Let *size* bytes at *offset* leave this process's memory until they are read again."},
-    {"scatter", mapping_scatter, METH_O, "Tell the system whether reads are few and far apart, so that it reads no more."},
+     "Release the memory of *size* bytes at *offset*; they can still be read."},
+    {"scatter", mapping_scatter, METH_O, "Tell the system whether reads are few and far apart, so that it does not read ahead."},
     {"is_current", mapping_is_current, METH_NOARGS,
-     "Return whether its path is that of the same file, not written to since."},
+     "Return whether the path is still that of the same file, unmodified."},
     {"was_written", mapping_was_written, METH_NOARGS,
-     "Return whether its path is that of the same file, but it was written to since."},
+     "Return whether the path is still that of the same file, but the file was written to."},
     {"hold_open", mapping_hold_open, METH_NOARGS,
-     "Hold the file open if it can be, so that is_current is quicker: it asks whether it was removed or written to."},
+     "Hold the file open, if possible: is_current is then faster, and checks whether the file was removed or written to."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef mapping_attributes[] = {
-    {"modified", mapping_modified, NULL, "When the file had been written to last, in nanoseconds.", NULL},
+    {"modified", mapping_modified, NULL, "The time of the last modification when the file was opened, in nanoseconds.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -274,7 +274,7 @@ static PyType_Slot mapping_slots[] = {
     {Py_tp_dealloc, mapping_dealloc},
     {Py_tp_methods, mapping_methods},
     {Py_tp_getset, mapping_attributes},
-    {Py_tp_doc, "A file mapped for reading, or read if it has at most *copied* bytes; also a buffer, which only guarded kernels may touch."},
+    {Py_tp_doc, "A file mapped for reading, or read if it has at most *copied* bytes; also a buffer, for guarded kernels only."},
     {Py_sq_length, mapping_length},
     {Py_bf_getbuffer, mapping_buffer},
     {0, NULL},
@@ -287,7 +287,7 @@ static PyType_Spec mapping_spec = {
     .slots = mapping_slots,
 };
 
-/* Let the disk begin with bytes of a file that were written; where that is unknown or fails, flushing does it later. */
+/* Start writing bytes of a file to the disk. If that fails or is not supported, flushing the file does it later. */
 static PyObject *begin_flush(PyObject *self, PyObject *args) {
     (void)self;
     int descriptor;
@@ -302,7 +302,7 @@ static PyObject *begin_flush(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef functions[] = {
-    {"begin_flush", begin_flush, METH_VARARGS, "Let the disk begin with *size* bytes at *offset* of a descriptor."},
+    {"begin_flush", begin_flush, METH_VARARGS, "Start writing *size* bytes at *offset* of a descriptor to the disk."},
     {NULL, NULL, 0, NULL},
 };
 

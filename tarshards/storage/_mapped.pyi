@@ -10,13 +10,13 @@ class Mapping:
     def drop(self, offset: int, size: int, /) -> None: ...
     def scatter(self, flag: bool, /) -> None: ...
     def is_current(self) -> bool:
-        """Return whether its path is that of the same file, not written to since."""
+        """Return whether the path is still that of the same file, unmodified."""
 
     def was_written(self) -> bool:
-        """Return whether its path is that of the same file, but it was written to since."""
+        """Return whether the path is still that of the same file, but the file was written to."""
 
     def hold_open(self) -> None:
-        """Hold the file open if it can be, so that ``is_current`` is quicker: was it removed, or written to?"""
+        """Hold the file open, if possible: ``is_current`` is then faster."""
 
 def begin_flush(descriptor: int, offset: int, size: int, /) -> None:
-    """Let the disk begin with bytes of a file that were written, without waiting; errors come when it is flushed."""
+    """Start writing bytes of a file to the disk, without waiting; flushing the file reports errors."""

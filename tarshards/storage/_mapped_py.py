@@ -1,6 +1,6 @@
-"""Bytes of a file by system calls, in pure Python: the twin of _mapped.c, for systems without a compiler.
+"""Read files by system calls, in pure Python: the twin of _mapped.c, for systems without a compiler.
 
-A copy out of a mapping would kill the process where the file has shrunk; a read comes short.
+Nothing is mapped: if the file has shrunk, copying from a mapping would kill the process; a read returns fewer bytes.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import os
 
 
 def begin_flush(descriptor: int, offset: int, size: int) -> None:
-    """Do nothing: flushing writes all."""
+    """Do nothing: flushing writes all bytes."""
 
 
 class Mapping:
-    """A file kept open for reading in any order; *copied* is for the kernel, which maps longer files."""
+    """A file kept open for reading in any order; *copied* is ignored, as no file is mapped."""
 
     def __init__(self, path: str | os.PathLike[str], copied: int = 0):
         with open(path, "rb", buffering=0) as file:
@@ -25,11 +25,11 @@ class Mapping:
         return self._size
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return *size* bytes at *offset*."""
+        """Return *size* bytes at *offset*; raise OSError if the file has shrunk."""
         if offset < 0 or size < 0 or offset + size > self._size:
             raise ValueError(f"{size} bytes at offset {offset} of {self._size}")
         data = os.pread(self._file, size, offset)
-        while len(data) < size:  # a call gives 2 GiB at most
+        while len(data) < size:  # a call returns at most 2 GiB
             more = os.pread(self._file, size - len(data), offset + len(data))
             if not more:
                 raise OSError("the file has shrunk since it was opened")
@@ -42,22 +42,22 @@ class Mapping:
             raise ValueError(f"{size} bytes at offset {offset} of {self._size}")
 
     def scatter(self, flag: bool) -> None:
-        """Tell the system whether reads are few and far apart, so that it reads no more."""
+        """Tell the system whether reads are few and far apart, so that it does not read ahead."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM if flag else os.POSIX_FADV_NORMAL)
 
     @property
     def modified(self) -> int:
-        """When the file had been written to last, in nanoseconds."""
+        """The time of the last modification when the file was opened, in nanoseconds."""
         return self._opened.st_mtime_ns
 
     def is_current(self) -> bool:
-        """Return whether its path is that of the same file, not written to since."""
+        """Return whether the path is still that of the same file, unmodified."""
         now = self._find()
         return now is not None and os.path.samestat(now, self._opened) and self._is_as_it_was(now)
 
     def was_written(self) -> bool:
-        """Return whether its path is that of the same file, but it was written to since."""
+        """Return whether the path is still that of the same file, but the file was written to."""
         now = self._find()
         return now is not None and os.path.samestat(now, self._opened) and not self._is_as_it_was(now)
 
@@ -68,11 +68,11 @@ class Mapping:
             return None
 
     def _is_as_it_was(self, now: os.stat_result) -> bool:
-        # The size, too: of a file that is truncated it changes first, then the bytes, and last the time.
+        # Compare sizes, too: truncating a file changes its size first, then its bytes, and its time last.
         return (now.st_size, now.st_mtime_ns) == (self._opened.st_size, self._opened.st_mtime_ns)
 
     def hold_open(self) -> None:
-        """Hold the file open, as it always is."""
+        """Do nothing: the file is always open."""
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):

@@ -35,7 +35,7 @@ class Fetch:
     """One request for about *size* bytes, which count against the budget of a queue until they are released."""
 
     size = 0
-    future: Future[Any] | None = None  # the result, from when the request begins
+    future: Future[Any] | None = None  # the result; set when the request begins
     counted = 0  # bytes of the budget that it uses now
     is_over = False  # released or dropped
 
@@ -54,7 +54,7 @@ class FetchQueue(Generic[F]):
 
     *upcoming* returns None if no request is known yet; it is called with *lock* held. *run* makes one request and
     returns its result. At most *budget* bytes are held or under way, more only if a reader waits for a request that
-    does not fit. At most two requests for each of *connections* are under way, so that none of these becomes idle.
+    does not fit. At most two requests for each of *connections* are under way, so that none of them becomes idle.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class FetchQueue(Generic[F]):
         self.held: int = 0
         self.lock: RLock = RLock()
         self._upcoming, self._run = upcoming, run
-        self._next: F | None = None  # the one that did not fit
-        self._begun: set[F] = set()  # and not released
+        self._next: F | None = None  # the next request, if it did not fit into the budget
+        self._begun: set[F] = set()  # requests that have begun and are not released
         self._under_way, self._most = 0, 2 * connections
         self._threads = fetching_threads(connections)
         self._is_closed = False
 
     def fits(self, fetch: F) -> bool:
-        """Return whether *fetch* is within the budget now; a large one is if nothing else is held."""
+        """Return whether *fetch* fits into the budget now; any request fits if nothing else is held."""
         return not self.held or self.held + fetch.size <= self.budget
 
     def extend(self) -> None:
@@ -104,7 +104,7 @@ class FetchQueue(Generic[F]):
         self.held += fetch.size
         self._begun.add(fetch)
         self._under_way += 1
-        # The thread counts the end itself: a callback of a future that is already done would run here.
+        # The thread itself counts the end: a callback added to a future that is already done would run here.
         fetch.future = self._threads.submit(self._make, fetch)
         return fetch.future
 
@@ -153,7 +153,7 @@ class _NoRangesError(Exception):
 
 
 class _File:
-    """A file, with its *fetches* that have not been read yet; *requested* is where the last one ends."""
+    """A file and its *fetches* that were not read yet; *requested* is the offset at which the last one ends."""
 
     def __init__(self, location: Location):
         self.location = location
@@ -161,7 +161,7 @@ class _File:
         self.requested = 0
         self.fetches: deque[_RangeFetch] = deque()
         self.has_ranges = True  # whether ranges of it may be requested
-        self.is_cached = location.remote.cache_dir is not None  # then all its ranges have one size
+        self.is_cached = location.remote.cache_dir is not None  # then all its ranges have the same size
 
     @cached_property
     def address(self) -> Address | None:
@@ -169,7 +169,7 @@ class _File:
 
     @property
     def has_address(self) -> bool:
-        """Whether it is read over HTTP, as far as its location tells."""
+        """Whether it can be read over HTTP, according to its location."""
         try:
             return self.address is not None
         except TarshardsError:  # raised again when it is opened
@@ -177,7 +177,7 @@ class _File:
 
     @property
     def is_requested(self) -> bool:
-        """Whether no other range can be requested now: after the first, that requires the version."""
+        """Whether no further range can be requested now; after the first, this requires the version of the file."""
         if not self.has_ranges:
             return True
         return bool(self.fetches) if self.version is None else self.requested >= self.version.size
@@ -241,10 +241,10 @@ class _RangeFetch(Fetch):
 
 
 class ForwardReader:
-    """Reads files one after the other, in ranges that are fetched ahead, also those of the files that follow.
+    """Reads files one after the other, in ranges that are fetched ahead, including those of the files that follow.
 
     The budget is small at first and doubles with each range that was read, so that reading only a beginning fetches
-    little. It ends at the memory that *remote* allows one of *processes*.
+    little. It grows up to the memory that the first location's ``remote`` allows one of *processes*.
     """
 
     def __init__(self, locations: Sequence[Location], processes: int = 1):
@@ -257,11 +257,11 @@ class ForwardReader:
         self._queue = FetchQueue(remote.connections, budget, upcoming=self._next_fetch, run=_RangeFetch.fetch)
 
     def opens(self, number: int) -> bool:
-        """Return whether ``open`` can open a file."""
+        """Return whether ``open`` can open the file of this *number*."""
         return self._files[number].has_address
 
     def open(self, number: int) -> InputStream:
-        """Return the stream of a file; the files before it can no longer be read."""
+        """Return the stream of the file of this *number*; the files before it can no longer be read."""
         for earlier in self._files[self._current : number]:
             self.drop(earlier)
         file = self._files[number]
@@ -341,7 +341,7 @@ class ForwardReader:
         if file.is_cached:
             return file.add_fetch(tuning.REQUEST)
         count = tuning.NEAR if soonest(file.address.read_url) <= tuning.FAR else tuning.DISTANT
-        budget = max(4 * tuning.FIRST, self._queue.budget)  # a small ahead= makes no requests smaller
+        budget = max(4 * tuning.FIRST, self._queue.budget)  # a small ahead= does not make requests smaller
         return file.add_fetch(min(tuning.REQUEST, budget // count))
 
     def close(self) -> None:
@@ -358,7 +358,7 @@ class _AheadInput(InputStream):
         self.encoding = "" if version is None else version.encoding
         self._reader, self._file, self._transfer = reader, file, transfer
         self._fetch: _RangeFetch | None = None
-        self._left = memoryview(b"")  # of its bytes
+        self._left = memoryview(b"")  # its unread bytes
 
     def read_some(self, size: int) -> bytes:
         if self._transfer is not None:
@@ -393,9 +393,9 @@ class _AheadInput(InputStream):
 
 
 def opened_ahead(locations: Sequence[Location], processes: int = 1) -> Iterator[Location]:
-    """Yield the locations in order, for sequential reading; bytes that follow, also of the next ones, are prefetched.
+    """Yield *locations* in order, to be read sequentially; bytes that follow, also of the next ones, are prefetched.
 
-    *processes* on this host share the memory for that.
+    The memory for this is shared by *processes* processes on this host.
     """
     reader = ForwardReader(locations, processes)
     try:

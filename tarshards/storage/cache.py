@@ -7,13 +7,13 @@ also downloads the block, since the downloader may be stopped. The folder contai
     ab/cdef....block   a pinned block, which stays; its name is a hash of its key, in 256 subfolders
     spool/abcdef.block a spooled block, removed after its last use, or with the process that stored it
     parts/abcdef       a block that is being downloaded, locked (flock) by the thread that downloads it
-    owners/PID-RANDOM  an empty file for each process that uses the folder, locked as long as the process lives
+    owners/PID-RANDOM  an empty file for each process that uses the folder, locked while the process lives
     tarshards-cache    the counts: bytes on the disk, in all and for each process; locked while they change
 
 The file of a block is a header, zeros up to a multiple of 64 bytes, and the data. The header is little-endian: MAGIC,
 the CRC-32 of the data (4 bytes), the length of header and zeros (4), the length of the key (4), the name of the owner
 if the block is spooled (28, padded with zeros), and the key. The key is a JSON list: URL, validator, size of the file,
-offset, length, and a digest of whatever else distinguishes files of one URL: the query without its signature, the
+offset, length, and a digest of whatever else distinguishes files of a URL: the query without its signature, the
 endpoint of a store, and a login. The digest of an index, which is one block, covers its first KiB too. The URL has no
 query and no userinfo, so that neither names nor files hold credentials.
 
@@ -25,7 +25,7 @@ In a simulation with a pool of 10 % of the data and a cache of 25 %, an epoch do
 space, and 6.7 times without.
 
 **After a crash.** Nothing is flushed to the disk: an incomplete file fails its CRC, and its block is downloaded again.
-The counts have a mark while they are changed; a process that finds the mark recounts the files. The next process that
+The counts are marked while they change; a process that finds the mark recounts the files. The next process that
 opens the folder removes the parts, spooled blocks and counts of dead processes. Files are only deleted if their name
 and header are as above.
 """
@@ -225,7 +225,7 @@ class CacheFolder:
 
     def _parsed(self, raw: bytes) -> tuple[dict[str, Any], bool]:
         """Return the counts, and whether they are complete."""
-        raw = raw if raw[1:].strip(b"\0") else raw[:1]  # a power loss may leave zeros, also after the mark
+        raw = raw if raw[1:].strip(b"\0") else raw[:1]  # a power loss may leave zeros, even after the mark
         if raw[1 : 1 + len(self.BEGIN)] != self.BEGIN[: max(0, len(raw) - 1)]:
             raise OpenError("not a file of a cache; use another folder", url=f"{self.path}/{COUNTS}")
         try:
@@ -358,7 +358,7 @@ class CacheFolder:
     def unlink(
         self, counts: dict[str, Any], path: str, kind: str, status: os.stat_result, size: int | None = None
     ) -> bool:
-        """Remove a file and return True, if it still has this *status*.
+        """Remove a file if it still has this *status*; return whether it was removed.
 
         *size* is the size that was counted, if the file has been damaged since.
         """
@@ -461,7 +461,7 @@ class _Flight:
 
 
 class BlockCache:
-    """The use of a cache folder by this process; `of` returns one object for all threads.
+    """A cache folder, as this process uses it; `of` returns one object for all threads.
 
     *refused* counts the bytes that this process has fetched but not stored, because of the budget.
     """

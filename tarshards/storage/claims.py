@@ -37,7 +37,7 @@ class Claims:
     """
 
     def __init__(self) -> None:
-        self._files: dict[str, int] = {}  # descriptors by folder; -1 if it has no locks
+        self._files: dict[str, int] = {}  # descriptors by folder; -1 if the folder has no locks
         self.release: finalize[..., Claims] = finalize(self, _release, self._files)
         renew_in_children(self)
 

@@ -17,8 +17,8 @@ HEAD = 10  # bytes that identify a compression
 
 MAX_RATIO = 200  # decompressed bytes for each compressed one, beyond the first MiB, by default
 
-_FEED = 1 << 16  # compressed bytes of a read
-_PIECE = 1 << 20  # decompressed bytes of a piece
+_FEED = 1 << 16  # compressed bytes per read
+_PIECE = 1 << 20  # decompressed bytes per piece
 # The most memory that a file can make us allocate; `zstd -d` and `xz -d -M256MiB` have the same limits.
 _ZSTD_WINDOW = 1 << 27
 _XZ_MEMORY = 1 << 28
@@ -55,7 +55,7 @@ def gunzip(data: bytes) -> bytes:
         raise ValueError("not gzip data")
     import zlib
 
-    whole = zlib.decompressobj(31)  # the usual case: one sound member
+    whole = zlib.decompressobj(31)  # the usual case: one undamaged member
     with suppress(zlib.error):
         plain = whole.decompress(data, (1 << 20) + MAX_RATIO * len(data))
         if whole.eof and not whole.unused_data:
@@ -68,7 +68,7 @@ def gunzip(data: bytes) -> bytes:
 
 
 def decompressed(stream: io.RawIOBase, url: str, max_ratio: float) -> io.RawIOBase:
-    """Return *stream* decompressed; if it is not compressed, at its beginning again."""
+    """Return a stream of the decompressed bytes of *stream*, or of its own bytes if it is not compressed."""
     try:
         head = b""
         while len(head) < HEAD and (data := stream.read(HEAD - len(head))):
@@ -212,8 +212,8 @@ class _Gzip:
 
 
 class _Zstd:
-    # zstandard has no max_length, and four bytes may expand to 128 KiB. So it gets only as many blocks, which their
-    # headers delimit (RFC 8878, 3.1.1), as can expand to max_length.
+    # zstandard has no max_length, and four bytes may expand to 128 KiB. So it gets only as many blocks at a time as can
+    # expand to max_length; their headers delimit them (RFC 8878, 3.1.1).
     _BLOCK = 1 << 17  # bytes that a block may expand to
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class _Zstd:
 
         self._object = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
         self._input = b""
-        self._header = b""  # the part of a header that came with earlier data
+        self._header = b""  # the part of a header that arrived with earlier data
         self._left = 0  # bytes before the next header
         self._is_begun = self._is_last = False
 
@@ -244,7 +244,7 @@ class _Zstd:
         return self._object.decompress(data[:end])
 
     def _end_of(self, data: bytes, blocks: int) -> int:
-        """Return the length of the part of *data*, from its beginning, that holds at most this number of *blocks*."""
+        """Return the length of the longest prefix of *data* that holds at most this number of *blocks*."""
         earlier, seen, at = len(self._header), self._header + data, self._left
         while at < len(seen) and not self._is_last:
             if not blocks:
@@ -258,7 +258,7 @@ class _Zstd:
         return len(data)
 
     def _length(self, seen: bytes, at: int) -> int:
-        """Return the number of bytes between two headers, 0 if *seen* ends within the first."""
+        """Return the number of bytes from the header at *at* to the next one; 0 if *seen* ends within the header."""
         if self._is_begun:
             header = int.from_bytes(seen[at : at + 3], "little")
             if len(seen) - at < 3:
@@ -268,7 +268,7 @@ class _Zstd:
         if len(seen) - at < 5:
             return 0
         self._is_begun, descriptor = True, seen[at + 4]
-        self._is_last = seen[at + 3] == 0x18  # a frame to skip has no blocks
+        self._is_last = seen[at + 3] == 0x18  # a skippable frame has no blocks
         is_single = descriptor >> 5 & 1
         return 6 - is_single + (0, 1, 2, 4)[descriptor & 3] + (is_single, 2, 4, 8)[descriptor >> 6]
 
@@ -357,7 +357,7 @@ def _encode_zstd() -> Any:
 
 
 class Compression(NamedTuple):
-    """A compression: *magic* is a pattern of its first bytes, *suffixes* are those of file names."""
+    """A compression: *magic* is a pattern of its first bytes, *suffixes* are the suffixes of file names, in one str."""
 
     magic: bytes
     suffixes: str
@@ -365,8 +365,8 @@ class Compression(NamedTuple):
     encoder: Callable[[], Any]
 
 
-#: The compressions by name. The first member of a plain tar may be called BZh9.jpg or `]`, so the magic of bzip2
-#: includes its second half, and that of lzma, which has none of its own, part of the size of the window.
+#: The compressions by name. The first member of a plain tar may be called BZh9.jpg or `]`. So the pattern of bzip2
+#: includes the magic of its first block, and the pattern of lzma, which has no magic, a part of the window size.
 COMPRESSIONS = {
     "gzip": Compression(rb"\x1f\x8b", ".gz .tgz .taz", _Gzip, _encode_gzip),
     "bzip2": Compression(
@@ -380,7 +380,7 @@ COMPRESSIONS = {
 #: The compression of each suffix; suffixes that begin with .t mean a compressed tar.
 SUFFIXES = {suffix: name for name, known in COMPRESSIONS.items() for suffix in known.suffixes.split()}
 
-#: Content-Encodings that `open_shard` undoes, whether the file itself is compressed or only the answer.
+#: Content-Encodings that `open_shard` undoes, whether the file itself is compressed or only the response.
 ENCODINGS = ("x-gzip", *COMPRESSIONS)
 
 #: The suffixes of a tar, which may be compressed.
@@ -441,7 +441,7 @@ def without_suffix(base: str) -> str:
 
 
 def compressed(stream: OutputStream, location: Location) -> OutputStream:
-    """Return an OutputStream that compresses into *stream*, or *stream* itself, as the suffix of *location* says."""
+    """Return an OutputStream that compresses into *stream*, or *stream* itself, by the suffix of *location*."""
     try:
         compression = named_compression(location)
         encoder = None if compression is None else _begin(COMPRESSIONS[compression].encoder, stream.name)

@@ -26,7 +26,7 @@ from tarshards.storage.locks import PerProcess
 #: Environment variables that name proxies.
 PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
 PROXIES += ["REQUEST_METHOD"]  # set in a CGI program, where HTTP_PROXY may come from a client
-RECORD = 16_384 + 256 + 5  # bytes of a record of TLS, at most (RFC 8446, 5.2): one is decrypted at a time
+RECORD = 16_384 + 256 + 5  # the most bytes of a TLS record (RFC 8446, 5.2), which is decrypted as a whole
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -39,7 +39,7 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> Origin:
-        """Return the origin of *url*; raise ValueError for one that is malformed, or neither http nor https."""
+        """Return the origin of *url*; raise ValueError if it is malformed, or neither http nor https."""
         parts = urlsplit(url)
         if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
             raise ValueError("neither an http nor an https URL with a host")
@@ -47,9 +47,9 @@ class Origin(NamedTuple):
 
 
 class _Timed(io.RawIOBase):
-    """Reads a socket: between `begin` and `end` all bytes must come within the timeout, otherwise each read has it.
+    """Reads a socket: the timeout applies to all reads between `begin` and `end` together, and to each of the others.
 
-    The first holds for the lines before, between and after parts of a body, since a server may send any number of them.
+    `begin` and `end` enclose the lines before, between and after the parts of a body: a server may send any number.
     """
 
     _until: float | None = None
@@ -92,7 +92,7 @@ class _Timed(io.RawIOBase):
 
 
 class _Answer(http.client.HTTPResponse):
-    """An answer whose status and headers, and those of a proxy, must come within the timeout of its socket."""
+    """A response whose status and headers, and those of a proxy, must arrive within the timeout of its socket."""
 
     fp: Any
     timed: _Timed
@@ -116,14 +116,14 @@ class _Answer(http.client.HTTPResponse):
 
 
 class StalledError(ConnectionError):
-    """Nothing has come over a connection for a while, though much has come over others."""
+    """Nothing has arrived over a connection for a while, although much has arrived over others."""
 
 
 class Response:
-    """The answer to a request; closing it returns the connection to the pool if the whole body has been read.
+    """The response to a request; closing it returns the connection to the pool if the whole body has been read.
 
-    With *leaves_stalled*, reading raises StalledError if nothing comes over this connection while others receive bytes:
-    a packet that is lost repeatedly is sent after increasing pauses.
+    With *leaves_stalled*, reading raises StalledError if nothing arrives over this connection while others receive
+    bytes: TCP resends a packet that is lost repeatedly after increasing pauses.
     """
 
     leaves_stalled = False
@@ -133,7 +133,7 @@ class Response:
         self.reason: str = response.reason
         self.headers: Any = response.headers
         self._key, self._connection, self._response = key, connection, response
-        self._rest: bytes | None = None  # the unread bytes that came with the headers
+        self._rest: bytes | None = None  # the unread bytes that arrived with the headers
         self._low_water = 1
 
     @property
@@ -143,7 +143,7 @@ class Response:
         return None if left is None else left + len(self._rest or b"")
 
     def peek(self) -> bytes:
-        """Return the next bytes of the body without reading them; none at its end."""
+        """Return the next bytes of the body without consuming them; none at its end."""
         return self._rest or self._call(self._response.peek, 1)
 
     def read(self, size: int) -> bytes:
@@ -185,24 +185,24 @@ class Response:
         return done
 
     def _await(self, size: int) -> int:
-        """Wait until many of the next *size* bytes have come, so that a thread is not woken for every packet.
+        """Wait until many of the next *size* bytes have arrived, so that a thread is not woken for every packet.
 
-        Returns how many reads to make before the next wait.
+        Returns the number of reads to make before the next wait.
         """
         sock: Any = self._connection.sock
-        if sock is None:  # the server closes it after this answer
+        if sock is None:  # the server closes the connection after this response
             return 1
         left, records = self._response.length or 0, tuning.RECORDS * RECORD
         if type(sock) is socket.socket:
             return self._wait(sock, 1, min(size, left, tuning.WAKE))
         if sock.pending():
             return 1
-        if left >= 2 * records:  # enough to wait for the rest of a record in part, too
+        if left >= 2 * records:  # enough is left, even if the next bytes are the rest of a record
             return self._wait(sock, tuning.RECORDS, records)
         return self._wait(sock, 1, 1)
 
     def _wait(self, sock: Any, reads: int, size: int) -> int:
-        """Wait for *size* bytes and return *reads*, or 1 if fewer bytes come; raise TimeoutError or StalledError."""
+        """Wait for *size* bytes and return *reads*, or 1 if fewer arrive; raise TimeoutError or StalledError."""
         timeout: Any = self._connection.timeout
         pause = timeout
         if self.leaves_stalled:
@@ -210,7 +210,7 @@ class Response:
         waited, before = 0.0, traffic.received()
         self._wake_at(size)
         while not _is_readable(sock, min(pause, timeout - waited)):
-            self._wake_at(1)  # fewer bytes are progress too, of a slow server
+            self._wake_at(1)  # fewer bytes count as progress, too: the server may be slow
             reads = 1
             if _is_readable(sock):
                 break
@@ -222,7 +222,7 @@ class Response:
         return reads
 
     def _wake_at(self, size: int) -> None:
-        """Let a waiting thread be woken by this number of bytes."""
+        """Wake a waiting thread only when *size* bytes have arrived."""
         if size != self._low_water and self._connection.sock is not None:
             self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._low_water = size
@@ -243,7 +243,7 @@ class Response:
             connection.close()
 
     def abort(self) -> None:
-        """Make a thread that waits for this answer fail at once; that thread closes it."""
+        """Make a thread that waits for this response fail at once; that thread closes the response."""
         sock = self._connection.sock
         with suppress(OSError):
             if sock is not None:
@@ -257,13 +257,13 @@ class Response:
 
 
 def request(method: str, url: str, headers: dict[str, str], *, body: Any = None, timeout: float = 30.0) -> Response:
-    """Send a request and return the answer, of any status; redirects are not followed.
+    """Send a request and return the response, whatever its status; redirects are not followed.
 
-    *body* is a file, which is sent from its beginning; *headers* have its length. A server may answer before it has
-    read all of it, but only with an error: success is then a ConnectionError. *timeout* is the longest time without a
-    byte of the answer's body, in seconds. All that comes before the body, with interim answers (1xx), has as long in
-    total, and so have the lines between two chunks. An idle connection that turns out to be closed is replaced by a new
-    one. Raises OSError, HTTPException, or ValueError for a malformed URL.
+    *body* is a file, which is sent from its beginning; *headers* have its length. A server may respond before it has
+    read the whole body, but only with an error: success then raises ConnectionError. *timeout*, in seconds, limits the
+    time without a byte of the response's body, the total time of everything before the body (interim responses, 1xx,
+    included), and that of the lines between two chunks. An idle connection that turns out to be closed is replaced by a
+    new one. Raises OSError, HTTPException, or ValueError for a malformed URL.
     """
     origin, proxy = key = _key_of(url)
     parts = urlsplit(url)
@@ -287,7 +287,7 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
             except (_AnsweredEarly, OSError) as error:
                 if body is None or connection.sock is None or isinstance(error, TimeoutError):
                     raise
-                is_whole = False  # the answer of the server may explain why
+                is_whole = False  # the response may explain why
             sent = monotonic()
             traffic.count("requests")
             response: Any = connection.getresponse()
@@ -341,7 +341,7 @@ def spare(url: str) -> int:
 
 
 def soonest(url: str) -> float:
-    """Return the seconds that the fastest answer of the server of *url* took to begin; 0.0 before the first."""
+    """Return the seconds until the fastest response of the server of *url* began; 0.0 before the first response."""
     try:
         return _pool().soonest.get(_key_of(url), 0.0)
     except ValueError:  # raised again by a request
@@ -349,7 +349,7 @@ def soonest(url: str) -> float:
 
 
 def fetching_threads(connections: int, use: str = "fetch") -> DaemonThreads:
-    """Return the threads of this process for one *use*, as many as *connections*."""
+    """Return the pool of *connections* threads that this process has for one *use*."""
     return _threads()(connections, f"tarshards-{use}")
 
 
@@ -361,7 +361,7 @@ class _AnsweredEarly(Exception):
 
 
 def _blocks(body: Any, connection: http.client.HTTPConnection) -> Iterator[bytes]:
-    """Yield a file from its beginning; raise _AnsweredEarly if an answer or a close comes before its end."""
+    """Yield a file from its beginning; raise _AnsweredEarly if the server responds or closes before its end."""
     body.seek(0)
     while data := body.read(tuning.PIECE):
         if _is_answered(connection.sock):
@@ -370,7 +370,7 @@ def _blocks(body: Any, connection: http.client.HTTPConnection) -> Iterator[bytes
 
 
 def _is_answered(sock: Any) -> bool:
-    """Return whether an answer has come, other than a 1xx, which only asks to go on; under TLS this is unknown."""
+    """Return whether a response other than an interim one (1xx) has arrived; False under TLS, where it is unknown."""
     if not isinstance(sock, socket.socket) or hasattr(sock, "pending") or not _is_readable(sock):
         return False
     return not re.match(rb"HTTP/1\.\d 1", sock.recv(10, socket.MSG_PEEK))
@@ -395,7 +395,7 @@ def _key_of(url: str) -> tuple[Origin, Proxy | None]:
 
 
 def _proxy_of(origin: Origin) -> Proxy | None:
-    """Return the proxy that the environment names for *origin*; raise ValueError for one that is malformed."""
+    """Return the proxy that the environment names for *origin*; raise ValueError if that is malformed."""
     return _find_proxy(origin, tuple(map(os.environ.get, PROXIES)))
 
 
@@ -431,7 +431,7 @@ def _connect(origin: Origin, proxy: Proxy | None, timeout: float) -> http.client
 
 @cache
 def _tls() -> Any:
-    """Trust the certificates of the system, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
+    """Return a context that trusts the certificates of the system, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
     import ssl
 
     context = ssl.create_default_context()
@@ -446,11 +446,11 @@ class _Pool:
         self._lock = threading.Lock()
         self._idle: dict[Any, list[tuple[float, http.client.HTTPConnection]]] = {}
         self._opening: Counter[Any] = Counter()
-        self.soonest: dict[Any, float] = {}  # seconds until the fastest answer began
+        self.soonest: dict[Any, float] = {}  # seconds until the fastest response began
         self._swept = 0.0
 
     def answered(self, key: Any, seconds: float) -> None:
-        """Record the seconds until an answer began."""
+        """Record the seconds until a response began."""
         if seconds < self.soonest.get(key, seconds + 1):
             self.soonest[key] = seconds
 
@@ -507,14 +507,14 @@ class _Pool:
 
 
 def _is_readable(sock: socket.socket, seconds: float | None = 0) -> bool:
-    """Return whether a socket can be read, or has ended, within *seconds*; None waits for ever."""
+    """Return whether a socket can be read, or has ended, within *seconds*; None waits forever."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(None if seconds is None else 1000 * seconds))
 
 
 def _has_no_data(sock: Any) -> bool:
-    """Return whether only bytes of TLS itself have come, such as the session tickets that follow a handshake."""
+    """Return whether only bytes of TLS itself have arrived, such as the session tickets that follow a handshake."""
     if not hasattr(sock, "pending"):
         return False
     import ssl

@@ -11,8 +11,8 @@ from tarshards.storage.locks import locked
 from tarshards.storage.manifest import SUFFIX, parse_manifest, series_url, without_counts
 from tarshards.storage.streams import failure, is_answer, is_missing
 
-INDEX = ".index"  # added to the name of a shard: the name of its index
-COLUMNS = ".columns.parquet"  # that of its columns
+INDEX = ".index"  # the suffix of an index, after the name of its shard
+COLUMNS = ".columns.parquet"  # the suffix of its columns
 FORMAT = "tarshards-index"  # the first entry of an index, a map of fewer than 16 entries
 _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 
@@ -20,11 +20,11 @@ _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 def forget(location: Location) -> None:
     """Remove the files that are derived from the shard at *location*, before it is replaced.
 
-    So a new shard never stands beside an old index, whenever the process dies. The derived files are the index and, of
-    a local shard, its columns; the key indexes of its series and of each manifest ``*.shards.json`` in its folder that
-    names it; its counts in these manifests; and its indexes for DALI and Energon, which a warning names. Only files
-    with the right contents are removed; a warning names others that may be indexes. Raises OpenError if an index cannot
-    be removed.
+    A new shard thus never has an old index, whenever the process dies. The derived files are the index and,
+    for a local shard, its columns; the key indexes of its series and of each manifest ``*.shards.json`` in its folder
+    that names it; its counts in these manifests; and its indexes for DALI and Energon, which a warning names. Only
+    files with the right contents are removed; a warning names others that may be indexes. Raises OpenError if an index
+    cannot be removed.
     """
     if location.is_stream:
         return

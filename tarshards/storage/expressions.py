@@ -1,4 +1,4 @@
-"""Shard expressions to lists of URLs; only `@file`, globs, manifests and catalogs read anything."""
+"""Expand shard expressions to lists of URLs; only `@file`, globs, manifests and catalogs read files or servers."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ MOST_SHARDS = 3_000_000  # of an expression: as many as a manifest of MAX_BYTES 
 TOO_MANY = f"an expression names at most {MOST_SHARDS:,} shards"
 _RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?")
 _NUMBERS = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
-# Marks of expressions that are not simply URLs, in names between NULs. A character of each comes first: it is found
-# faster, and is rare.
+# Marks that only expressions have, not plain URLs, in names between NULs. Before each stands one rare character of it:
+# searching for that first is faster.
 _MARKS = (*zip("{}*?[#~", "{}*?[#~"), (":", "::"), ("@", "\0@"), ("j", ".json\0"))
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # braceexpand's order
 _ENDLESS = 10**18
 _SHOWN = 500  # characters of an expression that an error shows
 _TOGETHER = 1 << 12  # expressions of a list that are expanded together
 
-# Schemes whose URLs are never names of files. A `*` of a shell may expand to a file that is named like a command.
+# Schemes whose URLs never name local files. Not so `pipe`: a shell's `*` may expand to a file of such a name.
 _NEVER_FILES = FAMILIES.keys() - {"pipe"}
 # Schemes of local files, including those of fsspec.
 _LOCAL = ("", "file", "local", "asynclocal")
@@ -62,7 +62,7 @@ def expand_urls(spec: Spec) -> list[str]:
       ignored. They may not name commands (`pipe:`).
     - `*`, `?`, `[..]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
       name takes precedence. `*` and `[..]` also list an object store (`s3://bucket/x-*.tar`), and `*` the folders of
-      a web server that answers WebDAV's PROPFIND (`http://host/dir/x-*.tar`).
+      a web server that supports WebDAV's PROPFIND (`http://host/dir/x-*.tar`).
     - `~`: the home directory.
     - `train.shards.json`, or any local or remote name that ends in `.json`: the shards of that manifest; its
       names are relative to it.
@@ -74,7 +74,7 @@ def expand_urls(spec: Spec) -> list[str]:
 
 
 def expand_shards(spec: Spec, remote: Remote | None = None, **marks: bool) -> list[Shard]:
-    """Return the shards of ``find_shards`` one by one."""
+    """Return the shards of ``find_shards`` as a list with one ``Shard`` each."""
     return list(find_shards(spec, remote, **marks))
 
 
@@ -84,7 +84,7 @@ def find_shards(
     """Return the shards that *spec* names, as ``expand_urls`` does, with their entries in manifests.
 
     *remote* is for manifests and folders. With *concatenated* or *allow_pipe*, all shards have that property. Only
-    *spec* itself can name a command: lists, manifests and catalogs that do are a UrlError.
+    *spec* itself may name a command; raises UrlError if a list, manifest or catalog does.
 
     >>> find_shards("a-{0..1}.tar").urls
     ['a-0.tar', 'a-1.tar']
@@ -115,7 +115,7 @@ def spec_name(spec: Spec) -> str:
 
 def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shards]:
     """Yield the shards of *spec* in batches; *lists* are the list files that lead to it."""
-    is_file = hasattr(spec, "read") and not isinstance(spec, os.PathLike)  # it would be iterable, line by line
+    is_file = hasattr(spec, "read") and not isinstance(spec, os.PathLike)  # an open file is iterable, too, line by line
     if is_file or isinstance(spec, bytes | Mapping) or not isinstance(spec, str | os.PathLike | Iterable):
         given = f"{type(spec).__name__}: {redacted(shortened(spec))}"
         if is_file:
@@ -245,7 +245,7 @@ def _split(spec: str, file: Location | None = None) -> Iterator[str]:
 
 
 def _end_of_name(parts: list[str], begin: int, folder: str) -> int:
-    """Return the end of the longest run of *parts* from *begin* on that, joined by `::`, names a file in *folder*."""
+    """Return the end of the longest run of *parts*, from *begin*, that names a file in *folder* if joined by `::`."""
     from glob import escape, has_magic, iglob
 
     found = begin + 1
@@ -280,7 +280,7 @@ def _parts(spec: str) -> Iterator[str]:
 
 
 def expand_braces(part: str, file: Location | None = None) -> Iterator[str]:
-    """Yield the names that *part* expands to; errors name *file*, if that contains it."""
+    """Yield the names that *part* expands to; errors name *file*, if *part* is from one."""
     # Without braces a backslash is an ordinary character, so that a list of plain names expands to itself.
     if "{" not in part and "}" not in part:
         return iter([part])
@@ -307,7 +307,7 @@ def expand_braces(part: str, file: Location | None = None) -> Iterator[str]:
 
 
 def _ranges(part: str) -> Iterator[str] | None:
-    """Yield the names that *part* expands to if all its braces are ranges of numbers of one length; else return None.
+    """Return an iterator of the expanded names if all braces of *part* are ranges of equally long numbers; else None.
 
     >>> list(_ranges("a-{08..10}.tar")), list(_ranges("{8..9}{0..1}")), _ranges("a-{8..10}.tar")
     (['a-08.tar', 'a-09.tar', 'a-10.tar'], ['80', '81', '90', '91'], None)
@@ -326,7 +326,7 @@ def _ranges(part: str) -> Iterator[str] | None:
 
 
 def _numbered(before: str, first: str, last: str, after: str) -> Iterator[str]:
-    """Yield the numbers from *first* to *last*, which have as many digits, between *before* and *after*.
+    """Yield the numbers from *first* to *last*, which are equally long, each between *before* and *after*.
 
     >>> list(_numbered("a", "08", "10", "b")), len([*_numbered("", "00998", "03001", "")])
     (['a08b', 'a09b', 'a10b'], 2004)
@@ -347,7 +347,7 @@ def _count(part: str) -> int:
     >>> _count("a-{0..9}{b,c{d..f}}.tar"), _count("{00..99999999}")
     (40, 100000000)
     """
-    opened = [(0, 0, 1)]  # for each brace: the offset of its text, the names before the last comma, and those since
+    opened = [(0, 0, 1)]  # for each open brace: the offset of its text, and the names before and after its last comma
     for mark in re.finditer(r"\\.|[{},]", part, re.DOTALL):
         begin, others, names = opened[-1]
         if mark[0] == "{":
@@ -425,7 +425,7 @@ def _shards_of(location: Location) -> Shards:
 def _plain(url: str) -> str:
     """Return the URL of a shard, with `./` before a local file that is named like a URL, such as `a:b.tar`.
 
-    The names of the files beside it then begin in the same way.
+    The names of its sidecars then begin in the same way.
     """
     if ":" not in url or "://" in url or Location(url).scheme in _NEVER_FILES or not os.path.lexists(url):
         return url

@@ -1,14 +1,14 @@
 """Every scheme of fsspec: object stores, archives, memory.
 
 Objects of s3, gs and hf are read over our own connections, by signed URLs or with the token of the store. The packages
-of the stores find the credentials; their file objects are not used. All bytes that are read of a file belong to one
-version of it: other stores are asked after each range or block whether the file is still the one that was opened.
+of the stores find the credentials; their file objects are not used. All bytes read from a file belong to one version of
+it: for other stores, the version is checked after each range or block.
 
-Objects of s3 and gs are written in parts, several at once; an object appears whole, or not at all. fsspec's files
-upload one part after the other. Its `put_file` needs the whole object on the disk before it sends the first byte, and
-that of gcsfs uploads one part after the other, too. With 20 MB/s for each connection, 256 MB were written at 15 MB/s by
-files, at 27 to 72 by `put_file`, and at 66 to 102 by the code here. Bodies go to s3 over our own connections, to signed
-URLs, since aiohttp waits for ever for a server that stops reading a body.
+Objects of s3 and gs are written in parts, several at once; an object appears whole, or not at all. fsspec's file
+objects upload one part after the other. Its `put_file` needs the whole object on the disk before it sends the first
+byte, and in gcsfs it also uploads one part after the other. With 20 MB/s for each connection, 256 MB were written at 15
+MB/s by file objects, at 27 to 72 by `put_file`, and at 66 to 102 by the code here. Bodies go to s3 over our own
+connections, to signed URLs, since aiohttp waits forever for a server that stops reading a body.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ VALIDATORS = ["generation", "ETag", "etag", "md5Hash", "content_md5", "Content-M
 VALIDATORS += ["sha", "hex", "version_id", "LastModified", "Last-Modified", "last_modified", "updated", "modified"]
 VALIDATORS += ["mtime", "modificationTime", "modify", "created"]
 
-#: Stores whose packages repeat failed requests themselves, so that we do not.
+#: Stores whose packages retry failed requests, so that we do not.
 PATIENT = {"gs", "gcs"}
 
-#: Names of errors, or of their base classes, that mean that no whole answer came: of Python and requests, botocore,
-#: aiohttp, httpx.
+#: Names of error classes, or of base classes of them, that mean that no whole response arrived: of Python and requests,
+#: botocore, aiohttp, httpx.
 UNANSWERED = {
     "ConnectionError",
     "TimeoutError",
@@ -78,10 +78,10 @@ EXPIRY = 3600  # seconds for which a signed URL is valid
 TOKEN_EXPIRY = 240
 
 #: Bytes of a part: stores take 5 MiB to 5 GiB. After every GROWTH parts, the size doubles, so that the 10,000 parts of
-#: an object hold more than the 5 TiB that it may have.
+#: an object can hold its maximum size, 5 TiB.
 PART, GROWTH = 1 << 23, 1000
 
-#: The most parts under way at once, and the most bytes of them all, unless one part is larger.
+#: The most parts under way at once, and their most bytes in total, unless a single part is larger.
 MOST, MEMORY = 8, 1 << 26
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ T = TypeVar("T")
 def find_store(location: Location) -> tuple[Any, str]:
     """Return the file system of fsspec for *location*, and its path there.
 
-    The store of its last link is made with the `storage_options` of its `Remote`.
+    The store of the last link gets the `storage_options` of the location's `Remote`. Raises UrlError or OpenError.
     """
     links = [Location(link) for link in location.links]
     bucket, _, key = links[-1].url.partition(":")[2].removeprefix("//").partition("/")
@@ -152,10 +152,10 @@ def _address(link: Location) -> str:
 
 
 def find_info(store: Any, path: str) -> dict[str, Any]:
-    """Return the info of a file now, not that of an earlier listing."""
+    """Return the current info of a file, not that of an earlier listing."""
     from fsspec.implementations.cached import CachingFileSystem
 
-    while isinstance(store, CachingFileSystem):  # it uses listings, which web servers do not have
+    while isinstance(store, CachingFileSystem):  # its info uses listings, which web servers do not have
         store = store.fs
     store.invalidate_cache(path)
     info: dict[str, Any] = store.info(path)
@@ -184,7 +184,10 @@ class Requests:
         return False
 
     def attempt(self, action: Callable[[], T]) -> T:
-        """Call *action* until it succeeds, and return its result; retry failures that may pass, until it *is_over*."""
+        """Call *action* and return its result; retry transient failures until *is_over* returns True.
+
+        Raises OpenError.
+        """
 
         def once() -> T:
             if self._is_over is not None and self._is_over():
@@ -200,7 +203,7 @@ class Requests:
 
 
 def may_pass(exc: Exception) -> bool:
-    """Return whether an error of a store may not occur again.
+    """Return whether an error of a store is transient, so that a retry may succeed.
 
     >>> may_pass(ConnectionResetError()), may_pass(PermissionError())
     (True, False)
@@ -264,7 +267,7 @@ class StoreAddress(Address):
 
 
 class S3Address(StoreAddress):
-    """An object of S3; *operation* has botocore's parameters of a URL that allows anything other than reading."""
+    """An object of S3; *operation* has botocore's parameters for a URL that allows something other than reading."""
 
     def __init__(self, location: Location, **operation: Any):
         super().__init__(location)
@@ -290,9 +293,9 @@ class GsAddress(StoreAddress):
 
 @cache
 def _is_zonal(store: Any, bucket: str) -> bool:
-    """Return whether a bucket can be read by gRPC only; the answer is kept.
+    """Return whether a bucket can be read by gRPC only; the result is cached.
 
-    Only Google's servers have such buckets. gcsfs waits a minute for the answer of any other server.
+    Only Google's servers have such buckets. gcsfs waits a minute for the response of any other server.
     """
     if not hasattr(store, "_sync_lookup_bucket_type") or "googleapis.com" not in store.base:
         return False
@@ -348,7 +351,7 @@ _cache_tables = PerProcess(Lock)
 
 
 class Opened:
-    """A file of a store, and the version that all bytes read of it must have."""
+    """A file of a store, and the version that all bytes read from it must have."""
 
     def __init__(self, location: Location):
         self.store: Any
@@ -362,15 +365,15 @@ class Opened:
         self.version: tuple[Any, ...] = version_of(info)
 
     def _alone(self) -> AbstractContextManager[Any]:
-        """Let one thread at a time use a cache of fsspec.
+        """Return a lock if the store is a cache of fsspec, which only one thread at a time may use.
 
-        Its table loses entries that two threads add at once, and a second thread would find a part of a whole file that
-        the first one is fetching.
+        Its table loses entries that two threads add at once, and while one thread fetches a whole file, another would
+        find a part of it.
         """
         return _cache_tables() if hasattr(self.store, "check_files") else nullcontext()
 
     def open(self) -> Any:
-        """Return fsspec's file; reading it raises if a block is of another version."""
+        """Return fsspec's file; reading it raises OpenError if a block is of another version."""
         with self._alone():
             file = self.store.open(self.path, "rb")
         cache: Any = getattr(file, "cache", None)
@@ -380,7 +383,7 @@ class Opened:
         return file
 
     def fetch(self, start: int, end: int) -> Any:
-        """Return the bytes from *start* to *end*; raise if they are of another version."""
+        """Return the bytes from *start* to *end*; raise OpenError if they are of another version."""
         traffic.count("requests")
         with self._alone():
             data = self.check(self.store.cat_file(self.path, start=start, end=end))
@@ -410,7 +413,7 @@ class StoreInput(InputStream):
     def __init__(self, location: Location):
         self.name: str = location.name
         self._location = location
-        self._opened = Opened(location)  # keeps the store: an archive that is collected closes its files
+        self._opened = Opened(location)  # keeps the store alive: an archive that is garbage-collected closes its files
         try:
             file = self._opened.open()
         except Exception as exc:
@@ -486,13 +489,14 @@ class StoreRanges(Ranges):
 
 
 def size_of_part(number: int) -> int:
+    """Return the bytes of a part, by its number, from 1."""
     return PART << (number - 1) // GROWTH
 
 
 class Upload:
     """An object that is being written; each store has a subclass.
 
-    A part is sent as soon as more data follow it, so that small objects take one request. After a kill -9, parts remain
+    A part is sent as soon as more data follows, so that small objects take one request. After a kill -9, parts remain
     until the store expires them; no listing shows them.
     """
 
@@ -512,7 +516,7 @@ class Upload:
 
     @classmethod
     def is_possible(cls, store: Any) -> bool:
-        """Return whether *store* has the methods that we use of the usual package for its scheme."""
+        """Return whether *store* has those methods of its scheme's usual package that are used here."""
         raise NotImplementedError
 
     def begin(self) -> None:
@@ -560,7 +564,7 @@ class Upload:
             self._running.append(self._executor.submit(self.put, number, data))
 
     def _settle(self) -> None:
-        """Wait for the first part under way. A part that fails stays there, so that the upload cannot be completed."""
+        """Wait for the first part under way. A failed part stays, so that the upload cannot be completed."""
         self._sent.append(settled(self._running[0]).result())
         self._running.popleft()
 
@@ -633,7 +637,7 @@ class S3Upload(Upload):
                 with address.request(headers, method="PUT", body=io.BytesIO(data)) as response:
                     return response.headers.get("ETag")
             except StatusError as error:
-                if error.code == 400:  # the body came incomplete, altered, or too slowly
+                if error.code == 400:  # the body arrived incomplete, altered, or too slowly
                     raise ConnectionError(str(error)) from error
                 raise
 
@@ -641,7 +645,7 @@ class S3Upload(Upload):
 
 
 class GsUpload(Upload):
-    """A multipart upload of Google Cloud Storage (its XML API), through gcsfs, which repeats requests itself."""
+    """A multipart upload of Google Cloud Storage (its XML API), through gcsfs, which retries requests itself."""
 
     id: str = ""
 

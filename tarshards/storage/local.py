@@ -21,8 +21,8 @@ from tarshards.storage.streams import LastingFile, OutputStream, failure
 if TYPE_CHECKING:
     from tarshards.storage.ranges import LocalRanges
 
-# Bytes after which the disk starts to write them. Without: 0.8 x the samples/s of 110 KB, and tarcat of them takes
-# 1.6 x as long. Half, double: equal.
+# Bytes after which the disk starts writing. Without: 0.8 x the samples/s of 110 KB, and tarcat of them takes 1.6 x as
+# long. Half, double: the same.
 FLUSHED = 1 << 23
 
 # Paths of files that are open already.
@@ -88,7 +88,7 @@ def _open_reader(path: str) -> io.FileIO:
 
 
 def _cure(exc: Exception, path: str, mode: str) -> str:
-    """Return advice for a file that cannot be opened, after a semicolon, if its name suggests any."""
+    """Return advice, after a semicolon, for a file that cannot be opened; an empty string if there is none."""
     if isinstance(exc, IsADirectoryError) and mode == "rb" and not path.endswith(INDEX):
         return f"; name the shards in it, as '{path}/*.tar'"
     if not isinstance(exc, FileNotFoundError):
@@ -104,7 +104,7 @@ def _cure(exc: Exception, path: str, mode: str) -> str:
 
 
 def _open_writer(path: str, location: Location) -> OutputStream:
-    """Return an OutputStream that replaces the file at *path* in one step, when all bytes are written."""
+    """Return an OutputStream that atomically replaces the file at *path* when closed; devices are written directly."""
     if path.startswith(_DESCRIPTORS) or _is_special(path):
         file = LastingFile(io.FileIO(path, "wb"))
         return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file)
@@ -116,15 +116,15 @@ def _open_writer(path: str, location: Location) -> OutputStream:
 def _open_temporary(target: str, location: Location) -> OutputStream:
     temporary, descriptor = _claim(target)
     file = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=False), 1 << 18)
-    # The lock is held until the temporary name is gone, so that no other writer removes the file as a left-over.
+    # The lock is held until the temporary name is gone, so that no other writer removes the file as a leftover.
 
     def finish() -> None:
         file.close()
+        # Most file systems may write the name before the bytes: after a power loss, the file would be zeros.
         if location.sync:
             os.fsync(descriptor)
 
     def commit() -> None:
-        # Most file systems may write the name before the bytes: after a power loss the file would be zeros.
         _replace(temporary, target, location)
         os.close(descriptor)
 
@@ -144,13 +144,13 @@ def _open_temporary(target: str, location: Location) -> OutputStream:
 
 
 def _replace(path: str, target: str, location: Location) -> None:
-    """Rename a file, and wait until its new name is on the disk."""
+    """Rename a file; if *location* syncs, wait until the new name is on the disk."""
     with synced_folder(os.path.dirname(target)) if location.sync else nullcontext():
         os.replace(path, target)
 
 
 class _EarlyFlush:
-    """Lets the disk begin with *file* while it is written, so that there is less to wait for at the end."""
+    """Starts the disk on *file* while it is written, so that closing waits for fewer bytes."""
 
     def __init__(self, file: io.BufferedWriter[io.FileIO]):
         self._file = file
@@ -166,13 +166,13 @@ class _EarlyFlush:
         if self._new >= FLUSHED:
             from tarshards.storage.ranges import begin_flush
 
-            end = self._file.raw.tell()  # beyond what the system has copied, too
+            end = self._file.raw.tell()  # includes ranges that the system has copied
             begin_flush(self._file.fileno(), self._begun, end - self._begun)
             self._new, self._begun = 0, end
 
 
 def _make_folder(path: str, location: Location) -> None:
-    """Create the folder *path*, and wait until its name is on the disk: else the files in it may go with it."""
+    """Create the folder *path*; if *location* syncs, wait for the disk: a power loss could remove it with its files."""
     above = os.path.dirname(path.rstrip("/"))
     if above and not os.path.exists(above):
         _make_folder(above, location)
@@ -183,7 +183,7 @@ def _make_folder(path: str, location: Location) -> None:
 
 @contextmanager
 def synced_folder(path: str) -> Iterator[None]:
-    """At the end of the block, wait until the names in the folder *path* are on the disk."""
+    """At the end of a with-block, wait until the names in the folder *path* are on the disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:  # a folder that may be written to, but not listed
@@ -201,7 +201,10 @@ def synced_folder(path: str) -> Iterator[None]:
 
 
 def _claim(target: str) -> tuple[str, int]:
-    """Create and lock a temporary file beside *target*; remove those that killed writers of *target* have left."""
+    """Create and lock a temporary file beside *target*, and return its path and descriptor.
+
+    Removes the temporary files that killed writers of *target* have left.
+    """
     folder, base = os.path.split(target)
     names = (os.path.join(folder, f".{base}.{number}.tmp") for number in count())
     path = next(names)
@@ -215,7 +218,7 @@ def _claim(target: str) -> tuple[str, int]:
             continue
         try:
             is_ours = try_lock(descriptor) and is_at(path, descriptor)  # else another writer removes it
-        except NoLocksError:  # so that nothing is removed
+        except NoLocksError:  # then nobody removes files
             is_ours = True
         if is_ours:
             while os.path.lexists(other := next(names)):

@@ -87,8 +87,8 @@ class Location:
     ) -> Location:
         """Return the location of a URL or path, or a Location with the options added.
 
-        A *remote* replaces that of the Location; *allow_pipe* and ``sync=False`` hold if either of the two has them.
-        Raises TypeError for anything else.
+        A *remote* replaces that of the Location; *allow_pipe* and ``sync=False`` hold if passed, or if the Location has
+        them. Raises TypeError for anything else.
         """
         if isinstance(url, Location):
             if remote in (None, url.remote) and (url.allow_pipe or not allow_pipe) and (sync or not url.sync):
@@ -130,7 +130,7 @@ class Location:
 
     @cached_property
     def family(self) -> str:
-        """The module that opens the scheme; UrlError for an unknown scheme, unless a local file has this name."""
+        """The module that opens the scheme; UrlError if the scheme is unknown, unless a local file has this name."""
         if self.scheme in FAMILIES:
             return FAMILIES[self.scheme]
         import fsspec
@@ -169,7 +169,7 @@ class Location:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether it is a path without a scheme: a quick test, which comes first for many thousands of shards."""
+        """Whether it is a path without a scheme: a quick test, made first since there may be thousands of shards."""
         return ":" not in self.url and self.url != "-"
 
     @property
@@ -179,7 +179,7 @@ class Location:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is read once, forwards, and has nothing beside it: `-` and `pipe:`."""
+        """Whether it can be read only once, sequentially, and has no sidecars: `-` and `pipe:`."""
         return not self._is_plain and FAMILIES.get(self.scheme) in ("stdio", "pipe")
 
     @property
@@ -209,7 +209,7 @@ class Location:
 
     @property
     def name(self) -> str:
-        """The URL as messages show it, without credentials: no user, no password, no value of a query.
+        """The URL as messages show it, without credentials: no user, no password, no values of the query.
 
         >>> Location("http://me:secret@host/a.tar?expires=60&signature=abc").name
         'http://host/a.tar?expires=...&signature=...'
@@ -233,7 +233,7 @@ class Location:
         return path + mark + without_values(query)
 
     def redacted(self, text: str) -> str:
-        """Return *text* without the credentials of URLs in it, and without those of this one in any form."""
+        """Return *text* without the credentials of URLs in it, and without those of this location in any form."""
         return redacted(text, self._secrets)
 
     @cached_property
@@ -246,10 +246,7 @@ class Location:
         return self.redacted(words(exc))
 
     def safe(self, exc: BaseException) -> BaseException:
-        """Return *exc*; if its message or that of a cause shows credentials, return an OSError of its redacted message.
-
-        The OSError has the errno of *exc*.
-        """
+        """Return *exc*, or, if it or a cause shows credentials, an OSError with its errno and redacted message."""
         from traceback import TracebackException
 
         text = "".join(TracebackException.from_exception(exc, limit=0).format())
@@ -262,7 +259,7 @@ class Location:
 
     @property
     def identity(self) -> str:
-        """The last part of the name up to any `?`, the same at every location; digests in states depend on it."""
+        """The last part of the name, up to any `?`: the same wherever the file is. Digests in states depend on it."""
         return (self if self._is_plain else self._around[1]).name.partition("?")[0].rpartition("/")[2]
 
     @cached_property
@@ -309,8 +306,8 @@ class Location:
     def described(self) -> Location:
         """The location beside which its index and other derived files lie: itself, or one in the `index_dir`.
 
-        In the `index_dir` it has the path of its folder, so that shards of one name stay apart. The path of a URL
-        begins with its scheme and host, and ends with a digest of its query.
+        Below the `index_dir` it has the path of its folder, so that shards of the same name do not collide. The path of
+        a URL begins with its scheme and host, and ends with a digest of its query.
 
         >>> remote = Remote(index_dir="/i")
         >>> [Location(url, remote).described.url for url in ("/d/a.tar", "http://host/d/a.tar?token=x", "s3://b/a.tar")]
@@ -454,7 +451,7 @@ class Location:
         return location
 
     def address(self) -> Any:
-        """Return the ``Address`` that serves it by HTTP, None if there is none; raise OpenError or UrlError."""
+        """Return its ``Address`` on a web server, or None if it has none; raise OpenError or UrlError."""
         return self._transport.address(self)
 
     @property
@@ -464,7 +461,7 @@ class Location:
     def open(self, mode: str = "rb", *, encodings: Container[str] = ()) -> BinaryIO:
         """Open it for reading ("rb") or writing ("wb") bytes; `open_url` describes the options.
 
-        *encodings* are the Content-Encodings that the caller undoes; any other that a server sends is an OpenError.
+        *encodings* are the Content-Encodings that the caller undoes; raises OpenError if a server sends another one.
         """
         if mode not in ("rb", "wb"):
             raise ValueError(f'mode is "rb" or "wb", not {mode!r}')
@@ -485,9 +482,9 @@ class Location:
         return data
 
     def hold(self, limit: int, allocate: Callable[[int], Any] = bytearray) -> Any:
-        """Return what ``read`` does, in what *allocate* returns for a number of bytes if that is known beforehand.
+        """Return the bytes as ``read`` does, in a buffer from ``allocate(size)`` if their number is known beforehand.
 
-        It is a ``MappedBlock`` if a cache has it on its disk.
+        Returns a ``MappedBlock`` instead if a cache has them on its disk.
         """
         data = self._transport.hold(self, limit + 1, allocate)
         if len(data) > limit:
@@ -495,7 +492,7 @@ class Location:
         return data
 
     def sha256(self) -> str:
-        """Return the SHA-256 of the bytes that are stored, in hexadecimal digits."""
+        """Return the SHA-256 of its stored bytes, in hexadecimal digits."""
         from hashlib import sha256
 
         digest = sha256()
@@ -505,10 +502,10 @@ class Location:
         return digest.hexdigest()
 
     def ranges(self, size: int | None = None) -> Ranges:
-        """Open it for reading in any order; a *size* that is known saves a request to a server.
+        """Open it for random access; passing its *size*, if known, saves a request to a server.
 
-        A local file is mapped; if it shrinks, reading beyond its new end is an OpenError. If a remote file changes,
-        reading on is an OpenError, provided that its server sends an ETag or a time. Raises OpenError for streams and
+        A local file is mapped. Reading raises OpenError beyond the new end of a local file that has shrunk, and for a
+        remote file that has changed, provided that its server sends an ETag or a time. Raises OpenError for streams and
         for servers without ranges.
         """
         return self._transport.ranges(self, size)
@@ -543,7 +540,7 @@ class Location:
 
     @property
     def can_rename(self) -> bool:
-        """Whether files like it can be renamed: those of streams and web servers cannot."""
+        """Whether it can be renamed: not if it is a stream or on a web server."""
         return type(self._transport).rename is not Transport.rename
 
     def rename(self, target: Location) -> None:

@@ -1,8 +1,8 @@
-"""Locks on files, which end with the process that holds them; and values that a forked process makes again.
+"""File locks, which end with the process that holds them; and values that each process makes for itself.
 
-A lock belongs to an open file: it is taken, waited for, and swept with its file after a process that died. A child that
-is forked has the open files of its parent and would keep their locks after the parent's death, so it closes them, and
-no thread opens one while another forks. It has no threads, locks and connections of its parent either: ``PerProcess``.
+A lock belongs to an open file; ``sweep`` removes the locked files that dead processes have left. A forked child has the
+open files of its parent and would keep their locks after the parent's death, so it closes them, and no thread opens one
+while another one forks. It cannot use the threads, locks and connections of its parent either: see ``PerProcess``.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def lock(
 ) -> int:
     """Open the file at *path*, lock it with *take* and return its descriptor, which ``release`` closes.
 
-    While the lock is held elsewhere, *wait* is called, which sleeps or raises; without it, this is a BlockingIOError.
-    A file system without locks is a NoLocksError; with *optional* the file is then open unlocked.
+    While the lock is held elsewhere, *wait* is called, which sleeps or raises; without *wait*, raises BlockingIOError.
+    Raises NoLocksError if the file system has no locks; with *optional*, the file is opened unlocked instead.
     """
     while True:
         descriptor = _open(path, flags)
@@ -107,7 +107,10 @@ def is_locked(path: str) -> bool:
 
 
 def sweep(path: str, is_ours: Callable[[int], bool] = lambda descriptor: True) -> bool:
-    """Remove the file at *path*, if it *is_ours*, when no process holds its lock; return False if one does or may."""
+    """Remove the file at *path* if no process holds its lock and *is_ours* accepts its descriptor.
+
+    Returns False if a process holds the lock, or may hold it; otherwise True, even if the file is missing or not ours.
+    """
     try:
         descriptor = lock(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -156,9 +159,9 @@ def _open(path: str, flags: int) -> int:
 
 
 class PerProcess(Generic[T]):
-    """A value that *make* makes once in each process: a forked one has no threads and connections of its parent.
+    """A value that *make* makes once in each process: a forked process cannot use its parent's threads and connections.
 
-    It may be a lock, which a thread of the parent may hold at the fork and no one would release.
+    It may also be a lock: if another thread of the parent held it during the fork, the child could never acquire it.
 
     >>> found = PerProcess(dict)
     >>> found() is found()
@@ -186,7 +189,7 @@ class PerProcess(Generic[T]):
 
 
 def renew_in_children(each: Any) -> None:
-    """Call ``renew`` of an object, as long as there is one, in each process that is forked from this one."""
+    """Call the method ``renew`` of an object, as long as the object exists, in each process forked from this one."""
     _renewed.add(each)
 
 

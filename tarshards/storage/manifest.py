@@ -1,9 +1,9 @@
-"""Dataset manifests: wids JSON version 1, the shards of a dataset with their samples and bytes.
+"""Dataset manifests: wids JSON version 1, the shards of a dataset with their numbers of samples and bytes.
 
 Format: webdataset's wids, "wids_specs.py"; ``{"wids_version": 1, "shardlist": [{"url", "nsamples", "filesize"}]}``.
 Entries of ours, which others ignore: ``"concatenated": true`` says that a shard may consist of several archives, and
-``"indexed": true`` that its index is beside it. ``"sha256"`` is the checksum of the file, and ``"digest"`` that of its
-keys and members, as its index has it, in hexadecimal digits.
+``"indexed": true`` that its index is beside it. ``"sha256"`` is the checksum of the file, and ``"digest"`` a digest of
+its keys and members, which its index has too; both are in hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
 
 SUFFIX = ".shards.json"
-DESCRIPTION = ("nsamples", "filesize", "concatenated", "indexed", "sha256", "digest")  # the words of an entry
-MARKS = ("concatenated", "indexed")  # the words that are true or false
+DESCRIPTION = ("nsamples", "filesize", "concatenated", "indexed", "sha256", "digest")  # the names in an entry
+MARKS = ("concatenated", "indexed")  # the names whose values are true or false
 MAX_BYTES = 1 << 28  # of a manifest: about 150 bytes a shard
-_COUNTS = {"nsamples": "samples", "filesize": "size"}  # words with another name in ``Shard``
+_COUNTS = {"nsamples": "samples", "filesize": "size"}  # names that ``Shard`` spells differently
 _HEX = b"0123456789abcdef"
-_DIGITS = {"sha256": 64, "digest": 32}  # the hexadecimal digits of each
+_DIGITS = {"sha256": 64, "digest": 32}  # the number of hexadecimal digits of each
 MOST = {"nsamples": (1 << 32) - 1, "filesize": (1 << 53) - 1}  # of a shard: what fits into plans and sums
 
 
 class Shard(NamedTuple):
-    """A shard: its URL, its samples and bytes if a manifest has them, and how to read it.
+    """A shard: its URL, its numbers of samples and bytes if a manifest has them, and how to read it.
 
     A *concatenated* shard may consist of several archives; an *indexed* one has its index beside it. *sha256* is the
-    checksum of the file, and *digest* that of its keys and members, as in its index, in hexadecimal digits. Manifests
-    do not have the last three: *split*, "first" or "last", is the rule for the names of members (None: that of the
-    index, or else "first"); with *allow_pipe*, ``pipe:command`` may run its command; with *keep_headers* data include
-    the headers of their members, for writing them unchanged.
+    checksum of the file, and *digest* a digest of its keys and members, which its index has too, both in hexadecimal
+    digits. Manifests do not have the last three: *split*, "first" or "last", is the rule for the names of members
+    (None: the rule of the index, or else "first"); with *allow_pipe*, ``pipe:command`` may run its command; with
+    *keep_headers*, data carries the headers of its member, so that these can be written unchanged.
     """
 
     url: str
@@ -82,7 +82,7 @@ class Shards(Sequence[Shard]):
         return cls(list(urls), **{name: list(column) for name, column in zip(Shard._fields[1:], columns)})
 
     def column(self, name: str) -> list[Any]:
-        """Return the entry *name* of every ``Shard``."""
+        """Return the field *name* of every ``Shard``."""
         if name == "url":
             return self.urls
         return self._columns.get(name) or [Shard._field_defaults[name]] * len(self)
@@ -105,11 +105,11 @@ class Shards(Sequence[Shard]):
         self.urls += other.urls
 
     def replace(self, **columns: list[Any]) -> Shards:
-        """Return these shards with other *columns*."""
+        """Return these shards with *columns* replaced."""
         return Shards(**{"urls": self.urls, **self._columns, **columns})
 
     def take(self, numbers: Sequence[int]) -> Shards:
-        """Return the shards of these *numbers*, in their order."""
+        """Return the shards with these *numbers*, in the given order."""
         columns = {"urls": self.urls, **self._columns}
         return Shards(**{name: [column[number] for number in numbers] for name, column in columns.items()})
 
@@ -139,7 +139,7 @@ class Shards(Sequence[Shard]):
 def collector_paused() -> Iterator[None]:
     """Pause Python's garbage collector in a block that makes many objects and keeps few.
 
-    It would traverse all objects of the process, including torch's, because of the many new ones.
+    The many new objects would make it traverse all objects of the process, including torch's.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -238,7 +238,7 @@ def dump_manifest(shards: Iterable[Shard]) -> str:
 
 
 def without_counts(text: bytes, urls: Container[str]) -> str | None:
-    """Return the manifest *text* without the counts of the shards *urls*; None if it has none.
+    """Return the manifest *text* without the counts of the shards *urls*; None if it has no such counts.
 
     >>> text = b'{"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 7}, {"url": "b.tar", "nsamples": 5}]}'
     >>> print(without_counts(text, ["a.tar"]), end="")
@@ -266,17 +266,17 @@ def _dump(head: dict[str, Any], entries: list[dict[str, Any]]) -> str:
 
 
 def _columns_of(entries: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return the *entries* of a manifest as columns, by word; words that no entry has may be left out."""
+    """Return the *entries* of a manifest as columns, by name; names that no entry has may be left out."""
     words = ("url", *DESCRIPTION)
     first = entries[0].keys() if entries else {}.keys()
-    if sum(map(len, entries)) == len(first) * len(entries):  # probably all have the same words
+    if sum(map(len, entries)) == len(first) * len(entries):  # probably all have the same names
         with suppress(KeyError):
             return {word: [*map(itemgetter(word), entries)] for word in words if word in first}
     return {word: [entry.get(word, False if word in MARKS else None) for entry in entries] for word in words}
 
 
 def _are_right(names: list[Any], columns: dict[str, list[Any]]) -> bool:
-    """Return whether ``_check_entry`` accepts all entries, which takes less time by columns."""
+    """Return whether ``_check_entry`` accepts all entries; checking columns is faster."""
     for word in MOST.keys() & columns.keys():
         numbers = _given(columns[word])
         if set(map(type, numbers)) - {int} or (numbers and not 0 <= min(numbers) <= max(numbers) <= MOST[word]):

@@ -42,7 +42,7 @@ def read_marker(url: str | Location) -> Record | None:
 
 
 def write_marker(url: str | Location, record: Record) -> None:
-    """Write *record* to *url*, whole or not at all; make a local folder that is missing."""
+    """Write *record* to *url*, whole or not at all; create a missing local folder."""
     location = Location.of(url)
     location.make_folder()
     with location.open("wb") as stream:
@@ -50,10 +50,10 @@ def write_marker(url: str | Location, record: Record) -> None:
 
 
 def find_made(url: str | Location, digest: str | None, output: Location | None = None) -> Record | None:
-    """Return the record at *url* if ``is_made`` holds for it.
+    """Return the record at *url* if ``is_made`` holds for it, else None.
 
-    A record of the same digest without its output is removed: it would be valid as soon as there is a new output, of
-    which the index, or whatever is written after it, may be missing.
+    A record with this digest is removed if its output is missing. Otherwise it would become valid as soon as a new
+    output exists, even if files written after the output, such as its index, are still missing.
     """
     record = read_marker(url)
     if is_made(record, digest, output):
@@ -64,12 +64,12 @@ def find_made(url: str | Location, digest: str | None, output: Location | None =
 
 
 def is_made(record: Record | None, digest: str | None, output: Location | None = None) -> bool:
-    """Return whether a marker is of the work with this *digest*, and *output*, where one is named, still exists."""
+    """Return whether a marker records the work with this *digest*, and *output*, if given, still exists."""
     return is_of(record, digest) and (output is None or output.exists())
 
 
 def is_of(record: Record | None, digest: str | None) -> bool:
-    """Return whether a marker is of the work with this *digest*, or with None in a folder of one work has no digest."""
+    """Return whether a marker records the work with this *digest*; None matches a marker without a digest."""
     return bool(record) and record.get("digest") == digest  # type: ignore[union-attr]
 
 
@@ -81,10 +81,10 @@ def make_once(
     output: Location | None = None,
     resume: bool = True,
 ) -> tuple[Record, bool]:
-    """Return the record of an output, and whether an earlier call made the output; if none did, call *make* for it.
+    """Return the record of an output, and whether an earlier call made the output; if none did, call *make*.
 
-    It is written to *url* with its *digest*. The record of an earlier call counts as ``find_made`` says; without
-    *resume* it never does.
+    *make* makes the output and returns its record, which is written to *url* with *digest*. ``find_made`` decides
+    whether the record of an earlier call is valid; without *resume*, none is.
     """
     if not resume:
         with suppress(OpenError):  # of a server that removes nothing

@@ -1,4 +1,4 @@
-"""Open a URL as it is, a shard through its compression, or a shard as a plain local file."""
+"""Open the bytes of a URL, a shard through its compression, or a shard as a plain local file."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def open_url(
     file and its name are on the disk, so that they survive a power loss; with *sync* False it does not wait.
 
     URLs are paths, `file:`, `-` (stdin or stdout), `http:`, `https:`, every scheme of fsspec, and with *allow_pipe*
-    `pipe:command`. *remote* has the options for servers and stores; see `Remote`. An unknown scheme is a UrlError, any
-    other failure an OpenError.
+    `pipe:command`. *remote* has the options for servers and stores; see `Remote`. Raises UrlError for an unknown
+    scheme, and OpenError for any other failure.
     """
     return Location.of(url, remote, allow_pipe=allow_pipe, sync=sync).open(mode)
 
@@ -49,13 +49,13 @@ def open_shard(
     """Open *url* as `open_url` does, through its compression.
 
     Reading detects gzip, bzip2, xz, lzma, zstd and lz4 by their first bytes, never by the name, and also if a server
-    sends them with a Content-Encoding, which `open_url` refuses. Damage, and more decompressed bytes than
-    1 MiB + *max_ratio* x the compressed size, is an OpenError.
+    sends them with a Content-Encoding, which `open_url` refuses. Raises OpenError for damage, and for more decompressed
+    bytes than 1 MiB + *max_ratio* x the compressed size.
 
-    Writing compresses by the suffix (`.gz .tgz .bz2 .tbz2 .xz .txz .lzma .zst .tzst .lz4` and their further forms), the
-    same data to the same bytes; the suffix of another format, such as `.br` or `.zip`, is a UrlError. `close()` removes
-    the index of an earlier shard of this name, and all other files that are derived from a local one and lie beside it.
-    lz4 needs ``pip install 'tarshards[lz4]'``.
+    Writing compresses by the suffix (`.gz .tgz .bz2 .tbz2 .xz .txz .lzma .zst .tzst .lz4` and their variants); the same
+    data gives the same bytes. Raises UrlError for the suffix of another format, such as `.br` or `.zip`. `close()`
+    removes the index of an earlier shard of this name, and, beside a local one, all other files derived from it. lz4
+    needs ``pip install 'tarshards[lz4]'``.
     """
     location = Location.of(url, allow_pipe=allow_pipe, sync=sync)
     stream: Any = location.open(mode, encodings=ENCODINGS)

@@ -13,7 +13,7 @@ from tarshards.parallel.children import PIPE, ChildGroup, ending
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.streams import InputStream, OutputStream, failure
 
-#: A list that a thread sets to have its PipeInputs added to, so that another thread can kill their commands.
+#: A list to which a thread's PipeInputs are added if it sets one, so that another thread can kill their commands.
 OPENED: ContextVar[list[PipeInput]] = ContextVar("OPENED")
 
 
@@ -46,7 +46,7 @@ def check(group: ChildGroup, name: str) -> None:
 
 
 class PipeInput(InputStream):
-    """The output of a command; its last read raises where the command failed."""
+    """The output of a command; its last read raises OpenError if the command failed."""
 
     def __init__(self, command: str, name: str):
         self.name = name

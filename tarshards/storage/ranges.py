@@ -1,4 +1,4 @@
-"""Files that are read in any order, and local ones among them, which are mapped."""
+"""Random access to files; local files are mapped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ except ImportError:
     from tarshards.storage._mapped_py import Mapping  # type: ignore[assignment]
     from tarshards.storage._mapped_py import begin_flush as begin_flush
 
-MOST_MAPPED = 24_000  # files of two mappings; the kernel allows a process 65,530 mappings (vm.max_map_count)
+MOST_MAPPED = 24_000  # files with two mappings each; the kernel allows a process 65,530 mappings (vm.max_map_count)
 
 
 def are_buffers() -> bool:
@@ -29,7 +29,7 @@ def are_buffers() -> bool:
 def most_open() -> int:
     """Return the most shards that a process should hold open; each may be mapped with its index.
 
-    Without the kernel each takes a descriptor, and some must be left for other uses. Mappings must be left for
+    Without the native twin, each takes a descriptor, and some must be left for other uses. Mappings must be left for
     libraries, memory, and shards that are being released.
     """
     if are_buffers():
@@ -38,7 +38,7 @@ def most_open() -> int:
 
 
 def most_held() -> int:
-    """Return the most mapped files that a process should also hold open, which only makes it faster."""
+    """Return the most mapped files that a process should also hold open, which only makes checking them faster."""
     return min(MOST_MAPPED, _most_descriptors() // 4)
 
 
@@ -161,7 +161,7 @@ class RangedFile(io.BufferedIOBase):
 class LocalRanges(Ranges):
     """A local file, mapped into memory, or read if it has at most *copied* bytes.
 
-    It stays as it is when the file is removed or replaced.
+    If the file is removed or replaced, its bytes stay readable.
     """
 
     remote = False
@@ -184,7 +184,7 @@ class LocalRanges(Ranges):
         self.mapping.drop(offset, size)
 
     def scatter(self, flag: bool) -> None:
-        """Tell the system whether reads are few and far apart, so that it reads nothing around them."""
+        """Tell the system whether reads are few and far apart, so that it does not read ahead."""
         self.mapping.scatter(flag)
 
     def verify(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 _USERINFO = r"(?<=://)[^/?#]*@"
 _USERINFO_IN_TEXT = r"(?<=://)[^\s/?#]*@"
 _QUERY_IN_TEXT = r"""(://[^\s'"?]*\?|\?(?=[\w.%-]+=))([^\s'"|;<>()`]*)"""
-# A token has a character that words lack: "basic authentication" is none.
+# A token has a character that words lack: there is none in "basic authentication".
 _TOKEN_IN_TEXT = r"(?i)\b(bearer|basic) +(?=\S*[\d=+/_.-])[^\s'\"]{8,}"
 _SECRET_OPTION = r"(?i)key|secret|token|pass|sas|credential|connection_string"
 #: Parameters of a query that sign it, in lower case: of AWS, Google, Alibaba, Tencent, Azure, Akamai, and bare tokens.
@@ -18,7 +18,7 @@ _SIGNATURE = (
     r"q-(sign-algorithm|ak|sign-time|key-time|header-list|url-param-list|signature)|"
     r"hdn(ts|ea|tl)|__token__|__gda__|(access_|auth_)?token"
 )
-#: Those that only do so beside one named signature or sig: CloudFront's policy, and what Azure signs.
+#: Parameters that only sign a query beside one named signature or sig: CloudFront's policy, and what Azure signs.
 _BESIDE_SIGNATURE = r"policy|s[vrpte]|ss|srt|si|sip|spr|sdd|ses|scid|s[aku]oid|sktid|sk[tesv]"
 _SHORTEST = 6  # characters of a secret that is hidden in any text; a shorter one could be part of a word
 
@@ -33,7 +33,7 @@ def without_userinfo(url: str) -> str:
 
 
 def without_values(query: str) -> str:
-    """Return *query* with dots instead of its values, and of keys that may be values.
+    """Return *query* with dots in place of its values, and of keys that may be values.
 
     >>> without_values("X-Amz-Expires=60&X-Amz-Signature=abc&token")
     'X-Amz-Expires=...&X-Amz-Signature=...&...'
@@ -41,13 +41,13 @@ def without_values(query: str) -> str:
     parts = []
     for part in query.split("&"):
         key, _, value = part.partition("=")
-        # A lone word, also one padded as base64 is, may be a token.
+        # A word without a value may be a token, even if it ends in the padding of base64.
         parts.append(f"{key}=..." if value.strip("=") and re.fullmatch(r"[\w.%-]+", key) else "..." if part else "")
     return "&".join(parts)
 
 
 def without_signature(query: str) -> str:
-    """Return *query* without what signs it, which differs from one request for an object to the next.
+    """Return *query* without the parameters that sign it, which differ in each request for an object.
 
     >>> without_signature("f=a&X-Amz-Expires=60&X-Amz-Signature=abc"), without_signature("se=1&sig=abc")
     ('f=a', '')

@@ -11,7 +11,7 @@ from tarshards.errors import whole_number
 
 LEAST_AHEAD = 1 << 24  # bytes to fetch ahead even if the available memory is short or unknown
 LEAST_CACHE = 1 << 24  # bytes: a smaller cache would hold too few blocks to be useful
-PART = 4  # this fraction of the available memory may hold bytes that are fetched ahead
+PART = 4  # bytes fetched ahead may fill one part in this many of the available memory
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Remote:
     """How files of web servers and object stores are read.
 
     - *connections*: requests under way at once in a process, each on a connection of its own that is kept alive
-    - *ahead*: bytes that are fetched before they are needed, and as many of indexes; None is a quarter of the memory
-      that is available, shared by the ranks and workers of the host
-    - *timeout*: seconds without a byte of the body, or for all that comes before it, after which a request has failed
+    - *ahead*: the most bytes fetched before they are needed, and the most bytes of indexes held; by default a
+      quarter of the available memory, shared by the ranks and workers of the host
+    - *timeout*: seconds without a byte of the body, or for everything before it, after which a request has failed
     - *retries*: failures in a row without progress before a file is given up
-    - *storage_options*: what fsspec's store is made with (endpoint, credentials); by default it finds them itself
+    - *storage_options*: arguments of fsspec's store (endpoint, credentials); by default it finds them itself
     - *cache_dir*: a local folder for the blocks that were fetched, shared by all processes of the host and kept for
       later epochs and runs
     - *cache_bytes*: the maximum size of the files in *cache_dir*, at least 16 MiB; None is nine tenths of the sum of
@@ -31,7 +31,7 @@ class Remote:
     - *index_dir*: a folder for the indexes of shards, local ones too, and for the columns, manifests and key indexes
       that would otherwise be beside them; `tarindex --index-dir` fills it
 
-    Raises ValueError or TypeError for other values.
+    Raises ValueError or TypeError for invalid values.
     """
 
     connections: int = 32
@@ -94,7 +94,7 @@ def set_default(remote: Remote) -> None:
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that this process may still use: those of the host, or of its control group."""
+    """Return the bytes of memory that this process may still use: of its host or control group, whichever has less."""
     found = []
     for path, word in (("/proc/meminfo", "MemAvailable:"), ("/sys/fs/cgroup/memory.max", "")):
         try:

@@ -1,4 +1,4 @@
-"""Requests to web servers: where they go, redirects, retries, and the version of the file that an answer is of."""
+"""Requests to web servers: addresses, redirects, retries, and the version of the file that a response belongs to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tarshards.storage.streams import encoded, errno_of
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
 
-#: Statuses that a later attempt may not meet again.
+#: Statuses of transient failures: a later attempt may succeed.
 PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 # Raised for a malformed host, number or chunk.
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 
 class StatusError(OSError):
-    """An answer whose status is not 2xx; *code* is that status."""
+    """A response whose status is not 2xx; *code* is that status."""
 
     def __init__(self, response: Response):
         super().__init__(f"{response.status} {response.reason}")
@@ -74,7 +74,7 @@ class Version(NamedTuple):
 
     @property
     def validator(self) -> str | None:
-        """The value of If-Range for equal bytes; None if there is only a weak ETag, or nothing."""
+        """The value for If-Range: a strong ETag, or else the time of the last change; None if there is neither."""
         strong = self.etag if not self.etag.startswith("W/") else ""
         return strong or self.modified or None
 
@@ -86,7 +86,7 @@ class Address:
     """The URL that requests for a location go to, and the credentials to send."""
 
     _login: str | None = None
-    _moved: tuple[str, str, float] | None = None  # a URL, its redirect, and the time until which that is used
+    _moved: tuple[str, str, float] | None = None  # a URL, the target of its redirect, and until when to use it
 
     def __init__(self, location: Location):
         self.location = location
@@ -117,7 +117,7 @@ class Address:
     def digest(self) -> str:
         """A digest that distinguishes the object from others: of its URL without a signature, and of the login.
 
-        A server may answer each login differently. The URL includes the endpoint of a store.
+        A server may send different bytes for each login. The URL includes the endpoint of a store.
         """
         path, _, query = self.target[0].partition("?")
         login = "" if self._login is None else _digest_of_login(self._login, Origin.of(path))
@@ -126,18 +126,18 @@ class Address:
 
     @property
     def read_url(self) -> str:
-        """The URL that a GET requests: that of ``target``, or the one that it has redirected to."""
+        """The URL that a GET requests: that of ``target``, or the one to which it last redirected."""
         url = self.target[0]
         moved = self._moved
         return url if moved is None or moved[0] != url or monotonic() >= moved[2] else moved[1]
 
     def request(self, headers: dict[str, str], *, method: str = "GET", body: Any = None) -> Response:
-        """Return the answer to a request after redirects; raise StatusError for every status but 2xx.
+        """Send a request, follow redirects and return the response; raise StatusError for every status but 2xx.
 
         Only 307 and 308 redirect methods other than GET; *body*, a file, is then sent again. Credentials are sent to
         their origin only. An error at the target of a redirect has a note that names the target. Raises OpenError for a
         redirect to another scheme, and for too many. For a minute, further GETs go to the target of the last redirect,
-        unless that fails: hubs redirect every range, and limit the requests to themselves.
+        unless that fails: hubs redirect each request for a range, and limit their rate.
         """
         url, secret = self.target
         if method == "GET" and (read_url := self.read_url) != url:
@@ -177,7 +177,7 @@ class Address:
         raise StatusError(response)
 
     def _redirected(self, url: str, method: str, failure: Exception) -> str | None:
-        """Return the URL that an answer redirects to, if any; raise OpenError unless it is http or https."""
+        """Return the URL that a response redirects to, if any; raise OpenError unless it is http or https."""
         code = failure.code if isinstance(failure, StatusError) else None
         written = failure.headers.get("Location") if code in _REDIRECTS else None  # type: ignore[attr-defined]
         if not written:
@@ -197,7 +197,7 @@ class Address:
 
 @cache
 def _digest_of_login(login: str, origin: Origin) -> str:
-    """Return a digest that takes 20 ms to compute, so that trying passwords with it is slow."""
+    """Return a digest that takes 20 ms to compute, so that guessing passwords with it is slow."""
     return pbkdf2_hmac("sha256", login.encode(), repr(origin).encode(), 1 << 16).hex()
 
 
@@ -223,7 +223,7 @@ class Renewable(Protocol):
 
 
 class Patience:
-    """Retries with pauses; raises after too many failures in a row without progress, or after one once *is_over*."""
+    """Retries with pauses; raises OpenError after too many failures in a row, or at the next one once *is_over*."""
 
     def __init__(self, address: Renewable, is_over: Callable[[], bool] | None = None):
         self.address = address
@@ -236,7 +236,7 @@ class Patience:
         while True:
             try:
                 result = action()
-            except OpenError:  # waiting does not help
+            except OpenError:  # not transient
                 raise
             except (OSError, http.client.HTTPException, *_MALFORMED) as error:
                 if getattr(error, "code", None) in (401, 403) and not self._renewed and self.address.renew():
@@ -283,7 +283,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _retry_after(error: BaseException) -> float:
-    """Return the seconds to wait, as a server asks by Retry-After."""
+    """Return the seconds to wait that a server requests by Retry-After; 0.0 without it."""
     value = error.headers.get("Retry-After", "") if isinstance(error, StatusError) else ""
     try:
         return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time()
@@ -292,12 +292,12 @@ def _retry_after(error: BaseException) -> float:
 
 
 def ask_for(address: Address, begin: int, end: int) -> Response:
-    """Return the answer to a request for the bytes from *begin* to *end*."""
+    """Request the bytes from *begin* to *end*, and return the response."""
     return address.request({"Accept-Encoding": "identity", "Range": f"bytes={begin}-{end - 1}"})
 
 
 def range_of(response: Response, begin: int) -> Version | None:
-    """Return the version of the file of a range that begins at *begin*; None if *response* is no such range."""
+    """Return the version of the file if *response* is a range of it that begins at *begin*, else None."""
     match = _RANGE.fullmatch(response.headers.get("Content-Range", "")) if response.status == 206 else None
     if match is None or int(match[1]) != begin or not begin <= int(match[2]) < int(match[3]):
         return None
@@ -320,7 +320,7 @@ def encoding_of(response: Response) -> str:
 
 
 def check_body(response: Response, name: str, version: Version | None = NOT_ENCODED) -> None:
-    """Raise OpenError for a body with another encoding than *version*, ConnectionError for one that broke off."""
+    """Raise OpenError for a body with another encoding than *version*, ConnectionError if it broke off."""
     # http.client accepts truncated headers, but then no body follows.
     if response.length != 0 and not response.peek():
         raise ConnectionError("the answer broke off before its first byte")

@@ -17,19 +17,20 @@ from tarshards.storage.cache import LEAST_PAUSE, MOST_PAUSE
 from tarshards.storage.locks import PerProcess
 from tarshards.storage.remote import Remote
 
-#: Of a piece: where it begins, the bytes kept for it, and its length, which is 0 while it is missing. The first row has
-#: the end of the last piece.
+#: A piece: its offset, the bytes reserved for it, and its length, which is 0 while it is missing. The first row has the
+#: end of the last piece.
 ROW = Struct("<QQQ")
 
 
 class SharedBytes:
     """Up to *count* pieces of bytes, shared by a process and those forked from it later; each is fetched once.
 
-    They are in a file without a name, which is freed when the last process that has it open ends, and which cannot
-    shrink. They take as much memory as *remote* may hold; beyond that, each process holds the pieces that it fetches.
-    A piece stays until it is dropped.
+    They are in an unnamed file in memory, which cannot shrink, and which is freed when the last process that has it
+    open ends. They take at most as much memory as *remote* may hold; beyond that, each process holds the pieces that it
+    fetches. A piece stays until it is dropped.
 
-    The locks belong to ranges of the file and to processes: threads of one process must not ask for a piece at once.
+    Record locks on the file, which belong to processes, guard the pieces: two threads of one process must not ask for
+    the same piece at once.
     """
 
     def __init__(self, count: int, remote: Remote):
@@ -39,7 +40,7 @@ class SharedBytes:
         weakref.finalize(self, os.close, self._file)
         os.ftruncate(self._file, self._first + remote.held())
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        self._memory = mmap(self._file, 0)  # its own descriptor stays open: closing it would end locks
+        self._memory = mmap(self._file, 0)  # its own descriptor stays open: closing it would release our locks
 
     @classmethod
     def of(cls, count: int, remote: Remote) -> SharedBytes | None:
@@ -55,9 +56,10 @@ class SharedBytes:
         return max(0, self._row(0)[0] - self._first)
 
     def hold(self, number: int, fetch: Callable[[Callable[[int], Any]], Any]) -> bytes | memoryview:
-        """Return a piece; one of the processes that ask for it calls *fetch*, while the others wait.
+        """Return a piece, by its number; one of the processes that ask for it calls *fetch*, while the others wait.
 
-        *fetch* returns its bytes, best in what the function that is passed to it returns for their number.
+        *fetch* gets a function that allocates shared memory for a number of bytes, and returns the bytes of the piece.
+        If they are in other memory, they are copied.
         """
         if not self._acquire(number + 1):
             return self._found(number + 1) or bytes(fetch(bytearray))
@@ -67,7 +69,7 @@ class SharedBytes:
             self._release(number + 1)
 
     def drop(self, number: int) -> None:
-        """Let a piece be fetched again, to another place: others may read this one."""
+        """Forget a piece: it is fetched again, into other memory, since processes may still read this one."""
         self._write(number + 1, 0, 0, 0)
 
     def _row(self, row: int) -> tuple[int, int, int]:
@@ -97,8 +99,8 @@ class SharedBytes:
         return isinstance(data, memoryview) and data.obj is self._memory
 
     def _reserve(self, row: int, size: int) -> memoryview | bytearray:
-        """Return memory for a piece; it is this process's own where there is no more of the shared one."""
-        begin, capacity, _ = self._row(row)  # those of an attempt that failed are kept
+        """Return memory for a piece, which is private to this process if no shared memory is left."""
+        begin, capacity, _ = self._row(row)  # a failed attempt may have reserved bytes already
         if capacity < size:
             with self._lock():
                 if not self._acquire(0):

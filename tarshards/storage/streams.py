@@ -1,4 +1,4 @@
-"""Streams, which opening a location returns; ranges of files, which the system copies; and errors of both."""
+"""The streams that opening a location returns, ranges of files that the system copies, and the errors of both."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tarshards.storage.redaction import redacted
 
 BUFFER = 1 << 16  # bytes that a pipe holds
 PATIENCE = 2.0  # seconds in which a reader must accept some bytes of a tar's end
-LONG = 1 << 23  # bytes of a range before it is copied: longer ones save nothing, and a reader of a pipe waits for them
+LONG = 1 << 23  # bytes of a growing range to copy at once: more save nothing, and the reader of a pipe waits for them
 
 
 class InputStream(io.RawIOBase):
-    """A stream that is read forwards; subclasses define `read_some`, which returns b"" only at the end."""
+    """A stream that is read sequentially; subclasses define `read_some`, which returns b"" only at the end."""
 
     name: str
     encoding = ""  # the Content-Encoding of a server
@@ -51,8 +51,8 @@ class OutputStream(io.RawIOBase):
 
     Committing has two steps. *finish* does whatever may still fail, such as writing a buffer; *commit* gives the file
     its name. `before_commit` is called between them. *file* is the file object that *write* writes to, if it has a
-    descriptor; where it is a ``LastingFile``, its bytes cannot be discarded, but ended by `end`. *copied* is called
-    with the number of bytes of each system call that has copied to it.
+    descriptor. The bytes of a ``LastingFile`` cannot be discarded; `end` completes them. *copied* is called with the
+    number of bytes of each system call that has copied to it.
 
     Leaving a with-block by an exception aborts. A stream that is never closed aborts too, with a RuntimeWarning.
     """
@@ -148,9 +148,9 @@ class OutputStream(io.RawIOBase):
         super().close()
 
     def end(self, pieces: Iterable[Any]) -> None:
-        """Complete a write that a signal interrupted, and write *pieces*, where `abort` cannot discard anything.
+        """Complete a write that a signal interrupted, and write *pieces*, if `abort` cannot discard what was written.
 
-        Nothing is written where it is unknown what was: the system was copying, or the file failed.
+        Writes nothing if it is unknown how much was written: the system was copying, or the file failed.
         """
         if isinstance(self._file, LastingFile) and not self._copies and not self.closed:
             with suppress(OSError):
@@ -194,7 +194,7 @@ class LastingFile(io.BufferedWriter):
             pieces = [memoryview(data)[at : at + BUFFER] for at in range(0, len(data), BUFFER)]
         written: list[int] = []
         try:
-            # Without Python code between pieces: one that raises was not written, as it fits into the buffer.
+            # No Python code runs between pieces, and each fits into the buffer: a piece that raises was not written.
             written.extend(map(super().write, pieces))
         except BaseException:
             self._left = pieces[len(written) :]
@@ -202,7 +202,7 @@ class LastingFile(io.BufferedWriter):
         return len(data)
 
     def end(self, pieces: Iterable[Any]) -> None:
-        """Write what is left of a write and then *pieces*, unless the reader takes nothing for some time."""
+        """Write the rest of an interrupted write and *pieces*; BlockingIOError if nobody reads for PATIENCE seconds."""
         blocks = os.get_blocking(self.fileno())
         os.set_blocking(self.fileno(), False)
         try:
@@ -249,7 +249,7 @@ def spooled(name: str, put: Callable[[Any], object]) -> OutputStream:
 
 @contextmanager
 def temporary(folder: str | None = None) -> Iterator[None]:
-    """Turn an OSError of a temporary file into an OpenError that names its *folder*, by default that of the system."""
+    """Turn an OSError of a temporary file into an OpenError that names its *folder*, by default the system's."""
     try:
         yield
     except OSError as error:
@@ -319,7 +319,7 @@ def is_missing(error: OpenError) -> bool:
 
 
 def is_answer(error: OpenError) -> bool:
-    """Return whether a server answered with a refusal: it may allow writing, or another signed URL, all the same."""
+    """Return whether a server responded with a refusal; it may still allow writing, or another signed URL."""
     cause: Any = error.__cause__
     return cause is None or isinstance(cause, PermissionError) or 400 <= getattr(cause, "code", 0) < 500
 
@@ -331,7 +331,7 @@ def is_refused(error: OpenError) -> bool:
 
 
 def errno_of(exc: BaseException) -> int | None:
-    """Return the errno of *exc*, if any; for the answers 404 and 410 of a web server, ENOENT."""
+    """Return the errno of *exc*, if any; ENOENT for the statuses 404 and 410 of a web server."""
     if isinstance(reason := getattr(exc, "reason", None), BaseException):
         return errno_of(reason)
     if isinstance(exc, FileNotFoundError) or getattr(exc, "code", None) in (404, 410):
@@ -349,7 +349,7 @@ def words(exc: BaseException) -> str:
     return redacted(getattr(exc, "strerror", None) or str(exc)) or type(exc).__name__
 
 
-PIECE = 1 << 19  # bytes of a read if the system cannot copy
+PIECE = 1 << 19  # bytes per read if the system cannot copy
 MOST_AFTER = 1 << 20  # bytes between two ranges that are copied as one
 AT_ONCE = 1 << 24  # bytes of one system call that copies; signals are handled between calls
 
@@ -369,8 +369,8 @@ if hasattr(os, "sendfile"):
 class FileRange:
     """A range of an open file: *size* bytes at *offset* of *descriptor*; errors name *url*.
 
-    A sample that is only written again has such ranges instead of bytes: a range has their length, and ``pieces`` reads
-    them. *headers* are those of the member, if they are kept.
+    A sample that is only copied has such ranges instead of bytes: ``len`` is the number of bytes, and ``pieces`` reads
+    them. *headers* are the headers of the member, if they are kept.
     """
 
     headers: bytes | None = None
@@ -385,7 +385,7 @@ class FileRange:
         return self.size
 
     def prefetch(self) -> None:
-        """Let the system read the bytes meanwhile, since they are copied soon."""
+        """Let the system start reading the bytes, since they are copied soon."""
         with suppress(OSError, AttributeError):  # a system without such hints
             os.posix_fadvise(self.descriptor, self.offset, self.size, os.POSIX_FADV_WILLNEED)
 
@@ -403,7 +403,7 @@ class FileRange:
             position += len(data)
 
     def copy_to(self, output: int) -> Iterator[int]:
-        """Let the system copy the bytes to the descriptor *output*; yield how many each call has copied.
+        """Let the system copy the bytes to the descriptor *output*; yield the number of bytes that each call copied.
 
         It copies fewer in all if it cannot copy between such files, or if anything fails; reading and writing the rest
         then raises the error.
@@ -420,9 +420,9 @@ class FileRange:
 
 
 class GrowingRange(FileRange):
-    """A range that grows with the bytes that are written after it, as long as they follow it in its file too.
+    """A range that grows as long as the bytes that are written after it also follow it in its file.
 
-    So a few system calls copy many members; a call for each would cost more than copying most headers does.
+    A few system calls thus copy many members; one call for each would cost more than copying most headers.
     """
 
     def __init__(self, file_range: FileRange):
@@ -432,14 +432,14 @@ class GrowingRange(FileRange):
         self._left = MOST_AFTER
 
     def take(self, data: bytes) -> bool:
-        """Add *data*, which are written next; return False if they are too many."""
+        """Add *data*, the bytes that are written next; return False if they are too many."""
         self._left -= len(data)
         if self._left >= 0:
             self.after.append(data)
         return self._left >= 0
 
     def grow(self, file_range: FileRange) -> bool:
-        """Add *file_range*, which is written next, if it follows in the file after the bytes written before it."""
+        """Add *file_range*, which is written next; return False if it does not follow the earlier bytes in its file."""
         between = b"".join(self.after)
         end = self.offset + self.size
         if file_range.offset != end + len(between) or _inode(file_range) != self._inode:

@@ -13,8 +13,8 @@ from tarshards.storage.locks import PerProcess
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests sent, and those of them that repeat a failed one; *bytes* of bodies received; blocks found in a cache;
-    and the seconds for which readers waited for data to arrive.
+    """Requests sent, and retries among them; *bytes* of bodies received; blocks found in a cache; and the seconds for
+    which readers waited for data.
 
     >>> Traffic(requests=3, bytes=10) - Traffic(requests=1)
     Traffic(requests=2, retries=0, bytes=10, cache_hits=0, waited=0.0)

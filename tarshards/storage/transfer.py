@@ -1,4 +1,4 @@
-"""Bodies that are never silently short: one that breaks off is resumed at the exact byte."""
+"""Response bodies that are never silently short: a body that breaks off is resumed at the exact byte."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from tarshards.storage.requests import (
 )
 from tarshards.storage.streams import encoded, read_at_most
 
-HEAD = 1024  # bytes of the beginning that come with the other metadata of a file
+HEAD = 1024  # bytes at the beginning of a file that are fetched with its metadata
 
 
 class Transfer:
-    """A body that is read forwards, by as many requests as it takes, up to *end* if that is known.
+    """A body that is read sequentially, by as many requests as needed, up to *end* if that is known.
 
-    Subclasses send the requests, and check that an answer continues the body. Reading raises OpenError.
+    Subclasses send the requests, and check that a response continues the body. Reading raises OpenError.
     """
 
     def __init__(self, address: Address, begin: int, end: int | None, response: Response | None = None):
@@ -65,7 +65,7 @@ class Transfer:
         return bytes(view[: self._readinto(view)])
 
     def fill(self, view: memoryview) -> None:
-        """Fill *view*, which is no longer than the rest of the body."""
+        """Fill *view*, which has at most the length of the rest of the body."""
         done = 0
         while done < len(view) and not self._share(view[done:]):
             done += self._readinto(view[done : done + tuning.PIECE])
@@ -96,14 +96,14 @@ class Transfer:
         return self._response
 
     def _connect(self) -> Response:
-        """Return an answer that begins at *position*."""
+        """Return a response that begins at *position*."""
         raise NotImplementedError
 
     def _offset(self) -> int | None:
         return self.position or None
 
     def close(self) -> None:
-        """Close the current answer, if there is one."""
+        """Close the current response, if there is one."""
         if self._response is not None:
             self._response.close()
             self._response = None
@@ -173,7 +173,7 @@ class WholeTransfer(Transfer):
 
 
 class RangeTransfer(Transfer):
-    """The bytes of a file from *begin* to *end*, of *version*, or else of the version of the first answer."""
+    """The bytes of a file from *begin* to *end*, of *version*, or else of the version of the first response."""
 
     end: int
     large: LargeRequest | None = None
@@ -238,7 +238,7 @@ class RangeTransfer(Transfer):
 
 
 class _RangeTransfers:
-    """The bytes of a file from *begin* on, which fill *view*: *threads* fetch *size* bytes each."""
+    """Transfers that fill *view* with the bytes of a file from *begin* on; *threads* fetch *size* bytes each."""
 
     def __init__(
         self,
@@ -277,8 +277,8 @@ def begin_transfer(
 ) -> WholeTransfer | RangeTransfer:
     """Open the first *size* bytes of a file, or the whole file if ranges of it cannot be read.
 
-    They can be if its server supports ranges and sends a validator, by which other ranges are known to be of the same
-    version. No more retries are made once it *is_over*.
+    Ranges can be read if the server supports them and sends a validator, which shows that other ranges are of the same
+    version. No more retries are made once *is_over* returns True.
     """
     patience = Patience(address, is_over)
 
@@ -306,10 +306,10 @@ def begin_transfer(
 
 
 def read_whole(address: Address, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
-    """Return the bytes of a file, no more than *most*, in what *allocate* returns for their number if that is known.
+    """Return the bytes of a file, no more than *most*, in a buffer from ``allocate(size)`` if their number is known.
 
-    A long file comes in parts over several connections. Whoever reads files in turn gets the first ones first: parts
-    wait for a connection in the order of the readers.
+    A long file is fetched in parts over several connections. The parts wait for a connection in the order of the
+    readers, so that files read one after the other arrive in that order.
     """
     try:
         return _read_parts(address, most, allocate)
@@ -340,9 +340,9 @@ _whole_readers: PerProcess[tuple[threading.Lock, Counter[Origin]]] = PerProcess(
 
 
 def _read_parts(address: Address, most: int, allocate: Callable[[int], Any]) -> Any:
-    """Return what ``read_whole`` does; raise OpenError if the file changes meanwhile.
+    """Return the bytes as ``read_whole`` does; raise OpenError if the file changes while it is read.
 
-    Readers share the idle connections, over which small parts come soonest: each is slow at its beginning.
+    Readers share the idle connections. Small parts over many connections arrive soonest, as each is slow at its start.
     """
     part = (4 if connections.soonest(address.read_url) > tuning.FAR else 1) * tuning.FIRST
     with (
@@ -382,10 +382,10 @@ def _beginning(address: Address, size: int, most: int) -> Iterator[tuple[RangeTr
 
 
 def hold_whole(address: Address, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
-    """Return what ``read_whole`` does, or a ``MappedBlock`` if the cache has the file on its disk.
+    """Return the bytes as ``read_whole`` does, or a ``MappedBlock`` if the cache has the file on its disk.
 
-    The server is always asked for the first KiB, which is part of the key in the cache: if the file was replaced, it
-    differs even if the validator, a time in seconds, is the same.
+    The first KiB is always requested, and is part of the key in the cache: if the file was replaced, it differs even if
+    the validator, a time in seconds, is the same.
     """
     if address.location.remote.cache_dir is None:
         return read_whole(address, most, allocate)
@@ -414,7 +414,7 @@ def hold_whole(address: Address, most: int, allocate: Callable[[int], Any] = byt
 def read_range(address: Address, begin: int, end: int, version: Version | None = None) -> tuple[bytearray, Version]:
     """Return the bytes from *begin* to *end*, or to the end of the file, and their version.
 
-    Raises OpenError if that is not *version*, or if the server supports no ranges.
+    Raises OpenError if their version is not *version*, or if the server supports no ranges.
     """
     transfer = RangeTransfer(address, begin, end, version)
     with large_request(address, end - begin) as transfer.large:
@@ -457,7 +457,7 @@ def large_request(address: Address, size: int) -> Iterator[LargeRequest | None]:
 
 
 class _LargeRequests:
-    """The large requests of a process to one server; *pace* is the mean of those that have ended, in seconds a byte."""
+    """The large requests of a process to one server; *pace* is the mean of those that ended, in seconds per byte."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -471,7 +471,7 @@ class _LargeRequests:
 
 
 class LargeRequest:
-    """A large request under way, for *size* bytes, one of at most *most*; the fastest answer took *soonest* seconds."""
+    """One of at most *most* large requests, for *size* bytes; the fastest response took *soonest* seconds."""
 
     def __init__(self, under_way: _LargeRequests, most: int, size: int, soonest: float):
         self._under_way, self._most = under_way, most
@@ -481,8 +481,8 @@ class LargeRequest:
     def is_late(self, rest: int) -> bool:
         """Return whether idle connections would bring the *rest* much sooner.
 
-        At the end of an epoch all wait for the slowest request: its connection resends lost packets one after the
-        other, while other connections are idle.
+        An epoch ends with its slowest request: the connection resends lost packets one after the other, while other
+        connections are idle.
         """
         took, came = monotonic() - self._time, self._rest - rest
         if took < max(tuning.LATE, 2 * self._soonest):
@@ -514,9 +514,8 @@ def cached_block(address: Address, begin: int, end: int, version: Version) -> tu
     url = without_userinfo(address.location.url)
     path, _, query = url.partition("?")
     validator = version.validator
-    if (
-        cache is None or validator is None or (query and validator != version.etag)
-    ):  # other queries may have the same time
+    # With a query, only an ETag identifies a file: files of other queries may have the same time.
+    if cache is None or validator is None or (query and validator != version.etag):
         return None
     return cache, Block(path, validator, version.size, begin, end - begin, address.digest)
 
@@ -530,7 +529,7 @@ def refuse_encoded(transfer: WholeTransfer | RangeTransfer) -> None:
 class RemoteRanges(Ranges):
     """A file of a web server, read by range requests, each retried until it is complete.
 
-    A *size* that is known, as from a manifest, saves the request for it; the first answer corrects it.
+    Passing a *size* that is known, as from a manifest, saves the request for it; the first response corrects it.
     """
 
     def __init__(self, address: Address, size: int | None = None):
@@ -578,7 +577,7 @@ class RemoteRanges(Ranges):
                 cached[0].drop(cached[1])
 
     def _keep(self, version: Version) -> None:
-        """Require *version* of all that is read, and take its size."""
+        """Require that all bytes read are of *version*, and set ``size`` to its size."""
         with self._lock():
             if self._version is None:
                 self.size: int = version.size
@@ -595,4 +594,4 @@ class RemoteRanges(Ranges):
             self._keep(version)
 
     def is_current(self) -> bool:
-        return self._version is None or self._version.validator is not None  # every answer is compared with it
+        return self._version is None or self._version.validator is not None  # every response is compared with it

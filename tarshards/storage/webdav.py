@@ -1,4 +1,4 @@
-"""Patterns on web servers: folders are listed by WebDAV's PROPFIND (RFC 4918), which nginx and Apache can answer."""
+"""Patterns on web servers: folders are listed by WebDAV's PROPFIND (RFC 4918), which nginx and Apache support."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def _names(entries: Iterator[tuple[str, bool]], folder: Location) -> Iterator[tu
 
 
 def _entries(response: Response, folder: Location) -> Iterator[tuple[str, bool]]:
-    """Yield the address of every entry of a list, and whether it is a folder, as its XML is read.
+    """Yield the href of every entry of a list, and whether it is a folder, while its XML is read.
 
-    The XML may have no document type, and so no entities.
+    Raises OpenError if the XML has a document type, and with it entities.
     """
     parser = expat.ParserCreate(namespace_separator=" ")
     parents: list[str] = []
@@ -130,7 +130,7 @@ def _entries(response: Response, folder: Location) -> Iterator[tuple[str, bool]]
             parser.Parse(data, False)
         except expat.ExpatError as error:
             raise OpenError(f"the server's list is not XML: {error}", url=folder.name) from error
-        while len(entries) > 1:  # the last may go on
+        while len(entries) > 1:  # the last one may be incomplete
             yield entries.pop(0)
     try:
         parser.Parse(b"", True)

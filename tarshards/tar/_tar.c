@@ -209,7 +209,7 @@ typedef struct {
     Bytes window;   /* the bytes read last */
     PyObject *keys, *fields, *numbers; /* numbers: field -> its position in fields */
     Bytes sample, field, offset, size; /* one number per member */
-    Bytes latest; /* for each field, the number of samples when it last occurred, 8 bytes; -1 if samples have it anyway */
+    Bytes latest; /* for each field, the number of samples when it last occurred, 8 bytes; -1 if all samples have it */
     Bytes twice;                       /* the numbers of the members whose field their sample has already */
     Bytes elsewhere;                   /* of links and sparse members: the number, 4 bytes, and the first header, 8 bytes */
     Names names;
@@ -393,25 +393,25 @@ typedef struct {
     PyObject *split, *fields; /* fields: a list of those in Names */
     PyObject *first;          /* the first entries of each sample */
     PyObject *key, *sample;   /* the current ones; sample: NULL if none is open */
-    int is_passed;            /* whether none is because the one of the key was passed over */
-    PyObject *earlier;        /* keys: a list as long as they are sorted, which needs no look-up, then a set */
+    int is_passed;            /* whether no sample is open because that of the key was passed over */
+    PyObject *earlier;        /* keys: a list while they are sorted, which needs no look-up, then a set */
     int is_default;           /* whether Names may split names in place of split() */
     Names names;
-    Py_buffer text;           /* what samples are looked for by; its obj is NULL if all are found */
+    Py_buffer text;           /* the text that samples must contain; its obj is NULL if there is none */
     long long usual, passed_samples, passed_fields;
-    int is_found;             /* whether the open sample is */
-    Bytes spared;             /* the fields of the open sample that are not in it yet */
+    int is_found;             /* whether the open sample may contain the text */
+    Bytes deferred;           /* the fields of the open sample whose data is not copied yet */
     int packs;                /* whether samples whose members are plain are passed over */
 } Grouper;
 
-/* The data of a field in the buffer that is read; the sample has None in their place. */
+/* The data of a field, still in the buffer that is read; the sample has None in its place. */
 typedef struct {
     PyObject *field;
     const char *begin;
     int64_t size;
-} Spared;
+} Deferred;
 
-/* The results: lists, NULL as long as they are empty. */
+/* The results: lists, or NULL while they are empty. */
 typedef struct {
     PyObject *samples, *events;
 } Finds;
@@ -432,7 +432,7 @@ typedef struct {
     const char *text, *begin;
     int64_t length, size;
     long long offset;
-    int is_found; /* whether its data may contain the text that is looked for */
+    int is_found; /* whether its data may contain the text */
 } Piece;
 
 static void replace(PyObject **place, PyObject *object) {
@@ -466,25 +466,25 @@ static int keep_key(Grouper *self, PyObject *key) {
     return is_less < 0 || (is_less && remember_in_set(self) < 0) ? -1 : 0;
 }
 
-/* Put the data that were spared into the open sample. */
-static int take_spared(Grouper *self) {
-    const Spared *spared = (const Spared *)self->spared.data;
+/* Copy the deferred data into the open sample. */
+static int take_deferred(Grouper *self) {
+    const Deferred *deferred = (const Deferred *)self->deferred.data;
     int failed = 0;
-    for (size_t i = 0; i < self->spared.used / sizeof *spared && !failed; i++) {
-        PyObject *data = PyBytes_FromStringAndSize(spared[i].begin, (Py_ssize_t)spared[i].size);
-        failed = !data || PyDict_SetItem(self->sample, spared[i].field, data) < 0;
+    for (size_t i = 0; i < self->deferred.used / sizeof *deferred && !failed; i++) {
+        PyObject *data = PyBytes_FromStringAndSize(deferred[i].begin, (Py_ssize_t)deferred[i].size);
+        failed = !data || PyDict_SetItem(self->sample, deferred[i].field, data) < 0;
         Py_XDECREF(data);
     }
-    self->spared.used = 0;
+    self->deferred.used = 0;
     return failed ? -1 : 0;
 }
 
-/* Append the open sample to those that are found, or count it as passed over. */
+/* Close the open sample: append it to *samples*, or count it as passed over. */
 static int close_sample(Grouper *self, PyObject **samples) {
     long long fields = (long long)PyDict_Size(self->sample) - 2;
     int is_found = !self->text.obj || self->is_found || fields > self->usual;
-    int failed = is_found && take_spared(self) < 0;
-    self->spared.used = 0;
+    int failed = is_found && take_deferred(self) < 0;
+    self->deferred.used = 0;
     PyObject *sample = self->sample;
     self->sample = NULL;
     if (failed || !is_found) Py_DECREF(sample);
@@ -497,8 +497,7 @@ static int close_sample(Grouper *self, PyObject **samples) {
 
 static void put_octal(char *end, int64_t value, int digits);
 
-/* Return whether the header of a member is as ``plain_members`` writes it, without others before it. Its checksum is
-   right. */
+/* Return whether a member has a single header, and that is as ``plain_members`` writes it. Its checksum was verified. */
 static int has_plain_header(const char *data, const Found *found) {
     const char *block = data + found->header;
     char size[11];
@@ -516,15 +515,15 @@ static int has_plain_header(const char *data, const Found *found) {
            !memcmp(block + 265, zeros, BLOCK - 265);
 }
 
-/* Return whether a field would be written in another way: in lower case. */
+/* Return whether a field has capitals, so that it would be written differently: in lower case. */
 static int has_capitals(const char *field, int64_t length) {
     for (int64_t i = 0; i < length; i++)
         if (field[i] >= 'A' && field[i] <= 'Z') return 1;
     return 0;
 }
 
-/* Return whether a field may contain the text that is looked for: as it is, or in the encoding of a byte order mark. *at
-   is where the text comes next, as far as that is known, NULL if not before *end*. */
+/* Return whether a field may contain the text: literally, or in the encoding of a byte order mark. *at is the next known
+   occurrence of the text, or NULL if there is none before *end*. */
 static int may_contain(const Grouper *self, const char *begin, int64_t size, const char *end, const char **at) {
     if (size >= 2 && (!memcmp(begin, "\xff\xfe", 2) || !memcmp(begin, "\xfe\xff", 2))) return 1;
     if (size >= 4 && !memcmp(begin, "\0\0\xfe\xff", 4)) return 1;
@@ -552,26 +551,25 @@ static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *fi
     return PyDict_SetItem(self->sample, key_entry, key) < 0 ? -1 : 1;
 }
 
-/* Add a field to the open sample; a duplicate field, or one whose data is None, is a fault, for which the sample is left
-   out. */
+/* Add a field to the open sample. A duplicate field, or one whose data is None, is a fault: the sample is left out. */
 static int add_field(Grouper *self, PyObject *field, const Piece *piece, Finds *finds) {
     Py_ssize_t before = PyDict_Size(self->sample);
     self->is_found |= piece->is_found;
-    int is_spared = self->text.obj && !self->is_found && !piece->data;
+    int is_deferred = self->text.obj && !self->is_found && !piece->data;
     PyObject *data = piece->data ? Py_NewRef(piece->data)
-                     : is_spared ? Py_NewRef(Py_None)
+                     : is_deferred ? Py_NewRef(Py_None)
                                  : PyBytes_FromStringAndSize(piece->begin, (Py_ssize_t)piece->size);
     int failed = !data || PyDict_SetItem(self->sample, field, data) < 0;
     Py_XDECREF(data);
     if (failed) return -1;
-    if (PyDict_Size(self->sample) > before && (is_spared || data != Py_None)) {
-        if (!is_spared) return self->is_found ? take_spared(self) : 0;
-        if (reserve(&self->spared, sizeof(Spared)) < 0) return -1;
-        *(Spared *)(self->spared.data + self->spared.used) = (Spared){field, piece->begin, piece->size};
-        self->spared.used += sizeof(Spared);
+    if (PyDict_Size(self->sample) > before && (is_deferred || data != Py_None)) {
+        if (!is_deferred) return self->is_found ? take_deferred(self) : 0;
+        if (reserve(&self->deferred, sizeof(Deferred)) < 0) return -1;
+        *(Deferred *)(self->deferred.data + self->deferred.used) = (Deferred){field, piece->begin, piece->size};
+        self->deferred.used += sizeof(Deferred);
         return 0;
     }
-    self->spared.used = 0;
+    self->deferred.used = 0;
     Py_CLEAR(self->sample);
     return remember_in_set(self) < 0 ? -1 : note_event(finds, NULL, self->key, field, piece->offset);
 }
@@ -634,19 +632,19 @@ static PyObject *taken_exception(void) {
     return value;
 }
 
-/* A search for samples that are as ``plain_members`` writes them: in a buffer, or in a file. */
+/* A search for samples in the form that ``plain_members`` writes, in a buffer or in a file. */
 typedef struct {
-    const char *data;       /* the buffer, or the bytes of the file that were read last */
-    int64_t offset, length; /* where these begin, and how many they are */
+    const char *data;       /* the buffer, or the bytes read last from the file */
+    int64_t offset, length; /* the offset and number of these bytes */
     int descriptor;         /* -1: a buffer */
     int64_t at, limit;      /* the next header */
-    int64_t most, large;    /* in a file: after how many bytes to end, and of how many for each read */
-    int64_t begin, reads, end; /* end: of the samples that were found */
+    int64_t most, large;    /* in a file: bytes after which to stop, and bytes to pass per read, at least */
+    int64_t begin, reads, end; /* end: of the samples found */
     int64_t fields, key_length; /* of the sample that is open */
     char last[NAME], bytes[4096]; /* last: the name of its last member */
 } PlainRun;
 
-/* Return a block; NULL if there is none. What is wrong with a file is found where it is read again. */
+/* Return the block at *at*; NULL if there is none or it cannot be read: reading it again reports the error. */
 static const char *block_at(PlainRun *run, int64_t at) {
     if (run->descriptor >= 0 && (at < run->offset || at + BLOCK > run->offset + run->length)) {
         Py_BEGIN_ALLOW_THREADS
@@ -659,16 +657,16 @@ static const char *block_at(PlainRun *run, int64_t at) {
     return at + BLOCK > run->offset + run->length ? NULL : run->data + (at - run->offset);
 }
 
-/* Return whether there is a member from its header at *at* to *next*, with zeros after its data, which end at *end*. */
+/* Return whether the member with its header at *at* and its data up to *end* is complete, padded with zeros to *next*. */
 static int is_whole(PlainRun *run, int64_t at, int64_t end, int64_t next) {
     if (next == at + BLOCK) return 1;
     const char *block = block_at(run, next - BLOCK);
     return block && !memcmp(block + BLOCK - (next - end), zeros, (size_t)(next - end));
 }
 
-/* Find the next sample, whose key is then at the beginning of *key*, and return its number of fields. Return 0 at one that
-   is not plain, or goes on beyond the buffer; and before a member that is not whole. In a file, also at small samples,
-   which are better read than passed over. */
+/* Find the next plain sample; return its number of fields, with its key at the beginning of *key*. Return 0 if the next
+   sample is not plain, continues beyond the buffer, or has an incomplete member; in a file, also if samples are small, as
+   reading them is then faster than passing over them. */
 static int64_t next_plain(const Grouper *self, PlainRun *run, char key[NAME], int64_t *key_length) {
     Found found;
     int64_t length, fields = 0;
@@ -700,12 +698,12 @@ static int64_t next_plain(const Grouper *self, PlainRun *run, char key[NAME], in
     return 0;
 }
 
-/* Pass over a plain sample of this key as if it were made; 0 if its key is not new, -1 for an exception. */
+/* Pass over a plain sample with this key, as if it were made; 0 if the key is not new, -1 for an exception. */
 static int pass_sample(Grouper *self, PyObject *key, PyObject **samples) {
     const int has_key = self->sample || self->is_passed;
     if (!self->is_passed) {
         const int is_same = PyObject_RichCompareBool(key, self->key, Py_EQ);
-        if (is_same) return is_same < 0 ? -1 : 0; /* its sample goes on, or is left out */
+        if (is_same) return is_same < 0 ? -1 : 0; /* its sample continues, or is left out */
     }
     if (self->sample && close_sample(self, samples) < 0) return -1;
     if (has_key && keep_key(self, key) < 0) return -1;
@@ -782,7 +780,7 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
         }
         if (add_piece(self, &piece, &finds) < 0) problem = taken_exception();
     }
-    if (!failed) failed = take_spared(self) < 0;
+    if (!failed) failed = take_deferred(self) < 0;
     PyBuffer_Release(&view);
     if (failed) {
         Py_XDECREF(finds.samples);
@@ -894,7 +892,7 @@ static void grouper_dealloc(PyObject *object) {
     PyObject_GC_UnTrack(object);
     grouper_clear(object);
     PyMem_Free(((Grouper *)object)->names.key.data);
-    PyMem_Free(((Grouper *)object)->spared.data);
+    PyMem_Free(((Grouper *)object)->deferred.data);
     PyBuffer_Release(&((Grouper *)object)->text);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
@@ -925,10 +923,10 @@ static PyObject *grouper_new(PyTypeObject *type, PyObject *args, PyObject *optio
 
 static PyMethodDef grouper_methods[] = {
     {"read", grouper_read, METH_VARARGS, "Group the members in a buffer."},
-    {"run", grouper_run, METH_VARARGS, "Pass over samples in a file that are plain."},
+    {"run", grouper_run, METH_VARARGS, "Pass over plain samples in a file."},
     {"next", grouper_next, METH_O, "Group members up to the next sample or event."},
     {"end", grouper_end, METH_NOARGS, "Return the sample that is open."},
-    {"passed", grouper_passed, METH_NOARGS, "Return how many samples, and fields of these, were passed over."},
+    {"passed", grouper_passed, METH_NOARGS, "Return the numbers of samples, and of their fields, that were passed over."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1084,7 +1082,7 @@ static int has_row(const Column *column, Py_ssize_t row) {
     return !column->valid.buf || ((const char *)column->valid.buf)[row];
 }
 
-/* Return the size of a row of a column and its offset; -1 with an exception set. */
+/* Return the size of a row of a column, and set *data to its bytes; -1 with an exception set. */
 static int64_t row_of(const Column *column, Py_ssize_t row, const char **data) {
     int64_t ends[2];
     memcpy(ends, (const char *)column->offsets.buf + 8 * row, 16);
@@ -1096,7 +1094,7 @@ static int64_t row_of(const Column *column, Py_ssize_t row, const char **data) {
     return ends[1] - ends[0];
 }
 
-/* Return whether a name of this key and any unreserved field reads back as the same two. */
+/* Return whether a name with this key and any unreserved field reads back as the same two. */
 static int is_plain_key(const char *key, Py_ssize_t length) {
     if (!key || !length || key[length - 1] == '/') return 0;
     for (Py_ssize_t i = 0; i < length; i++)

@@ -23,7 +23,7 @@ typedef struct {
     int64_t path_length; /* -1: not given */
     int64_t size;        /* -1: not given */
     int sparse;          /* whether they say that the member is sparse */
-    int named;           /* whether the path is that of a sparse member, which replaces any other */
+    int named;           /* whether the path is from GNU.sparse.name, which replaces any other */
 } Extended;
 
 static int64_t round_up(int64_t size) { return (size + BLOCK - 1) & ~(int64_t)(BLOCK - 1); }
@@ -256,8 +256,8 @@ static int next_member(const char *data, int64_t length, int64_t limit, Scan *sc
     return 0;
 }
 
-/* Let a scan that stopped at a header after zeros continue with it, as the first of another archive; 0 if it stopped for
-   another reason. */
+/* If a scan stopped at a header after zeros, let it continue there, with another archive, and return 1; return 0 if it
+   stopped for another reason. */
 static int pass_end(Scan *scan) {
     if (scan->problem != after_end) return 0;
     scan->problem = NULL;

@@ -203,14 +203,15 @@ class Grouper:
 
     - A *kind*: a member that is not a regular file, or "" for one without a key.
     - None: a fault. The sample of the key *name* is left out, with the adjacent members of that key: its *field*
-      occurs a second time, or, if that is None, its key occurred before, in another sample.
+      occurs a second time, or, if *field* is None, its key occurred before, in another sample.
 
-    With *text*, samples that cannot contain it are not made, but passed over: those with no field that has these bytes,
-    or begins with a byte order mark of UTF-16 or UTF-32, and with at most *usual* fields. ``passed()`` counts them.
+    With *text*, samples that cannot contain it are passed over: those of at most *usual* fields, none of which contains
+    these bytes or begins with a byte order mark of UTF-16 or UTF-32. ``passed()`` counts them.
 
-    With *packs*, ``read`` may give samples as stored in the buffer, several at once, as a tuple of a list of their
-    keys, and where in the buffer their members begin and end: where these are what ``plain_members`` makes of samples
-    of at most *usual* fields. ``passed()`` counts these, too. This twin makes all samples.
+    With *packs*, ``read`` may return several samples at once as they are stored in the buffer: a tuple of the list of
+    their keys, and the offsets in the buffer where their members begin and end. It does so if the members are as
+    ``plain_members`` makes them, of samples of at most *usual* fields. ``passed()`` counts these, too. This twin makes
+    all samples.
     """
 
     def __init__(
@@ -234,10 +235,10 @@ class Grouper:
     ) -> tuple[list[dict[str, Any]], list[Event], int, int, int, str | BaseException | None, ScannedMember | None]:
         """Group the members in *buffer* from *position*, as ``scan`` finds them; *base* is its offset in the archive.
 
-        Returns ``(samples, events, position, need, zeros, problem, last)``. *last* is None, or a member that is not
-        added, as ``scan`` gives it, after which grouping ended: one whose data continues beyond the buffer, a link or a
-        sparse member. *problem* is that of ``scan``, or an exception that *split* raised: grouping ended there, and
-        *position*, *need* and *zeros* are meaningless.
+        Returns ``(samples, events, position, need, zeros, problem, last)``. *last* is None, or the member at which
+        grouping ended without adding it, as ``scan`` returns it: its data continues beyond the buffer, or it is a link
+        or a sparse member. *problem* is that of ``scan``, or an exception that *split* raised: grouping ended there,
+        and *position*, *need* and *zeros* are meaningless.
         """
         scanned, position, need, zeros, problem = scan(buffer, position, zeros, limit, True)
         last = scanned.pop() if scanned and is_apart(scanned[-1], len(buffer)) else None
@@ -254,12 +255,13 @@ class Grouper:
         return samples, events, position, need, zeros, problem, last
 
     def run(self, descriptor: int, offset: int, most: int, large: int, limit: int) -> tuple[list[Any], int]:
-        """Pass over samples in a file that ``read`` would give as they stand, by reading their headers alone.
+        """Pass over samples in a file that ``read`` would return as they are stored; read only their headers.
 
-        They begin at *offset* in the file. It ends after *most* bytes, with samples of fewer than *large* bytes, and
-        with a sample that ``read`` must see, such as one with a member of more than *limit* bytes. Returns the sample
-        that was open, if it is complete, and then the tuple for those that are passed over, as ``read`` gives it, with
-        offsets in the file; and their end, which is *offset* if there are none. This twin passes over none.
+        The samples begin at *offset* in the file. Passing over ends after *most* bytes, at samples of fewer than
+        *large* bytes, and at a sample that ``read`` must see, such as one with a member of more than *limit* bytes.
+        Returns ``(items, end)``: a list of the sample that was open, if it is complete, and then a tuple for the
+        samples passed over, as ``read`` returns it, but with offsets in the file; and the offset of their end, which is
+        *offset* if there are none. This twin passes over none.
         """
         return [], offset
 
@@ -323,7 +325,7 @@ class Grouper:
         return isinstance(data, bytes) and (data.startswith(WIDE_MARKS) or self._text in data)
 
     def passed(self) -> tuple[int, int]:
-        """Return how many samples, and fields of these, were passed over."""
+        """Return the numbers of samples, and of their fields, that were passed over."""
         return self._passed
 
 
@@ -346,9 +348,9 @@ def walk(
     number, and *end* the offset of the zeros at the end of the last. Adjacent members with the same key form a sample.
     The arrays have one little-endian number per member: uint32, the position of its sample in *keys*; uint16, the low
     bits of the position of its field in *fields*; uint64, the offset of its data; uint64, its size in bytes. *twice*
-    lists, as uint32, the numbers of the members whose field their sample has already: it occurred in it before, or is
-    ``__key__`` or ``__url__``, which all samples have. *elsewhere* lists links, which have no data, and sparse members:
-    uint32, the number; uint64, the offset of the first header. Returns None for a damaged archive.
+    lists, as uint32, the numbers of the members whose field their sample already has: it occurred before in the sample,
+    or is ``__key__`` or ``__url__``, which all samples have. *elsewhere* lists links, which have no data, and sparse
+    members: uint32, the number; uint64, the offset of the first header. Returns None for a damaged archive.
 
     *split* is not called for names of a plain key and a known field. It must therefore split at the first dot of the
     last component, or at the last, so that no known field has a dot; keep lower-case fields unchanged; and return None
@@ -433,7 +435,7 @@ def _pread(descriptor: int, offset: int, size: int) -> bytes:
 
 
 def checksum_is_right(block: bytes) -> bool:
-    """Return whether the sum in a header is that of its bytes."""
+    """Return whether the checksum in a header matches its bytes."""
     stored = _parse_octal(block[148:156])
     if stored < 0:
         return False  # otherwise a signed sum of -1 would match a missing number
@@ -506,8 +508,8 @@ def plain_header(name: str, size: int) -> bytes | None:
 def plain_members(key: str, fields: tuple[str, ...], values: list[bytes], limit: int) -> bytes | None:
     """Return the headers, data and padding of a sample's members as one bytes object; names are key, dot, field.
 
-    None if ``plain_header`` is None for one of them, or one of *values* has *limit* bytes or more, or is of a class
-    derived from bytes, or there are none.
+    Returns None if ``plain_header`` is None for one of them, if one of *values* has *limit* bytes or more or is of a
+    class derived from bytes, or if there are no fields. Raises ValueError unless there are as many values as fields.
     """
     if len(fields) != len(values):
         raise ValueError("there must be as many values as fields")

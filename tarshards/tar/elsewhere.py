@@ -64,8 +64,9 @@ class Step(NamedTuple):
 class SpecialMembers:
     """Finds and reads the contents of the links and sparse members of an archive, through *read*.
 
-    Its headers, and those of archives that follow it, are read once, when the first link is followed; members after
-    damage are not found, unless *names* returns the name of each member and the offset of its first header.
+    All headers, including those of archives that follow, are read once, when the first link is followed. Members after
+    damage are found only if *names* is passed, which returns the name of each member and the offset of its first
+    header.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class SpecialMembers:
     def of(cls, stream: Any, reached: int, read: Read | None = None, *, limit: int) -> SpecialMembers:
         """Return the special members of the archive in *stream*, which was read up to the offset *reached*.
 
-        Without *read* the stream itself is used if it can seek; links in other streams are unresolved.
+        Without *read*, the stream itself is used if it can seek; links in other streams are not resolved.
         """
         if read is None and stream.seekable():
             read = partial(_read_at, stream, stream.tell() - reached)
@@ -118,7 +119,7 @@ class SpecialMembers:
         return ()
 
     def find(self, header: int, *, whole: bool = False) -> list[Step]:
-        """Return the steps to the content of the link or sparse member at *header*; none for a directory.
+        """Return the steps to the content of the link or sparse member at *header*; an empty list for a directory.
 
         Raises UnresolvedError if there is no content, and with *whole* also if a sparse member is damaged.
         """
@@ -158,9 +159,9 @@ class SpecialMembers:
     ) -> Any:
         """Return the content at the end of *steps*; raise UnresolvedError if a member differs from its step.
 
-        With *leave*, the content of a large member that is not sparse is the result of *leave* for its offset and size,
-        unless None. *begins* says whether the headers of the member whose data are at an offset begin at *header*, or
-        before.
+        With *leave*, a large member that is not sparse is not read: its content is ``leave(offset, size)``, unless that
+        is None. ``begins(header, start)`` returns whether the headers of the member whose data begins at *start* begin
+        at *header*, and not before it.
         """
         for header, name, link, _ in steps:
             found, head, stored, kind = self._member(header)

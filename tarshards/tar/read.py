@@ -36,7 +36,7 @@ COMPILED = scan.__module__ == "tarshards.tar._tar"
 
 BLOCK = 512
 CHUNK = 1 << 19  # bytes per read if members are small; fits the processor's cache
-LARGE = CHUNK // 8  # bytes of a member that is read separately
+LARGE = CHUNK // 8  # members of at least this many bytes are read separately
 MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste
 MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # the end of the archives that we write
@@ -127,9 +127,9 @@ class Taker(Protocol[Item]):
     """Turns the members of an archive into items, such as members or samples."""
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Item], Reached]:
-        """Return the items from the members in *buffer*, and the end of these members.
+        """Return the items from the members in *buffer*, and the state after these members.
 
-        *base* is the offset of the buffer in the archive; for the others see ``scan``.
+        *base* is the offset of the buffer in the archive; ``scan`` explains the others.
         """
 
     def add(self, name: str, data: bytes, offset: int, headers: bytes) -> Iterable[Item]:
@@ -196,7 +196,7 @@ def read_members(
     skipped, and counted by *ledger*. A link to a member of the archive has that member's content, read at its offset,
     so the stream must be able to seek. *url* names the archive in errors (by default the name of the stream). With
     *concatenated* all archives in *stream* are read as one, and those after the first counted by *ledger*; zeros that
-    overwrote members then look like the end of an archive. With *keep_headers* data are ``KeptBytes``.
+    overwrote members then look like the end of an archive. With *keep_headers*, data is ``KeptBytes``.
 
     Raises TarError with the offset for a damaged member, a link without a target, a member of more than *limit* bytes,
     a truncated archive (``end="optional"`` accepts truncation between members), and empty input; for members after
@@ -225,10 +225,10 @@ def read_archive(
 ) -> Iterator[Item]:
     """Yield the items that *taker* makes from the members of an archive; options and errors are as in ``read_members``.
 
-    If the stream cannot seek, *anywhere*, a function of an offset and a size, reads the archive for links. With
-    *leave*, which needs a stream that can seek, the data of large members are not read: instead they get its result for
-    their name, offset and size, unless None. With *run*, which needs such a stream too, some members are not read at
-    all: it takes the offset of a member, and returns the items of those that it passes over from there, and their end.
+    If the stream cannot seek, ``anywhere(offset, size)`` reads the archive for links. *leave* and *run* require a
+    stream that can seek. With *leave*, the data of large members is not read, but replaced by ``leave(name, offset,
+    size)``, unless that is None. With *run*, some members are not read at all: ``run(offset)`` takes the offset of a
+    member, and returns the items of the members that it passes over from there, and the offset of their end.
     """
     if not hasattr(stream, "read"):
         raise TypeError(f"read_members takes a stream of bytes, such as open_shard(url), not {type(stream).__name__}")
@@ -245,7 +245,7 @@ def read_archive(
         yield from items
         available = len(buffer)
         if run is not None and last is not None and last[3] - available >= LARGE and not last[4]:
-            if not missed & (missed - 1):  # fewer and fewer calls that are in vain
+            if not missed & (missed - 1):  # call less and less often while *run* passes over nothing
                 begin, passed = base + last[1], -1
                 while begin > passed:
                     passed = begin
@@ -292,7 +292,7 @@ def read_archive(
             if position <= available:
                 continue  # the buffer has more
             if stop - start >= LARGE:
-                # Reading a large member directly into its own bytes saves a copy. So read only up to the data of the #
+                # Reading a large member directly into its own bytes saves a copy. So read only up to the data of the
                 # next member, which is probably as far away as this one was from the previous one.
                 ahead = BLOCK if mark is None else base + start - mark
                 mark = base + position
@@ -301,7 +301,7 @@ def read_archive(
             raise problem
         if problem == AFTER_END:
             if not concatenated:
-                if zeros * BLOCK == len(END) or (base + position) % RECORD == 0:  # an end, not only zeros over members
+                if zeros * BLOCK == len(END) or (base + position) % RECORD == 0:  # not zeros that overwrote members
                     yield from taker.complete()
                 raise _after_end(url, base + position, zeros)
             zeros = 0
@@ -340,7 +340,6 @@ def _name_of(stream: Any) -> str | None:
 
 
 @cache
-@cache
 def keep_memory() -> None:
     """Let the process keep freed memory for later buffers, members and look-ups, instead of giving it back each time.
 
@@ -355,7 +354,7 @@ def keep_memory() -> None:
 
 
 def scan_whole(buffer: bytes, position: int, zeros: int, limit: int) -> tuple[list[ScannedMember], Reached]:
-    """Return the members that *buffer* has whole, as ``scan`` finds them, and the end of these members."""
+    """Return the members that are complete in *buffer*, as ``scan`` returns them, and the state after them."""
     members, position, need, zeros, problem = scan(buffer, position, zeros, limit, True)
     last = members.pop() if members and (members[-1][3] > len(buffer) or has_content(members[-1][4])) else None
     return members, (position, need, zeros, problem, last)
@@ -371,7 +370,7 @@ def scan_through(buffer: bytes, zeros: int, limit: int) -> tuple[list[ScannedMem
 
 
 def _read_rest(stream: Any, size: int, url: str | None, offset: int) -> bytes:
-    """Read the last *size* bytes of the member at *offset*; none if its data ends before."""
+    """Read the last *size* bytes of the data of the member at *offset*; none if *size* is not positive."""
     parts = []
     while size > 0:
         data = stream.read(size if size < MAX_READ else MAX_READ)
@@ -460,7 +459,7 @@ CUT = pack_header("truncated.here", BLOCK)
 def pack_members(key: str, fields: tuple[str, ...], values: list[bytes]) -> list[bytes]:
     """Return the members of a sample in pieces to write: one bytes object, or else header, data and padding of each.
 
-    Values that have the headers of the members from which they come keep these.
+    Values that carry the headers of the members from which they come keep them.
 
     Raises SampleError for a name that is not text: with a surrogate that does not stand for a single byte.
     """
@@ -479,9 +478,9 @@ def pack_members(key: str, fields: tuple[str, ...], values: list[bytes]) -> list
 
 
 def kept_headers(headers: bytes, name: str, size: int) -> bytes:
-    """Return the *headers* of a member, or where name or size differ those of a regular file with its metadata.
+    """Return the *headers* of a member, or, if *name* or *size* differs, headers of a regular file with its metadata.
 
-    These are its mode, owner, times and pax records. Raises SampleError if Python's tarfile cannot read them.
+    The metadata are its mode, owner, times and pax records. Raises SampleError if Python's tarfile cannot read them.
     """
     if scan(headers, 0, 0, size)[0] == [(name, 0, len(headers), len(headers) + size, "")]:
         return headers

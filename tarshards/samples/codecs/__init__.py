@@ -22,7 +22,7 @@ from tarshards.storage.compression import gunzip, is_bomb
 
 __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
 
-_NO_TEXT = frozenset(ENCODERS.values()) - {basic.encode_text, basic.encode_json}  # our encoders that take no str
+_NO_TEXT = frozenset(ENCODERS.values()) - {basic.encode_text, basic.encode_json}  # built-in encoders that refuse a str
 
 
 def decode_field(
@@ -112,7 +112,7 @@ def _no_encoder(extension: str) -> NoReturn:
 
 @lru_cache(1024)
 def codec_of(field: str) -> tuple[str, bool]:
-    """Return the extension that selects the codec, and whether the data are compressed with gzip.
+    """Return the extension that selects the codec, and whether the data is compressed with gzip.
 
     >>> codec_of("seg.PNG"), codec_of("json.gz"), codec_of("gz")
     (('png', False), ('json', True), ('', True))

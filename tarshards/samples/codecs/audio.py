@@ -28,7 +28,7 @@ EXTENSIONS = frozenset(
 AUDIOSPECS = "audio", "torchaudio"
 MAX_BYTES = 1 << 32  # of decoded float32: more than six hours of 48 kHz in mono
 BLOCK = 1 << 16  # frames written at once: libsndfile's Vorbis encoder keeps them on the stack
-SERIAL = bytes(4)  # of an Ogg stream; libsndfile uses a random one, so that no two files would be the same
+SERIAL = bytes(4)  # of an Ogg stream; libsndfile's is random, so that a sound would give different bytes each time
 
 
 class Sound(NamedTuple):
@@ -117,7 +117,7 @@ def _check_bytes(frames: int, channels: int) -> None:
 
 @contextmanager
 def _in_memory(data: bytes) -> Iterator[int | BytesIO]:
-    """Yield a file in memory: libsndfile reads bytes by calling Python, for which threads would wait."""
+    """Yield a file in memory: libsndfile reads bytes by calling Python, so that threads would wait for each other."""
     if not hasattr(os, "memfd_create"):
         yield BytesIO(data)
         return

@@ -37,8 +37,8 @@ MP3_KBITS = (
 class SoundHeader(NamedTuple):
     """The format of a sound, and its file's metadata about the samples: frames, bits and MD5, if present.
 
-    With *dtype* they are at *offset* in the file, with *channels* per frame. For a file that libsndfile cannot read,
-    *container* is FFmpeg's name of its format, or empty if ``video_headers`` knows it.
+    With *dtype*, they are uncompressed, from *offset* of the file on, with *channels* per frame. For a file that
+    libsndfile cannot read, *container* is FFmpeg's name of its format, or empty if ``video_headers`` knows it.
     """
 
     kind: str
@@ -262,7 +262,7 @@ def ogg_pages(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def ogg_checksum(page: bytes) -> int:
-    """Return the checksum of an Ogg page: CRC-32 without reflection, taken by zlib of bytes with their bits reversed.
+    """Return the checksum of an Ogg page: CRC-32 without reflection, computed by zlib of bytes with reversed bits.
 
     >>> f"{ogg_checksum(bytes(22) + b'....' + bytes(3) + b'123456789'):08x}"  # CRC-32/MPEG-2 from 0: the digits alone
     '89a1897f'
@@ -321,7 +321,7 @@ def _read_mp3(data: bytes, offset: int) -> SoundHeader:
 
 
 def _after_id3(data: bytes) -> int:
-    """Return the offset of the first frame: an ID3v2 tag has its size in 7 bits of each of four bytes."""
+    """Return the offset of the first frame: an ID3v2 tag has its size in the low 7 bits of four bytes."""
     if data[:3] != b"ID3":
         return 0
     size = 0

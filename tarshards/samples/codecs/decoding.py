@@ -24,9 +24,9 @@ Handler = Callable[[str, bytes], Any]
 
 
 class FieldChoice(NamedTuple):
-    """The treatment of fields with a name: nothing unless *is_wanted*; then *function* decodes them, if there is one.
+    """How to decode the fields with a name: not at all unless *is_wanted*; by *function*, if there is one.
 
-    With *is_packed* the function gets the data decompressed by gzip.
+    With *is_packed*, the data is decompressed by gzip before the function gets them.
     """
 
     is_wanted: bool
@@ -88,7 +88,7 @@ class Decoding:
         return self.by_extension(field, data)
 
     def _choose(self, field: str) -> FieldChoice:
-        """Return the treatment of fields with a name."""
+        """Return how to decode the fields with a name."""
         whole = _endings(field)
         inner = _endings(field[:-3]) if field.lower().endswith(".gz") else []
         names = whole + inner
@@ -103,7 +103,7 @@ class Decoding:
         return choice
 
     def watched(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Yield *samples*, to be decoded next; after some, log a warning of names that no field has had."""
+        """Yield *samples*, to be decoded next; after PATIENCE of them, log a warning of names that matched no field."""
         for sample in samples:
             yield sample
             self.samples += 1
@@ -125,7 +125,7 @@ class Decoding:
 
 
 def _endings(field: str) -> list[str]:
-    """The names that match a field, the longest first.
+    """Return the names that match a field, the longest first.
 
     >>> _endings("left.seg.PNG")
     ['left.seg.png', 'seg.png', 'png']

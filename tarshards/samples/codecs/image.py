@@ -114,7 +114,7 @@ def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> A
 
 
 def _to_picture(data: bytes, mode: str, pixels: np.ndarray | None, orientation: int) -> Image.Image:
-    """Return a PIL image of *pixels*, or decoded by Pillow; unless it is rotated, with Pillow's metadata."""
+    """Return a PIL image of *pixels*, or, if None, of *data*; with Pillow's metadata, unless it is rotated."""
     import numpy as np
     from PIL import Image
 
@@ -259,7 +259,7 @@ def _verify_png(data: bytes) -> None:
 
 
 def _with_bits(image: Image.Image, bits: int) -> Image.Image:
-    """Keep the upper 8 of 16 bits, as Pillow does for 16-bit RGB (it would clip 16-bit grey at 255), or all."""
+    """Keep all 16 bits, or the upper 8, as Pillow does for 16-bit RGB (it would clip 16-bit grey at 255)."""
     import numpy as np
     from PIL import Image
 

@@ -52,7 +52,7 @@ def encoder(*extensions: str) -> Callable[[Function], Function]:
 
 
 def check_spec(kind: str, spec: Any, known: Sequence[str]) -> None:
-    """Raise ValueError unless *spec* is one of the *known* ones of its *kind*."""
+    """Raise ValueError, which names the *kind*, unless *spec* is one of the *known* specs."""
     if spec not in known:
         raise ValueError(f"unknown {kind} {spec!r}; known: {' '.join(known)}{did_you_mean(spec, known)}")
 

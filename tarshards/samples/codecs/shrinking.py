@@ -45,7 +45,7 @@ class Shrinking:
         return {**named, f"{before}{dot}{extension}": data}
 
     def _share(self, sample: dict[str, Any]) -> float:
-        """Return a number in [0, 1) that the seed and the key of a sample draw."""
+        """Return a pseudorandom number in [0, 1) from the seed and the key of a sample."""
         name = f"{self.seed}/{sample.get('__key__', '')}".encode("utf-8", "surrogateescape")
         return int.from_bytes(blake2b(name, digest_size=8).digest(), "little") / 2**64
 

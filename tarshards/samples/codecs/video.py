@@ -114,7 +114,7 @@ def to_rgb(frame: Any, orientation: int, size: tuple[int, int] | None = None) ->
 
 
 def decode_clip(data: Any, clip: Clip, convert: Callable[[Any], np.ndarray]) -> list[np.ndarray]:
-    """Decode only the frames of a clip, from the keyframe before it on, each converted by *convert*."""
+    """Decode only the frames of a clip, starting at the keyframe before it; *convert* converts each frame."""
     with opened(data) as (container, stream):
         fps = clip.fps or _rate(stream)
         if not clip.is_fraction:
@@ -182,7 +182,7 @@ def _taken(
 
 
 def _is_unordered(container: Any, stream: Any) -> bool:
-    """Whether the times of frames are unknown: AVI counts packets, and FFmpeg guesses the order of H.264 frames."""
+    """Return whether the times of frames are unknown: AVI counts packets, and FFmpeg guesses the order of H.264."""
     return container.format.name == "avi" and stream.codec_context.has_b_frames
 
 

@@ -103,7 +103,7 @@ def _ends_in_hole(sample: FoundSample, sound: list[FoundSample], file: PlainFile
 
 
 def _is_bounded(sample: FoundSample, file: PlainFile, names: FieldSet) -> bool:
-    """Return whether the damaged headers before and after a sample belong to others, so that it lacks no member."""
+    """Return whether the damaged headers before and after a sample belong to other samples: it lacks no member."""
     ends = [_is_of(sample, piece, file, names) for piece in (sample.before, sample.behind) if piece is not None]
     if not ends or None in ends or sample.inside or sample.unsure:
         return False
@@ -111,7 +111,7 @@ def _is_bounded(sample: FoundSample, file: PlainFile, names: FieldSet) -> bool:
 
 
 def _is_of(sample: FoundSample, piece: Gap | Zeros, file: PlainFile, names: FieldSet) -> bool | None:
-    """Return whether the first, damaged member in *piece* belongs to *sample*; None if its header does not tell.
+    """Return whether the first, damaged member in *piece* belongs to *sample*; None if its header does not show it.
 
     It belongs to another if its name differs, its field is one of *names*, and the checksum shows that the key is
     unchanged.
@@ -135,7 +135,7 @@ def _is_of(sample: FoundSample, piece: Gap | Zeros, file: PlainFile, names: Fiel
 
 
 def _is_one_member(piece: Gap | Zeros, file: PlainFile) -> bool:
-    """Return whether *piece* has the length in its first header."""
+    """Return whether *piece* is as long as the member of its first header."""
     sizes = sizes_in(file.read(piece.start, BLOCK))
     return any(piece.end - piece.start == BLOCK + size + padding(size) for size in sizes)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
 
 LEAST, MOST = 2 << 10, 1 << 19  # bytes read at once
-LARGE = 1 << 15  # bytes of a member from which on its data is skipped, not read
+LARGE = 1 << 15  # the data of members of at least this many bytes is skipped, not read
 AT_ONCE = 1 << 20  # bytes searched at once for a header
 LONGEST = 1 << 26  # bytes within which a chain of headers is followed to recognize a tar that is a member
 RECORD = 20 * BLOCK  # most writers pad archives to multiples of this
@@ -66,8 +66,8 @@ def walk(file: PlainFile, *, end: ArchiveEnd = "required") -> Iterator[Piece]:
     """Yield the pieces of a shard, in order; each begins where the previous one ends.
 
     Only headers are read if members are large. After damage, reading resumes at the next header that is followed by
-    another header or by the end. Zeros without the length of an archive's end are a gap; zeros between two archives are
-    likely to have that length only if *file* is ``concatenated``. No zeros at the end are also a gap, unless *end* is
+    another header or by the end. Zeros that cannot be an archive's end by their length are a gap; between two archives,
+    more lengths are possible if *file* is ``concatenated``. No zeros at the end are also a gap, unless *end* is
     "optional".
     """
     begin = 0
@@ -326,7 +326,7 @@ class FoundSample:
     *offset* is that of the first header, *size* all bytes of the members with headers and padding. *problem* says why
     the sample does not count as whole, None if it does. *wrong* is the field of the first faulty member, a duplicate or
     one without content, and the offset of its header. *elsewhere* has the steps to the content of links and sparse
-    members, by their numbers. *beside*: a gap or an end of archive is before, in or after it.
+    members, by their numbers. *beside* says whether a gap or an end of archive is before, in or after it.
     """
 
     key: str
@@ -340,7 +340,7 @@ class FoundSample:
     elsewhere: dict[int, list[Step]] = field(default_factory=dict)
     extended: bool = False  # a member has a pax or GNU long name header
     unsure: bool = False  # the name of the first member may be truncated, if its extended header is missing
-    before: Gap | Zeros | None = None  # the piece before it, except samples, and the one after it
+    before: Gap | Zeros | None = None  # the gap or zeros before it, and those after it
     behind: Gap | Zeros | None = None
     inside: bool = False
     breaks: list[tuple[int, Gap | Zeros]] = field(default_factory=list)  # pieces right after a member, by its number
@@ -370,7 +370,7 @@ def group_found(
     contents = SpecialMembers(file.read, names=lambda: names_in(file))
     sample: FoundSample | None = None
     segment = 0  # counts the gaps and zeros so far
-    after_gap = after_zeros = False  # no member of a sample since
+    after_gap = after_zeros = False  # whether one came after the last member of a sample
     last: Gap | Zeros | None = None
     taken: set[str] = set()  # fields that no further member of the sample may have
     for piece in pieces:
