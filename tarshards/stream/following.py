@@ -68,7 +68,8 @@ def follow_each(
 ) -> dict[int, Any]:
     """Return the results of *ops* for a few samples of an epoch, like ``follow_part``, by the rows of the samples.
 
-    *ops* must process each sample separately. *row* returns the row of the sample that *samples* yielded last.
+    *ops* must process each sample separately, and yield their results in order. *row* returns the row of the sample
+    that *samples* yielded last.
     """
     passage = Passage(ops, ledger)
     results = {}

@@ -13,7 +13,7 @@ from tarshards.stream.sample_ops import SampleOps
 from tarshards.stream.sources import dataset_digest
 from tarshards.stream.stream import Stream
 
-#: Alternatives to the ops of a stream that change the number of samples or their order.
+#: What to use instead of the ops of a stream that change the number of samples or their order.
 _INSTEAD = {
     "batched": "a DataLoader makes batches of it, and __getitems__(numbers) returns several samples",
     "filter": "[mask] and [numbers] select samples",

@@ -490,7 +490,7 @@ class MixedStreams:
                 self.ledger.count(in_flight=held)
 
     def _stream(self, name: str, dataset: Stream, progress: Progress) -> MixedStream:
-        """Return the samples of one dataset with its name and, if any dataset draws samples, numbers of draws."""
+        """Return the stream of one dataset; its samples get ``__dataset__``, and ``__draw__`` if any dataset draws."""
         numbers = count()
 
         def begin(passes: int) -> Generator[Any, None, None]:

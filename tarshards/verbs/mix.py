@@ -151,7 +151,7 @@ def _read_pass(
 
 
 def _rename(samples: Iterable[Sample], names: Mapping[str, str], ledger: Ledger) -> Iterator[Sample]:
-    """Yield *samples* with their fields renamed; *ledger* gets the error of a sample where that fails."""
+    """Yield *samples* with their fields renamed; if that fails, leave the sample out, and pass *ledger* the error."""
     for sample in samples:
         try:
             yield from rename_fields([sample], names)

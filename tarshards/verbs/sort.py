@@ -300,42 +300,42 @@ def _sizeof(key: Any) -> int:
 
 
 class _Spill:
-    """A file of sorted runs, each in blocks; a block is a pickled list of records.
+    """A file of sorted runs, each in chunks; a chunk is a pickled list of records.
 
-    ``largest`` is the size of the largest block in bytes.
+    ``largest`` is the size of the largest chunk in bytes.
     """
 
     def __init__(self, tmpdir: str | None, budget: int):
         self.tmpdir, self.budget = tmpdir, budget
-        self.block = min(max(budget // FAN_IN, 1 << 12), 1 << 18)  # bytes of records at which a block is written
-        self.runs: list[array[int]] = []  # for each run, the offsets of its blocks, and the end of the last
+        self.chunk_bytes = min(max(budget // FAN_IN, 1 << 12), 1 << 18)  # bytes of records at which a chunk is written
+        self.runs: list[array[int]] = []  # for each run, the offsets of its chunks, and the end of the last
         self.largest = 0
         with temporary(tmpdir):
             self.file = tempfile.TemporaryFile(dir=tmpdir, prefix="tarsort-")  # noqa: SIM115 (closed by close)
         self._pickler = pickle.Pickler(self.file, 5)
-        self._pickler.fast = True  # no object occurs twice in a block
+        self._pickler.fast = True  # no object occurs twice in a chunk
 
     def add(self, run: Iterable[Record]) -> None:
         """Append a run: records that are sorted by key."""
         begin = self.file.tell()
         offsets = array("Q", [begin])
-        block: list[Record] = []
+        chunk: list[Record] = []
         size = 0
         with temporary(self.tmpdir):
             for record in run:
-                block.append(record)
+                chunk.append(record)
                 size += len(record[1])
-                if size >= self.block:
-                    self._write(block, offsets)
-                    block, size = [], 0
-            if block:
-                self._write(block, offsets)
+                if size >= self.chunk_bytes:
+                    self._write(chunk, offsets)
+                    chunk, size = [], 0
+            if chunk:
+                self._write(chunk, offsets)
             self.file.flush()
         if len(offsets) > 1:
             self.runs.append(offsets)
 
-    def _write(self, block: list[Record], offsets: array[int]) -> None:
-        self._pickler.dump(block)
+    def _write(self, chunk: list[Record], offsets: array[int]) -> None:
+        self._pickler.dump(chunk)
         offsets.append(self.file.tell())
         self.largest = max(self.largest, offsets[-1] - offsets[-2])
 
@@ -353,20 +353,20 @@ class _Spill:
     def merge(self, runs: list[array[int]], reverse: bool) -> Iterator[Record]:
         """Yield the records of *runs* in order; among equal keys, those of an earlier run come first.
 
-        Each step yields the records that precede all unread blocks: those up to the first of the last keys of the
-        blocks in memory. Sorting them merges the runs, since Python's sort detects sorted runs.
+        Each step yields the records that precede all unread chunks: those up to the first of the last keys of the
+        chunks in memory. Sorting them merges the runs, since Python's sort detects sorted runs.
         """
         sources = [map(self._read, run, run[1:]) for run in runs]
         held = [next(source, []) for source in sources]
-        while left := [number for number, block in enumerate(held) if block]:
+        while left := [number for number, chunk in enumerate(held) if chunk]:
             shortest = (max if reverse else min)(left, key=lambda number: held[number][-1][0])
             end = held[shortest][-1][0]
             certain: list[Record] = []
             for number in left:
-                block = held[number]
-                size = _count_before(block, end, reverse, equal=number <= shortest)
-                certain += block[:size]
-                held[number] = block[size:] or next(sources[number], [])
+                chunk = held[number]
+                size = _count_before(chunk, end, reverse, equal=number <= shortest)
+                certain += chunk[:size]
+                held[number] = chunk[size:] or next(sources[number], [])
             certain.sort(key=itemgetter(0), reverse=reverse)
             yield from certain
 
@@ -386,8 +386,8 @@ class _Spill:
         self.close()
 
 
-def _count_before(block: list[Record], key: Any, reverse: bool, *, equal: bool) -> int:
-    """Return how many records of a sorted block precede *key*; records with this key count if *equal*."""
+def _count_before(chunk: list[Record], key: Any, reverse: bool, *, equal: bool) -> int:
+    """Return how many records of a sorted chunk precede *key*; records with this key count if *equal*."""
     if reverse:
-        return len(block) - (bisect_left if equal else bisect_right)(block[::-1], key, key=itemgetter(0))
-    return (bisect_right if equal else bisect_left)(block, key, key=itemgetter(0))
+        return len(chunk) - (bisect_left if equal else bisect_right)(chunk[::-1], key, key=itemgetter(0))
+    return (bisect_right if equal else bisect_left)(chunk, key, key=itemgetter(0))
