@@ -44,8 +44,8 @@ class IndexedShards(SampleOps, SampleSequence):
     Raises ShardIndexError if a shard has no index or is compressed, or if the size of a local shard differs from that
     in its index. Indexes are loaded, and compared with their shards, at first use; a stale one raises ShardIndexError
     then. With a manifest (``train.shards.json``), which has the numbers of samples, the other errors are also raised
-    only at first use. A shard where no sample has one of *fields* raises SampleError at first use; without a manifest,
-    the first shard is opened at once.
+    only at first use. A shard in which no sample has one of *fields* raises SampleError at first use; without a
+    manifest, the first shard is opened at once.
     """
 
     ops: tuple[BoundOp, ...] = ()

@@ -596,10 +596,10 @@ def last_key(item: Any) -> str | None:
 
 
 def check_replayed(last: str | None, item: Any) -> None:
-    """Raise StateError unless *item*, to which a state was replayed, is or ends in the sample with the key *last*.
+    """Raise StateError unless replaying a state has led to the sample after which it was saved; *last* is its key.
 
-    The state was saved after this sample. If a shard has lost or gained samples since, resuming would skip samples or
-    repeat them. *item* is None if replaying reached the end of the epoch.
+    *item* is the last result that was replayed, a sample or a batch, or None if the epoch has ended before. If a shard
+    has lost or gained samples since, resuming would skip or repeat samples.
     """
     found = last_key(item)
     if last is not None and found != last and (item is None or found is not None):

@@ -296,7 +296,7 @@ class Stream(SampleOps):
             self.report()
 
     def iterate(self, epoch: int, world: World, version: int | None = None) -> Iterator[Any]:
-        """Yield the samples of a whole epoch that one worker delivers; *version* is that of the order of states."""
+        """Yield the samples of a whole epoch that one worker delivers; *version* is that of their order."""
         version = self.source.newest if version is None else version
         return self._iterate(len(self.ops), Progress(epoch, world, version=version))
 

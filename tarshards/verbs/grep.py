@@ -151,8 +151,8 @@ def by_columns(
 ) -> Iterator[Sample] | None:
     """Return the *wanted* samples that meet a *condition* on columns.
 
-    Returns None if the shards have no columns, or the condition names none of them. Raises ValueError if it does and
-    headers are to be kept, since samples that are read by index have none.
+    Returns None if the shards have no columns, or the condition names none of them. Raises ValueError if it names
+    columns but headers are to be kept, since samples that are read by index have no headers.
     """
     shards = expand_shards(urls)
     first = Location.of(shards[0].url)

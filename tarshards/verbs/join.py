@@ -46,9 +46,9 @@ def join_shards(
     Error messages call the inputs by *names*, by default by their expressions. Errors of shards are as in
     ``read_samples``. Raises UrlError if stdin is more than one of the inputs.
 
-    From the sample on where the orders of the inputs differ, samples of the inputs after the first are looked up by
-    index, provided that all of these inputs are indexed, no index marks faulty samples, and the indexes fit into half
-    of *memory*. Otherwise all inputs are sorted.
+    Once the orders of the inputs differ, samples of the inputs after the first are looked up by index, provided that
+    all of these inputs are indexed, no index marks faulty samples, and the indexes fit into half of *memory*. Otherwise
+    all inputs are sorted.
     """
     shards = list(map(expand_shards, inputs))
     if sum(shard.url == "-" for shard in chain.from_iterable(shards)) > 1:
@@ -161,7 +161,10 @@ class Join:
             yield sample
 
     def united(self, parts: list[Sample]) -> Sample:
-        """Return one sample with the fields of all *parts*; raise SampleError for a conflict if it is to fail."""
+        """Return one sample with the fields of all *parts*.
+
+        Raises SampleError for a field that several of them have, if ``conflict`` is "fail".
+        """
         united: Sample = {}
         for part in parts:
             for field, value in part.items():

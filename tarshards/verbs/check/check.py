@@ -155,7 +155,7 @@ class _Check:
                 self.forms.setdefault(fields, (name, headers.offsets[number], headers.keys[number]))
 
     def _look_for_dots(self, fields: frozenset[str], name: str, offset: int, key: str) -> None:
-        """Warn, once per shard, of a sample into which dots in keys have merged many samples."""
+        """Warn, once per shard, if dots in keys have merged many samples into one."""
         if self.rule is split_name and self.dotted != name and have_dots_in_key(fields):
             self.dotted = name
             self.report.add(Finding("warning", "dots", dots_in_key(len(fields), min(fields)), name, offset, key))

@@ -73,7 +73,7 @@ def _start(item: FoundSample | Gap | Zeros) -> int:
 
 
 class _Held:
-    """Iterates over *pieces* and keeps them in ``held`` for a second pass; ``held`` is None after HELD members."""
+    """Iterates over *pieces* and keeps them in ``held`` for a second pass; None if they have more than HELD members."""
 
     def __init__(self, pieces: Iterable[Piece]):
         self._pieces = pieces
