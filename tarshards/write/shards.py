@@ -438,7 +438,7 @@ def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None =
         import logging
 
         names = left[0] if len(left) == 1 else f"{left[0]} to {left[-1]}"
-        reason = "left by an earlier run, beyond the last shard that is written now; remove those that are not in this dataset"
+        reason = "left by an earlier run, beyond the last shard that is written now; remove what is not of this dataset"
         logging.getLogger("tarshards").warning("%s: %s", visible(names), reason)
 
 
