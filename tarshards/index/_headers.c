@@ -1,12 +1,12 @@
-/* The members of shards as their sidecars list them, and their headers: the native twin of _headers_py.py, where the
- * contracts are written.
+/* The members of shards as their sidecars list them, and their headers: the native twin of _headers_py.py, which
+ * documents the functions.
  *
- * A member matches where the 512 bytes before its data are the header of a regular file with its name and size, and no
- * extended header can stand before these: the header of the member before it has the size that the index says, so its
- * data ends where this one's headers begin. What does not match in this way is left to tarshards.index.header_checks.
+ * A member matches if the 512 bytes before its data are the header of a regular file with its name and size, and no
+ * extended header can precede these: the header of the previous member has the size in the index, so its data ends
+ * where the headers of this one begin. tarshards.index.header_checks decides on all other members.
  *
- * Sidecars and shards are mapped files, or bytes. Files can be written to, or cut, at any time: whatever is read of them
- * is read under the guard, and used only as far as it stays within bounds.
+ * Sidecars and shards are mapped files, or bytes. Another process can write to a file or truncate it at any time, so
+ * mapped files are read under the guard, and values from them are checked against bounds before use.
  */
 #include <Python.h>
 #include <stdlib.h>
@@ -19,14 +19,14 @@
 #define RUSAGE_THREAD RUSAGE_SELF /* systems that count by process only */
 #endif
 
-#define LARGE (1 << 16) /* bytes from which taking a sample lets other threads run */
-#define FEW 16          /* members of a sample that need no memory of their own */
-#define SHORT 256       /* bytes of a key that needs none */
-#define TOGETHER 32     /* samples that are read at once, whose bytes the processor fetches together */
-#define AHEAD 8         /* members whose headers are fetched ahead */
-#define EVERY 64        /* keys from one that is found at once to the next; a table takes 4 bytes for each of these */
-#define DEEPEST 32      /* arrays and maps in each other */
-#define ROWS 64         /* members among which more than FEW_READS reads of a disk tell that it is waited for */
+#define LARGE (1 << 16) /* bytes of a sample from which the GIL is released to copy it */
+#define FEW 16          /* members of a sample for which no memory is allocated */
+#define SHORT 256       /* bytes of a key for which no memory is allocated */
+#define TOGETHER 32     /* samples that are prefetched together, then read */
+#define AHEAD 8         /* members whose headers are prefetched */
+#define EVERY 64        /* a table has the offset, of 4 bytes, of each EVERY-th key */
+#define DEEPEST 32      /* the deepest nesting of arrays and maps */
+#define ROWS 64         /* comparing stops if a disk is read more than FEW_READS times for this many members */
 #define FEW_READS 2
 
 static Guarded guarded;
@@ -37,31 +37,31 @@ typedef struct {
     int64_t length;
 } Text;
 
-/* Where a member lies, as a sidecar says. */
+/* A member in a sidecar: the offset and size of its data, and the number of its field. */
 typedef struct {
     int64_t offset, size, field;
 } Entry;
 
-/* The sidecar of a shard: where its arrays begin, and each EVERY-th key. */
+/* The sidecar of a shard, and the offsets in it of its arrays and of each EVERY-th key. */
 typedef struct {
     PyObject_HEAD
     Py_buffer sidecar;
     int64_t samples, members, shard_size, field_count;
-    int64_t each; /* how many members every sample has; 0: they differ */
+    int64_t each; /* the number of members of every sample; 0 if it varies */
     int64_t keys, sample, field, offset, size;
-    uint32_t *marks; /* where each EVERY-th key begins, from *keys* on */
+    uint32_t *marks; /* the offset of each EVERY-th key from *keys* */
     PyObject *names; /* the bytes that *fields* points to */
     Text *fields;
 } MemberTable;
 
-/* The members of a table from *begin* to *end* in bytes of their shard, which begin at offset *low* of it. */
+/* The members *begin* to *end* of a table, and bytes of their shard, from its offset *low* on. */
 typedef struct {
     PyObject_HEAD
     Py_buffer shard;
     MemberTable *table;
     int64_t low, begin, end;
-    PyObject *url, *names; /* of whole samples that are read: the shard, and the names of the fields; or NULL */
-    unsigned char *compared; /* a bit for each member: whether it is known to match; NULL until one is */
+    PyObject *url, *names; /* for read_samples: the URL of the shard, and the names of the fields; or NULL */
+    unsigned char *compared; /* a bit for each member that is set if it is known to match; NULL until one is */
 } MappedMembers;
 
 /* Read a little-endian number of 8 bytes, 4 or 2. */
@@ -82,14 +82,14 @@ static uint64_t big(const unsigned char *bytes, int width) {
     return value;
 }
 
-/* An item of msgpack: where its content begins and ends. Format: https://github.com/msgpack/msgpack/blob/master/spec.md */
+/* An item of msgpack. Format: https://github.com/msgpack/msgpack/blob/master/spec.md */
 typedef struct {
-    int64_t begin, end;
-    int64_t items; /* of an array, or twice those of a map; -1: neither */
+    int64_t begin, end; /* of its content; for an array or a map, both are the beginning of its items */
+    int64_t items; /* the number of items in an array, or of keys and values in a map; else -1 */
     int is_text, is_bytes, is_map;
 } Item;
 
-/* Read the head of the item at *at*; return 0 where it is none, or does not end before *limit*. */
+/* Read the head of the item at *at*; return 0 if there is no item, or it does not end before *limit*. */
 static int read_item(const unsigned char *data, int64_t at, int64_t limit, Item *item) {
     if (at >= limit) return 0;
     const unsigned char type = data[at++];
@@ -101,7 +101,7 @@ static int read_item(const unsigned char *data, int64_t at, int64_t limit, Item 
     else if (type < 0xa0) items = is_map ? 2 * (type & 15) : type & 15;
     else if (type < 0xc0) length = type & 31;
     else if (is_bytes) width = 1 << (type - 0xc4);
-    else if (type >= 0xc7 && type <= 0xc9) width = 1 << (type - 0xc7), length = 1; /* an extension has a type, too */
+    else if (type >= 0xc7 && type <= 0xc9) width = 1 << (type - 0xc7), length = 1; /* an extension also has a type */
     else if (type == 0xca || type == 0xcb) length = type == 0xca ? 4 : 8;
     else if (type >= 0xcc && type <= 0xd3) length = 1 << ((type - 0xcc) & 3);
     else if (type >= 0xd4 && type <= 0xd8) length = 1 + (1 << (type - 0xd4));
@@ -117,7 +117,7 @@ static int read_item(const unsigned char *data, int64_t at, int64_t limit, Item 
     return 1;
 }
 
-/* Return where the item at *at* ends with all that is in it, -1 where it is none. */
+/* Return the end of the item at *at*, including the items in it; -1 if there is no item. */
 static int64_t skip_item(const unsigned char *data, int64_t at, int64_t limit, int depth) {
     Item item;
     if (depth > DEEPEST || !read_item(data, at, limit, &item)) return -1;
@@ -178,8 +178,8 @@ static int is_header(const char *block, Text key, Text field, int64_t size) {
     return is_name(joined, before + 1 + length, key, field);
 }
 
-/* Return whether the headers from *begin* on are followed by data at *offset*, of a regular file of this name and size.
- * That a header begins there is known, so their checksums are not needed to find out. */
+/* Return whether the headers from *begin* on lead to data at *offset*, of a regular file with this name and size. A
+ * header is known to begin at *begin*, so checksums are not verified. */
 static int leads_to(const char *shard, int64_t begin, int64_t offset, Text key, Text field, int64_t size) {
     Scan scan = {begin, BLOCK, 0, NULL, 1};
     Found found;
@@ -201,14 +201,14 @@ static Entry entry_of(const MemberTable *table, int64_t member) {
                    table->field_count == 1 ? 0 : (int64_t)number(bytes + table->field + 2 * member, 2)};
 }
 
-/* Return about where the first member of a sample is. */
+/* Return an estimate of the number of a sample's first member. */
 static int64_t guess_first(const MemberTable *table, int64_t sample) {
     if (table->each) return sample * table->each;
     return (int64_t)((double)sample * (double)table->members / (double)table->samples);
 }
 
-/* Return the number of the first member of a sample; of *samples*, how many members there are. Samples have consecutive
- * members, at least one, so the distance to another sample bounds that between their members. */
+/* Return the number of a sample's first member; for the number of samples, that of members. Every sample has one or
+ * more consecutive members, so the first members of two samples are at least as far apart as the samples. */
 static int64_t first_of(const MemberTable *table, int64_t sample) {
     if (sample >= table->samples) return table->members;
     if (table->each) return sample * table->each;
@@ -228,21 +228,21 @@ static int64_t first_of(const MemberTable *table, int64_t sample) {
     return low < 0 ? 0 : low > table->members ? table->members : low;
 }
 
-/* Return the number of the member after the last of a sample, whose *first* one is known. */
+/* Return the number of the member after the last one of a sample whose *first* member is known. */
 static int64_t end_of(const MemberTable *table, int64_t sample, int64_t first) {
     if (table->each) return first + table->each;
     while (first < table->members && sample_of(table, first) == sample) first++;
     return first;
 }
 
-/* The key that was read last: its table, its sample, and the offset where it begins. */
+/* The key that was read last: its table, its sample, and its offset in the sidecar. */
 typedef struct {
     const MemberTable *table;
     int64_t sample, at;
 } LastKey;
 
-/* Return the key of a sample, in the sidecar; its text is NULL where the sidecar is not what it was. It is found from the
- * *last* one on where that is nearer. */
+/* Return the key of a sample, in the sidecar; its text is NULL if the sidecar was written to. The search begins at the
+ * *last* key, if that is nearer than the marked one. */
 static Text key_after(const MemberTable *table, int64_t sample, LastKey *last) {
     const unsigned char *data = table->sidecar.buf;
     if (last->table != table || last->sample > sample || last->sample / EVERY != sample / EVERY)
@@ -252,7 +252,7 @@ static Text key_after(const MemberTable *table, int64_t sample, LastKey *last) {
     for (int64_t i = sample - last->sample; i >= 0; i--) {
         at = item.end;
         if (at < table->sidecar.len && data[at] >= 0xa0 && data[at] < 0xc0 && table->sidecar.len - at > (data[at] & 31))
-            item.begin = at + 1, item.end = at + 1 + (data[at] & 31); /* of up to 31 bytes */
+            item.begin = at + 1, item.end = at + 1 + (data[at] & 31); /* a string of up to 31 bytes */
         else if (!read_item(data, at, table->sidecar.len, &item)) return (Text){NULL, 0};
     }
     last->sample = sample, last->at = at;
@@ -261,16 +261,16 @@ static Text key_after(const MemberTable *table, int64_t sample, LastKey *last) {
 
 static Text key_of(const MemberTable *table, int64_t sample) { return key_after(table, sample, &(LastKey){0}); }
 
-/* What is copied of a sidecar for one sample, under the guard. */
+/* The data of one sample that is copied from a sidecar, under the guard. */
 typedef struct {
     const MemberTable *table;
     int64_t sample, begin, end;
-    int64_t low, high;          /* the members that are asked for */
-    Text key;                   /* copied to *text* if that has space for it */
+    int64_t low, high;          /* only members in this range are returned */
+    Text key;                   /* copied to *text* if it fits into *space* bytes */
     char *text;
     int64_t space;
-    Entry *entries;              /* of the member before the first one, and of those from *begin* to *end* */
-    int64_t most;               /* how many of these there is space for */
+    Entry *entries;             /* of the member before *begin*, then of those from *begin* to *end*; or NULL */
+    int64_t most;               /* the most members from *begin* on that fit into *entries* */
 } LookUp;
 
 static void look_up(void *argument) {
@@ -288,8 +288,8 @@ static void look_up(void *argument) {
     for (int64_t i = up->begin; i < up->end && i - up->begin < up->most; i++) up->entries[1 + i - up->begin] = entry_of(table, i);
 }
 
-/* Look a sample up, with as much memory as it takes; return 0 with an exception set where that fails. What is not in the
- * caller's memory, of SHORT bytes for *text* and FEW + 1 *entries*, is to be freed. */
+/* Look a sample up; return 0 with an exception set if that fails. If *text* or *entries* of the caller are too
+ * small, they are replaced by allocated memory, which the caller must free. */
 static int find_sample(LookUp *up) {
     char *const text = up->text;
     Entry *const entries = up->entries;
@@ -327,7 +327,7 @@ static PyObject *key_object(const MemberTable *table, int64_t sample) {
 
 static const char *at(const MappedMembers *self, int64_t offset) { return (const char *)self->shard.buf + (offset - self->low); }
 
-/* Return whether the header and the data of a member are in the bytes of the shard that are here. */
+/* Return whether the bytes of the shard in *self* contain the header and the data of a member. */
 static int is_here(const MappedMembers *self, const Entry *entry) {
     const int64_t here = entry->offset - self->low;
     return entry->field < self->table->field_count && entry->size >= 0 && here >= BLOCK && here <= self->shard.len &&
@@ -341,32 +341,32 @@ static int is_compared(const MappedMembers *self, int64_t member) {
 
 static void note_compared(MappedMembers *self, int64_t member) {
     const int64_t bit = member - self->begin;
-    if (!is_compared(self, member)) /* threads may note others meanwhile */
+    if (!is_compared(self, member)) /* atomic, since other threads set other bits of the byte */
         __atomic_fetch_or(self->compared + bit / 8, (unsigned char)(1 << bit % 8), __ATOMIC_RELAXED);
 }
 
-/* Have memory for what is compared; return 0 with an exception set where there is none. With the GIL. */
+/* Allocate *compared* if necessary; return 0 with an exception set if that fails. Needs the GIL. */
 static int can_note(MappedMembers *self) {
     if (!self->compared && !(self->compared = PyMem_Calloc((size_t)(self->end - self->begin) / 8 + 1, 1))) PyErr_NoMemory();
     return self->compared != NULL;
 }
 
-/* Prefetch what is read of a header: its name, its size and type, and its prefix. */
-static void fetch(const char *header) {
+/* Prefetch the parts of a header that are compared: name, size, type and prefix. */
+static void prefetch_header(const char *header) {
     __builtin_prefetch(header);
     __builtin_prefetch(header + 124);
     __builtin_prefetch(header + 156);
     __builtin_prefetch(header + 345);
 }
 
-/* Prefetch what is read of the header of the member before one that is taken: its size, type and magic. */
-static void fetch_before(const char *header) {
+/* Prefetch the parts of the previous member's header that are read: size, type and magic. */
+static void prefetch_previous_header(const char *header) {
     __builtin_prefetch(header + 124);
     __builtin_prefetch(header + 156);
     __builtin_prefetch(header + 257);
 }
 
-/* Return whether a member's header has the size that the index says. */
+/* Return whether a member's header has the size in the index. */
 static int has_its_size(const MappedMembers *self, const Entry *entry) {
     if (!is_here(self, entry)) return 0;
     const char *block = at(self, entry->offset) - BLOCK;
@@ -374,8 +374,8 @@ static int has_its_size(const MappedMembers *self, const Entry *entry) {
     return !memcmp(block + 257, "ustar", 5) || checksum_is_right((const unsigned char *)block);
 }
 
-/* Return whether a member matches. *entry* points to where it lies, after where the one *before* it does, which is *known*
- * to match or is compared here. */
+/* Return whether a member matches. The entry of the previous member precedes *entry* in memory; *known* says that the
+ * previous member matches, otherwise the size in its header is compared here. */
 static int matches(MappedMembers *self, int64_t member, Text key, const Entry *entry, int known) {
     const Entry *before = entry - 1;
     if (!is_here(self, entry) || before->offset > entry->offset || before->size < 0 || before->size > entry->offset) return 0;
@@ -390,106 +390,107 @@ static int matches(MappedMembers *self, int64_t member, Text key, const Entry *e
     return same;
 }
 
-/* The members of a sample that are taken at once. */
+/* The members of a sample that are copied at once. */
 typedef struct {
     MappedMembers *members;
     const LookUp *up;
-    int64_t count, settled; /* members before this one need not be compared */
-    struct Taken {
+    int64_t count, settled; /* members before *settled* need not be compared */
+    struct Copy {
         int64_t member;
         const Entry *entry;
         PyObject *name, *data;
         char *target;
-    } *taken;
-    int64_t undecided; /* -1: none, all were copied */
-} Taking;
+    } *copies;
+    int64_t undecided; /* the first member that does not match; -1 if all were copied */
+} Copying;
 
-static void take(void *argument) {
-    Taking *taking = argument;
-    const Text key = {taking->up->text, taking->up->key.length};
-    for (int64_t i = 0; i < taking->count; i++) {
-        const struct Taken *each = taking->taken + i;
-        if (each->member < taking->settled) continue;
-        if (!matches(taking->members, each->member, key, each->entry, i && each[-1].member == each->member - 1)) {
-            taking->undecided = each->member;
+static void copy_members(void *argument) {
+    Copying *copying = argument;
+    const Text key = {copying->up->text, copying->up->key.length};
+    for (int64_t i = 0; i < copying->count; i++) {
+        const struct Copy *each = copying->copies + i;
+        if (each->member < copying->settled) continue;
+        if (!matches(copying->members, each->member, key, each->entry, i && each[-1].member == each->member - 1)) {
+            copying->undecided = each->member;
             return;
         }
     }
-    for (int64_t i = 0; i < taking->count; i++) {
-        const struct Taken *each = taking->taken + i;
-        memcpy(each->target, at(taking->members, each->entry->offset), (size_t)each->entry->size);
+    for (int64_t i = 0; i < copying->count; i++) {
+        const struct Copy *each = copying->copies + i;
+        memcpy(each->target, at(copying->members, each->entry->offset), (size_t)each->entry->size);
     }
 }
 
-/* Allocate the members of a sample; return their total size, -1 with an exception set. Of a member that is not here, no
- * byte is taken: it is undecided. */
-static int64_t prepare(Taking *taking, PyObject *names) {
-    const LookUp *up = taking->up;
-    MappedMembers *self = taking->members;
+/* Allocate bytes for the members of a sample; return their total size, or -1 with an exception set. Stops at a
+ * member that is not in the bytes of the shard, which is then undecided. */
+static int64_t prepare(Copying *copying, PyObject *names) {
+    const LookUp *up = copying->up;
+    MappedMembers *self = copying->members;
     int64_t total = 0;
     for (int64_t member = up->begin; member < up->end; member++) {
         const Entry *entry = up->entries + 1 + (member - up->begin);
         PyObject *name = PyList_GetItem(names, (Py_ssize_t)entry->field);
         if (name == Py_None) continue;
         if (name && !is_here(self, entry)) {
-            taking->undecided = member;
+            copying->undecided = member;
             return total;
         }
         PyObject *data = NULL;
         if (name) {
-            fetch(at(self, entry->offset) - BLOCK);
-            if (member && !taking->count && !is_compared(self, member) && is_here(self, entry - 1))
-                fetch_before(at(self, entry[-1].offset) - BLOCK);
+            prefetch_header(at(self, entry->offset) - BLOCK);
+            if (member && !copying->count && !is_compared(self, member) && is_here(self, entry - 1))
+                prefetch_previous_header(at(self, entry[-1].offset) - BLOCK);
             data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)entry->size);
         }
         if (!data) return -1;
-        taking->taken[taking->count++] = (struct Taken){member, entry, name, data, PyBytes_AsString(data)};
+        copying->copies[copying->count++] = (struct Copy){member, entry, name, data, PyBytes_AsString(data)};
         total += entry->size;
     }
     return total;
 }
 
-/* Put the members that were taken into the dict; return 0 with an exception set where that fails. */
-static int deliver(const Taking *taking, PyObject *result) {
-    PyObject *key = decoded(taking->up->text, taking->up->key.length);
+/* Put the key and the copied members into the dict; return 0 with an exception set if that fails. */
+static int deliver(const Copying *copying, PyObject *result) {
+    PyObject *key = decoded(copying->up->text, copying->up->key.length);
     int failed = !key || PyObject_SetItem(result, key_name, key) < 0;
     Py_XDECREF(key);
-    for (int64_t i = 0; !failed && i < taking->count; i++)
-        failed = PyDict_SetItem(result, taking->taken[i].name, taking->taken[i].data) < 0;
+    for (int64_t i = 0; !failed && i < copying->count; i++)
+        failed = PyDict_SetItem(result, copying->copies[i].name, copying->copies[i].data) < 0;
     return !failed;
 }
 
-/* Put a sample into a dict, unless a member is undecided, whose number is returned; -1: none is. -2: an exception is set.
- * Its bytes are added to *taken*. */
+/* Put a sample into a dict, and add its size to *taken*. Return -1, or -2 with an exception set; or, if a member is
+ * undecided, its number, and leave the dict unchanged. */
 static int64_t fill_sample(MappedMembers *self, PyObject *result, PyObject *names, int64_t sample, int64_t settled, int64_t *taken) {
     char text[SHORT];
     Entry entries[FEW + 1];
-    struct Taken few[FEW];
+    struct Copy few[FEW];
     LookUp up = {.table = self->table, .sample = sample, .low = self->begin, .high = self->end,
                  .text = text, .space = SHORT, .entries = entries, .most = FEW};
-    Taking taking = {self, &up, 0, settled, few, -1};
+    Copying copying = {self, &up, 0, settled, few, -1};
     int64_t total = -1;
     if (can_note(self) && find_sample(&up)) {
-        if (up.end - up.begin > FEW && !(taking.taken = PyMem_Malloc((size_t)(up.end - up.begin) * sizeof *few))) PyErr_NoMemory();
-        if (taking.taken) total = prepare(&taking, names);
+        if (up.end - up.begin > FEW && !(copying.copies = PyMem_Malloc((size_t)(up.end - up.begin) * sizeof *few)))
+            PyErr_NoMemory();
+        if (copying.copies) total = prepare(&copying, names);
         int failed = 0;
-        if (taking.undecided < 0 && total >= 0 && total < LARGE) {
-            failed = guarded(take, &taking);
-        } else if (taking.undecided < 0 && total >= 0) {
+        if (copying.undecided < 0 && total >= 0 && total < LARGE) {
+            failed = guarded(copy_members, &copying);
+        } else if (copying.undecided < 0 && total >= 0) {
             Py_BEGIN_ALLOW_THREADS
-            failed = guarded(take, &taking);
+            failed = guarded(copy_members, &copying);
             Py_END_ALLOW_THREADS
         }
         if (failed) PyErr_SetString(PyExc_OSError, SHRUNK);
-        if (failed || (total >= 0 && taking.undecided < 0 && !deliver(&taking, result))) total = -1;
-        for (int64_t i = 0; i < taking.count; i++) Py_DECREF(taking.taken[i].data);
-        if (taking.taken != few) PyMem_Free(taking.taken);
+        if (failed || (total >= 0 && copying.undecided < 0 && !deliver(&copying, result))) total = -1;
+        for (int64_t i = 0; i < copying.count; i++) Py_DECREF(copying.copies[i].data);
+        if (copying.copies != few) PyMem_Free(copying.copies);
     }
     if (up.text != text) PyMem_Free(up.text);
     if (up.entries != entries) PyMem_Free(up.entries);
     if (total < 0) return -2;
     *taken += total;
-    return taking.undecided;
+    return copying.undecided;
 }
 
 static PyObject *members_fill(PyObject *object, PyObject *const *args, Py_ssize_t count) {
@@ -520,20 +521,20 @@ static PyTypeObject *table_type, *members_type;
 typedef struct {
     struct Row {
         MappedMembers *members;
-        int64_t member, at; /* its number, and its index among those that were given */
+        int64_t member, at; /* the number of the member, and its index in the arguments */
     } *rows;
     int64_t count;
-    volatile int64_t at; /* in memory, for when the guard ends the work */
-    int64_t *undecided, differing;
-    int stops_at_disk; /* whether to stop where pages are read from a disk */
+    volatile int64_t at; /* the current row, kept in memory since the guard may jump out of the loop */
+    int64_t *undecided, differing; /* the indices of members that do not match, and their number */
+    int stops_at_disk; /* whether to stop if pages are read from a disk */
 } Comparing;
 
-/* Return the sample that a member is of. */
+/* Return the sample that a member belongs to. */
 static int64_t owner_of(const MemberTable *table, int64_t member) {
     return table->each ? member / table->each : sample_of(table, member);
 }
 
-static void fetch_entry(const MemberTable *table, int64_t member) {
+static void prefetch_entry(const MemberTable *table, int64_t member) {
     const char *bytes = bytes_of(table);
     __builtin_prefetch(bytes + table->offset + 8 * member);
     __builtin_prefetch(bytes + table->size + 8 * member);
@@ -541,7 +542,7 @@ static void fetch_entry(const MemberTable *table, int64_t member) {
     if (!table->each) __builtin_prefetch(bytes + table->sample + 4 * member);
 }
 
-/* Return for how many pages this thread has waited. */
+/* Return how many pages this thread has waited for. */
 static long disk_reads(void) {
     struct rusage usage;
     return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_majflt;
@@ -562,7 +563,7 @@ static void compare(void *argument) {
         const MemberTable *table = row->members->table;
         if (i + 2 * AHEAD < comparing->count) {
             const struct Row *later = row + 2 * AHEAD;
-            fetch_entry(later->members->table, later->member);
+            prefetch_entry(later->members->table, later->member);
             if (later->members->table->each)
                 __builtin_prefetch(later->members->table->marks + owner_of(later->members->table, later->member) / EVERY);
         }
@@ -573,10 +574,11 @@ static void compare(void *argument) {
             const int64_t sample = owner_of(its, later->member);
             for (int line = 0; line < 4 && sample < its->samples; line++)
                 __builtin_prefetch(bytes_of(its) + its->keys + its->marks[sample / EVERY] + 64 * line);
-            if (is_here(later->members, &entry)) fetch(at(later->members, entry.offset) - BLOCK);
+            if (is_here(later->members, &entry)) prefetch_header(at(later->members, entry.offset) - BLOCK);
             if (later->member) {
                 const Entry before = entry_of(its, later->member - 1);
-                if (is_here(later->members, &before)) fetch_before(at(later->members, before.offset) - BLOCK);
+                if (is_here(later->members, &before))
+                    prefetch_previous_header(at(later->members, before.offset) - BLOCK);
             }
         }
         const int64_t sample = owner_of(table, row->member);
@@ -589,11 +591,11 @@ static void compare(void *argument) {
 }
 
 static void compare_guarded(Comparing *comparing) {
-    while (guarded(compare, comparing)) /* a shard has shrunk: whoever decides on this member finds out */
+    while (guarded(compare, comparing)) /* a shard has shrunk: header_checks reports it for this member */
         comparing->undecided[comparing->differing++] = comparing->rows[comparing->at++].at;
 }
 
-/* Return the members of the shard of this number; NULL, with an exception set where that is none. */
+/* Return the members of a shard by its number; NULL if it is not mapped, with an exception set if that is an error. */
 static MappedMembers *members_at(PyObject *tables, int64_t shard) {
     PyObject *object = PyList_GetItem(tables, (Py_ssize_t)shard);
     if (!object || object == Py_None) return NULL;
@@ -602,7 +604,7 @@ static MappedMembers *members_at(PyObject *tables, int64_t shard) {
     return NULL;
 }
 
-/* Note a row if it was not compared before; return 0 with an exception set where it is not a member. */
+/* Add a row for *member* unless it is known to match; return 0 with an exception set if there is no such member. */
 static int note_row(Comparing *comparing, MappedMembers *own, int64_t member, int64_t at) {
     if (member < 0 || !own || is_compared(own, member)) return 1;
     if (member < own->begin || member >= own->end) return PyErr_SetString(PyExc_ValueError, "not a member of a mapped shard"), 0;
@@ -611,7 +613,7 @@ static int note_row(Comparing *comparing, MappedMembers *own, int64_t member, in
     return 1;
 }
 
-/* Note the rows that were not compared before; return 0 with an exception set where one is not a member. */
+/* Add rows for all *members* not known to match; return 0 with an exception set if there is no such member. */
 static int collect(Comparing *comparing, PyObject *tables, const int64_t *shards, const int64_t *members, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         MappedMembers *own = members[i] < 0 ? NULL : members_at(tables, shards[i]);
@@ -648,20 +650,20 @@ static PyObject *find_undecided(PyObject *self, PyObject *args) {
     return result;
 }
 
-/* A shard among those in which samples are located. */
+/* A shard in which samples are located. */
 struct Source {
     MappedMembers *members;
-    const int16_t *ranks; /* of the fields, by term: 0 the best, -1 for those that are not of it */
+    const int16_t *ranks; /* for each term and field: 0 if it is the best alternative, -1 if it is none */
 };
 
 /* Fields of samples of several shards that are located at once. */
 typedef struct {
     const struct Source *sources;
-    const int64_t *shards, *samples, *order; /* of each sample its source and number; the order to locate them in */
+    const int64_t *shards, *samples, *order; /* each sample's source and number; the order to locate the samples in */
     int64_t count, terms;
-    volatile int64_t at;
-    int16_t *best; /* the rank of what was found of each term in a sample */
-    int are_new;   /* whether a header of what was found was not compared before */
+    volatile int64_t at; /* as in Comparing */
+    int16_t *best; /* for each term, the best rank found in the current sample */
+    int are_new;   /* whether a member was located that is not known to match */
     uint64_t *addresses;
     int64_t *sizes, *numbers; /* -1: the sample has no such field; -2: the shard cannot be read */
 } Locating;
@@ -673,7 +675,7 @@ static void locate_rows(void *argument) {
         if (locating->at + 2 * AHEAD < count) {
             const int64_t later = locating->order[locating->at + 2 * AHEAD];
             const MappedMembers *own = locating->sources[locating->shards[later]].members;
-            if (own) fetch_entry(own->table, guess_first(own->table, locating->samples[later]));
+            if (own) prefetch_entry(own->table, guess_first(own->table, locating->samples[later]));
         }
         const int64_t i = locating->order[locating->at], sample = locating->samples[i];
         const struct Source *source = locating->sources + locating->shards[i];
@@ -697,8 +699,8 @@ static void locate_rows(void *argument) {
     }
 }
 
-/* Compare the headers of what was located, in its order, unless a disk has to be waited for. Return whether some are left to
- * be compared, -1 with an exception set. */
+/* Compare the headers of the located members, in order, until a disk has to be waited for. Return whether any member
+ * has not been compared or does not match, or -1 with an exception set. */
 static int compare_located(const Locating *locating) {
     if (!locating->are_new) return 0;
     const int64_t count = locating->count, terms = locating->terms;
@@ -723,8 +725,8 @@ static int compare_located(const Locating *locating) {
     return left;
 }
 
-/* Note the members of each table and the ranks of their fields, as *rank* gives them for the fields' names. Return what
- * holds these, NULL with an exception set where something is not as it should be. */
+/* Fill *sources* from *tables*, with the ranks of the fields that *rank* returns for their names. Return a list that
+ * owns the memory of the ranks, or NULL with an exception set. */
 static PyObject *collect_sources(struct Source *sources, PyObject *tables, PyObject *rank, int64_t terms) {
     const MemberTable *before = NULL;
     const int16_t *ranks = NULL;
@@ -792,19 +794,19 @@ static PyObject *locate(PyObject *self, PyObject *args) {
     return failed ? NULL : PyBool_FromLong(left);
 }
 
-/* Samples that are read soon, one by one. */
+/* Samples that are read next, one by one. */
 typedef struct {
     const MappedMembers *members[TOGETHER];
     int64_t samples[TOGETHER], count;
 } Ahead;
 
-/* Prefetch what reading the samples will read, so that it waits for all of them together. */
-static void fetch_samples(void *argument) {
+/* Prefetch the memory that reading the samples will touch, so that the processor waits for all of it together. */
+static void prefetch_samples(void *argument) {
     const Ahead *ahead = argument;
     for (int64_t i = 0; i < ahead->count; i++) {
         const MemberTable *table = ahead->members[i]->table;
         __builtin_prefetch(table->marks + ahead->samples[i] / EVERY);
-        fetch_entry(table, guess_first(table, ahead->samples[i]));
+        prefetch_entry(table, guess_first(table, ahead->samples[i]));
     }
     for (int64_t i = 0; i < ahead->count; i++) {
         const MappedMembers *own = ahead->members[i];
@@ -814,16 +816,16 @@ static void fetch_samples(void *argument) {
         if (first >= own->table->members) continue;
         const Entry entry = entry_of(own->table, first);
         if (!is_here(own, &entry)) continue;
-        fetch(at(own, entry.offset) - BLOCK);
+        prefetch_header(at(own, entry.offset) - BLOCK);
         for (int64_t byte = 0; byte < entry.size && byte < BLOCK; byte += 64) __builtin_prefetch(at(own, entry.offset + byte));
         if (!first || is_compared(own, first)) continue;
         const Entry before = entry_of(own->table, first - 1);
-        if (is_here(own, &before)) fetch_before(at(own, before.offset) - BLOCK);
+        if (is_here(own, &before)) prefetch_previous_header(at(own, before.offset) - BLOCK);
     }
 }
 
-/* Read one of several samples, whose bytes are added to *taken*; None where it needs a second look. NULL with an exception
- * set where that fails. */
+/* Return a sample as a dict, and add its size to *taken*; None if it needs a second check. Return NULL with an
+ * exception set if that fails. */
 static PyObject *read_sample(MappedMembers *own, int64_t sample, int64_t *taken) {
     if (!own || !own->names || sample < 0 || sample >= own->table->samples) return Py_NewRef(Py_None);
     PyObject *result = PyDict_New();
@@ -835,12 +837,12 @@ static PyObject *read_sample(MappedMembers *own, int64_t sample, int64_t *taken)
     if (undecided == -1) return result;
     Py_DECREF(result);
     if (undecided == -2 && !PyErr_ExceptionMatches(PyExc_OSError) && !PyErr_ExceptionMatches(PyExc_MemoryError)) return NULL;
-    PyErr_Clear(); /* it is found again, with its name */
+    PyErr_Clear(); /* the second check finds the error again, and names the shard */
     return Py_NewRef(Py_None);
 }
 
 /* Prefetch *bytes* of an object. */
-static void fetch_object(const void *object, size_t bytes) {
+static void prefetch_object(const void *object, size_t bytes) {
     for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)object + at);
 }
 
@@ -851,21 +853,21 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
     Py_ssize_t begin;
     if (!PyArg_ParseTuple(args, "O!y*y*n:read_samples", &PyList_Type, &tables, &shards, &samples, &begin)) return NULL;
     MappedMembers *own[TOGETHER];
-    int64_t numbers[TOGETHER], count = 0, bytes = 0; /* of what is read, about */
+    int64_t numbers[TOGETHER], count = 0, bytes = 0; /* an estimate of the bytes to read */
     Ahead ahead = {.count = 0};
     if (shards.len != samples.len || begin < 0) PyErr_SetString(PyExc_ValueError, "shards and samples differ in length");
     else result = PyList_New(0);
     const int64_t tables_count = PyList_Size(tables), end = shards.len / 8;
-    for (int64_t i = begin; result && i < end && i < begin + 2 * TOGETHER; i++) { /* those of the next call, too */
+    for (int64_t i = begin; result && i < end && i < begin + 2 * TOGETHER; i++) { /* also for the next call */
         const int64_t shard = ((int64_t *)shards.buf)[i];
         PyObject *object = shard >= 0 && shard < tables_count ? PyList_GetItem(tables, (Py_ssize_t)shard) : NULL;
         if (!object || object == Py_None) continue;
         if (i >= begin + TOGETHER) {
-            fetch_object(object, sizeof(MappedMembers));
+            prefetch_object(object, sizeof(MappedMembers));
         } else if (PyObject_TypeCheck(object, members_type)) {
             const MappedMembers *later = (MappedMembers *)object;
-            fetch_object(later->table, sizeof(MemberTable));
-            fetch_object(later->url, 64);
+            prefetch_object(later->table, sizeof(MemberTable));
+            prefetch_object(later->url, 64);
             if (later->compared) __builtin_prefetch(later->compared + ((int64_t *)samples.buf)[i] / 8);
         }
     }
@@ -882,7 +884,7 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
         ahead.members[ahead.count] = own[count];
         ahead.samples[ahead.count++] = numbers[count];
     }
-    guarded(fetch_samples, &ahead); /* who reads what has gone finds out */
+    guarded(prefetch_samples, &ahead); /* if a file has shrunk, reading the sample reports it */
     int64_t taken = 0;
     for (int64_t i = 0; result && i < count && taken < LARGE; i++) {
         PyObject *sample = read_sample(own[i], numbers[i], &taken);
@@ -913,7 +915,7 @@ static PyObject *find_keys(PyObject *self, PyObject *args) {
     return result;
 }
 
-/* Numbers of a table that are copied out of its sidecar. */
+/* Numbers that are copied from the sidecar of a table. */
 typedef struct {
     const MemberTable *table;
     const int64_t *asked;
@@ -935,7 +937,7 @@ static void read_entries(void *argument) {
     }
 }
 
-/* Read *width* numbers for each of those that are asked for, below *limit*, into an array. */
+/* Write *width* numbers into an array for each sample or member asked for; these must be below *limit*. */
 static PyObject *read_numbers(PyObject *object, PyObject *args, void (*work)(void *), int64_t limit, int width) {
     Py_buffer asked, out;
     if (!PyArg_ParseTuple(args, "y*w*", &asked, &out)) return NULL;
@@ -1005,26 +1007,26 @@ static PyObject *table_members(PyObject *object, void *unused) {
 
 static Py_ssize_t table_length(PyObject *object) { return (Py_ssize_t)((MemberTable *)object)->samples; }
 
-/* Find the keys: where each EVERY-th begins. Return what is wrong, NULL if nothing is. */
+/* Count the keys, and mark where each EVERY-th begins. Return NULL, or what is wrong; "" if there is no memory. */
 static const char *mark_keys(MemberTable *self, int64_t end) {
     const unsigned char *data = self->sidecar.buf;
     Item item;
     if (!read_item(data, self->keys, end, &item) || item.items < 0 || item.is_map) return "a size that is not a number, or names that are not lists";
     self->samples = item.items;
     self->keys = item.end;
-    if (item.items > end - item.end) return "keys that are not there"; /* each takes a byte or more */
+    if (item.items > end - item.end) return "keys that are not there"; /* each key takes a byte or more */
     if (!(self->marks = PyMem_Malloc(sizeof *self->marks * (size_t)(item.items / EVERY + 1)))) return "";
     int64_t next = item.end;
     for (int64_t i = 0; i < self->samples; i++, next = item.end) {
         if (i % EVERY == 0) self->marks[i / EVERY] = (uint32_t)(next - self->keys);
         const int length = next < end && data[next] >= 0xa0 && data[next] < 0xc0 ? data[next] & 31 : -1;
-        if (length >= 0 && end - next > length) item.end = next + 1 + length; /* of up to 31 bytes */
+        if (length >= 0 && end - next > length) item.end = next + 1 + length; /* a string of up to 31 bytes */
         else if (!read_item(data, next, end, &item) || !item.is_text) return "a key or a field that is not a string";
     }
     return NULL;
 }
 
-/* Return what is wrong with the arrays of an index, NULL if nothing is. */
+/* Return what is wrong with the arrays of an index, or NULL. */
 static const char *inconsistency(MemberTable *self, int64_t archive_end) {
     if (!self->members) return self->samples ? "keys without members" : NULL;
     int64_t sample = -1, begin = BLOCK, each = self->samples ? self->members / self->samples : 0, own = each;
@@ -1052,7 +1054,7 @@ static const char *inconsistency(MemberTable *self, int64_t archive_end) {
     return archive_end >= 0 && begin > archive_end ? "an end of the archive that is before the last member" : NULL;
 }
 
-/* Take over the names of the fields, a tuple of bytes; return 0 with an exception set where that fails. */
+/* Store the names of the fields, a tuple of bytes; return 0 with an exception set if that fails. */
 static int name_fields(MemberTable *self, PyObject *names) {
     self->field_count = PyTuple_Size(names);
     self->names = Py_NewRef(names);
@@ -1065,7 +1067,7 @@ static int name_fields(MemberTable *self, PyObject *names) {
     return 1;
 }
 
-/* Get the range of an array in the sidecar; return its length in bytes, -1 with an exception set. */
+/* Get the beginning of an array in the sidecar; return its length in bytes, or -1 with an exception set. */
 static int64_t array_at(const MemberTable *self, PyObject *found, const char *name, int64_t *begin) {
     PyObject *range = PyDict_GetItemString(found, name);
     long long first, end;
@@ -1198,9 +1200,9 @@ static PyType_Spec members_spec = {
 };
 
 static PyMethodDef methods[] = {
-    {"layout", layout, METH_O, "layout(packed) -> where each entry is; see tarshards.index._headers_py"},
+    {"layout", layout, METH_O, "layout(packed) -> the range of each entry; see tarshards.index._headers_py"},
     {"locate", locate, METH_VARARGS,
-     "locate(tables, rank, shards, samples, order, addresses, sizes, members) -> whether any header is to be compared"},
+     "locate(tables, rank, shards, samples, order, addresses, sizes, members) -> whether headers remain to compare"},
     {"read_samples", read_samples, METH_VARARGS,
      "read_samples(tables, shards, samples, begin) -> samples; see tarshards.index._headers_py"},
     {"find_keys", find_keys, METH_VARARGS, "find_keys(tables, shards, samples) -> keys; see tarshards.index._headers_py"},

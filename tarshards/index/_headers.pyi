@@ -19,13 +19,13 @@ def locate(
     members: Any,
     /,
 ) -> bool:
-    """Write address, size and member of the best field of each term of many samples.
+    """Write the address, size and member of the best field of each term, for many samples.
 
-    Sample ``samples[i]`` is one of ``tables[shards[i]]``. All arrays are of 8 bytes an item, those that are written
-    have a row for each term. *rank* returns for the names of a shard's fields an int16 for each term and field: 0 for
-    the best, -1 for those that are not of the term. Instead of a member -1 says that the sample has none, and lower
-    numbers what else there is (see ``tarshards.index.mapped_fields``).
+    Sample ``samples[i]`` is one of ``tables[shards[i]]``. The items of all arrays have 8 bytes; *addresses*, *sizes*
+    and *members* are written, and have a row for each term. *rank* takes the names of a shard's fields and returns
+    int16 of shape (terms, fields): 0 for the best alternative of a term, -1 for a field that is none. The member is -1
+    if the sample has no field of the term; ``tarshards.index.mapped_fields`` lists lower numbers.
 
-    Samples are looked up in *order*, that of their numbers here, and in it their headers are compared, as long as no
-    disk is waited for. Returns whether any header is yet to be compared.
+    Samples are looked up, and then their headers compared, in *order*, a permutation of the indices of *samples*, until
+    a disk has to be waited for. Returns whether any header remains to be compared, or does not match plainly.
     """

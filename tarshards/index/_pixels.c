@@ -1,8 +1,8 @@
-/* Resize a batch of images without the GIL: the native twin of _pixels_py.py, where the contract is written.
+/* Resize a batch of images without the GIL: the native twin of _pixels_py.py, which documents the function.
  *
  * Addresses are trusted: tarshards.index.memory.Payloads has checked that they lie within buffers that it holds.
- * Each pixel sums the source pixels under a triangle as wide as the scale (Pillow's BILINEAR with a box), first along
- * rows, then along columns, with weights of 14 bits and 8 bits between the two.
+ * Each pixel is the weighted sum of the source pixels under a triangle as wide as the scale (Pillow's BILINEAR with a
+ * box), first along rows, then along columns. Weights have 14 bits, and the results of the first step 8 bits.
  */
 #include <Python.h>
 #include <stdint.h>
@@ -22,17 +22,17 @@
 
 #define PRECISION 14
 #define HALF (1 << (PRECISION - 1))
-#define LANES 16 /* bytes that a step down a column takes at once */
+#define LANES 16 /* bytes of a row that resample_column_avx2 computes at once */
 #define PADDED(bytes) (((bytes) + 2 * LANES - 1) / LANES * LANES)
 #define MAX_SIDE (1 << 24)
-#define AHEAD 4096 /* bytes */
+#define AHEAD 4096 /* bytes of the next image that are prefetched */
 
 /* The source pixels, and their weights, that make each pixel of one axis. */
 typedef struct {
-    int32_t *first, *count; /* counts are even, as weights are used in pairs: a weight of 0 is added to an odd one */
-    int16_t *weights;       /* of output i: weights[i * most .. + count[i]] */
-    int32_t most;
-    float low, high; /* the range that the weights were computed for */
+    int32_t *first, *count; /* of source pixels; counts are even, since weights are used in pairs: the last may be 0 */
+    int16_t *weights;       /* of output pixel i: count[i] weights from weights[i * most] on */
+    int32_t most;           /* the most weights of an output pixel */
+    float low, high;        /* the range of the source that the weights were computed for */
 } Axis;
 
 static double triangle(double x) {
@@ -40,12 +40,14 @@ static double triangle(double x) {
     return x < 1 ? 1 - x : 0;
 }
 
+/* Return an even upper bound for the number of weights of an output pixel. */
 static int32_t most_taps(float low, float high, int32_t size) {
     double scale = (double)(high - low) / size;
     return 2 * (int32_t)(scale < 1 ? 2 : scale + 2);
 }
 
-/* Weigh *length* source pixels for *size* output pixels over [low, high]; the rounded weights of each sum up to 1. */
+/* Compute the weights of *length* source pixels for *size* output pixels over [low, high]. The rounded weights of each
+ * output pixel add up to exactly 1. */
 static void weigh(Axis *axis, int32_t length, int32_t size) {
     const double scale = (double)(axis->high - axis->low) / size, support = scale < 1 ? 1 : scale;
     for (int32_t i = 0; i < size; i++) {
@@ -68,7 +70,8 @@ static void weigh(Axis *axis, int32_t length, int32_t size) {
     }
 }
 
-/* Resample two rows; of each, 8 bytes may be read from its last pixel on, and 4 written from its last output. */
+/* Resample two rows. Up to 8 bytes are read from the last pixel of a row on, and 4 written from its last output
+ * pixel on. */
 static void resample_rows(uint8_t *out[2], const uint8_t *const rows[2], const Axis *axis, int32_t width,
                           int32_t channels, int flip) {
     for (int side = 0; side < 2; side++)
@@ -84,7 +87,8 @@ static void resample_rows(uint8_t *out[2], const uint8_t *const rows[2], const A
         }
 }
 
-/* Sum *count* rows of a ring, from row *first* on; rows are *stride* bytes apart and padded to whole lanes. */
+/* Write the weighted sum of *count* rows of a ring buffer, from row *first* on; rows are *stride* bytes apart and
+ * padded to a multiple of LANES. */
 static void resample_column(uint8_t *out, const uint8_t *ring, int64_t stride, int32_t capacity, int32_t first,
                             const int16_t *weights, int32_t count, int64_t bytes) {
     for (int64_t x = 0; x < bytes; x++) {
@@ -95,14 +99,14 @@ static void resample_column(uint8_t *out, const uint8_t *ring, int64_t stride, i
 }
 
 #ifdef AVX2
-static int has_avx2; /* the processor and the system */
+static int has_avx2; /* whether the processor and the system support it */
 
-/* Ask the processor: zig's runtime library lets __builtin_cpu_supports always say no. */
+/* Ask the processor: with zig's runtime library, __builtin_cpu_supports always returns 0. */
 static int find_avx2(void) {
     unsigned a, b, c, d, saved, more;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
     __asm__("xgetbv" : "=a"(saved), "=d"(more) : "c"(0));
-    const int are_saved = (saved & 6) == 6; /* the registers of SSE and AVX, at a switch between processes */
+    const int are_saved = (saved & 6) == 6; /* the system saves SSE and AVX registers when it switches processes */
     return are_saved && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
 }
 
@@ -120,12 +124,12 @@ AVX2 static void resample_rows_avx2(uint8_t *out[2], const uint8_t *const rows[2
         resample_rows(out, rows, axis, width, channels, flip);
         return;
     }
-    /* Two pixels side by side become pairs of 16 bits, a channel each. */
+    /* Interleave two adjacent pixels into pairs of 16-bit values, one pair for each channel. */
     const __m128i three = _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
     const __m128i four = _mm_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1);
     const __m256i order = _mm256_broadcastsi128_si256(channels == 3 ? three : four);
     const __m256i lowest = _mm256_set1_epi64x(0x0c080400);
-    /* Bytes may alias anything, so copies of what they must not alias are kept here. */
+    /* Pointers to bytes may alias anything, so the compiler would reload these values after each store. */
     const int32_t step = flip ? -1 : 1, most = axis->most * step, begin = flip ? width - 1 : 0;
     const int32_t *first = axis->first + begin, *count = axis->count + begin;
     const int16_t *weights = axis->weights + (int64_t)begin * axis->most;
@@ -175,17 +179,17 @@ AVX2 static void resample_column_avx2(uint8_t *out, const uint8_t *ring, int64_t
 typedef struct {
     int32_t height, width, channels, out_height, out_width;
     int planar;
-    const float *divisors, *offsets; /* one per channel; NULL where the output is bytes */
+    const float *divisors, *offsets; /* one per channel; NULL if the output is bytes */
 } Shapes;
 
-/* Write a line of pixels as float32 or bytes; of planar ones the channels lie *plane* elements apart.
- * Of three channels the first *parted* pixels are in *split* already. */
+/* Write a row of pixels as float32 or bytes; in planar output, channels are *plane* elements apart. With three
+ * channels, the first *split_count* pixels are already in *split*, by channel. */
 INLINE void write_line(char *out, const uint8_t *restrict line, uint8_t *restrict split, const Shapes *s, int64_t plane,
-                       int32_t parted) {
+                       int32_t split_count) {
     const int32_t width = s->out_width, channels = s->channels, rows = s->planar ? channels : 1;
     const int64_t length = (int64_t)width * channels / rows;
     if (rows == 3)
-        for (int32_t x = parted; x < width; x++) {
+        for (int32_t x = split_count; x < width; x++) {
             split[x] = line[3 * x];
             split[width + x] = line[3 * x + 1];
             split[2 * width + x] = line[3 * x + 2];
@@ -214,7 +218,7 @@ static void write_line_plain(char *out, const uint8_t *line, uint8_t *split, con
 }
 
 #ifdef AVX2
-/* Where the bytes of channel c lie in the v-th of the three vectors that hold 16 pixels. */
+/* Shuffles that select the bytes of channel c from the v-th of the three vectors that hold 16 pixels. */
 #define PLACE(c, v, i) ((3 * (i) + (c)) / 16 == (v) ? (3 * (i) + (c)) % 16 : 0x80)
 #define FOUR(c, v, i) PLACE(c, v, i), PLACE(c, v, (i) + 1), PLACE(c, v, (i) + 2), PLACE(c, v, (i) + 3)
 #define VECTOR(c, v) {FOUR(c, v, 0), FOUR(c, v, 4), FOUR(c, v, 8), FOUR(c, v, 12)}
@@ -224,8 +228,8 @@ static const uint8_t shuffles[3][3][16] = {{VECTOR(0, 0), VECTOR(0, 1), VECTOR(0
 
 AVX2 static __m128i load_whole(const uint8_t *from) { return _mm_loadu_si128((const __m128i *)from); }
 
-/* Split a line into its three channels, in whole vectors; return how many pixels were split. */
-AVX2 static int32_t part_three(uint8_t *split, const uint8_t *line, int32_t width) {
+/* Split a row into its three channels, in whole vectors; return the number of pixels that were split. */
+AVX2 static int32_t split_three(uint8_t *split, const uint8_t *line, int32_t width) {
     int32_t x = 0;
     for (; x + 16 <= width; x += 16)
         for (int c = 0; c < 3; c++) {
@@ -240,23 +244,26 @@ AVX2 static int32_t part_three(uint8_t *split, const uint8_t *line, int32_t widt
 }
 
 AVX2 static void write_line_avx2(char *out, const uint8_t *line, uint8_t *split, const Shapes *s, int64_t plane) {
-    const int32_t parted = s->planar && s->channels == 3 ? part_three(split, line, s->out_width) : 0;
-    write_line(out, line, split, s, plane, parted);
+    const int32_t split_count = s->planar && s->channels == 3 ? split_three(split, line, s->out_width) : 0;
+    write_line(out, line, split, s, plane, split_count);
 }
 #endif
 
-/* The memory that a resize works in; reallocated where a box needs more. */
+/* The working memory of a resize; reallocated if a box needs more. */
 typedef struct {
     Axis across, down;
-    uint8_t *ring, *line, *split, *tail[2]; /* rows resampled across; the row they make; last rows of the source, padded */
-    void *memory;
+    uint8_t *ring;    /* rows that were resampled across */
+    uint8_t *line;    /* the output row that they make */
+    uint8_t *split;   /* its channels, one after the other */
+    uint8_t *tail[2]; /* the last rows of the source, padded */
+    void *memory;     /* the allocation of all these */
 } Scratch;
 
 static Axis make_axis(int32_t *first, int32_t *count, int16_t *weights, int32_t most) {
     return (Axis){first, count, weights, most, 0, 0};
 }
 
-/* Prepare for a box; return 0 where memory cannot be allocated. */
+/* Prepare memory and weights for a box; return 0 if memory cannot be allocated. */
 static int prepare(Scratch *scratch, const Shapes *s, const float *box) {
     const int32_t across = most_taps(box[0], box[2], s->out_width), down = most_taps(box[1], box[3], s->out_height);
     if (!scratch->memory || across > scratch->across.most || down > scratch->down.most) {
@@ -295,7 +302,7 @@ static void resize_one(char *out, const uint8_t *pixels, const Shapes *s, Scratc
     const int64_t across = s->planar ? s->out_width : bytes; /* elements from one line to the next */
     const int64_t element = s->divisors ? sizeof(float) : 1;
     const int32_t capacity = down->most + 2;
-    int32_t ready = 0; /* source rows before this one were resampled, or are not needed */
+    int32_t ready = 0; /* source rows before this one have been resampled, or are not needed */
     for (int32_t y = 0; y < s->out_height; y++) {
         const int32_t first = down->first[y], count = down->count[y];
         const int32_t last = first + count < s->height ? first + count : s->height;
@@ -307,7 +314,7 @@ static void resize_one(char *out, const uint8_t *pixels, const Shapes *s, Scratc
             for (int side = 0; side < 2; side++) {
                 const int32_t row = ready + side < s->height ? ready + side : s->height - 1;
                 rows[side] = pixels + row * row_bytes;
-                if ((s->height - row - 1) * row_bytes < 8) /* the bytes read past a row must be ours */
+                if ((s->height - row - 1) * row_bytes < 8) /* bytes are read past the end of the row */
                     rows[side] = memcpy(scratch->tail[side], rows[side], (size_t)row_bytes);
                 made[side] = scratch->ring + (ready + side) % capacity * stride;
             }
@@ -331,7 +338,7 @@ static void resize_one(char *out, const uint8_t *pixels, const Shapes *s, Scratc
 }
 
 /* Prefetch the next image; the processor itself prefetches the rest of a larger one. */
-static void fetch(uint64_t address, const Shapes *s) {
+static void prefetch_image(uint64_t address, const Shapes *s) {
     const int64_t bytes = (int64_t)s->height * s->width * s->channels;
     for (int64_t at = 0; at < bytes && at < AHEAD; at += 64) __builtin_prefetch((const char *)(uintptr_t)address + at);
 }
@@ -355,7 +362,7 @@ typedef struct {
     const float *box;
     const char *flip;
     char *out;
-    int64_t count, size; /* images, and the bytes that one becomes */
+    int64_t count, size; /* the number of images, and the size of an output image in bytes */
     Scratch scratch;
     int has_memory;
 } Resizing;
@@ -366,7 +373,7 @@ static void resize_all(void *argument) {
     Resizing *this = argument;
     const Shapes *s = this->shapes;
     for (int64_t i = 0; i < this->count && (this->has_memory = prepare(&this->scratch, s, this->box + 4 * i)); i++) {
-        if (i + 1 < this->count) fetch(this->address[i + 1], s);
+        if (i + 1 < this->count) prefetch_image(this->address[i + 1], s);
         const uint8_t *pixels = (const uint8_t *)(uintptr_t)this->address[i];
         resize_one(this->out + i * this->size, pixels, s, &this->scratch, this->flip[i]);
     }

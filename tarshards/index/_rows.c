@@ -1,4 +1,5 @@
-/* Gather, compare and parse a batch of payloads without the GIL: the native twin of _rows_py.py, where the contracts are written.
+/* Gather, compare and parse a batch of payloads without the GIL: the native twin of _rows_py.py, which documents the
+ * functions.
  *
  * Addresses are trusted: tarshards.index.memory.Payloads has checked that they lie within buffers that it holds.
  */
@@ -14,19 +15,19 @@
 #include <emmintrin.h>
 #endif
 
-#define UNCACHED (1 << 24)     /* bytes of a batch which no cache would keep until it is read, */
-#define UNCACHED_ROW (1 << 12) /* and of those of its rows which are copied past the caches */
+#define UNCACHED (1 << 24)     /* bytes from which a batch is too large to stay in the caches until it is read, */
+#define UNCACHED_ROW (1 << 12) /* and from which its rows are then copied past the caches */
 
-#define AHEAD 8 /* rows; about the number of loads that a core keeps in flight */
+#define AHEAD 8 /* rows that are prefetched; about as many as a core has loads in flight */
 #define LINE 64 /* bytes of a cache line */
-#define LINES 8 /* of a row; the processor itself prefetches the rest of a longer one */
-#define NEAR (1 << 15) /* bytes between two ranges that are read rather than skipped */
-#define PIECE (1 << 17) /* bytes asked for by one call, which Linux cuts to what the device reads ahead */
-#define LARGE (1 << 16) /* bytes from which a copy lets other threads run */
+#define LINES 8 /* lines of a row that are prefetched; the processor itself prefetches the rest of a longer one */
+#define NEAR (1 << 15) /* up to this many bytes between two ranges are read rather than skipped */
+#define PIECE (1 << 17) /* bytes to request by one call; Linux reads no more per call than the device's read-ahead */
+#define LARGE (1 << 16) /* bytes from which the GIL is released for a copy */
 
 static Guarded guarded;
 
-/* Rows that a kernel works on, and the first one that it stops at, or their number. */
+/* The rows that a function works on; *at* is the row at which it stopped, or *count*. */
 typedef struct {
     const uint64_t *address;
     const int64_t *size;
@@ -42,12 +43,12 @@ typedef struct {
 static const char *row_of(const Rows *rows, int64_t i) { return (const char *)(uintptr_t)rows->address[i]; }
 
 /* Prefetch the first bytes of a row that is needed soon. */
-static void fetch(uint64_t address, int64_t bytes) {
+static void prefetch(uint64_t address, int64_t bytes) {
     for (int64_t at = 0; at < bytes && at < LINES * LINE; at += LINE)
         __builtin_prefetch((const char *)(uintptr_t)address + at);
 }
 
-/* Do the work; return 0 with an exception set where a mapped file has shrunk. */
+/* Do the work under the guard; return 0 with an exception set if a mapped file has shrunk. */
 static int run(void (*work)(void *), Rows *rows, int needs_gil) {
     PyThreadState *state = needs_gil ? NULL : PyEval_SaveThread();
     const int failure = guarded(work, rows);
@@ -56,14 +57,14 @@ static int run(void (*work)(void *), Rows *rows, int needs_gil) {
     return !failure;
 }
 
-/* Return the row that the work stopped at, -1 where it came to the end. */
+/* Return the row at which the work stopped, or -1 if it finished. */
 static PyObject *stopped(const Rows *rows) { return PyLong_FromLongLong(rows->at < rows->count ? rows->at : -1); }
 
 static void gather_rows(void *argument) {
     Rows *rows = argument;
     int64_t i = 0;
     for (; i < rows->count; i++) {
-        if (i + AHEAD < rows->count) fetch(rows->address[i + AHEAD], rows->prefix_length + rows->bytes);
+        if (i + AHEAD < rows->count) prefetch(rows->address[i + AHEAD], rows->prefix_length + rows->bytes);
         const char *row = row_of(rows, i);
         if (rows->prefix_length && memcmp(row, rows->prefix, (size_t)rows->prefix_length)) break;
         if (rows->bytes) memcpy(rows->out + i * rows->bytes, row + rows->prefix_length, (size_t)rows->bytes);
@@ -89,7 +90,7 @@ static PyObject *gather(PyObject *self, PyObject *args) {
 }
 
 #ifdef __SSE2__
-/* Copy past the caches: what is written is not read into them first, and does not drive out what is in them. */
+/* Copy past the caches: the target is not read into them first, and does not evict their content. */
 static void copy_past_caches(char *to, const char *from, int64_t size) {
     int64_t i = -(int64_t)(uintptr_t)to & 15;
     if (i > size) i = size;
@@ -114,7 +115,7 @@ static void pack_rows(void *argument) {
     Rows *rows = argument;
     char *to = rows->out;
     for (int64_t i = 0; i < rows->count; to += rows->size[i++]) {
-        if (i + AHEAD < rows->count) fetch(rows->address[i + AHEAD], rows->size[i + AHEAD]);
+        if (i + AHEAD < rows->count) prefetch(rows->address[i + AHEAD], rows->size[i + AHEAD]);
         if (rows->is_uncached && rows->size[i] >= UNCACHED_ROW) copy_past_caches(to, row_of(rows, i), rows->size[i]);
         else if (rows->size[i]) memcpy(to, row_of(rows, i), (size_t)rows->size[i]);
     }
@@ -157,14 +158,14 @@ static PyObject *copy_bytes(PyObject *self, PyObject *args) {
     return data;
 }
 
-/* Return how many bytes of white space *text* begins with. */
+/* Return the number of bytes of white space at the beginning of *text*. */
 static int64_t leading_space(const char *text, int64_t size) {
     int64_t i = 0;
     while (i < size && (text[i] == ' ' || (text[i] >= '\t' && text[i] <= '\r'))) i++;
     return i;
 }
 
-/* Read an ASCII decimal, which white space may surround; return 0 where it is not one or needs more than 64 bits. */
+/* Read an ASCII decimal, which white space may surround, as int64; return 0 if it is not one or does not fit. */
 static int read_integer(const char *text, int64_t size, void *out) {
     int64_t i = leading_space(text, size);
     const int negative = i < size && text[i] == '-';
@@ -182,7 +183,7 @@ static int read_integer(const char *text, int64_t size, void *out) {
     return 1;
 }
 
-/* Read a number as Python's float() does, except for underscores; return 0 where it is not one. Needs the GIL. */
+/* Read a number as Python's float() does, except for underscores; return 0 if it is not one. Needs the GIL. */
 static int read_float(const char *text, int64_t size, void *out) {
     char copy[320], *end;
     int64_t start = leading_space(text, size);
@@ -201,7 +202,7 @@ static void parse_rows(void *argument) {
     Rows *rows = argument;
     int64_t i = 0;
     for (; i < rows->count; i++) {
-        if (i + AHEAD < rows->count) fetch(rows->address[i + AHEAD], 1);
+        if (i + AHEAD < rows->count) prefetch(rows->address[i + AHEAD], 1);
         if (!rows->read(row_of(rows, i), rows->size[i], rows->out + 8 * i)) break;
     }
     rows->at = i;
@@ -232,7 +233,8 @@ static PyObject *parse_floats(PyObject *self, PyObject *args) {
     return parse(args, "w*y*y*:parse_floats", read_float, 1);
 }
 
-/* Let the system read stretches of mapped files ahead: near ones together, as they come. */
+/* Let the system read ranges of mapped files ahead; a range that begins near the end of the previous ones is merged
+ * with them. */
 static PyObject *ask(PyObject *self, PyObject *args) {
     (void)self;
     Py_buffer addresses, sizes;
@@ -260,7 +262,7 @@ static void compare_rows(void *argument) {
     Rows *rows = argument;
     int64_t i = 0;
     for (; i < rows->count; i++) {
-        if (i + AHEAD < rows->count) fetch(rows->address[i + AHEAD], rows->prefix_length);
+        if (i + AHEAD < rows->count) prefetch(rows->address[i + AHEAD], rows->prefix_length);
         if (memcmp(row_of(rows, i), rows->prefix, (size_t)rows->prefix_length)) break;
     }
     rows->at = i;

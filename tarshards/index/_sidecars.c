@@ -1,5 +1,5 @@
-/* What many sidecars say, and which there are, without the GIL: the native twin of _sidecars_py.py, where the contracts
- * are written.
+/* The beginnings of many sidecars, and which of them exist, without the GIL: the native twin of _sidecars_py.py, which
+ * documents the functions.
  */
 #include <Python.h>
 #include <dirent.h>
@@ -11,13 +11,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define HEAD 256 /* bytes; what is read of them ends before 200 */
+#define HEAD 256 /* bytes to read; the entries in them end before 200 */
 #define BLOCK 512
 #define INDEX ".index"
-#define LONGEST 4096 /* bytes of a name, with INDEX */
+#define LONGEST 4096 /* the longest name with INDEX, in bytes */
 
 #ifdef O_PATH
-#define FOLDER (O_PATH | O_DIRECTORY | O_CLOEXEC) /* one that may not be listed, too */
+#define FOLDER (O_PATH | O_DIRECTORY | O_CLOEXEC) /* also one that may not be listed */
 #else
 #define FOLDER (O_RDONLY | O_DIRECTORY | O_CLOEXEC)
 #endif
@@ -26,6 +26,7 @@ typedef struct {
     const unsigned char *at, *end;
 } Cursor;
 
+/* Advance past *text*; return 0 if it is not next. */
 static int skip(Cursor *cursor, const char *text) {
     size_t length = strlen(text);
     if ((size_t)(cursor->end - cursor->at) < length || memcmp(cursor->at, text, length)) return 0;
@@ -33,7 +34,7 @@ static int skip(Cursor *cursor, const char *text) {
     return 1;
 }
 
-/* Read *bytes* of a big-endian number; 0 where they are not there, or too many for 63 bits. */
+/* Read a big-endian number of *bytes* bytes; return 0 if they are missing, or the number needs more than 63 bits. */
 static int read_number(Cursor *cursor, int bytes, int64_t *number) {
     uint64_t value = 0;
     if (cursor->end - cursor->at < bytes) return 0;
@@ -56,7 +57,8 @@ static int read_count(Cursor *cursor, int few, int many, int64_t *number) {
     return (type & 0xf0) == few || ((type & 0xfe) == many && read_number(cursor, type & 1 ? 4 : 2, number));
 }
 
-/* Read the number of samples, the size of the shard, and whether names were split at their last dot. */
+/* Read three numbers: the samples, the size of the shard in bytes, and 1 if names were split at their last dot.
+ * Return 0 if this is not the beginning of an index. */
 static int parse(Cursor *cursor, int64_t *found) {
     int64_t entries, number, size = -1;
     found[2] = 0;
@@ -82,9 +84,8 @@ static int parse(Cursor *cursor, int64_t *found) {
     return size >= 0 && found[0] <= size / BLOCK;
 }
 
-/* Read what the index in the folder *indexes* says of a shard in *folder*, which must have the size that it says. The
- * system looks up one name, not a path.
- */
+/* Parse the index, in the folder *indexes*, of a shard in *folder*; return 0 if that fails, or the shard has another
+ * size than the index says. Names are relative to open folders, so the system need not look up whole paths. */
 static int read_head(int folder, int indexes, const char *name, size_t length, int64_t *found) {
     unsigned char head[HEAD];
     char sidecar[LONGEST];
@@ -101,9 +102,9 @@ static int read_head(int folder, int indexes, const char *name, size_t length, i
     return S_ISREG(status.st_mode) && status.st_size == found[1];
 }
 
-/* Count names with NULs between them. */
+/* Count the names in a text with NULs between them. */
 static int64_t count_names(PyObject *names) {
-    const char *at = PyBytes_AsString(names), *end = at + PyBytes_Size(names); /* where a NUL is, too */
+    const char *at = PyBytes_AsString(names), *end = at + PyBytes_Size(names); /* bytes objects also end in a NUL */
     int64_t count = 1;
     for (; (at += strlen(at)) < end; at++) count++;
     return count;
@@ -134,13 +135,14 @@ static PyObject *read_heads(PyObject *self, PyObject *args) {
     return result;
 }
 
-/* A hash table of names: in each slot 32 bits of a name's hash, and its number plus one. */
+/* A hash table of names: each slot has 32 bits of a name's hash, and the number of the name plus one; or 0. */
 typedef struct {
     const char **name;
-    uint32_t *same; /* the first with this name */
+    uint32_t *same; /* for each name, the number of the first equal one */
     uint64_t *slot, mask;
 } Names;
 
+/* Return the slot of *name*, which is 0 if the table lacks it; set *tag* to the hash bits for the slot. */
 static uint64_t *find(Names *names, const char *name, uint64_t *tag) {
     uint64_t hash = 14695981039346656037u; /* FNV-1a */
     for (const char *at = name; *at; at++) hash = (hash ^ (unsigned char)*at) * 1099511628211u;
@@ -151,6 +153,7 @@ static uint64_t *find(Names *names, const char *name, uint64_t *tag) {
     }
 }
 
+/* Set the flag of each of *count* names in *text* that is in the folder; return 0 if reading the folder fails. */
 static int mark_listed(DIR *folder, Names *names, const char *text, int64_t count, char *flags) {
     uint64_t tag;
     for (int64_t i = 0; i < count; i++, text += strlen(text) + 1) {

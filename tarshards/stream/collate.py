@@ -19,15 +19,15 @@ CURE = "pass a function of your own as collate_fn= (in batched(), as collate=)"
 def collate(samples: list[Any]) -> Any:
     """Turn samples of one form into a batch of that form: dicts and tuples field by field.
 
-    Numbers and arrays of one shape become a numpy array with a leading axis, tensors a tensor; anything else a list.
-    Raises SampleError for samples with different fields, and ValueError for numbers or arrays mixed with arrays of
-    another shape or with other types; both name the first sample and the one that differs.
+    Numbers, and arrays of the same shape, become a numpy array with a leading axis for the samples, tensors a tensor;
+    anything else becomes a list. Raises SampleError for samples with different fields, and ValueError for numbers or
+    arrays mixed with arrays of another shape or with other types; both name the first sample and the one that differs.
     """
     return _collate(samples, _stack)
 
 
 def collate_ragged(samples: list[Any]) -> Any:
-    """Turn samples into a batch like ``collate``; arrays of a field that differ in shape stay a list.
+    """Turn samples into a batch like ``collate``, but leave arrays of a field that differ in shape as a list.
 
     >>> collate_ragged([{"x": 1, "y": "a"}, {"x": 2, "y": "b"}])
     {'x': array([1, 2]), 'y': ['a', 'b']}
@@ -36,11 +36,11 @@ def collate_ragged(samples: list[Any]) -> Any:
 
 
 def collate_packed(samples: list[Any]) -> dict[str, Any]:
-    """Turn dicts into one packed row: the concatenated arrays of each field, and the sample of each element.
+    """Turn dicts into one packed row: the arrays of each field, concatenated along their first axis.
 
-    ``cu_seqlens`` has, as int32, the offset of each sample and the end of the last; ``position_ids`` is the position of
-    each element in its sample. Other fields become lists. Raises SampleError for samples without arrays, and for one
-    whose arrays differ in length.
+    ``cu_seqlens`` (int32) has the offset of each sample in the row, and the end of the last; ``position_ids`` (int64)
+    has the position of each element in its sample. Other fields become lists. Raises SampleError for samples without
+    arrays or with different fields, and for a sample whose arrays differ in length.
 
     >>> import numpy as np
     >>> row = collate_packed([{"ids": np.array([5, 6, 7])}, {"ids": np.array([8, 9])}])
@@ -69,7 +69,10 @@ def collate_packed(samples: list[Any]) -> dict[str, Any]:
 
 
 def cut_arrays(sample: Any, begin: int, size: int, length: int) -> Any:
-    """Return *sample* with *size* rows from *begin* on of its arrays; raise SampleError unless they have *length*."""
+    """Return *sample* with its arrays cut to the *size* rows from *begin* on; other values stay.
+
+    Raises SampleError unless the arrays have *length* rows; an empty array counts as one row.
+    """
     if not isinstance(sample, dict):
         return sample
     fields = [name for name, value in sample.items() if _is_array(value)]
@@ -80,12 +83,15 @@ def cut_arrays(sample: Any, begin: int, size: int, length: int) -> Any:
 
 
 def not_as_long(found: int, given: int) -> str:
-    """Return the words for a sample that cannot be split, since its length is not the one that ``pack`` was given."""
+    """Return the message for a sample that cannot be split because its length is not the one given to ``pack``."""
     return f'{found} elements, where pack() was given {given}: overlong="split" requires the exact lengths'
 
 
 def sequences(offsets: Any) -> dict[str, Any]:
-    """Return the inputs of attention over a packed row, ``cu_seqlens`` (int32) and ``position_ids``, by *offsets*."""
+    """Return ``cu_seqlens`` (int32) and ``position_ids`` (int64) of a packed row for the *offsets* of its samples.
+
+    *offsets* (int64) also has the end of the last sample. Raises SampleError for a row of 2**31 elements or more.
+    """
     import numpy as np
 
     if offsets[-1] >= 2**31:
@@ -110,7 +116,7 @@ def _collate(samples: list[Any], stack: Callable[[list[Any], str, list[Any]], An
 
 
 def unbatch(batch: Any) -> Iterable[Any]:
-    """Return the samples of a *batch* in the form that ``collate`` makes; see ``unbatched``.
+    """Return the samples of *batch*, which has the form that ``collate`` returns; see ``unbatched``.
 
     Raises SampleError for a batch whose fields differ in length, and for anything that is not a batch.
 
@@ -165,7 +171,7 @@ def _name(sample: Any, number: int) -> str:
 
 
 def _stack(values: list[Any], field: str, samples: list[Any]) -> Any:
-    """Return the batch's value of one field; *samples* are the sources of the *values*, for messages."""
+    """Return the *values* of one field as the field of a batch; *samples* are those that have them, for messages."""
     import numpy as np
 
     first = values[0]
@@ -187,7 +193,7 @@ def _stack(values: list[Any], field: str, samples: list[Any]) -> Any:
 
 
 def _stack_or_list(values: list[Any], field: str, samples: list[Any]) -> Any:
-    """Return the batch's value of one field; arrays that differ in shape stay a list."""
+    """Return the *values* of one field as the field of a batch; arrays that differ in shape stay a list."""
     kind, shape = type(values[0]), getattr(values[0], "shape", ())
     is_array = shape != () and all(type(value) is kind for value in values)
     if is_array and any(value.shape != shape for value in values):

@@ -1,4 +1,4 @@
-"""Functions on a Dask cluster, or by Dask's local schedulers."""
+"""Map functions over samples on a Dask cluster, or with Dask's local schedulers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ AHEAD = 4  # samples per thread
 def dask_executor(client: Any = None) -> Executor:
     """Return an executor on the cluster of *client*, a ``distributed.Client``; by default the current one.
 
-    Equal calls each run, as in other executors, rather than once. Raises ValueError if there is no client.
+    Identical calls all run, as in other executors; Dask would run them only once. Raises ValueError if there is no
+    client, and OpenError if Dask is missing.
     """
     client = client or _current_client()
     if client is None:
@@ -47,9 +48,9 @@ def dask_map(
     *client* is as in ``dask_executor``. At most four samples per thread of the cluster are in flight. Closing the
     iterator cancels calls that have not begun.
 
-    Without a client Dask's local scheduler runs, in threads of this process unless ``dask.config`` says "processes" or
-    another: on groups of four samples per thread, one group after the other, in order. Raises OpenError if Dask is
-    missing.
+    Without a client, Dask's local scheduler maps groups of four samples per thread, one group after the other, in
+    order. It uses threads of this process unless ``dask.config`` names another scheduler, such as "processes". Raises
+    OpenError if Dask is missing.
     """
     check_function(function, "dask_map")
     return _dask_map(samples, function, client, ordered)
@@ -79,9 +80,9 @@ def _local_map(samples: Iterable[Any], function: Callable[[Any], Any]) -> Iterat
 
 
 class _SettledCall:
-    """A call that returns its result and None, or None and its error, so that earlier results are delivered.
+    """A call that returns (result, None) or (None, error), so that the results before an error are delivered.
 
-    It also prevents Dask from searching the sample for its own collections.
+    It also prevents Dask from searching the sample for Dask collections.
     """
 
     def __init__(self, function: Callable[[Any], Any], sample: Any):

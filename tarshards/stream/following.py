@@ -1,4 +1,4 @@
-"""The outcome of samples that pass through ops, counted for the ledger: each is in one class."""
+"""Count what happens to samples in ops, for the ledger: each sample is counted in one class."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from tarshards.stream.op import BoundOp
 
 
 def is_followed(op: BoundOp) -> bool:
-    """Return whether each sample that goes into *op* is known to come out or to be left out."""
+    """Return whether the ledger can count each sample that *op* takes, as yielded or as left out."""
     return op.traits.one_for_one or op.traits.leaves_out is not None
 
 
 def follow(ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, seed: int, ledger: Ledger) -> Iterator[Any]:
-    """Run *ops* over the samples of an epoch; *ledger* gets the errors, and counts the samples that are left out.
+    """Yield the results of *ops* for the samples of an epoch.
 
-    Random ops draw from *epoch* and *seed*.
-
-    Raises AuditError if samples are missing after an op, and logs a warning if filters left out all samples.
+    *ledger* receives the errors, and counts the samples that are left out. *epoch* and *seed* seed random ops. Raises
+    AuditError if an op lost samples or yielded too many, and logs a warning if the ops left out all samples.
     """
     passage = Passage(ops, ledger)
     upstream = iter(samples)
@@ -34,7 +33,7 @@ def follow(ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, seed: int
         passage.warn()
     finally:
         if hasattr(upstream, "close"):
-            upstream.close()  # an error may keep the frame that refers to it
+            upstream.close()  # now, even if a traceback still refers to it
         if passage.entered != passage.delivered:
             ledger.add(passage.tally())
 
@@ -47,7 +46,7 @@ def follow_part(
     ledger: Ledger,
     leave_out: Callable[[Tally], Any],
 ) -> list[Any]:
-    """Run *ops* over a few samples of an epoch, like ``follow``; the counts go to *leave_out*."""
+    """Return the results of *ops* for a few samples of an epoch, like ``follow``; *leave_out* gets the counts."""
     passage = Passage(ops, ledger)
     try:
         results = list(passage.run(samples, epoch, seed))
@@ -67,9 +66,10 @@ def follow_each(
     ledger: Ledger,
     leave_out: Callable[[Tally], Any],
 ) -> dict[int, Any]:
-    """Run *ops*, which work on each sample separately, over a few samples of an epoch, like ``follow_part``.
+    """Return the results of *ops* for a few samples of an epoch, like ``follow_part``, by the rows of the samples.
 
-    Returns the results by the rows of their samples; *row* returns the row of the sample that *samples* yielded last.
+    *ops* must process each sample separately, and yield their results in order. *row* returns the row of the sample
+    that *samples* yielded last.
     """
     passage = Passage(ops, ledger)
     results = {}
@@ -84,9 +84,9 @@ def follow_each(
 
 
 class Passage:
-    """One run of *ops* over samples; counts the samples that go into each op, fail there, and come out.
+    """One run of *ops* over samples; counts the samples that each op takes, fails on, and yields.
 
-    The last op may gather samples.
+    The last op may gather samples into batches.
     """
 
     def __init__(self, ops: Sequence[BoundOp], ledger: Ledger):
@@ -95,9 +95,10 @@ class Passage:
         self._counts = [Count() for _ in range(len(ops) + 1)]  # before each op, and after the last
 
     def run(self, samples: Iterable[Any], epoch: int, seed: int, row: Callable[[], int] | None = None) -> Iterator[Any]:
-        """Return the results of the ops; after each result the method ``row`` returns the row of its sample.
+        """Yield the results of the ops.
 
-        This needs *row*, which returns the row of the sample that *samples* yielded last.
+        If *row* is given, which returns the row of the sample that *samples* yielded last, ``self.row()`` returns the
+        row of the sample of the last result.
         """
         samples = self._counts[0].over(samples)
         for stage, count in zip(self._stages, self._counts[1:]):
@@ -112,12 +113,12 @@ class Passage:
 
     @property
     def entered(self) -> int:
-        """The samples that went in."""
+        """The number of samples that went into the first op."""
         return int(self._counts[0])
 
     @property
     def delivered(self) -> int:
-        """The samples that came out, by themselves or in batches."""
+        """The number of samples that came out of the last op, by themselves or in batches."""
         return self._came_out(len(self._stages) - 1)
 
     def _came_out(self, number: int) -> int:
@@ -125,7 +126,7 @@ class Passage:
         return count if size is None else min(count * size, int(self._counts[number]))
 
     def _missing(self) -> Iterator[tuple[_Stage, int, bool]]:
-        """Yield for each op how many samples went in, did not fail and have not come out, and whether it has ended."""
+        """Yield each op, the number of its samples that neither failed nor came out, and whether it has ended."""
         for number, stage in enumerate(self._stages):
             missing = int(self._counts[number]) - stage.failed - self._came_out(number)
             yield stage, missing, self._counts[number + 1].has_ended
@@ -159,7 +160,7 @@ class Passage:
 
 
 class _Stage:
-    """An op of a passage; *failed* counts the samples on which it failed, *size* is the number that it gathers."""
+    """An op of a passage; ``failed`` counts the samples on which it failed, ``size`` is the number that it gathers."""
 
     def __init__(self, op: BoundOp, ledger: Ledger):
         self.op, self.ledger, self.failed = op, ledger, 0
@@ -186,7 +187,10 @@ class _Stage:
             yield sample
 
     def traced(self, results: Iterable[Any]) -> Iterator[Any]:
-        """Yield *results*, and record the row of each result's sample: the last sample, unless the op reads ahead."""
+        """Yield *results*, and record the row of each one's sample.
+
+        It is the sample taken last; if the op reads ahead, it is the first one taken that neither failed nor came out.
+        """
         for result in results:
             if not self.op.traits.reads_ahead:
                 while len(self._rows) > 1:

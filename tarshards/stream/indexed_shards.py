@@ -1,4 +1,4 @@
-"""Indexed shards as a map-style dataset: samples by number, decoded and mapped when they are asked for."""
+"""Indexed shards as a map-style dataset: samples by number, decoded and mapped when they are read."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ from tarshards.stream.sample_ops import SampleOps
 from tarshards.stream.sources import dataset_digest
 from tarshards.stream.stream import Stream
 
-#: Alternatives to the ops of a stream that change the number of samples or their order.
+#: What to use instead of the ops of a stream that change the number of samples or their order.
 _INSTEAD = {
     "batched": "a DataLoader makes batches of it, and __getitems__(numbers) returns several samples",
-    "filter": "[mask] and [numbers] are the samples that they name",
-    "select": "[mask] and [numbers] are the samples that they name",
+    "filter": "[mask] and [numbers] select samples",
+    "select": "[mask] and [numbers] select samples",
     "shuffle": "DataLoader(..., shuffle=True) permutes it",
 }
 
 
 class IndexedShards(SampleOps, SampleSequence):
-    """The samples of indexed shards, one after the other, as a map-style dataset: ``[i]``, ``["key"]``, parts, ``len``.
+    """The samples of indexed shards as a map-style dataset: ``[i]``, ``["key"]``, slices and other parts, ``len``.
 
-    A sample is read when it is asked for: only its bytes, and of these only *fields* (a list of names, or words in one
-    string) if given. Those that *lazy* names are each a ``MemberFile``, which reads only what is asked for.
-    Nothing is cached. A slice, a list or array of numbers, or a mask of True and False, gives a part, which is again
+    A sample is read when it is accessed: only its bytes, and of these only *fields* (a list of names, or words in one
+    string) if given. Each field that *lazy* names is a ``MemberFile``, which reads only the bytes that are requested
+    from it. Nothing is cached. A slice, a list or array of numbers, or a boolean mask selects a part, which is again
     such a dataset. Local shards are mapped; remote ones are read by range requests, several at once for the batches of
     a DataLoader. The object can be pickled, inherited by forked processes and shared by threads. *index_dir* and
     *remote* are as for ``Opening``.
 
     ``decode``, ``map``, ``to_tuple`` and the other ops of ``Stream`` that turn each sample into one return a dataset
-    whose samples go through them; without ``decode``, fields are bytes. With ``map(f, rng=True)`` a sample
-    gets the same random numbers each time it is read, by the *seed* and *epoch* given there. The dataset works with
-    torch's DataLoader and samplers, and wherever a map-style dataset is expected.
+    that applies them to every sample it reads; without ``decode``, fields are bytes. With ``map(f, rng=True)``, a
+    sample gets the same random numbers each time it is read; *seed* and *epoch*, given there, determine them. The
+    dataset works with torch's DataLoader and samplers, and wherever a map-style dataset is expected.
 
-    A sample at fault, such as one with a duplicate field, has its number, but reading it raises SampleError. ``find``
-    and ``locate`` give the number of the first sample of a key, which may be at fault; ``["key"]`` raises SampleError
-    for a key that several samples have.
+    A faulty sample, such as one with a duplicate field, has a number, but reading it raises SampleError. ``find`` and
+    ``locate`` return the number of the first sample with a key, which may be faulty; ``["key"]`` raises SampleError if
+    several samples have the key.
 
-    Raises ShardIndexError if a shard has no index, is compressed, or, if local, has another size than its index says.
-    Indexes are loaded, and compared with their shards, when first needed, and a stale one raises ShardIndexError then.
-    With a manifest (``train.shards.json``), which gives the number of samples, all of these errors come when first
-    needed. A shard without any of *fields* in a sample raises SampleError; without a manifest, the first does at once.
+    Raises ShardIndexError if a shard has no index or is compressed, or if the size of a local shard differs from that
+    in its index. Indexes are loaded, and compared with their shards, at first use; a stale one raises ShardIndexError
+    then. With a manifest (``train.shards.json``), which has the numbers of samples, the other errors are also raised
+    only at first use. A shard in which no sample has one of *fields* raises SampleError at first use; without a
+    manifest, the first shard is opened at once.
     """
 
     ops: tuple[BoundOp, ...] = ()
@@ -52,7 +53,7 @@ class IndexedShards(SampleOps, SampleSequence):
     __init__ = explains(SampleSequence.__init__)
 
     def __repr__(self) -> str:
-        """Tell datasets apart, in all processes alike: Grain compares it with that in a state."""
+        """Identify the dataset, by the same text in every process: Grain compares it with the text in a state."""
         own = repr(self._own).encode() if isinstance(self._own, range) else self._own.astype("<i8").tobytes()
         digest = dataset_digest(self.urls, self.counts.astype("<i8").tobytes() + own)
         ops = "".join(f".{op.label}" for op in self.ops)
@@ -61,7 +62,7 @@ class IndexedShards(SampleOps, SampleSequence):
     def _then(self, op: BoundOp) -> Self:
         for name in ("drop_none", "on_error"):
             if op.options.get(name):
-                raise TypeError(f"{name}= leaves samples out, and here a number has its sample; ShardDataset takes it")
+                raise TypeError(f"{name}= leaves samples out, which have numbers here; ShardDataset takes it")
         dataset = copy.copy(self)
         dataset.ops = (*self.ops, op)
         return dataset
@@ -70,17 +71,17 @@ class IndexedShards(SampleOps, SampleSequence):
         found = super().__getitem__(index)
         if not self.ops or isinstance(found, IndexedShards):
             return found
-        [made] = self._made([found])
-        return made
+        [result] = self._after_ops([found])
+        return result
 
     def __getitems__(self, numbers: Iterable[int]) -> list[Any]:
-        return list(self._made(super().__getitems__(numbers)))
+        return list(self._after_ops(super().__getitems__(numbers)))
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._made(super().__iter__()))
+        return iter(self._after_ops(super().__iter__()))
 
-    def _made(self, samples: Iterable[Any]) -> Iterable[Any]:
-        """Return what the ops make of *samples*."""
+    def _after_ops(self, samples: Iterable[Any]) -> Iterable[Any]:
+        """Return the results of the ops for *samples*."""
         for op in self.ops:
             samples = op.run(samples, 0, 0, None)
         return samples

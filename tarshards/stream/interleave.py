@@ -1,4 +1,4 @@
-"""Several streams merged in the order of given choices; streams that have ended begin again."""
+"""Merge several streams in a given order; a stream that has ended begins again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ END = object()  # of a stream
 
 
 class MixedStream:
-    """The samples of one stream of a mixture, pass after pass: *begin* opens the pass with a given number.
+    """One stream of a mixture, read pass after pass: *begin* takes the number of a pass, from 0, and opens it.
 
     A pass without samples raises *empty*.
     """
@@ -30,7 +30,7 @@ class MixedStream:
         return self._next is END and self._passes > 0
 
     def was_read(self) -> bool:
-        """Whether all samples have come once."""
+        """Return whether every sample has been taken at least once."""
         return self._passes > 1 or self.has_ended()
 
     def take(self) -> Any:
@@ -55,10 +55,11 @@ class MixedStream:
 def interleave(
     streams: Sequence[MixedStream], choices: Iterable[int], ends: Mapping[int, float], until: Until
 ) -> Generator[Any, None, int | None]:
-    """Yield samples of *streams*, each from the next stream in *choices*.
+    """Yield the samples of *streams*, each from the stream whose number comes next in *choices*.
 
-    *ends* has, for each stream that is chosen, the number of samples of the mixture after which it is no longer chosen.
-    Returns, with *until* "first", the number of the stream that would begin again.
+    *until* is as in ``mix``. *ends* has, for each stream that is ever chosen, the number of samples of the mixture
+    after which it is no longer chosen. With *until* "first", the generator returns the number of the stream that would
+    begin again.
     """
     unread = set(ends)
     try:

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from tarshards.index.readahead import Numbers
     from tarshards.stream.op import BoundOp
 
-MOST_PARTS = 1 << 20  # of a mixture: the choices of one period, held in memory
-CHUNK = 1 << 14  # positions of a schedule that are chosen together
-CHUNKS = 16  # that are kept
-TOGETHER = 64  # choices of a worker made together
+MOST_PARTS = 1 << 20  # choices in a period of a mixture, which are held in memory
+CHUNK = 1 << 14  # positions of a scheduled mixture that are chosen at once
+CHUNKS = 16  # chunks that are kept
+TOGETHER = 64  # choices that a worker makes at once
 PASS = 1 << 32  # added to a dataset's epoch each time it begins again within one epoch of the mixture
 
 S = TypeVar("S", bound=Stream)
@@ -53,30 +53,31 @@ def mix(
     tail: Tail | None = None,
     on_error: ErrorPolicy = None,
 ) -> S:
-    """Return one dataset that takes samples from several by *weights*, by default equal ones.
+    """Return one dataset that takes samples from several in proportion to *weights*, which are equal by default.
 
-    At every position, over all ranks together, each has contributed its share to within one sample; *seed* decides
-    ties. Each dataset keeps its order, its fields and its ops; its samples, if they are dicts, get its name as
-    ``__dataset__``. An epoch ends before the first dataset would begin again (*until* "first"), when the last has been
-    read once ("last"), or after *until* samples; datasets that end earlier begin again, in another order. *on_error* is
-    as for a dataset, and the ledger of the mixture counts for all.
+    At every position, counted over all ranks, each dataset has contributed its share to within one sample; *seed*
+    breaks ties. Each dataset keeps its order, its fields and its ops; its samples, if they are dicts, get its name as
+    ``__dataset__``. An epoch ends before the first dataset would begin again (*until* "first"), when all have been read
+    once ("last"), or after *until* samples; datasets that end earlier begin again, in another order. *on_error* is as
+    for a dataset; the ledger of the mixture counts for all.
 
-    A weight may change with the position in the epoch: ``{0: 1.0, 10_000: 0.5}``, positions being samples of the
-    mixture over all ranks. Each holds until the next position (*schedule* "steps", the only one), the last to the end;
-    ``stepwise`` makes such steps from a line. At each position only the ratios of the weights matter, and each dataset
-    has contributed the sum of its shares so far to within one sample. The epoch then ends where that sum reaches the
-    size of its dataset: "first" leaves out at most one sample of that dataset, and "last" repeats at most one. For
-    "last" a dataset whose weight stays 0 from a position on counts as read from there on.
+    A weight may change with the position in the epoch: ``{0: 1.0, 10_000: 0.5}``, where positions count samples of the
+    mixture over all ranks. Each weight holds until the next position (*schedule* "steps", the only one), and the last
+    one to the end; ``stepwise`` makes such steps from a line. At each position only the ratios of the weights matter,
+    and each dataset has contributed the sum of its shares so far, to within one sample. The epoch ends where that sum
+    reaches the size of its dataset: "first" leaves out at most one sample of that dataset, and "last" repeats at most
+    one. For "last", a dataset whose weight stays 0 from some position on counts as read from there on.
 
-    If all datasets are indexed, the mixture is planned like one of them: it has a length and a *tail*, and resumes
-    anywhere. Otherwise it is streamed. Every worker then reads from each dataset what it would read of the dataset
-    alone; the proportions and *until* hold in each worker, for its own samples; and a state is replayed, by the same
-    number of ranks and workers. Any op is allowed, and shards that the end of the epoch leaves unfinished count as
-    broken off. A mixture among *datasets* is also streamed. The result is a ShardDataset if one of *datasets* is.
+    If all datasets are indexed, the mixture is planned like one of them: it has a length and a *tail*, and resumes at
+    any position. Otherwise, or if one of *datasets* is itself a mixture, it is streamed: every worker reads from each
+    dataset what it would read of that dataset alone; the proportions and *until* hold in each worker, for its own
+    samples; a state is resumed by replaying, on the same number of ranks and workers; any op is allowed; and shards
+    that are unfinished when the epoch ends count as broken off. The result is a ShardDataset if one of *datasets* is.
 
     Raises ValueError for constant weights whose ratios are not those of whole numbers that add up to 2**20 or less,
     and, if all datasets are indexed, TypeError for ops that hold or count samples. Iterating raises SampleError if a
-    dataset with weight has no samples, and WorldError if there are more workers than shards of a dataset without index.
+    dataset with weight has no samples, and WorldError if a dataset without indexes has fewer shards than there are
+    workers.
     """
     if not check_mapping(datasets, "mix", "{name: dataset}"):
         raise ValueError("there is nothing to mix")
@@ -111,7 +112,7 @@ def is_planned(dataset: Stream) -> bool:
 
 
 class Proportions:
-    """The *weights* of the datasets of a mixture: numbers, or some of them in steps."""
+    """The *weights* of the datasets of a mixture: each a number, or a mapping from positions to numbers."""
 
     def __init__(self, weights: list[Any], seed: int):
         self.seed = seed
@@ -122,7 +123,7 @@ class Proportions:
         self.quotas: Quotas = Quotas(self.weights)
 
     def settings(self, schedule: str) -> list[Any]:
-        """The settings compared with a state; *schedule* is how weights change from one position to the next."""
+        """Return the settings that the digest in a state covers; *schedule* is how weights change between positions."""
         return [*self.weights, schedule] if self.is_scheduled else self.weights
 
     def choices(self, sizes: list[int], until: Until) -> Choices | ScheduledChoices:
@@ -130,7 +131,7 @@ class Proportions:
         return (ScheduledChoices if self.is_scheduled else Choices)(self.quotas, self.seed, sizes, until)
 
     def mixture(self, workers: int) -> tuple[Iterator[int], dict[int, float]]:
-        """Return the choices of one of *workers* workers, and for each chosen dataset, when it is no longer chosen."""
+        """Return the choices of one of *workers* workers, and ``ends`` as for ``interleave``."""
         mixture = Mixture(Quotas(self.weights, stride=workers), self.seed)
         return chain.from_iterable(mixture.take(TOGETHER) for _ in count()), mixture.quotas.ends
 
@@ -163,7 +164,7 @@ class MixedSource(PlannedSource):
             (name, s.digest, s.seed, s.pool, s.options.shuffle, *filter(None, [s.options.resample]))
             for name, s in zip(datasets, self.sources)
         ]
-        self.draws: bool = any(map(draws, self.sources))  # then all samples have a number, since they share batches
+        self.draws: bool = any(map(draws, self.sources))  # then all samples get __draw__, since they share batches
         self.digest: str
         self.linear_digest: str
         self.digest, self.linear_digest = (
@@ -204,7 +205,7 @@ class MixedSource(PlannedSource):
                 continue
             if not len(passes):
                 passes, numbers = cast(MixedPlan, part.plan.unpacked).passes(part.sample_positions)
-            own = part.taken - 1  # of the sample taken last
+            own = part.taken - 1  # the row of the sample
             if self.draws:
                 sample["__draw__"] = int(numbers[own])
             begun, seed = epoch + int(passes[own]) * PASS, dataset.source.seed
@@ -215,21 +216,22 @@ class MixedSource(PlannedSource):
 
 
 def draws(source: Any) -> bool:
-    """Return whether samples of *source* are drawn with replacement and have the number of their draw."""
+    """Return whether *source* draws samples with replacement; these have the number of the draw in ``__draw__``."""
     if isinstance(source, MixedSource | MixedStreams):
         return source.draws
     return isinstance(source, PlannedSource | ShardSource) and bool(source.options.resample)
 
 
 def digest_of(*settings: Any) -> str:
-    """Identify a mixture in a state by everything that its order depends on."""
+    """Return the digest that identifies a mixture in a state: a hash of all *settings* that its order depends on."""
     return blake2b(repr(settings).encode(), digest_size=16).hexdigest()
 
 
 class Choices:
-    """The dataset of each position, and the number of its samples before it; choices repeat after a period.
+    """The dataset of each position, for constant weights; the choices repeat after a period.
 
-    *total* is the length of an epoch over datasets of these *sizes*.
+    ``total`` is the number of samples in an epoch over datasets of these *sizes*. Raises ValueError for a period that
+    is too long, and for a chosen dataset without samples.
     """
 
     def __init__(self, quotas: Quotas, seed: int, sizes: list[int], until: Until):
@@ -240,7 +242,7 @@ class Choices:
         mixture = Mixture(quotas, seed)
         self.dataset: np.ndarray = np.array(mixture.take(self.period), np.int64)
         self.shares: np.ndarray = np.array(mixture.counts, np.int64)
-        self.number: np.ndarray = np.empty(self.period, np.int64)  # of the sample among its dataset's in the period
+        self.number: np.ndarray = np.empty(self.period, np.int64)  # earlier samples of the same dataset in the period
         for i, share in enumerate(self.shares):
             self.number[self.dataset == i] = np.arange(share)
         self.total: int = until if isinstance(until, int) else self._end(sizes, until)
@@ -249,7 +251,7 @@ class Choices:
                 raise ValueError(f"dataset {i} of the mixture has no samples")
 
     def _end(self, sizes: list[int], until: str) -> int:
-        """The length of an epoch until the first dataset would begin again, or the last has been read."""
+        """Return the length of an epoch that ends before the first dataset begins again, or when all were read."""
         first, ends = until == "first", []
         for i, size in enumerate(sizes):
             if self.shares[i]:
@@ -258,24 +260,24 @@ class Choices:
         return max(0, (min if first else max)(ends))
 
     def look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the datasets of *positions*, and the numbers of the samples among those of their dataset so far."""
+        """Return the dataset of each of *positions*, and how many samples this dataset contributed before."""
         periods, phase = positions // self.period, positions % self.period
         dataset = self.dataset[phase]
         return dataset, periods * self.shares[dataset] + self.number[phase]
 
     def state(self, position: int) -> dict[str, Any]:
-        """The entries of a state besides its position."""
+        """Return the entries of a state besides its position."""
         return {}
 
     def resumed(self, position: int, state: Mapping[str, Any]) -> Choices:
-        """Return the choices after *state*."""
+        """Return the choices that continue from *state*."""
         return self
 
 
 class ScheduledChoices:
-    """Like ``Choices``, but by *quotas* that change with the position.
+    """Like ``Choices``, but for weights that change with the position.
 
-    The choices are made in chunks, each from the counts at the end of the one before.
+    Choices are made in chunks; each continues from the counts at the end of the previous one.
     """
 
     def __init__(self, quotas: Quotas, seed: int, sizes: list[int], until: Until):
@@ -289,7 +291,7 @@ class ScheduledChoices:
         self._begin((0, [0] * len(sizes)))
 
     def _begin(self, *starts: tuple[int, list[int]]) -> None:
-        self._starts = list(starts)  # positions, and the counts there
+        self._starts = list(starts)  # the positions where chunks begin, and the counts there
         self._chunks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._lock = PerProcess(threading.Lock)
 
@@ -301,7 +303,7 @@ class ScheduledChoices:
         self._begin(*self._starts)
 
     def _end(self, sizes: list[int], until: str) -> int:
-        """The length of an epoch until a dataset would begin again, or the last has been read, by the quotas."""
+        """Return the length of an epoch, like ``Choices._end``, by the quotas."""
         ends = []
         for i in self.quotas.sources:
             end = self.quotas.first(i, sizes[i], beyond=until == "first")
@@ -312,7 +314,7 @@ class ScheduledChoices:
         return min(ends) if until == "first" else max(ends)
 
     def look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the datasets of *positions*, and the numbers of the samples among those of their dataset so far."""
+        """Return the dataset of each of *positions*, and how many samples this dataset contributed before."""
         dataset, number = np.empty_like(positions), np.empty_like(positions)
         chunks = positions // CHUNK
         for chunk in np.unique(chunks):
@@ -322,13 +324,13 @@ class ScheduledChoices:
         return dataset, number
 
     def state(self, position: int) -> dict[str, Any]:
-        """The entries of a state besides its position: the counts there, from which the choices continue."""
+        """Return the entries of a state besides its position: the counts there, from which the choices continue."""
         begin, datasets, _ = self._chunk(position)
         counts = np.bincount(datasets[: position - begin], minlength=len(self.quotas.weights))
         return {"counts": (counts + self._counts(begin)).tolist()}
 
     def resumed(self, position: int, state: Mapping[str, Any]) -> ScheduledChoices:
-        """Return the choices after *state*; raise StateError if its counts do not match these quotas."""
+        """Return the choices that continue from *state*; raise StateError if its counts do not match these quotas."""
         counts = state.get("counts")
         check_counts(self.quotas, counts, position)
         choices = copy.copy(self)
@@ -339,7 +341,7 @@ class ScheduledChoices:
         return self._starts[bisect_left(self._starts, start, key=itemgetter(0))][1]
 
     def _chunk(self, position: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Return the start of the chunk of *position*, and the datasets and numbers of its samples from there on."""
+        """Return the start of the chunk that contains *position*, and the results of ``look_up`` for its positions."""
         with self._lock():
             while True:
                 begin, counts = self._starts[bisect_right(self._starts, position, key=itemgetter(0)) - 1]
@@ -364,7 +366,7 @@ class ScheduledChoices:
 
 
 class MixedPlan(PlannedEpoch):
-    """The rest of a mixture's epoch from the position *begin* on; the shards are those of all datasets, in turn."""
+    """The rest of a mixture's epoch from the position *begin* on; its shards are those of ``MixedShards``."""
 
     def __init__(
         self,
@@ -408,11 +410,11 @@ class MixedPlan(PlannedEpoch):
             yield start + shard, sample
 
     def passes(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the completed passes of the datasets of *positions*, and the positions in their current passes."""
+        """Return, for each of *positions*, the passes that its dataset has completed, and the position in this pass."""
         return self._look_up(positions)[1:]
 
     def _look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the datasets of *positions*, and the results of ``passes``."""
+        """Return the dataset of each of *positions*, and the results of ``passes``."""
         positions = np.asarray(positions, np.int64)
         every = max(1, self.choices.total)  # positions past the end repeat the epoch's start
         rest = positions - self.total
@@ -428,12 +430,12 @@ class MixedPlan(PlannedEpoch):
         return plan
 
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> MixedPlan:
-        """Return the rest, for *ranks*, after all ranks together took *position* positions."""
+        """Return the plan of the rest, for *ranks* ranks, after all ranks together took *position* positions."""
         begin = self.begin + min(position, self.total)
         return MixedPlan(self.source, self.choices, self.epoch, begin, ranks, tail or self.tail)
 
     def state(self, taken: int) -> dict[str, Any]:
-        """Return, for JSON, the state after *taken* positions."""
+        """Return the state after *taken* positions, as JSON's types."""
         position = self.begin + min(taken, self.total)
         return {"epoch": self.epoch, "position": position, **self.choices.state(position)}
 
@@ -474,7 +476,7 @@ class MixedStreams:
         return source
 
     def iterate(self, progress: Progress) -> Iterator[Any]:
-        """Yield the samples of one worker; raise WorldError if a worker has no shard of some dataset."""
+        """Yield the samples of one worker; raise WorldError if some worker would have no shard of a chosen dataset."""
         workers = progress.world.world_size * progress.world.num_workers
         choices, ends = self.proportions.mixture(workers)
         for number, (name, dataset) in enumerate(self.datasets.items()):
@@ -488,7 +490,7 @@ class MixedStreams:
                 self.ledger.count(in_flight=held)
 
     def _stream(self, name: str, dataset: Stream, progress: Progress) -> MixedStream:
-        """The samples of one dataset, with its name and, if some are drawn, their numbers."""
+        """Return the stream of one dataset; its samples get ``__dataset__``, and ``__draw__`` if any dataset draws."""
         numbers = count()
 
         def begin(passes: int) -> Generator[Any, None, None]:
@@ -515,7 +517,7 @@ def check_shards(name: str, source: Any, workers: int) -> None:
 
 
 class MixedShards(SampleReader):
-    """The shards of several datasets, one after the other; *starts* has the first shard of each."""
+    """The shards of several datasets, one after the other; ``starts`` has the number of each dataset's first shard."""
 
     reserved = 3  # with __dataset__
 

@@ -1,4 +1,4 @@
-"""An op's traits, which streams and loaders consult, declared where the op is defined; an op with its arguments."""
+"""The traits of an op, declared where it is defined and consulted by streams and loaders; ops with their arguments."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Class = Literal["filtered", "discarded"]
 class Traits(NamedTuple):
     """The properties of an op.
 
-    - *per_sample*: it does the same to a whole stream as to its parts, so a loader may run it on one batch.
-    - *resumable*: it holds no sample back and counts none, so the source's position is also the op's.
-    - *one_for_one*: it yields one sample for each that it takes.
-    - *leaves_out*: it leaves out some of the samples that it takes, on purpose; the class in which the ledger counts
-      them.
-    - *reads_ahead*: it takes several samples before it yields the first, and yields or fails them in order.
-    - *filters_with*: the option with which it also leaves samples out, which the ledger counts as filtered.
-    - *gathers*: it makes one result from several samples; the argument with their number.
+    - *per_sample*: it gives the same results for the parts of a stream as for the whole, so a loader may run it on one
+      batch.
+    - *resumable*: it neither holds samples back nor counts them, so the position of the source is also that of the op.
+    - *one_for_one*: it yields one result for each sample that it takes.
+    - *leaves_out*: if it leaves samples out on purpose, the class in which the ledger counts them.
+    - *reads_ahead*: it takes several samples before it yields the first result, and yields or fails them in order.
+    - *filters_with*: the option with which it leaves samples out; the ledger counts them as filtered.
+    - *gathers*: if it makes one result from several samples, the name of the argument with their number.
     - *context*: the arguments that a stream supplies unless the caller does.
-    - *instead*: the alternative if a loader refuses it.
+    - *instead*: what to use instead if a loader refuses it.
     """
 
     per_sample: bool = False
@@ -49,7 +49,7 @@ def op(
     context: tuple[Context, ...] = (),
     instead: str = "",
 ) -> Callable[[Function], Function]:
-    """Declare the traits of the function that follows; see ``Traits``."""
+    """Return a decorator that declares the traits of an op; see ``Traits``."""
     traits = Traits(
         per_sample, resumable, one_for_one, leaves_out, reads_ahead, filters_with, gathers, context, instead
     )
@@ -80,7 +80,7 @@ class BoundOp(NamedTuple):
 
     @property
     def traits(self) -> Traits:
-        """The traits of the op with these options."""
+        """The traits of the op when it is called with these options."""
         traits = traits_of(self.function)
         if self.options.get(traits.filters_with):
             return traits._replace(one_for_one=False, leaves_out="filtered")
@@ -88,7 +88,7 @@ class BoundOp(NamedTuple):
 
     @property
     def is_unordered(self) -> bool:
-        """Whether it yields results as they finish, in another order each time."""
+        """Whether it yields results as they finish, in an order that varies."""
         return self.argument("ordered") is False
 
     @property
@@ -103,11 +103,11 @@ class BoundOp(NamedTuple):
         return f"{self.name}({', '.join(filter(None, names))})"
 
     def argument(self, name: str) -> Any:
-        """Return the value of an argument, None if the caller gave none."""
+        """Return the value that the caller gave for an argument, or None."""
         return inspect.signature(self.function).bind(None, *self.args, **self.options).arguments.get(name)
 
     def run(self, samples: Iterable[Any], epoch: int, seed: int, on_error: Any) -> Iterable[Any]:
-        """Run the op; *epoch*, *seed* and *on_error* are for an op that takes them, unless its caller gave them."""
+        """Run the op; pass it *epoch*, *seed* and *on_error* if it takes them, unless the caller gave others."""
         supplied: dict[str, Any] = {"epoch": epoch, "seed": seed, "on_error": on_error}
         options = {name: supplied[name] for name in self.traits.context} | self.options
         return self.function(samples, *self.args, **options)

@@ -1,6 +1,6 @@
 """Iterator -> iterator: one short generator function per op; ``Stream`` offers each as a method.
 
-``@op`` declares the properties of each: see ``Traits``.
+``@op`` declares the traits of each: see ``Traits``.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def map(
     epoch: int = 0,
     on_error: ErrorPolicy = None,
 ) -> Iterator[Any]:
-    """Yield ``function(sample)`` of every sample; with *drop_none* leave out those for which it returns None.
+    """Yield ``function(sample)`` for every sample; with *drop_none*, leave out the results that are None.
 
-    With *rng* it is ``function(sample, rng)``, where rng is a numpy Generator that is seeded for each sample by *seed*,
-    *epoch*, the name of its shard and its key: random values are the same on any number of workers and after a resume.
-    In a stream of shards *seed* is that of the shards. Raises TypeError for a sample without a key.
+    With *rng*, yield ``function(sample, rng)``, where rng is a numpy Generator that is seeded for each sample by
+    *seed*, *epoch*, the name of its shard and its key: random values are the same on any number of workers and after a
+    resume. In a stream of shards, *seed* is by default that of the shards. Raises TypeError for a sample without a key.
 
-    A failure is raised unchanged, with a note of the sample's origin; or *on_error*, a function or "skip", receives an
-    OpError and the sample is left out.
+    An exception in *function* is raised unchanged, with a note of the sample's origin; or *on_error*, a function or
+    "skip", receives an OpError and the sample is left out.
 
     >>> list(map([1, 2], str)), list(map([1, 2], {1: "one"}.get, drop_none=True))
     (['1', '2'], ['one'])
@@ -130,7 +130,7 @@ def map_fields(
 ) -> Iterator[Sample]:
     """Replace each field that *functions* names by its function's result; *rng* and failures as in ``map``.
 
-    The functions of one sample draw from one Generator, in order.
+    The functions of one sample draw from the same Generator, in order.
 
     >>> list(map_fields([{"x": 1, "y": 2}], {"x": str}))
     [{'x': '1', 'y': 2}]
@@ -147,10 +147,10 @@ def _map_fields(functions: Mapping[str, Callable[..., Any]], sample: Sample, *rn
 
 @op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
 def keep_fields(samples: Iterable[Sample], *fields: str, on_error: ErrorPolicy = None) -> Iterator[Sample]:
-    """Keep the given fields, and ``__key__`` and similar; ``"jpg;png"`` is the first of them that a sample has.
+    """Keep only the given fields, and ``__key__`` and similar; ``"jpg;png"`` keeps the first that a sample has.
 
-    A sample that has none of them raises SampleError, or *on_error* (or "skip") receives the error and the sample is
-    left out.
+    A sample that has none of the alternatives raises SampleError; or *on_error*, a function or "skip", receives the
+    error and the sample is left out.
 
     >>> list(keep_fields([{"__key__": "a", "jpg": 1, "cls": 2}], "jpg;png"))
     [{'__key__': 'a', 'jpg': 1}]
@@ -170,9 +170,9 @@ def _keep_fields(names: list[list[str]], sample: Sample) -> Sample:
 def rename_fields(
     samples: Iterable[Sample], names: Mapping[str, str], *, on_error: ErrorPolicy = None
 ) -> Iterator[Sample]:
-    """Rename fields by ``{new: old}``, where old may be alternatives like ``"jpg;png"``; others stay.
+    """Rename fields by ``{new: old}``, where old may be alternatives like ``"jpg;png"``; other fields stay.
 
-    A sample that has none of the alternatives, or already has the new field, is a SampleError, as in ``keep_fields``.
+    A sample that has none of the alternatives, or already has the new field, raises SampleError, as in ``keep_fields``.
 
     >>> list(rename_fields([{"jpg": 1, "cls": 2}], {"image": "jpg;png"}))
     [{'image': 1, 'cls': 2}]
@@ -197,8 +197,8 @@ def _rename_fields(alternatives: dict[str, list[str]], sample: Sample) -> Sample
 def select_fields(samples: Iterable[Sample], spec: str, *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
     """Keep and rename fields by *spec*: ``new:old1;old2`` renames, ``jpg;png`` keeps one, ``*`` keeps the others.
 
-    ``__key__`` and similar stay. A sample that has none of the alternatives, or would have two fields of one name, is a
-    SampleError, as in ``keep_fields``.
+    ``__key__`` and similar stay. A sample that has none of the alternatives, or would have two fields of one name,
+    raises SampleError, as in ``keep_fields``.
 
     >>> list(select_fields([{"__key__": "a", "jpg": 1, "cls": 2, "txt": 3}], "image:png;jpg txt"))
     [{'__key__': 'a', 'image': 1, 'txt': 3}]
@@ -220,9 +220,9 @@ def to_tuple(
 def to_tuple(samples: Iterable[Sample], *fields: str, on_error: ErrorPolicy = None) -> Iterator[tuple[Any, ...]]: ...
 @op(per_sample=True, resumable=True, one_for_one=True, context=("on_error",))
 def to_tuple(samples: Iterable[Sample], *fields: str, on_error: ErrorPolicy = None) -> Iterator[tuple[Any, ...]]:
-    """Yield the given fields as a tuple; ``"jpg;png"`` is the first of them that a sample has.
+    """Yield the given fields as a tuple; ``"jpg;png"`` is the first of these fields that a sample has.
 
-    A sample that has none of them is a SampleError, as in ``keep_fields``.
+    A sample that has none of the alternatives raises SampleError, as in ``keep_fields``.
 
     >>> list(to_tuple([{"jpg": 1, "cls": 2}], "jpg;png", "cls"))
     [(1, 2)]
@@ -235,7 +235,7 @@ def _to_tuple(names: list[list[str]], sample: Sample) -> tuple[Any, ...]:
 
 
 def _each(samples: Iterable[Any], function: Callable[[Any], Any], on_error: OnError | None) -> Iterator[Any]:
-    """Yield ``function(sample)`` of every sample; *on_error* receives the SampleError of a sample that is left out."""
+    """Yield ``function(sample)`` for every sample; *on_error* receives the SampleError of a sample that is left out."""
     for sample in samples:
         try:
             result = function(sample)
@@ -253,8 +253,8 @@ def map_tuple(
 ) -> Iterator[tuple[Any, ...]]:
     """Apply the n-th function to the n-th element of each tuple; None leaves the element unchanged.
 
-    Elements beyond the last function also stay. Failures are as in ``map``, and name the element, counted from 0. A
-    tuple with fewer elements than functions is a SampleError.
+    Elements after the last function also stay. Failures are as in ``map``; an OpError names the element, counted from
+    0. A tuple with fewer elements than functions fails with a SampleError.
 
     >>> list(map_tuple([(1, "a", 2.5)], str, None))
     [('1', 'a', 2.5)]
@@ -320,20 +320,21 @@ def decode(
     on_error: ErrorPolicy = None,
     **by_field: Any,
 ) -> Iterator[Sample]:
-    """Decode every field by the last part of its name; images by the imagespec *images*, or not at all.
+    """Decode every field by its extension; images by the imagespec *images*, or not at all if it is None.
 
     ``decode("rgb8", "audio", "video")`` also decodes audio and video, which otherwise stay bytes.
 
-    ``decode(jpg=f)`` decodes the field jpg and all that end in .jpg with ``f(data)``; a dict does the same for names
-    with dots and for alternatives, ``{"seg.png": f, "jpg;jpeg": g}``; the longest name that a field ends in applies. An
-    imagespec may replace the function. For ``json.gz`` a function for json gets the decompressed data. Fields without
-    such a function go to the *handlers*, ``handler(field, data)``: the first result that is not None is the value.
-    Other fields are decoded by their extension. With *only* all other fields stay unchanged, as do values that are not
-    bytes. A name that matches no field of the first 100 samples (fewer if the stream is shorter) causes a warning. With
-    *exif_transpose* imagespecs rotate images by their EXIF orientation; videos are rotated unless *rotate* is False.
+    ``decode(jpg=f)`` decodes the field jpg, and all fields that end in .jpg, with ``f(data)``. A dict does the same for
+    names with dots and for alternatives: ``{"seg.png": f, "jpg;jpeg": g}``. If a field ends in several of the names,
+    the longest applies. An imagespec may replace the function. For ``json.gz``, a function for json gets the
+    decompressed data. Fields without such a function go to the *handlers*, ``handler(field, data)``: the first result
+    that is not None is the value. All other fields are decoded by their extension. With *only*, fields that it does not
+    name stay unchanged; values that are not bytes always do. A name that matches no field of the first 100 samples
+    (fewer if the stream is shorter) causes a warning. With *exif_transpose*, imagespecs rotate images by their EXIF
+    orientation; videos are rotated unless *rotate* is False. *allow_unsafe* enables pickle and full torch.load.
 
-    A field that does not decode raises DecodeError with its origin, or *on_error* (or "skip") receives the error and
-    the sample is left out. ``allow_unsafe`` enables pickle and full torch.load.
+    A field that does not decode raises DecodeError with its origin; or *on_error*, a function or "skip", receives the
+    error and the sample is left out.
 
     >>> list(decode([{"cls": b"7", "txt": b"seven"}]))
     [{'cls': 7, 'txt': 'seven'}]
@@ -373,9 +374,9 @@ def _decode(
 def pipe(samples: Iterable[Any], function: Callable[..., Any], /, *args: Any, **options: Any) -> Iterator[Any]:
     """Yield from ``function(samples, *args, **options)``, any function from an iterator to an iterator.
 
-    It is called when the first sample is requested, in a worker for the samples of that worker, with *args* and
-    *options* unchanged. It may hold samples back, leave some out and make new ones, so the ledger counts a sample as
-    delivered when the function takes it. Raises TypeError if the result is not iterable.
+    The function is called when the first sample is requested; in a worker, it gets the samples of that worker. It may
+    hold samples back, leave some out and make new ones, so the ledger counts a sample as delivered when the function
+    takes it. Raises TypeError if the result is not iterable.
 
     >>> def pairs(samples, gap=""):
     ...     for sample in samples:
@@ -402,8 +403,8 @@ def _pipe(samples: Iterable[Any], function: Callable[..., Any], args: Any, optio
 def with_length(samples: Iterable[Any], length: int) -> Iterator[Any]:
     """Yield the samples unchanged; ``len()`` of the stream is *length*, regardless of their number.
 
-    It is for code that needs the length of a dataset, such as torch's DataLoader, if filters or missing indexes leave
-    it unknown; a ShardLoader counts its batches itself.
+    Use it for code that needs the length of a dataset, such as torch's DataLoader, if filters or missing indexes leave
+    it unknown. A ShardLoader counts its batches itself.
 
     >>> list(with_length("ab", 3))
     ['a', 'b']
@@ -437,7 +438,7 @@ def _batched(samples: Iterable[Any], size: int, collate: Callable[[list[Any]], A
 
 @op(instead="flatten the batch in collate_fn=")
 def flatten(samples: Iterable[Iterable[Any]]) -> Iterator[Any]:
-    """Yield the elements of every element.
+    """Yield the elements of every sample.
 
     >>> list(flatten(["ab", "c"]))
     ['a', 'b', 'c']
@@ -451,11 +452,11 @@ def unbatched(samples: Iterable[Any], *, on_error: ErrorPolicy = None) -> Iterat
     """Yield the samples of every batch: the inverse of ``batched``.
 
     A batch is a dict or tuple of lists, arrays and tensors, with one row per sample; or one array or tensor; or a list
-    of samples, unless it contains arrays or tensors, which is how torch's DataLoader returns a tuple. Rows of arrays
-    and tensors share the batch's memory.
+    of samples. A list that contains arrays or tensors counts as a tuple, since torch's DataLoader turns tuples into
+    lists. Rows of arrays and tensors share the batch's memory.
 
-    A batch whose fields differ in length, or that has a field of another kind, raises SampleError, or *on_error*
-    receives the error and the batch is left out.
+    A batch whose fields differ in length, or that has a field of another type, raises SampleError; or *on_error*, a
+    function or "skip", receives the error and the batch is left out.
 
     >>> list(unbatched([{"x": [1, 2], "y": ["a", "b"]}]))
     [{'x': 1, 'y': 'a'}, {'x': 2, 'y': 'b'}]
@@ -474,7 +475,7 @@ def _unbatched(batches: Iterable[Any], on_error: OnError | None) -> Iterator[Any
 def sliding(samples: Iterable[Any], size: int, *, step: int = 1, partial: bool = False) -> Iterator[list[Any]]:
     """Yield lists of *size* consecutive samples, each beginning *step* samples after the previous one.
 
-    With a *step* above *size* samples are skipped between windows. Samples at the end that do not fill a window are
+    With a *step* above *size*, samples are skipped between windows. Samples at the end that do not fill a window are
     left out; with *partial* they form one more, shorter window, so that with a *step* up to *size* every sample is in a
     window. Windows cross the boundaries of shards, but not of workers.
 
@@ -509,10 +510,11 @@ def _sliding(samples: Iterable[Any], size: int, step: int, partial: bool) -> Ite
 def shuffle(
     samples: Iterable[Any], size: int, *, initial: int | None = None, seed: int = 0, epoch: int = 0
 ) -> Iterator[Any]:
-    """Yield the samples in random order from a buffer of *size*, the same for the same *seed* and *epoch*.
+    """Yield the samples in random order from a buffer of *size* samples; *seed* and *epoch* determine the order.
 
-    The first sample comes when the buffer holds *initial* (by default 100, or *size* if that is less); with each sample
-    the buffer grows by one, up to *size*. Only with ``initial=size`` are the first samples as well mixed as later ones.
+    The first sample is yielded when the buffer holds *initial* (by default 100, or *size* if that is less); with each
+    sample the buffer grows by one, up to *size*. Only with ``initial=size`` are the first samples as well mixed as
+    later ones.
 
     >>> sorted(shuffle(range(5), 3)) == list(range(5))
     True
@@ -561,10 +563,10 @@ def skip(samples: Iterable[Any], count: int) -> Iterator[Any]:
 
 @op(instead="iterate over the loader again: each iteration is the next epoch")
 def repeat(samples: Iterable[Any], times: int | None = None) -> Iterator[Any]:
-    """Yield the samples *times* times, or forever.
+    """Yield the samples *times* times, or forever if it is None.
 
-    In a stream every pass has its own order: pass p of epoch e has that of epoch e x *times* + p without ``repeat``,
-    where *times* counts as 2**64 for a stream that repeats forever.
+    In a stream, every pass has its own order: pass p of epoch e has the order that epoch e x *times* + p has without
+    ``repeat``, where *times* counts as 2**64 for a stream that repeats forever.
 
     >>> list(repeat("ab", 2))
     ['a', 'b', 'a', 'b']
@@ -584,7 +586,7 @@ def _repeat(samples: Iterable[Any], times: int | None) -> Iterator[Any]:
 
 @op(one_for_one=True, instead="enumerate the loader, or write a number into each sample")
 def enumerate(samples: Iterable[Any], *, start: int = 0) -> Iterator[tuple[int, Any]]:
-    """Yield pairs of a count and a sample.
+    """Yield pairs of a number, counted from *start*, and a sample.
 
     >>> list(enumerate("ab"))
     [(0, 'a'), (1, 'b')]
@@ -602,11 +604,11 @@ def async_map(
     ordered: bool = True,
     on_error: ErrorPolicy = None,
 ) -> Iterator[Any]:
-    """Map *function* with *workers* threads, or any ``concurrent.futures.Executor``, in order if *ordered*.
+    """Map *function* in *workers* threads, or in *executor*, a ``concurrent.futures.Executor``, in order if *ordered*.
 
-    An ``async def`` runs on an event loop in its own thread, *workers* coroutines at once; each iteration, and in a
-    ``ShardLoader`` each batch, has its own loop. At most 2 x *workers* samples are in flight. Closing the iterator
-    cancels coroutines and calls that have not begun. Failures are as in ``map``.
+    An ``async def`` function runs on an event loop in its own thread, *workers* coroutines at once; each iteration, and
+    in a ``ShardLoader`` each batch, has its own loop. At most 2 x *workers* samples are in flight. Closing the iterator
+    cancels coroutines, and calls that have not begun. Failures are as in ``map``.
 
     >>> list(async_map([3, 1, 2], str, workers=2))
     ['3', '1', '2']
@@ -665,7 +667,10 @@ def _call(function: Callable[[Any], Any], sample: Any) -> Any:
 def progress(
     samples: Iterable[Any], *, total: int | None = None, description: str | None = None, unit: str = "samples"
 ) -> Iterator[Any]:
-    """Show a progress bar on stderr, if that is a terminal; *total* is the number of samples, or other units."""
+    """Yield the samples unchanged and show a progress bar on stderr, if that is a terminal.
+
+    *total* is the number of samples, if known; *unit* is what the bar calls them.
+    """
     if not sys.stderr.isatty():  # importing the bar takes longer than many runs
         yield from samples
         return
@@ -676,9 +681,9 @@ def progress(
 
 
 class Rate(NamedTuple):
-    """A report of ``monitor``: counts since the start, *seconds* since then, rates over the last interval.
+    """A report of ``monitor``: counts and *seconds* since the start, and rates over the last interval.
 
-    *traffic* is this process's traffic with web servers and stores since the start.
+    *traffic* is this process's traffic with web servers and object stores since the start.
     """
 
     samples: int
@@ -713,10 +718,10 @@ def _print_rate(rate: Rate) -> None:
 def monitor(
     samples: Iterable[Any], callback: Callable[[Rate], Any] = _print_rate, *, interval: float = 1.0
 ) -> Iterator[Any]:
-    """Call *callback* with a ``Rate`` every *interval* seconds, and at the end; bytes are those of the fields.
+    """Yield the samples unchanged; call *callback* with a ``Rate`` every *interval* seconds, and at the end.
 
-    Without *callback* the rates are printed on stderr.
-    ``monitor(lambda rate: wandb.log(rate.metrics()))`` sends it to Weights & Biases, and
+    Its bytes are those of the fields. By default the rates are printed on stderr.
+    ``monitor(lambda rate: wandb.log(rate.metrics()))`` sends them to Weights & Biases, and
     ``monitor(lambda rate: mlflow.log_metrics(rate.metrics(), step=rate.samples))`` to MLflow.
     """
     check_function(callback, "monitor")
@@ -753,7 +758,7 @@ def _rate(
 
 
 def _size(value: Any) -> int:
-    """Return the bytes of *value*: the length of a string, the buffer of an array, the sum over a container."""
+    """Return the size of *value* in bytes: the length of a string, the buffer of an array, the sum over a container."""
     if isinstance(value, dict):
         return sum(_size(field) for name, field in value.items() if not is_reserved(str(name)))
     if isinstance(value, (tuple, list)):
@@ -763,9 +768,9 @@ def _size(value: Any) -> int:
 
 @op(one_for_one=True, instead="map() can set __key__ from what a sample contains")
 def rekey(samples: Iterable[Sample], template: str) -> Iterator[Sample]:
-    """Give every sample the key that *template* makes from ``index`` (counted from 0), ``key`` and ``shard``.
+    """Give every sample a new key by *template*, from ``index`` (counted from 0), ``key`` and ``shard``.
 
-    Raises ValueError for a template that is malformed or has other names.
+    Raises ValueError for a template that is malformed or contains other names.
 
     >>> samples = [{"__key__": "b", "cls": 1}, {"__key__": "a", "cls": 2}]
     >>> [sample["__key__"] for sample in rekey(samples, "{index:03d}-{key}")]
@@ -805,8 +810,8 @@ def shrink_images(
 
     An image whose longer side has more than *max_resolution* pixels is resized to that, antialiased. It becomes a JPEG
     of *jpeg_quality* with probability *proportion*, by *seed* and key, and otherwise raw pixels (``ppm``), which are
-    read without decoding. A JPEG that is to stay one, and is small enough, is left as it is. The field is named ``jpg``
-    or ``ppm`` afterwards, what is before the last dot stays: read it as ``"image:jpg;ppm"``. *field* may have
+    read without decoding. A JPEG that is small enough and stays a JPEG is not encoded again. The extension of the field
+    becomes ``jpg`` or ``ppm``; the rest of its name stays: read it as ``"image:jpg;ppm"``. *field* may have
     alternatives, ``"png;jpg"``. Failures are as in ``map``.
 
     >>> list(shrink_images([{"__key__": "a", "ppm": b"P6 2 1 255 abcabc"}], "ppm", max_resolution=1, proportion=0))
@@ -822,8 +827,8 @@ def shrink_images(
 def add_source(samples: Iterable[Sample], *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
     """Add the URL of its shard to every sample, as the field ``source``.
 
-    It is a str; ``map_fields(source=str.encode)`` makes it bytes, which writers require. A sample that has a field of
-    this name is a SampleError, as in ``keep_fields``.
+    It is a str; ``map_fields({"source": str.encode})`` turns it into bytes, which writers require. A sample that has a
+    field of this name raises SampleError, as in ``keep_fields``.
 
     >>> list(add_source([{"__key__": "a", "__url__": "x.tar"}]))
     [{'__key__': 'a', '__url__': 'x.tar', 'source': 'x.tar'}]

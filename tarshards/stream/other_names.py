@@ -61,7 +61,7 @@ OPTIONS = {
 
 
 def no_attribute(kind: str, name: str) -> str:
-    """Return the words for a missing method.
+    """Return the message for a missing method.
 
     >>> no_attribute("Stream", "listed")
     'a Stream has no listed: batched(n, collate=list) makes lists'
@@ -70,9 +70,9 @@ def no_attribute(kind: str, name: str) -> str:
 
 
 def explained(error: TypeError, given: Iterable[str] = ()) -> TypeError:
-    """Return *error*, with what to write where it is about another library's name for an argument.
+    """Return *error*; if it is about an argument as another library names it, the message says what to write here.
 
-    That name may stand in for one that is required: it is one of the names of arguments that were *given*.
+    If the error is about a missing argument, the other library's name is looked up among the *given* ones.
 
     >>> explained(TypeError("f() got an unexpected keyword argument 'maxcount'"))
     TypeError("f() got an unexpected keyword argument 'maxcount': here it is max_samples=")
@@ -90,7 +90,7 @@ def _other(names: Iterable[str]) -> str | None:
 
 
 def explains(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Let errors about unexpected arguments of *function* say what to write."""
+    """Decorate *function* so that errors about arguments named as in other libraries say what to write here."""
 
     @wraps(function)
     def explaining(*args: P.args, **options: P.kwargs) -> Result:

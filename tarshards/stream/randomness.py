@@ -15,9 +15,9 @@ MASK = (1 << 128) - 1
 
 
 class SampleGenerator:
-    """One Generator, seeded for each sample by *seed*, *epoch*, the name of its shard and its key.
+    """A numpy Generator, reseeded for each sample by *seed*, *epoch*, the name of its shard and its key.
 
-    Its bits are those of numpy's PCG64, seeded by a hash of these.
+    The state of its PCG64 is a BLAKE2b hash of these.
     """
 
     def __init__(self, seed: int, epoch: int):
@@ -30,7 +30,7 @@ class SampleGenerator:
         if not isinstance(sample, dict) or "__key__" not in sample:
             raise TypeError(f"rng=True needs samples with __key__, as shards have them, not {shortened(sample)}")
         own = self._hash.copy()
-        draw = sample.get("__draw__", "")  # for a sample that comes several times in an epoch
+        draw = sample.get("__draw__", "")  # tells repeated draws of a sample in one epoch apart
         name = f"{_name(sample.get('__url__', ''))}\0{sample['__key__']}\0{draw}"
         own.update(name.encode("utf-8", "surrogateescape"))
         number = int.from_bytes(own.digest(), "little")

@@ -1,4 +1,4 @@
-"""Ops as methods; those that turn each sample into one are the same for streams and for ``IndexedShards``."""
+"""Ops as methods; ``Stream`` and ``IndexedShards`` share those that turn each sample into one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Owner = TypeVar("Owner")
 
 
 def method_of(function: Callable[Concatenate[Any, P], Iterable[Any]]) -> Callable[Concatenate[Owner, P], Owner]:
-    """Return an op as a method, which checks the arguments and gives the op to the method ``_then``.
+    """Return an op as a method that checks the arguments and passes the bound op to the method ``_then``.
 
-    To type checkers and editors it has the parameters of the op, and returns what it is called on.
+    For type checkers and editors, it has the parameters of the op and returns the type that it is called on.
     """
 
     @explains
@@ -34,7 +34,7 @@ def method_of(function: Callable[Concatenate[Any, P], Iterable[Any]]) -> Callabl
 
 
 class SampleOps:
-    """The ops that turn each sample into one, as methods; a subclass defines in ``_then`` how an op is added."""
+    """The ops that turn each sample into one, as methods; subclasses define ``_then``, which adds an op."""
 
     map: Final = method_of(ops.map)
     map_fields: Final = method_of(ops.map_fields)

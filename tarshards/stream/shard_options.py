@@ -22,7 +22,7 @@ Part = TypeVar("Part", Opening, EpochOptions)
 
 @dataclass(frozen=True)
 class ShardOptions(EpochOptions, Opening):
-    """The arguments of a dataset of shards, unchanged; its parts check them.
+    """The arguments of a dataset of shards, as given; ``opening`` and ``epoch`` check them.
 
     *urls* is a shard expression or a list of them, and *world* is the rank and worker that reads. The other fields are
     those of ``Opening`` and ``EpochOptions``.
@@ -51,10 +51,10 @@ class ShardOptions(EpochOptions, Opening):
 def takes(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Owner, Options], Result]], Callable[Concatenate[Owner, P], Result]]:
-    """Let a method accept the arguments of the dataclass *options* and receive them as one value.
+    """Return a decorator for a method that accepts the arguments of the dataclass *options* but receives one value.
 
-    Its signature and errors, also for type checkers, are those of a method that lists them; ``help`` also describes the
-    classes that *options* consists of.
+    The method has the signature, also for type checkers, and the errors of one that declares these arguments itself.
+    The docstrings of the base classes of *options* are appended to its docstring.
     """
 
     def decorate(method: Callable[[Owner, Options], Result]) -> Callable[Concatenate[Owner, P], Result]:

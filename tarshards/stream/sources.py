@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from tarshards.index.access import SampleReader
 
 FIRST = 1 << 8  # positions looked up together at the beginning of an iteration
-VERSION = 2  # of states and their order: before 2, small datasets were also permuted by blocks
-BUFFERED = 3  # of states of shards without indexes that are shuffled: before, these were shuffled whole
-BUFFER = 1000  # samples that a worker mixes where shards have no indexes
-LEAST_RUN = 10  # samples of a class in a row, on average, that are no accident if no class comes again
+VERSION = 2  # of states and their order; in version 1, small datasets were also permuted by blocks
+BUFFERED = 3  # the same, for shuffled shards without indexes; before, only the order of the shards was shuffled
+BUFFER = 1000  # samples that a worker mixes if shards have no indexes
+LEAST_RUN = 10  # samples per class, on average, from which classes that never return are taken as sorted
 
 log: logging.Logger = logging.getLogger("tarshards")
 
 
 @dataclass
 class Progress:
-    """The progress of one iteration: *begun* positions were taken before it, and *loop* knows those since.
+    """The progress of one iteration: *begun* positions were taken before it, and *loop* counts those taken since.
 
-    *delivered* counts the results of the ops, for sources without a position, and *last* is the key of the latest.
-    *version* is that of the state from which the iteration continues.
+    For sources without positions, *delivered* counts the results of the ops, and *last* is the key of the latest.
+    *version* is that of the state from which the iteration resumes.
     """
 
     epoch: int
@@ -59,7 +59,7 @@ class Progress:
 
     @property
     def taken(self) -> int:
-        """The positions taken by this rank and worker."""
+        """The number of positions taken by this rank and worker."""
         return self.begun + (self.loop.taken if self.loop else 0)
 
     def at(self, epoch: int) -> Progress:
@@ -68,7 +68,7 @@ class Progress:
 
 
 class OrderedSource(Protocol):
-    """The settings compared with a state; *ordered_by* names the entries of *order*."""
+    """The settings of a source that are compared with a state; ``ordered_by`` names the entries of ``order``."""
 
     @property
     def ordered_by(self) -> Sequence[str]: ...
@@ -85,7 +85,7 @@ class OrderedSource(Protocol):
 
 
 class ShardSource:
-    """The samples of a list of shards, shard after shard, in their order, divided among ranks and workers."""
+    """The samples of shards that are read one after the other; the shards are divided among ranks and workers."""
 
     ops: Sequence[Any] = ()
 
@@ -142,7 +142,7 @@ class ShardSource:
         return follow([mixing], samples, progress.epoch, self.seed, self.ledger)
 
     def _in_turn(self, progress: Progress) -> Iterator[Sample]:
-        """Yield the samples of one worker, shard after shard; raise SampleError if a lone worker finds none."""
+        """Yield the samples of one worker, shard after shard; raise SampleError if the only worker finds none."""
         world = progress.world
         shards = self.share(progress.epoch, world)
         draws = world.share(range(len(self.shards))) if self.options.resample else None
@@ -156,7 +156,7 @@ class ShardSource:
             raise no_samples(self.shards.urls)
 
     def share(self, epoch: int, world: World) -> Shards:
-        """Return the shards of one worker: all are permuted, or drawn, by (seed, epoch), then divided.
+        """Return the shards of one worker: all shards are permuted or drawn by (seed, epoch), then divided.
 
         Raises WorldError, on every rank, if some rank would have none.
         """
@@ -172,7 +172,7 @@ class ShardSource:
         check_ranks(len(self.shards), "shards", ranks, "index them with `tarindex`")
 
     def check_steps(self, ranks: int) -> None:
-        """Raise WorldError if some of *ranks* have more shards, and so take more steps, unless *tail* allows it."""
+        """Raise WorldError if some of *ranks* have more shards, and so take more steps, unless *tail* is "exact"."""
         self._check_ranks(ranks)
         if ranks == 1 or self.options.tail == "exact":
             return
@@ -195,7 +195,10 @@ class ShardSource:
 
 
 def check_ranks(count: int, parts: str, ranks: int, cure: str) -> None:
-    """Raise WorldError, on every rank, if there are fewer *parts*, such as shards, than *ranks*; *cure* avoids that."""
+    """Raise WorldError, on every rank, if *count* is less than *ranks*.
+
+    The message calls what is counted *parts*, such as "shards", and ends in the advice *cure*.
+    """
     if count < ranks:
         reason = f"{count} {parts} for {ranks} ranks: every rank needs at least one"
         raise WorldError(f"{reason}; write more and smaller {parts}, or {cure}")
@@ -249,7 +252,7 @@ class PlannedSource:
         return SelectedPlan(plan, self.selection)
 
     def _plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None) -> PlannedEpoch:
-        """Return the plan over the counts."""
+        """Return the plan over ``counts``, which are those of the selected samples."""
         from tarshards.epoch.plan import EpochPlan
 
         tail = self.options.tail_for(ranks)
@@ -302,7 +305,7 @@ class PlannedSource:
         return source
 
     def read(self, part: Part, epoch: int) -> Iterator[Sample]:
-        """Yield the samples of *part*, for the stream's ops."""
+        """Yield the samples of *part*, before the stream's ops."""
         return part.read(self.shards, self.ledger)
 
     def loop(
@@ -345,7 +348,7 @@ class PlannedSource:
 
 
 class ResampledSource(PlannedSource):
-    """The samples of a ``ResampledPlan``; each has the number of its draw as ``__draw__``."""
+    """The samples of a ``ResampledPlan``; each has the number of its draw in ``__draw__``."""
 
     once = False
     ordered_by: ClassVar[Sequence[str]] = ("seed", "weights", "tail")
@@ -430,7 +433,7 @@ class IterableSource:
 def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSource | PlannedSource:
     """Return the source of a shard expression: planned if opened through indexes, else streaming.
 
-    Raises ShardIndexError, which names one, if a shard has no index and needs it.
+    Raises ShardIndexError, which names a shard, if indexes are required and that shard has none.
     """
     if not read.COMPILED:
         _log_missing_kernels()
@@ -452,9 +455,10 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
 
 
 def _must_stream(first: Location, opening: Opening, options: EpochOptions) -> bool:
-    """Return whether indexed shards must be streamed, since the server of the *first* sends only whole files.
+    """Return whether indexed shards must be streamed, because the server of the *first* one serves no ranges.
 
-    Raises OpenError if that would change the order of the epoch. With index=True reading them raises it.
+    Raises OpenError if streaming would change the order of the epoch. Returns False with index=True: then reading
+    raises OpenError.
     """
     if opening.index is True or opening.lazy is not None or has_ranges(first):
         return False
@@ -475,9 +479,9 @@ def _weights(options: EpochOptions, shards: int) -> Sequence[float]:
 
 
 def _watched(samples: Iterator[Sample], pool: int) -> Iterator[Sample]:
-    """Yield *samples*; log a warning if their classes come one after the other, and *pool* of them mix only a few.
+    """Yield *samples*; log a warning if they are sorted by class, so that a buffer of *pool* samples mixes few classes.
 
-    That is so if no class has come again after another one among more samples than twice *pool*.
+    They count as sorted if no class returns after another one in more than twice *pool* samples.
     """
     seen: set[bytes] = set()
     last, run = None, 0
@@ -540,13 +544,13 @@ def nothing_selected() -> SampleError:
 
 
 def version_of(state: Mapping[str, Any] | None, source: OrderedSource) -> int:
-    """Return the version of the order in which *state* of *source* continues; None is the beginning of an epoch."""
+    """Return the version of the order that *state* resumes; without a state, that of new states of *source*."""
     version: int = (state or {}).get("version", source.newest)
     return version
 
 
 def check_state(state: Any, source: OrderedSource, counts: Sequence[str]) -> None:
-    """Raise StateError unless *state* has a known version, is of the dataset of *source*, and has these *counts*."""
+    """Raise StateError unless *state* has a known version, the digest of *source*, and numbers for all *counts*."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"not a state from state_dict(): {shortened(state)}")
     if (version := state["version"]) not in range(1, source.newest + 1):
@@ -571,7 +575,7 @@ def check_state(state: Any, source: OrderedSource, counts: Sequence[str]) -> Non
 
 
 def check_order(state: Mapping[str, Any], source: OrderedSource) -> None:
-    """Raise StateError, which names the differences, unless *state* has the order of *source*."""
+    """Raise StateError, which names the differences, unless *state* has the settings in ``source.order``."""
     theirs, ours = state.get("order", ()), list(source.order)
     if not isinstance(theirs, list | tuple) or len(theirs) != len(ours):
         raise StateError(f"the state has the order {shortened(theirs)}, and this dataset {shortened(ours)}")
@@ -592,10 +596,10 @@ def last_key(item: Any) -> str | None:
 
 
 def check_replayed(last: str | None, item: Any) -> None:
-    """Raise StateError unless a state that was saved after the sample *last* was replayed to it, the last in *item*.
+    """Raise StateError unless replaying a state has led to the sample after which it was saved; *last* is its key.
 
-    If a shard has lost or gained samples since, others would be skipped, or come again. *item* is None at the end of
-    the epoch.
+    *item* is the last result that was replayed, a sample or a batch, or None if the epoch has ended before. If a shard
+    has lost or gained samples since, resuming would skip or repeat samples.
     """
     found = last_key(item)
     if last is not None and found != last and (item is None or found is not None):
@@ -607,7 +611,7 @@ def check_replayed(last: str | None, item: Any) -> None:
 
 
 def check_ordered(ops: Iterable[BoundOp]) -> None:
-    """Raise StateError if an op yields results as they finish: replayed, it would yield others in their place."""
+    """Raise StateError if an op yields results as they finish, since replaying it would skip other results."""
     for op in ops:
         if op.is_unordered:
             raise StateError(
@@ -617,6 +621,6 @@ def check_ordered(ops: Iterable[BoundOp]) -> None:
 
 
 def dataset_digest(urls: list[str], counts: bytes = b"") -> str:
-    """Hash the contents of a dataset: the names of its shards, without their folders, and their counts."""
+    """Return a hash that identifies a dataset: of the names of its shards, without their folders, and their counts."""
     names = "\0".join(identities_of(urls))
     return blake2b(counts + names.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tarshards.epoch.loop import Part
 
 
-ENDLESS = 1 << 64  # passes of an epoch that repeats forever: more than any iteration, or ``mix``, reaches
+ENDLESS = 1 << 64  # passes in an epoch that repeats forever; more than any iteration, or ``mix``, reaches
 
 
 class EpochCounter:
@@ -50,7 +50,7 @@ class EpochCounter:
         self.epoch: int = epoch
 
     def begin(self, world: World, epoch: int | None = None) -> int:
-        """Return the epoch that now begins: the next, or *epoch*."""
+        """Begin the next epoch, or *epoch*, and return its number."""
         if epoch is None:
             epoch = self.epoch
         self.epoch = epoch + 1
@@ -58,7 +58,7 @@ class EpochCounter:
 
     @property
     def next(self) -> int:
-        """The epoch that would begin now."""
+        """The number of the next epoch."""
         return self.epoch
 
     def set(self, epoch: int) -> None:
@@ -73,10 +73,10 @@ class EpochCounter:
 class Stream(SampleOps):
     """A source and the ops applied to it. Every op returns a new stream; the old one is unchanged.
 
-    Each iteration starts at the source when its first sample is requested, and is the next epoch, which changes the
-    shuffled order. Leaving an iteration early closes its files. A stream by itself is whole on every rank, unless
-    ``world=`` selects a part; loaders find their rank and deliver its part. Loaders use the attributes *source*, *ops*,
-    *epochs* and *world*, and ``iterate``, ``read`` and ``report``.
+    Each iteration is the next epoch, which changes the shuffled order; it begins to read when its first sample is
+    requested. Leaving an iteration early closes its files. A stream by itself delivers all samples on every rank,
+    unless ``world=`` selects a part; loaders find their rank and deliver its part. Loaders use the attributes *source*,
+    *ops*, *epochs* and *world*, and ``iterate``, ``read`` and ``report``.
 
     >>> Stream(range(10)).filter(lambda x: x % 2).map(lambda x: x * x).batched(3).collect()
     [array([ 1,  9, 25]), array([49, 81])]
@@ -102,12 +102,13 @@ class Stream(SampleOps):
     def from_shards(cls, given: ShardOptions) -> Stream:
         """Stream the samples of *urls*, a shard expression or a list of them.
 
-        With indexes the epoch is planned: see ``EpochPlan``. Without indexes, shards are read one after the other.
-        *world* selects the part of one rank and worker. Without it the stream is whole on every rank, and a loader over
-        it, such as ``ArrayLoader``, delivers the part of its rank. *on_error* also applies to the ops that take it.
+        With indexes, the epoch is planned: see ``EpochPlan``. Without indexes, shards are read one after the other.
+        *world* selects the part of one rank and worker. Without it, the stream delivers all samples on every rank, and
+        a loader over it, such as ``ArrayLoader``, the part of its rank. *on_error* also applies to the ops that take
+        it.
 
-        Raises UrlError for an expression that matches nothing, and ShardIndexError if an index that is needed, or that
-        other shards have, is missing.
+        Raises UrlError for an expression that matches nothing, and ShardIndexError if a shard lacks an index that is
+        required or that other shards have.
         """
         stream = Stream(())
         stream.source = open_shards(given.urls, given.opening, given.epoch)
@@ -203,7 +204,7 @@ class Stream(SampleOps):
         return True  # even without a length
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the latest iteration, for ``load_state_dict`` in the same rank and worker."""
+        """Return the state of the latest iteration, for ``load_state_dict`` on the same rank and worker."""
         if self._resumed is not None:
             return dict(self._resumed)
         version = version_of(None, self.source)
@@ -219,8 +220,8 @@ class Stream(SampleOps):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration resume at *state*; raise StateError for the state of another dataset.
 
-        Indexed shards are read from there if no op holds samples back; otherwise the iteration starts over and skips
-        the delivered samples.
+        If the shards are indexed and no op holds samples back, reading continues at the position. Otherwise the
+        iteration starts over and skips the samples that were delivered.
         """
         check_state(state, self.source, ["epoch"])
         if "world" not in state:
@@ -237,7 +238,7 @@ class Stream(SampleOps):
 
     def __iter__(self) -> Iterator[Any]:
         self._progress = None
-        # Workers begin at once, so that their states belong to the same pass.
+        # A worker begins the epoch now, not at the first sample, so that the states of all workers are of one epoch.
         return closed_at_exit(self._run(None if self.world.seed is None else self._begin()))
 
     def _begin(self) -> Progress:
@@ -263,7 +264,7 @@ class Stream(SampleOps):
 
     @property
     def is_bare(self) -> bool:
-        """Whether no part was selected, so that a loader finds its rank."""
+        """Whether no ``world=`` was given, so that a loader finds its rank."""
         return self._world is None
 
     def _run(self, progress: Progress | None) -> Generator[Any, None, None]:
@@ -280,27 +281,27 @@ class Stream(SampleOps):
                     every_op = (*self.source.ops, *self.ops)
                     if not any(op.is_unordered for op in every_op):
                         check_replayed(progress.last, replayed)
-                    elif next(samples, None) is not None:  # at its end an epoch was delivered whole, in any order
+                    elif next(samples, None) is not None:  # at the end of an epoch, its order does not matter
                         check_ordered(every_op)
                 begin = progress.delivered + 1
                 for progress.delivered, sample in enumerate(samples, begin):
-                    key = sample.get("__key__") if type(sample) is dict else None  # the call takes longer
+                    key = sample.get("__key__") if type(sample) is dict else None  # faster than calling last_key
                     progress.last = key if type(key) is str else last_key(sample)
                     yield sample
             for op in self.ops:
                 if op.function is ops.decode and isinstance(found := decoding_of(*op.args, **op.options), Decoding):
                     found.warn()
         finally:
-            samples = ()  # closed, they have counted all
+            samples = ()  # without references the generators close, which completes their counts
             self.report()
 
     def iterate(self, epoch: int, world: World, version: int | None = None) -> Iterator[Any]:
-        """Yield the samples that one worker delivers of a whole epoch, in the order of states of *version*."""
+        """Yield the samples of a whole epoch that one worker delivers; *version* is that of their order."""
         version = self.source.newest if version is None else version
         return self._iterate(len(self.ops), Progress(epoch, world, version=version))
 
     def read(self, part: Part, epoch: int) -> Iterable[Any]:
-        """Return the samples of a part of a planned epoch, after the ops; the part counts those that ops leave out."""
+        """Return the samples of *part* of a planned epoch, after the ops; *part* counts those that ops leave out."""
         source = self.source
         samples = source.read(part, epoch)
         return (
@@ -308,7 +309,7 @@ class Stream(SampleOps):
         )
 
     def read_each(self, part: Part, epoch: int) -> dict[int, Any]:
-        """Return the results of ``read`` by the rows of their samples in *part*, for ops that work on each sample."""
+        """Return the results of ``read`` by the rows of their samples in *part*; all ops must be *per_sample*."""
         source = self.source
         samples = source.read(part, epoch)
 
@@ -347,7 +348,7 @@ class Stream(SampleOps):
 
     @property
     def _followed(self) -> int:
-        """The number of leading ops in which the outcome of each sample of the source is counted."""
+        """The number of leading ops in which the ledger counts the outcome of each sample."""
         if not all(
             is_followed(op) and not op.traits.gathers for op in self.source.ops if op.function is not ops.repeat
         ):
@@ -360,10 +361,11 @@ class Stream(SampleOps):
         return len(self.ops)
 
     def join(self, urls: Any, *, fields: str | Iterable[str] | None = None) -> Self:
-        """Add to each sample the *fields* (by default all) of the sample with its key in parallel shards.
+        """Add to each sample the *fields* (by default all) of the sample with the same key in parallel shards.
 
-        Both streams need indexes (TypeError) and the same number of shards, which are paired in order. A sample without
-        a partner and a field that both have raise SampleError. Join before applying ops.
+        Both datasets need indexes and the same number of shards, which are paired in order. Raises TypeError if this
+        stream has no indexes or already has ops, and SampleError for a sample without a partner or a field that both
+        have.
         """
         if not isinstance(self.source, PlannedSource):
             raise TypeError("join requires indexed shards; run `tarindex` first")
@@ -382,16 +384,16 @@ class Stream(SampleOps):
         on_error: ErrorPolicy = None,
         executor: Executor | None = None,
     ) -> Self:
-        """Return the dataset of some of these samples: an epoch covers only these, and reads no others.
+        """Return a dataset of the selected samples: an epoch covers only these, and reads no others.
 
-        *where* is a condition (see ``Condition``) or a function of a sample whose fields are bytes: it reads all
-        samples once, now, but only *fields* of them, in *executor* if given. *keys* are the keys of the samples to
-        keep, *drop* of those to leave out: a list, or the name of a file with one key per line as `targrep` writes
-        them. A sample must meet all criteria; selections can be selected from. Order, equal steps and resume are as if
-        the shards had only these samples.
+        *where* is a condition (see ``Condition``), or a function of a sample whose fields are bytes. Unless a condition
+        names columns, which answer it, all samples are read once, now, but only *fields* of them, in *executor* if
+        given. *keys* are the keys of the samples to keep, *drop* of those to leave out: a list, or the name of a file
+        with one key per line, as `targrep` writes it. A sample must meet all criteria; a selection can be selected from
+        again. Order, equal steps and resuming are as if the shards had only the selected samples.
 
-        Raises TypeError without indexes or after ops, and SampleError if no sample has some of *keys*, or none is left;
-        errors of samples, and of *where*, are raised or go to *on_error*, and these samples are left out.
+        Raises TypeError without indexes or after ops, and SampleError if no sample has one of *keys*, or none is left.
+        Errors of samples, and of *where*, are raised, or go to *on_error*, and these samples are left out.
         """
         if not isinstance(self.source, PlannedSource):
             raise TypeError("select requires indexed shards; run `tarindex` first")
@@ -404,7 +406,7 @@ class Stream(SampleOps):
         return self._over(self.source.selected(SampleChoice(where, keys, drop, fields, on_error, executor)))
 
     def _over(self, source: Any) -> Self:
-        """A stream like this one, over another source and without ops."""
+        """Return a stream like this one, over another source and without ops."""
         stream = copy.copy(self)
         stream.source, stream.ops, stream.epochs = source, (), type(self.epochs)(self.epochs.next)
         stream._begin_state()

@@ -1,8 +1,10 @@
-"""The tools as Python functions: one file per tool, with the tool's name without ``tar``.
+"""The tools as Python functions: one module per tool, named after it without ``tar``.
 
-- ``cat``: many shards to one stream of samples; ``grep``: some of its samples; ``sort``: another order
-- ``join``: parallel shards to samples with the fields of all; ``mix``: streams in given proportions
-- ``create``: tables, lines and files to samples; ``jsonl``: samples to JSON lines and back; ``table``: to tab-separated
-- ``show``: samples as text and pictures
-- ``check``: faults of shards; ``repair``: their whole samples; ``contents``: counts that check and show share
+- ``cat``: read many shards as one stream of samples; ``grep``: select samples; ``sort``: sort or shuffle them
+- ``join``: join parallel shards by key; ``mix``: mix streams in given proportions
+- ``create``: make samples from tables, lines and files
+- ``jsonl``: convert samples to JSON lines and back; ``table``: write them as tab-separated lines
+- ``show``: print samples as text and pictures
+- ``check``: find the faults of shards; ``repair``: extract the whole samples; ``contents``: counts that check and show
+  share
 """

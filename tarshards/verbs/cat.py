@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE = 2.0  # seconds that readers have to end after their samples are no longer wanted
+PATIENCE = 2.0  # seconds to wait for readers to end when the generator is closed
 
 
 def round_robin(sources: Iterable[Iterable[T]], width: int) -> Iterator[T]:
-    """Yield one item of each of *width* sources in turn; when a source ends, the next replaces it.
+    """Yield one item from each of *width* sources in turn; when a source ends, the next one replaces it.
+
+    Raises ValueError if *width* is less than 1.
 
     >>> "".join(round_robin(["abc", "d", "ef"], 2))
     'adbecf'
@@ -51,7 +53,7 @@ def _round_robin(sources: Iterator[Iterable[T]], width: int) -> Iterator[T]:
 
 
 def interleave(urls: Any, width: int, *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
-    """Yield the samples of all shards, one of each of *width* shards in turn; errors are as in ``read_samples``."""
+    """Yield the samples of all shards, one from each of *width* shards in turn; errors are as in ``read_samples``."""
     return round_robin(map(partial(read_shard, ledger=Ledger.of(on_error)), find_shards(urls)), width)
 
 
@@ -65,10 +67,10 @@ def read_parallel(
 ) -> Generator[Sample, None, None]:
     """Yield each sample of all shards exactly once; up to *readers* threads read one shard each.
 
-    Samples come as they are read, or with *ordered* in the order of the shards. At most *memory* bytes of fields are
-    queued, plus one sample held by each reader; a larger sample is queued alone. Errors are as in ``read_samples``;
-    they come after the samples that precede them in their shard. Closing the generator stops the readers and kills the
-    commands of ``pipe:`` URLs. Raises ValueError if *readers* or *memory* is less than 1.
+    Samples are yielded as they are read, or with *ordered* in shard order. At most *memory* bytes of fields are queued,
+    plus one sample held by each reader; a larger sample is queued alone. Errors are as in ``read_samples``, and follow
+    the samples that precede them in their shard. Closing the generator stops the readers and kills the commands of
+    ``pipe:`` URLs. Raises ValueError if *readers* or *memory* is less than 1.
     """
     if readers < 1:
         raise ValueError(f"readers must be at least 1, not {readers}")
@@ -80,35 +82,35 @@ def read_parallel(
 def _read_parallel(
     shards: Shards, readers: int, memory: int, ordered: bool, ledger: Ledger
 ) -> Generator[Sample, None, None]:
-    waiting = _Waiting(shards, memory, ordered)
-    threads = [_ShardThread(waiting) for _ in range(min(readers, len(shards)))]
+    queue = _SampleQueue(shards, memory, ordered)
+    threads = [_ShardThread(queue) for _ in range(min(readers, len(shards)))]
     try:
         for thread in threads:
             thread.start()
         for _ in shards:
-            while not isinstance(item := waiting.take(), _End):
+            while not isinstance(item := queue.take(), _End):
                 yield item
             if isinstance(item.error, TarshardsError):
                 ledger(item.error)
             elif item.error is not None:
                 raise item.error
     finally:
-        waiting.stop()
+        queue.stop()
         _end(threads)
         for thread in threads:
             ledger.merge(thread.ledger)
 
 
 class _End(NamedTuple):
-    """The end of a shard, and the error that ended it."""
+    """Marks the end of a shard in a queue; *error* is the one that ended it, if any."""
 
     error: BaseException | None
 
 
-class _Waiting:
-    """Queued samples: one queue per shard if *ordered*, else one queue for all shards.
+class _SampleQueue:
+    """Samples that were read and not yet yielded: one queue per shard if *ordered*, else one queue for all shards.
 
-    They hold at most *memory* bytes, but the current queue accepts one sample of any size.
+    Together the queues hold at most *memory* bytes, but the current queue, if empty, accepts one sample of any size.
     """
 
     def __init__(self, shards: Shards, memory: int, ordered: bool):
@@ -118,16 +120,16 @@ class _Waiting:
         self.shards = iter(enumerate(shards))
         self.queues: dict[int, deque[tuple[Sample | _End, int]]] = defaultdict(deque)
         self.current = 0  # the queue from which the next sample is taken
-        self.held = 0  # bytes
+        self.held = 0  # bytes in all queues
         self.stopped = False
 
     def next_shard(self) -> tuple[int, Shard] | None:
-        """Return the number of the next unread shard, and the shard; None if there is none."""
+        """Return the next unread shard with its number; None if there is none, or after ``stop``."""
         with self.lock:
             return None if self.stopped else next(self.shards, None)
 
     def put(self, shard: int, item: Sample | _End, size: int) -> bool:
-        """Add *item* when there is memory for its *size* bytes; return False if it is no longer wanted."""
+        """Wait until *size* bytes are free, then add *item*; return False, and add nothing, after ``stop``."""
         queue = shard if self.ordered else 0
         with self.lock:
             while not self.stopped and size and self.held + size > self.memory:
@@ -141,7 +143,7 @@ class _Waiting:
             return not self.stopped
 
     def take(self) -> Any:
-        """Wait for the next sample or end of a shard, and return it."""
+        """Wait for the next sample or ``_End``, and return it."""
         from tarshards.parallel.signals import TICK
 
         with self.lock:
@@ -156,14 +158,14 @@ class _Waiting:
             return item
 
     def stop(self) -> None:
-        """Let readers end."""
+        """Tell the readers to end."""
         with self.lock:
             self.stopped = True
             self.drained.notify_all()
 
 
 class _ReaderLedger(Ledger):
-    """The counts of one reader; it keeps an error for the consuming thread, which decides what to do."""
+    """The ledger of one reader; it keeps an error for the consuming thread, which handles it."""
 
     error: BaseException | None = None
 
@@ -174,9 +176,9 @@ class _ReaderLedger(Ledger):
 class _ShardThread(Thread):
     """A thread that reads shard after shard."""
 
-    def __init__(self, waiting: _Waiting):
+    def __init__(self, queue: _SampleQueue):
         super().__init__(daemon=True)
-        self.waiting = waiting
+        self.queue = queue
         self.ledger = _ReaderLedger()
         self.pipes: list[PipeInput] = []  # the pipes of the current shard
 
@@ -184,21 +186,24 @@ class _ShardThread(Thread):
         from tarshards.storage.pipe import OPENED
 
         OPENED.set(self.pipes)
-        while (following := self.waiting.next_shard()) is not None:
+        while (following := self.queue.next_shard()) is not None:
             number, shard = following
             self.pipes.clear()
             self.ledger.error = None
             try:
                 for sample in read_shard(shard, ledger=self.ledger):
-                    if not self.waiting.put(number, sample, sum(map(len, sample.values()))):
+                    if not self.queue.put(number, sample, sum(map(len, sample.values()))):
                         return
             except BaseException as error:
                 self.ledger.error = error
-            self.waiting.put(number, _End(self.ledger.error), 0)
+            self.queue.put(number, _End(self.ledger.error), 0)
 
 
 def _end(readers: list[_ShardThread]) -> None:
-    """Wait for readers, and kill the commands that they wait for; readers that wait for a network end by themselves."""
+    """Wait for the readers to end, and kill the commands that they wait for.
+
+    After ``PATIENCE`` seconds, readers that still wait for a network are left to end by themselves.
+    """
     from tarshards.parallel.signals import TICK
 
     deadline = monotonic() + PATIENCE

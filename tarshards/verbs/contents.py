@@ -9,9 +9,10 @@ from tarshards.errors import visible
 
 
 class FieldSizes:
-    """The number of *samples* with a field, and the *bytes* of its data: in all, the *least* and the *most* per sample.
+    """The sizes of one field.
 
-    *histogram* counts sizes by their powers of two: n bytes are in ``n.bit_length()``.
+    ``samples`` is the number of samples with the field, ``bytes`` the total size of its data, ``least`` and ``most``
+    the smallest and the largest size in a sample. ``histogram`` counts samples by ``size.bit_length()``.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class FieldSizes:
         return f"{self.bytes / self.samples:.1f}"
 
     def add(self, size: int, samples: int = 1) -> None:
-        """Count *samples* with this *size*."""
+        """Count *samples* samples whose field has *size* bytes."""
         self.least = min(self.least, size) if self.samples else size
         self.most = max(self.most, size)
         self.samples += samples
@@ -35,26 +36,26 @@ class FieldSizes:
         self.histogram[size.bit_length()] += samples
 
     def extend(self, sizes: Iterable[int]) -> None:
-        """Count a sample for each of *sizes*."""
+        """Count one sample for each of *sizes*, in bytes."""
         for size, samples in Counter(sizes).items():
             self.add(size, samples)
 
     def as_json(self) -> dict[str, int]:
-        """Return the counts without the histogram."""
+        """Return the counts by name, without the histogram."""
         return {name: value for name, value in vars(self).items() if name != "histogram"}
 
 
 class Contents:
-    """The number of *samples*, and the sizes of each of their *fields*."""
+    """The number of ``samples``, and the sizes of each of their ``fields``."""
 
     def __init__(self) -> None:
         self.samples = 0
         self.fields: dict[str, FieldSizes] = {}
 
     def table(self, *columns: str) -> list[str]:
-        """Return lines with a row for each field: its name, the numbers of samples with and without it, and *columns*.
+        """Return the lines of a table of the fields: name, samples with and without the field, and *columns*.
 
-        *columns* are attributes of FieldSizes.
+        *columns* are names of attributes of ``FieldSizes``.
         """
         rows = [("field", "samples", "missing", *columns)]
         for name, sizes in sorted(self.fields.items()):
@@ -64,7 +65,7 @@ class Contents:
 
 
 def align(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return *rows* as lines in which the first column is aligned left and the others right."""
+    """Return *rows* as lines, with the first column aligned left and the others right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])

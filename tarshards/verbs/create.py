@@ -22,16 +22,16 @@ Row = tuple[str, list[bytes]]  # origin and cells
 
 
 class FieldSources(NamedTuple):
-    """The sources of fields that a plan or lines name.
+    """Reads the paths and URLs from which a plan or lines take the data of fields.
 
-    Paths are relative to *folder*; with *allow_pipe* a source may be ``pipe:command``.
+    Paths are relative to *folder*; with *allow_pipe*, ``pipe:command`` is also accepted.
     """
 
     folder: str = ""
     allow_pipe: bool = False
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a path or URL."""
+        """Return the content of the path or URL *name*."""
         if not name:
             raise ValueError("an empty path")
         location = Location.of(name, allow_pipe=self.allow_pipe)
@@ -53,12 +53,13 @@ def read_plan(
 ) -> Iterator[Sample]:
     """Yield a sample for each row of *plan*, a table whose first row names the fields; it is read once, row by row.
 
-    Cells are the bytes of their fields; those of a column ``@jpg`` are paths or URLs, read as *sources* says, whose
-    content is the field jpg. Keys come from the template *key* over ``record`` (counted from 0) and the columns, or
-    from the column ``__key__``. *delimiter* is a comma if the name of the plan ends in .csv, else a tab. Cells between
-    tabs use the escapes of ``tarshards.verbs.table``, others are quoted as in CSV.
+    A cell is the data of its field. In a column named ``@jpg``, each cell is a path or URL, read by *sources*, whose
+    content is the data of the field jpg. The key is made by the template *key* from ``record`` (the number of the row,
+    from 0) and the columns; without *key* it is the column ``__key__``. *delimiter* is by default a comma if the name
+    of the plan ends in .csv, else a tab. Cells separated by tabs use the escapes of ``tarshards.verbs.table``; with any
+    other delimiter, cells are quoted as in CSV.
 
-    Raises a TarshardsError, which names the line, for an invalid row or key and a file that cannot be read.
+    Raises a TarshardsError that names the line for an invalid row or key, or for a file that cannot be read.
     """
     location = Location.of(plan)
     if delimiter is None:
@@ -104,7 +105,7 @@ def _check_columns(fields: list[str], origin: str) -> None:
 
 
 def is_field(name: str) -> bool:
-    """Return whether *name* can name a field that reads back.
+    """Return whether a field of this *name*, written to a shard, is read back under the same name.
 
     >>> is_field("seg.png"), is_field("PNG"), is_field("__url__")
     (True, False, False)
@@ -130,10 +131,13 @@ def _split_quoted(plan: Location, delimiter: str) -> Iterator[Row]:
 
 
 def read_member_lines(lines: str | Location, *, sources: FieldSources = HERE) -> Iterator[Sample]:
-    r"""Yield the samples of *lines*, a URL of lines ``NAME SOURCE``; adjacent names with one key form a sample.
+    r"""Yield the samples that *lines*, a path or URL, lists as lines ``NAME SOURCE``, one for each member.
 
-    NAME is a member's name; it ends at a tab, or at the first space if there is no tab. SOURCE is a path or URL, read
-    as *sources* says, ``file:path``, or ``text:`` and the text itself with ``\t \n \\`` escaped.
+    Adjacent names that share a key form a sample. NAME ends at the first tab, or at the first space if the line has no
+    tab. SOURCE is a path or URL, read by *sources*, ``file:path``, or ``text:`` followed by the data itself, in which
+    ``\t``, ``\n`` and ``\\`` are escapes.
+
+    Raises a TarshardsError that names the line for a malformed line, or for a file that cannot be read.
     """
     return checked(_read_member_lines(Location.of(lines), sources))
 
@@ -164,10 +168,10 @@ def _read_member_lines(lines: Location, sources: FieldSources) -> Iterator[Sampl
 
 
 def read_text(urls: Any, *, field: str = "txt", key: str = "{record:09d}") -> Iterator[Sample]:
-    """Yield a sample with one *field* for each line, without its newline, of the texts *urls*, a shard expression.
+    """Yield a sample for each line of the text files *urls*, a shard expression: *field* is the line without newline.
 
-    *key* is a template over ``record``, which counts all lines from 0. Raises ValueError for a bad *field* or *key*,
-    DecodeError for a line that is not UTF-8.
+    *key* is a template with ``record``, the number of the line over all files, from 0. Raises ValueError for an invalid
+    *field* or *key*, and DecodeError for a line that is not UTF-8.
     """
     if not is_field(field):
         raise ValueError(f"{field!r} cannot name a field")

@@ -1,4 +1,4 @@
-"""Some of the samples: those that contain a pattern, meet a condition, repeat another, or have one of given keys."""
+"""Select samples: those that contain a pattern, meet a condition, repeat an earlier one, or have one of given keys."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
     from tarshards.samples.conditions import Condition
 
 Reject = Callable[[Sample, TarshardsError], Any]
-META = frozenset(r".^$*+?{}[]\|()")  # characters that mean something else in a regular expression
+META = frozenset(r".^$*+?{}[]\|()")  # characters with a special meaning in a regular expression
 
 
 class Pattern:
-    """Whether one of *patterns*, Python's regular expressions, is found in a sample's fields.
+    """A predicate: whether one of *patterns*, Python regular expressions, is found in a sample's fields.
 
-    A field is searched as text if it is UTF-8, else as bytes; ``^`` and ``$`` match at each line. *fields* are as
-    ``split_fields`` returns them: of several alternatives the first that the sample has, ``__key__`` for its key; by
-    default all fields. *fixed* patterns are plain texts. Raises ValueError for a malformed regular expression.
+    A field is searched as text if it is UTF-8, else as bytes; ``^`` and ``$`` match at each line. *fields* are the
+    fields to search, as ``split_fields`` returns them: of alternatives, the first that the sample has is searched, and
+    ``__key__`` is its key. By default all fields are searched. With *fixed*, patterns are literal text. Raises
+    ValueError for a malformed regular expression.
 
-    ``missing`` counts, by alternatives, the samples that have none of them and so cannot match there. ``text`` is what
-    every sample that matches has in one of its fields, as far as that is known: a single pattern that is plain text.
+    ``missing`` counts, for each entry of *fields*, the samples that have none of its alternatives. ``text`` is literal
+    bytes that every matching sample has in one of its fields; empty if none are known.
 
     >>> pattern = Pattern(["^cat"], ignore_case=True)
     >>> pattern({"__key__": "a", "txt": b"a dog\\nCats"}), pattern({"__key__": "cat", "txt": b"a cat"})
@@ -66,7 +67,7 @@ class Pattern:
             expression = re.escape(pattern) if fixed else pattern
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("error")  # for [[:alpha:]], which has another meaning in Python
+                    warnings.simplefilter("error")  # Python warns of [[:alpha:]], which it does not support
                     compiled = re.compile(expression, flags), re.compile(expression.encode(), flags)
             except (re.error, ValueError, Warning, OverflowError, RecursionError) as error:
                 raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
@@ -84,11 +85,11 @@ class Pattern:
 
 
 class Duplicate:
-    """Whether a sample has the same bytes in its fields as an earlier one, by the names of the fields.
+    """A predicate: whether an earlier sample has the same fields with the same bytes; keys may differ.
 
-    *fields* are as for ``Pattern``; among alternatives only the bytes count. A sample that lacks one of the fields is
-    not a duplicate, and is counted in ``missing``. Holds a hash (BLAKE2b) of 16 bytes per sample, about 100 bytes in
-    all.
+    *fields* are the fields to compare, as in ``Pattern``; which of the alternatives a sample has does not matter. A
+    sample that lacks one of the fields is not a duplicate, and is counted in ``missing``. Each sample takes about 100
+    bytes of memory, for its 16-byte BLAKE2b hash.
 
     >>> duplicate = Duplicate([["jpg", "jpeg"]])
     >>> [duplicate(sample) for sample in ({"jpg": b"a"}, {"jpg": b"b"}, {"jpeg": b"a", "cls": b"7"}, {"cls": b"7"})]
@@ -109,7 +110,7 @@ class Duplicate:
             sample = dict(sorted(sample.items()))
             hashed.update("\0".join(name for name in sample if not is_reserved(name)).encode(errors="surrogateescape"))
         for text in _texts(sample, self.fields, self.missing):
-            hashed.update(b"%d\0" % len(text))  # so that bytes do not move from one field to the next
+            hashed.update(b"%d\0" % len(text))  # "ab", "c" must differ from "a", "bc"
             hashed.update(text)
         if self.missing.total() > lacking:
             return False
@@ -120,7 +121,7 @@ class Duplicate:
 
 
 def _texts(sample: Sample, fields: list[list[str]] | None, missing: Counter[str]) -> Iterator[bytes]:
-    """Yield the bytes of the sample's *fields*, by default of all; count missing ones."""
+    """Yield the bytes of each of *fields*, or of all fields if None; count those that the sample lacks in *missing*."""
     if fields is None:
         yield from (encode_field(name, value) for name, value in sample.items() if not is_reserved(name))
         return
@@ -135,7 +136,7 @@ def _texts(sample: Sample, fields: list[list[str]] | None, missing: Counter[str]
 
 
 def having(samples: Iterable[Sample], fields: list[list[str]]) -> Iterator[Sample]:
-    """Yield the samples that have, for each of *fields*, at least one of its alternatives.
+    """Yield the samples that have at least one alternative of each of *fields*.
 
     >>> list(having([{"jpg": b""}, {"png": b"", "cls": b"1"}], [["jpg", "png"], ["cls"]]))
     [{'png': b'', 'cls': b'1'}]
@@ -148,9 +149,10 @@ def having(samples: Iterable[Sample], fields: list[list[str]]) -> Iterator[Sampl
 def by_columns(
     urls: Any, condition: Condition, wanted: KeyFilter | None = None, *, on_error: ErrorPolicy = None
 ) -> Iterator[Sample] | None:
-    """Return the *wanted* samples that meet a condition on the columns beside their indexes.
+    """Return the *wanted* samples that meet a *condition* on columns.
 
-    None if the condition names no column. Raises ValueError for a column of shards whose headers are to be kept.
+    Returns None if the shards have no columns, or the condition names none of them. Raises ValueError if it names
+    columns but headers are to be kept, since samples that are read by index have no headers.
     """
     shards = expand_shards(urls)
     first = Location.of(shards[0].url)
@@ -171,7 +173,7 @@ def by_columns(
 
 
 def read_numbers(indexed: SampleSequence, numbers: Any, ledger: Ledger) -> Iterator[Sample]:
-    """Yield the samples with these ascending numbers; the ledger counts them and receives the errors."""
+    """Yield the samples with these ascending *numbers*; *ledger* counts them and receives the errors."""
     import numpy as np
 
     for result in indexed.read_numbers(np.asarray(numbers, np.int64)):
@@ -198,7 +200,7 @@ def matching(
 ) -> Iterator[Sample]:
     """Yield at most *most* samples for which *predicate* holds, or with *invert* does not hold.
 
-    Errors are raised, or given to *reject* with the sample.
+    An error of *predicate* is raised, or passed to *reject* with the sample.
 
     >>> list(matching([{"cls": 1}, {"cls": 2}], lambda sample: sample["cls"] == 1, invert=True))
     [{'cls': 2}]
@@ -217,7 +219,7 @@ def matching(
 
 
 class KeyFilter:
-    """Whether a sample has one of *keys*; ``lacking`` are the keys that no sample has had yet.
+    """A predicate: whether a sample has one of *keys*; ``lacking`` are the keys that no sample has had so far.
 
     >>> keys = KeyFilter(["a", "b"])
     >>> keys({"__key__": "a"}), keys({"__key__": "c"}), keys.lacking
@@ -235,8 +237,8 @@ class KeyFilter:
     def read(self, urls: Any, *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
         """Yield the samples with these keys in the order of the shards *urls*.
 
-        If all shards are indexed, only these samples are read. Raises SampleError at the end if keys are lacking; other
-        errors are as in ``read_samples``.
+        If all shards are indexed, only these samples are read. Raises SampleError at the end for keys that no sample
+        has; other errors are as in ``read_samples``.
         """
         yield from filter(self, self.candidates(urls, on_error=on_error))
         self.check()
@@ -244,7 +246,7 @@ class KeyFilter:
     def candidates(self, urls: Any, *, on_error: ErrorPolicy = None) -> Iterator[Sample]:
         """Yield the samples with these keys if all shards are indexed, otherwise all samples.
 
-        All are also read where their headers are kept.
+        Also yields all samples if their headers are to be kept.
         """
         from tarshards.index.inventory import has_index, has_ranges
 
@@ -257,7 +259,7 @@ class KeyFilter:
         return chain.from_iterable(map(partial(read_shard, ledger=ledger), shards))
 
     def _by_key_index(self, shards: list[Shard], ledger: Ledger) -> Iterator[Sample] | None:
-        """Return the samples with these keys if there is a key index of the shards."""
+        """Return the samples with these keys, found in the key index of the shards; None if there is no key index."""
         from tarshards.index.access import SampleSequence
         from tarshards.index.key_index import key_index_location
 
@@ -273,7 +275,7 @@ class KeyFilter:
 
         try:
             indexed = SampleSequence([shard])
-            indexed.shards.open(0)  # a stale index lacks keys
+            indexed.shards.open(0)  # raises for a stale index, which may lack keys
             numbers = [number for number, key in enumerate(indexed.shards.each_key()) if key in self.keys]
         except TarshardsError as error:
             ledger(error)
@@ -281,7 +283,7 @@ class KeyFilter:
         yield from read_numbers(indexed, numbers, ledger)
 
     def check(self, on_error: ErrorPolicy = None) -> None:
-        """Raise SampleError if keys are lacking, or call *on_error* with one for each."""
+        """Raise SampleError if no sample had some of the keys, or call *on_error* with an error for each such key."""
         handler = error_handler(on_error)
         if handler is not None:
             for key in self.lacking:

@@ -1,4 +1,4 @@
-"""Parallel shards -> samples with the fields of all, joined by key: columns made later, or kept separately."""
+"""Parallel shards -> samples with the fields of all, joined by key, such as features that were computed later."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ def join_shards(
     reject: Reject | None = None,
     leave_out: Callable[[str], Any] | None = None,
 ) -> Iterator[Sample]:
-    """Yield the samples of the shard expressions *inputs* joined by key, as ``join_samples`` does.
+    """Yield the samples of the shard expressions *inputs*, joined by key as in ``join_samples``.
 
-    Errors name the inputs by *names*, or by their expressions.
+    Error messages call the inputs by *names*, by default by their expressions. Errors of shards are as in
+    ``read_samples``. Raises UrlError if stdin is more than one of the inputs.
 
-    Once their orders differ, samples of the inputs after the first are looked up by index, if all of these inputs are
-    indexed, no index marks faulty samples, and the indexes fit into half of *memory*. Errors of shards are as in
-    ``read_samples``.
+    Once the orders of the inputs differ, samples of the inputs after the first are looked up by index, provided that
+    all of these inputs are indexed, no index marks faulty samples, and the indexes fit into half of *memory*. Otherwise
+    all inputs are sorted.
     """
     shards = list(map(expand_shards, inputs))
     if sum(shard.url == "-" for shard in chain.from_iterable(shards)) > 1:
@@ -66,7 +67,7 @@ def join_shards(
         indexed = [SampleSequence(each) for each in shards[1:]]
         for each in indexed:
             for number in range(len(each.urls)):
-                each.shards.open(number)  # a stale index lacks keys
+                each.shards.open(number)  # raises for a stale index, which may lack keys
         if sum(map(len, indexed)) * ENTRY > memory // 2 or any(each.has_faults() for each in indexed):
             return None
         return [IndexedInput(each, taken) for each in indexed]
@@ -101,17 +102,18 @@ def join_samples(
     leave_out: Callable[[str], Any] | None = None,
     open_indexed: OpenIndexed | None = None,
 ) -> Iterator[Sample]:
-    """Yield for each key one sample with the fields that it has in all *inputs*, in the order of the first input.
+    """Yield one sample for each key, with its fields from all *inputs*, in the order of the first input.
 
-    One sample of each input is held while their orders agree. Then the rest is sorted within about *memory* bytes, with
-    the excess spilled to *tmpdir*; or samples of the later inputs are looked up in the inputs that *open_indexed*
-    returns.
+    While the orders of the inputs agree, one sample of each is held in memory. The rest is sorted within about *memory*
+    bytes, with the excess spilled to *tmpdir*; or, if *open_indexed* returns inputs, samples of the later inputs are
+    looked up in these.
 
-    *missing* says what to do with a key that not all inputs have: raise an error ("fail"), leave its samples out
-    ("skip"), or yield a sample with the available fields ("ignore"); keys that the first input lacks come last.
-    *leave_out* is called with "missing" for each input's sample that is left out. *conflict* says what to do with a
-    field that several inputs have: raise an error ("fail"), or take that of the "first" or the "last" input. Errors are
-    SampleErrors, raised or given to *reject* with the sample. A key that occurs twice in an input always raises.
+    *missing* says what to do with a key that some input lacks: raise an error ("fail"), leave its samples out ("skip"),
+    or yield a sample with the available fields ("ignore"); keys that the first input lacks come last. *leave_out* is
+    called with "missing" for each sample of an input that is left out. *conflict* says what to do with a field that
+    several inputs have: raise an error ("fail"), or take it from the "first" or the "last" of them. Errors are
+    SampleErrors, raised or passed to *reject* with the sample; a duplicate key in an input is always raised. Raises
+    ValueError for other values of *missing* and *conflict*.
 
     >>> images, labels = [{"__key__": "a", "jpg": b""}, {"__key__": "b", "jpg": b""}], [{"__key__": "b", "cls": 1}]
     >>> list(join_samples([images, labels], missing="skip"))
@@ -125,7 +127,7 @@ def join_samples(
 
 
 class Join:
-    """Joins the samples of one key, one of each input or None."""
+    """Joins the samples of one key: one from each input, or None for an input that lacks it."""
 
     def __init__(
         self,
@@ -159,7 +161,10 @@ class Join:
             yield sample
 
     def united(self, parts: list[Sample]) -> Sample:
-        """Return a sample with the fields of *parts*."""
+        """Return one sample with the fields of all *parts*.
+
+        Raises SampleError for a field that several of them have, if ``conflict`` is "fail".
+        """
         united: Sample = {}
         for part in parts:
             for field, value in part.items():
@@ -170,7 +175,7 @@ class Join:
         return united
 
     def refuse(self, sample: Sample, error: TarshardsError) -> None:
-        """Raise *error*, or leave *sample* out."""
+        """Raise *error*, or pass it to ``reject`` with the *sample* that is left out."""
         if self.reject is None:
             raise error
         self.reject(sample, error)
@@ -196,11 +201,11 @@ def _merge(
     finally:
         for samples in inputs:
             if isinstance(samples, Generator):
-                samples.close()  # at once, even if a traceback still holds it
+                samples.close()  # now, even if a traceback still refers to it
 
 
 def _take(taken: SeenKeys, *parts: Sample | None) -> None:
-    """Add the key of *parts* to *taken*; raise SampleError if it is already in it."""
+    """Add the key of *parts* to *taken*; raise SampleError if it is a duplicate."""
     sample = next(part for part in parts if part is not None)
     if sample["__key__"] in taken:
         raise SampleError(TWICE, **origin_of(sample))
@@ -210,7 +215,7 @@ def _take(taken: SeenKeys, *parts: Sample | None) -> None:
 def _sort(
     rests: list[Iterator[Sample]], taken: SeenKeys, join: Join, memory: int, tmpdir: str | None
 ) -> Iterator[Sample]:
-    """Join by sorting everything by key, and the results back into order."""
+    """Join by sorting all samples by key, then sorting the results back into the order of the inputs."""
     pairs = (
         (sample["__key__"], (number, index, sample))
         for number, rest in enumerate(rests)
@@ -232,7 +237,7 @@ def _sort(
 
 
 def _look_up(rest: Iterable[Sample], indexed: list[IndexedInput], taken: SeenKeys, join: Join) -> Iterator[Sample]:
-    """Join the *rest* of the first input with the *indexed* inputs; then the samples that only these have."""
+    """Join the *rest* of the first input with the *indexed* inputs, then the samples whose keys it lacks."""
     firsts = chain([(0, rest)], ((number, other.rest()) for number, other in enumerate(indexed, 1)))
     for number, samples in firsts:
         for sample in samples:
@@ -242,14 +247,14 @@ def _look_up(rest: Iterable[Sample], indexed: list[IndexedInput], taken: SeenKey
                 join.refuse(sample, error)
                 continue
             if number == 0 and not any(others):
-                _take(taken, sample)  # the indexed inputs know which of their samples were taken
+                _take(taken, sample)  # otherwise an indexed input has marked its sample as taken
             yield from join([*[None] * number, sample, *others])
 
 
 class IndexedInput:
-    """One input whose shards are indexed: its samples by key, and those not yet taken.
+    """An input whose shards are indexed: finds its samples by key, and records which ones were taken.
 
-    The samples with keys in *taken* count as taken. Raises SampleError for a duplicate key.
+    Samples with keys in *taken* count as taken. Raises SampleError for a duplicate key.
     """
 
     def __init__(self, shards: SampleSequence, taken: SeenKeys):
@@ -261,7 +266,7 @@ class IndexedInput:
         self.untaken: Any = ~np.fromiter(taken.which(shards.shards.each_key()), bool, len(shards))
 
     def take(self, key: str) -> Sample | None:
-        """Read the sample of *key*, or return None if there is none; raise SampleError if it was taken before."""
+        """Return the sample with this *key*, None if there is none; raise SampleError if it was taken before."""
         try:
             index = self.shards.find(key)
         except KeyError:
@@ -272,7 +277,7 @@ class IndexedInput:
         return self.shards[index]
 
     def rest(self) -> Iterator[Sample]:
-        """Read the samples that were not taken."""
+        """Yield the samples that were not taken."""
         for index in self.untaken.nonzero()[0].tolist():
             if self.untaken[index]:
                 yield self.shards[index]

@@ -1,9 +1,9 @@
 """Samples <-> JSON lines that preserve text and bytes.
 
-A line is an object of ``__key__`` and the fields. Number and JSON fields (cls, json and similar) are values, text
-fields (txt, text, transcript) strings, and all others ``{"base64": "..."}``, as is text that is not UTF-8. In reading,
-any string is a field's text, in UTF-8, and any ``{"base64": "..."}`` its bytes; but the value of a JSON field is always
-JSON.
+Each line is an object with ``__key__`` and the fields. Number and JSON fields (cls, json and similar) are written as
+JSON values, text fields (txt, text, transcript) as strings, and all others, and text that is not UTF-8, as
+``{"base64": "..."}``. When reading, any field may be a string, which is encoded as UTF-8, or ``{"base64": "..."}``,
+which is decoded; but the value of a JSON field is always taken as JSON.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ def json_lines(
     binary: bool = True,
     reject: Callable[[Sample, TarshardsError], Any] | None = None,
 ) -> Iterator[str]:
-    """Yield a line for each sample: the key and *fields*, as in ``select_fields``; with *binary* also those in base64.
+    """Yield a line for each sample: the key and *fields*, as in ``select_fields``.
 
-    Raises DecodeError for a field that does not decode or that JSON cannot represent (NaN, a duplicate name in an
-    object), or calls *reject* with the sample and the error. Raises ValueError for malformed *fields*.
+    Unless *binary*, fields that need base64 are left out. Raises DecodeError for a field that does not decode or that
+    JSON cannot represent (NaN, a duplicate name in an object), or calls *reject* with the sample and the error. Raises
+    ValueError for malformed *fields*.
 
     >>> list(json_lines([{"__key__": "a", "cls": b"7", "txt": b"hello", "jpg": b"\\xff"}]))
     ['{"__key__": "a", "cls": 7, "txt": "hello", "jpg": {"base64": "/w=="}}']
@@ -84,7 +85,7 @@ def _dumps(value: Any) -> str:
 
 
 def read_json_lines(url: str | Location) -> Iterator[Sample]:
-    """Yield a sample for each line of *url*, compressed or not, as ``json_lines`` writes them; ignore blank lines.
+    """Yield a sample for each line of *url*, a file as written by ``json_lines``, compressed or not; skip blank lines.
 
     Raises SampleError, which names the line, for a malformed sample or a duplicate key.
     """
@@ -107,7 +108,7 @@ def _read(url: str | Location) -> Iterator[Sample]:
 
 
 def _data(key: str, field: str, value: Any) -> bytes:
-    """Return the bytes of a field with this *value*."""
+    """Return the bytes of *field* for its JSON *value*; raise SampleError if it cannot have this value."""
     kind = field.rpartition(".")[2]
     if is_reserved(field):
         raise SampleError("not a valid field name", key=key, field=field)

@@ -56,9 +56,10 @@ def parse_sources(texts: Sequence[str]) -> list[Source]:
 
 
 def read_sources(url: str) -> list[Source]:
-    """Read sources from the YAML at *url*: a list of shards, weight, shuffle and rename, bare or under ``sources``.
+    """Read sources from the YAML file *url*, a list of mappings, at the top level or under ``sources``.
 
-    Requires PyYAML (``tarshards[yaml]``). Raises SampleError for anything else.
+    The mappings have the attributes of ``Source``. Requires PyYAML (``tarshards[yaml]``). Raises SampleError for a file
+    with other content.
     """
     from tarshards.samples.codecs.registry import require
 
@@ -104,13 +105,13 @@ def mix_streams(
 ) -> Iterator[Sample]:
     """Yield the samples of *sources* by weight: for every n, the first n contain each source's share to within one.
 
-    *seed* orders sources with equal claims, and shuffles. The stream ends before the first source would start again
-    (*until* "first"), when all have been read once ("last"), or after *until* samples; sources that end earlier start
-    again. One sample of each source is held, besides shuffle buffers. With "first", *on_end* is called with the number
-    of the source that ends.
+    *seed* breaks ties between sources, and seeds the shuffle buffers. The stream ends before the first source would
+    start again (*until* "first"), when all have been read once ("last"), or after *until* samples; sources that end
+    earlier start again. One sample of each source is held in memory, besides shuffle buffers. With "first", *on_end* is
+    called with the number of the source that has ended.
 
-    Raises OpenError if stdin would have to start again, SampleError for a source without samples, and ValueError for
-    invalid weights; other errors are as in ``read_samples``.
+    Raises OpenError if stdin would have to start again, UrlError if it is several sources, SampleError for a source
+    without samples, and ValueError for invalid weights; other errors are as in ``read_samples``.
     """
     quotas = Quotas([source.weight for source in sources])
     choices = Mixture(quotas, seed)
@@ -139,7 +140,7 @@ def _read_pass(
     ledger: Ledger,
     passes: int,
 ) -> Generator[Sample, None, None]:
-    """Yield the samples of *source* in its next pass over *shards*, after *passes* others."""
+    """Yield the samples of one pass of *source* over *shards*; *passes* is the number of earlier passes."""
     if passes and any(shard.url == "-" for shard in shards):
         raise OpenError("stdin has ended and cannot be read again", url="-")
     with closing(sample for shard in shards for sample in read_shard(shard, ledger=ledger)) as opened:
@@ -150,7 +151,7 @@ def _read_pass(
 
 
 def _rename(samples: Iterable[Sample], names: Mapping[str, str], ledger: Ledger) -> Iterator[Sample]:
-    """Rename the fields; the ledger gets the error of a sample for which that fails."""
+    """Yield *samples* with their fields renamed; if that fails, leave the sample out, and pass *ledger* the error."""
     for sample in samples:
         try:
             yield from rename_fields([sample], names)

@@ -32,9 +32,9 @@ def repair_shards(
 ) -> Repair:
     """Check shards as ``check_shards`` does, and write their whole samples to the tar *target*.
 
-    Of several samples with one key the first is written. Each shard is opened and scanned once; a sample takes about
-    550 bytes of memory while its shard is checked. *target* appears under its name once it is complete; if no sample is
-    whole, *target* is not written, unless *allow_empty*. Raises OpenError, and writes nothing, if a shard is missing.
+    If several samples have the same key, the first is written. Each shard is opened and scanned once; a sample takes
+    about 550 bytes of memory while its shard is checked. *target* gets its name when it is complete. If no sample is
+    whole, it is not written, unless *allow_empty*. Raises OpenError, and writes nothing, if a shard is missing.
     """
     from tarshards.samples.resync.reading import read_found
     from tarshards.write.shards import DUPLICATE_KEY, TarWriter
@@ -50,15 +50,15 @@ def repair_shards(
 
     with TarWriter(target) as writer:
         report = check_shards(
-            _there(shards, target), decode=decode, jobs=jobs, allow_empty=allow_empty, on_survey=write
+            _existing(shards, target), decode=decode, jobs=jobs, allow_empty=allow_empty, on_survey=write
         )
         if not (writer.samples or allow_empty):
             writer.abort()
     return Repair(report, writer.samples)
 
 
-def _there(shards: Iterable[Shard | str], target: str | Location) -> Iterator[Shard]:
-    """Yield *shards*; raise OpenError for a missing one, which may be a misspelt name rather than damage."""
+def _existing(shards: Iterable[Shard | str], target: str | Location) -> Iterator[Shard]:
+    """Yield *shards*; raise OpenError for a missing one, since its name may be misspelt."""
     for shard in map(Shard.of, shards):
         location = Location.of(shard.url)
         if not (location.is_stream or location.exists()):

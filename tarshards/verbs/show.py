@@ -1,4 +1,4 @@
-"""Samples as text and pictures: listings with previews, pictures in a terminal, and a summary."""
+"""Show samples as text and pictures: listings with previews, pictures in a terminal, and a summary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARRAYS = frozenset(["npy", "npz", "ten", "tb", "tenbin"])
 PREVIEWED = TEXTS | NUMBERS | OBJECTS | ARRAYS  # these decode without running code and without torch
 
 PICTURE = 48  # the most columns, and half-rows, of a picture in a terminal
-SMALLEST = 24  # smaller pictures are enlarged
+SMALLEST = 24  # pixels, up to which the longer side of a small picture is enlarged
 
 
 def list_sample(sample: Sample) -> str:
@@ -51,9 +51,9 @@ def fields_of(sample: Sample) -> Iterator[tuple[str, bytes]]:
 
 
 def preview(field: str, data: bytes, *, limit: int = 60) -> str:
-    """Return one printable line: the beginning of the value, an array's dtype and shape, or an image's size.
+    """Return one printable line: up to *limit* characters of the value, an array's dtype and shape, or an image's size.
 
-    Empty for a field without a preview; ``<reason>`` for one that does not decode.
+    Returns an empty string for a field without a preview, and ``<reason>`` for one that does not decode.
 
     >>> preview("json", b'{"boxes": [1, 2]}'), preview("cls", b"x"), preview("raw", b"x")
     ('{"boxes": [1, 2]}', "<b'x' is not a decimal integer>", '')
@@ -124,7 +124,10 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def draw_pictures(sample: Sample, *, columns: int = PICTURE) -> Iterator[Any]:
-    """Yield each image of *sample* as colour blocks for rich, at most *columns* wide; the reason if it is damaged."""
+    """Yield each image of *sample* as colour blocks for rich, at most *columns* wide.
+
+    For an image that does not decode, yields the reason instead, as text.
+    """
     pixels = require("rich_pixels", extra="show").Pixels
     for field, data in fields_of(sample):
         if is_image(field):
@@ -144,7 +147,7 @@ def on_white(picture: Any) -> Any:
 
 
 def _fit(picture: Any, columns: int) -> Any:
-    """Scale *picture* to the columns and half-rows of a terminal; tiny ones are enlarged by an integer factor."""
+    """Shrink *picture* to the columns and half-rows of a terminal, or enlarge a tiny one by an integer factor."""
     from PIL import Image
 
     scale = min(columns / picture.width, PICTURE / picture.height)
@@ -160,7 +163,7 @@ class Summary(Contents):
 
     def __init__(self) -> None:
         super().__init__()
-        self.duplicates: Counter[str] = Counter()  # repetitions of each key
+        self.duplicates: Counter[str] = Counter()  # for each repeated key, its samples after the first
         self._keys = SeenKeys()
 
     def add(self, sample: Sample) -> None:

@@ -1,4 +1,4 @@
-"""Any number of samples in another order: an external merge sort within a given memory.
+"""Sort or shuffle any number of samples: an external merge sort within a given amount of memory.
 
 The excess is spilled, as sorted runs, to unnamed files, which disappear when the process ends, even if it is killed.
 """
@@ -60,7 +60,7 @@ def parse_sort_key(spec: str) -> SortKey:
 
 
 def natural(text: str) -> tuple[Any, ...]:
-    """Split *text* so that numbers in it compare as numbers.
+    """Return a sort key for *text* by which the numbers in it compare as numbers.
 
     >>> sorted(["b10", "b9", "a"], key=natural)
     ['a', 'b9', 'b10']
@@ -93,10 +93,10 @@ def sort_samples(
 ) -> Iterator[Sample]:
     """Yield *samples* sorted by *keys*, each ``FIELD[:text|int|float|natural]``; equal samples keep their order.
 
-    Text sorts by code points. A sample without the field, or whose value does not parse, raises SampleError, or is
-    given to *reject* with the error and left out. Of the samples with one ``__key__``, *unique* keeps the "first" or
-    the "last", or raises ("error"); *leave_out* is called with "repeated key" for each of the others. Uses about
-    *memory* bytes, and spills the rest to *tmpdir*.
+    Text sorts by code points. A sample that lacks a field, or whose value does not parse, raises SampleError, or is
+    passed to *reject* with the error and left out. If several samples have the same ``__key__``, *unique* keeps the
+    "first" or the "last", or raises SampleError ("error"); *leave_out* is called with "repeated key" for each of the
+    others. Uses about *memory* bytes, and spills the rest to *tmpdir*. Raises ValueError for malformed *keys*.
 
     >>> [sample["__key__"] for sample in sort_samples([{"__key__": "b"}, {"__key__": "a"}])]
     ['a', 'b']
@@ -120,7 +120,7 @@ def shuffle_samples(
     tmpdir: str | None = None,
     leave_out: LeaveOut | None = None,
 ) -> Iterator[Sample]:
-    """Yield *samples* in a random order, all equally likely, which depends only on *seed* and the number of samples.
+    """Yield *samples* in a uniformly random order, which depends only on *seed* and the number of samples.
 
     *unique*, *memory*, *tmpdir* and *leave_out* are as in ``sort_samples``.
     """
@@ -139,10 +139,10 @@ def regroup_members(
     memory: int = GIB,
     tmpdir: str | None = None,
 ) -> Iterator[Sample]:
-    """Yield one sample for all members of a key, wherever they are, in the order of the keys' first members.
+    """Yield one sample for all members of a key, adjacent or not, in the order of the keys' first members.
 
     *members* are pairs of a shard's URL and a member. A sample with a duplicate field is left out, and a SampleError
-    raised, or passed to *ledger*.
+    raised, or passed to *ledger*. *memory* and *tmpdir* are as in ``sort_samples``.
 
     >>> members = [("x.tar", Member(name, b"", 0)) for name in ("b.jpg", "a.jpg", "b.cls")]
     >>> [(sample["__key__"], len(sample) - 2) for sample in regroup_members(members)]
@@ -158,7 +158,10 @@ def regroup_members(
 
 
 def read_loose_members(urls: Any, *, ledger: Ledger) -> Iterator[tuple[str, Member]]:
-    """Yield URL and member for each member of all shards; raise every error, since samples would lack members."""
+    """Yield the shard's URL and the member, for each member of all shards.
+
+    Every error is raised, since after a skipped one samples would lack members.
+    """
     for shard in find_shards(urls):
         location = shard.location()
         name = location.name
@@ -183,7 +186,7 @@ def read_loose_members(urls: Any, *, ledger: Ledger) -> Iterator[tuple[str, Memb
 def _keyed(
     members: Iterable[tuple[str, Member]], split: KeyRule, ledger: Ledger
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the key of each member, with its position in the input and the rest of the member."""
+    """Yield the key of each member with its index in the input, URL, key, field, offset and data."""
     for index, (url, member) in enumerate(members):
         parts = split(member.name)
         if parts is None:
@@ -193,7 +196,7 @@ def _keyed(
 
 
 def _join(group: list[tuple[Any, ...]], on_error: OnError) -> Sample | None:
-    """Return the sample of a key; None if its members do not form one and *on_error* accepts that."""
+    """Return the sample of *group*, the members of one key; None if a field is duplicate and *on_error* returns."""
     _, url, key, *_ = group[0]
     sample: Sample = {"__key__": key, "__url__": url}
     for _, url, _, field, offset, data in group:
@@ -207,7 +210,7 @@ def _join(group: list[tuple[Any, ...]], on_error: OnError) -> Sample | None:
 def _with_keys(
     numbered: Iterable[tuple[int, Sample]], keys: list[SortKey], direction: int, reject: Reject | None
 ) -> Iterator[tuple[Any, Sample]]:
-    """Yield the sort key of each sample with the sample; with a *direction* its number breaks ties."""
+    """Yield the sort key of each sample, and the sample; its number times *direction*, unless 0, breaks ties."""
     for number, sample in numbered:
         try:
             values = [_sort_value(sample, key) for key in keys]
@@ -233,7 +236,7 @@ def _sort_value(sample: Sample, key: SortKey) -> Any:
 def _unique(
     samples: Iterable[Sample], keep: str, memory: int, tmpdir: str | None, leave_out: LeaveOut | None
 ) -> Iterator[tuple[int, Sample]]:
-    """Yield one sample of each key, with its number, in the order of the keys."""
+    """Yield one sample for each ``__key__``, with its number, sorted by key; *keep* is the *unique* of the callers."""
     if keep not in ("first", "last", "error"):
         raise ValueError(f'unique is "first", "last" or "error", not {keep!r}')
     pairs = ((sample["__key__"], (index, sample)) for index, sample in enumerate(samples))
@@ -252,9 +255,9 @@ def _unique(
 def merge_sort(
     pairs: Iterable[tuple[Any, Any]], *, reverse: bool = False, memory: int = GIB, tmpdir: str | None = None
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield *pairs* of a sort key and a value in the order of the keys; the sort is stable, also with *reverse*.
+    """Yield *pairs* of a sort key and a value, sorted by key; the sort is stable, even with *reverse*.
 
-    Records beyond *memory* are pickled to files in *tmpdir*. Raises OpenError if these cannot be written.
+    Values beyond about *memory* bytes are pickled to files in *tmpdir*. Raises OpenError if these cannot be written.
 
     >>> list(merge_sort([(2, "b"), (1, "a"), (2, "c")], reverse=True))
     [(2, 'b'), (2, 'c'), (1, 'a')]
@@ -276,7 +279,7 @@ def merge_sort(
         run.sort(key=itemgetter(0), reverse=reverse)
         if spill is None:
             run.reverse()
-            while run:  # popped, to free the memory as records are used
+            while run:  # popping frees the memory of each record after use
                 key, record = run.pop()
                 yield key, pickle.loads(record)
             return
@@ -297,44 +300,47 @@ def _sizeof(key: Any) -> int:
 
 
 class _Spill:
-    """A file of sorted runs in blocks, each a pickled list of records; *largest* is the size of the largest block."""
+    """A file of sorted runs, each in chunks; a chunk is a pickled list of records.
+
+    ``largest`` is the size of the largest chunk in bytes.
+    """
 
     def __init__(self, tmpdir: str | None, budget: int):
         self.tmpdir, self.budget = tmpdir, budget
-        self.block = min(max(budget // FAN_IN, 1 << 12), 1 << 18)  # bytes of its records, unless one is larger
-        self.runs: list[array[int]] = []  # offsets of the blocks of each run, and the end of the last
+        self.chunk_bytes = min(max(budget // FAN_IN, 1 << 12), 1 << 18)  # bytes of records at which a chunk is written
+        self.runs: list[array[int]] = []  # for each run, the offsets of its chunks, and the end of the last
         self.largest = 0
         with temporary(tmpdir):
             self.file = tempfile.TemporaryFile(dir=tmpdir, prefix="tarsort-")  # noqa: SIM115 (closed by close)
         self._pickler = pickle.Pickler(self.file, 5)
-        self._pickler.fast = True  # no object occurs twice in a block
+        self._pickler.fast = True  # no object occurs twice in a chunk
 
     def add(self, run: Iterable[Record]) -> None:
-        """Append a run, sorted pairs of a key and a record."""
+        """Append a run: records that are sorted by key."""
         begin = self.file.tell()
         offsets = array("Q", [begin])
-        block: list[Record] = []
+        chunk: list[Record] = []
         size = 0
         with temporary(self.tmpdir):
             for record in run:
-                block.append(record)
+                chunk.append(record)
                 size += len(record[1])
-                if size >= self.block:
-                    self._write(block, offsets)
-                    block, size = [], 0
-            if block:
-                self._write(block, offsets)
+                if size >= self.chunk_bytes:
+                    self._write(chunk, offsets)
+                    chunk, size = [], 0
+            if chunk:
+                self._write(chunk, offsets)
             self.file.flush()
         if len(offsets) > 1:
             self.runs.append(offsets)
 
-    def _write(self, block: list[Record], offsets: array[int]) -> None:
-        self._pickler.dump(block)
+    def _write(self, chunk: list[Record], offsets: array[int]) -> None:
+        self._pickler.dump(chunk)
         offsets.append(self.file.tell())
         self.largest = max(self.largest, offsets[-1] - offsets[-2])
 
     def merged(self, fan_in: int, reverse: bool) -> _Spill:
-        """Return a spill with one run for every *fan_in* neighbours of this one."""
+        """Return a new spill in which each run merges *fan_in* consecutive runs of this one."""
         spill = _Spill(self.tmpdir, self.budget)
         try:
             for first in range(0, len(self.runs), fan_in):
@@ -345,22 +351,22 @@ class _Spill:
         return spill
 
     def merge(self, runs: list[array[int]], reverse: bool) -> Iterator[Record]:
-        """Merge *runs*; of equal keys, those of the earlier run come first.
+        """Yield the records of *runs* in order; among equal keys, those of an earlier run come first.
 
-        Each step yields the records that must precede all unread blocks: those up to the end of the block that ends
-        first. Sorting them merges the runs, since Python's sort detects sorted runs.
+        Each step yields the records that precede all unread chunks: those up to the first of the last keys of the
+        chunks in memory. Sorting them merges the runs, since Python's sort detects sorted runs.
         """
         sources = [map(self._read, run, run[1:]) for run in runs]
         held = [next(source, []) for source in sources]
-        while left := [number for number, block in enumerate(held) if block]:
+        while left := [number for number, chunk in enumerate(held) if chunk]:
             shortest = (max if reverse else min)(left, key=lambda number: held[number][-1][0])
             end = held[shortest][-1][0]
             certain: list[Record] = []
             for number in left:
-                block = held[number]
-                size = _count_before(block, end, reverse, equal=number <= shortest)
-                certain += block[:size]
-                held[number] = block[size:] or next(sources[number], [])
+                chunk = held[number]
+                size = _count_before(chunk, end, reverse, equal=number <= shortest)
+                certain += chunk[:size]
+                held[number] = chunk[size:] or next(sources[number], [])
             certain.sort(key=itemgetter(0), reverse=reverse)
             yield from certain
 
@@ -369,7 +375,7 @@ class _Spill:
         return records
 
     def close(self) -> None:
-        """Delete the runs."""
+        """Close the file, which deletes it."""
         with suppress(OSError):  # a full disk, which has been reported
             self.file.close()
 
@@ -380,8 +386,8 @@ class _Spill:
         self.close()
 
 
-def _count_before(block: list[Record], key: Any, reverse: bool, *, equal: bool) -> int:
-    """Return how many records of a sorted block precede *key*, including *equal* ones or not."""
+def _count_before(chunk: list[Record], key: Any, reverse: bool, *, equal: bool) -> int:
+    """Return how many records of a sorted chunk precede *key*; records with this key count if *equal*."""
     if reverse:
-        return len(block) - (bisect_left if equal else bisect_right)(block[::-1], key, key=itemgetter(0))
-    return (bisect_right if equal else bisect_left)(block, key, key=itemgetter(0))
+        return len(chunk) - (bisect_left if equal else bisect_right)(chunk[::-1], key, key=itemgetter(0))
+    return (bisect_right if equal else bisect_left)(chunk, key, key=itemgetter(0))

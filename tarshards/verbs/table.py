@@ -1,7 +1,7 @@
 r"""Samples -> lines of a table that preserve every byte.
 
-Cells are separated by tabs and rows by newlines. Within a cell the backslash is ``\\``, tab, newline and carriage
-return are ``\t``, ``\n`` and ``\r``, and every other control character and byte that is not UTF-8 is ``\xNN``.
+Cells are separated by tabs and rows by newlines. In a cell, a backslash is written as ``\\``, tab, newline and carriage
+return as ``\t``, ``\n`` and ``\r``, and any other control character or byte that is not UTF-8 as ``\xNN``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def tabulate(
 ) -> Iterator[str]:
     r"""Yield a line of column names, then one line per sample: the key and *fields*, as in ``select_fields``.
 
-    ``*`` stands for the other fields of the first sample; a later sample with another field is an error. If a field is
-    missing, the cell is *missing*, unescaped (``\N`` is never the text of another cell). Raises ValueError for *fields*
-    that name a column twice. Raises SampleError for a missing field if *missing* is None, and for a field without a
-    column, or calls *reject* with the sample and the error.
+    ``*`` stands for the other fields of the first sample; a later sample with another field is an error. The cell of a
+    missing field is *missing*, unescaped (``\N`` is safe, since escaping never produces it). Raises ValueError for
+    *fields* that name a column twice, and for *missing* with a tab or newline. Raises SampleError for a missing field
+    if *missing* is None, and for a field without a column, or calls *reject* with the sample and the error.
 
     >>> list(tabulate([{"__key__": "a", "cls": b"7", "txt": b"a\tb"}]))
     ['__key__\tcls\ttxt', 'a\t7\ta\\tb']
@@ -78,7 +78,7 @@ def _tabulate(
 
 
 def _expand(terms: list[Term], sample: Sample) -> list[Term]:
-    """Replace ``*`` by the other fields of *sample*."""
+    """Replace ``*`` by the fields of *sample* that no other term names."""
     named = {find_field(sample, [field]) for term in terms for field in term.alternatives}
     others = [Term(None, [field]) for field in sample if not is_reserved(field) and field not in named]
     for field in {term.name for term in terms} & {other.alternatives[0] for other in others}:

@@ -1,7 +1,7 @@
 """Samples to shards.
 
-- ``shards``: ``TarWriter`` and ``ShardWriter``; ``split``: samples routed to many shards
-- ``dataset``: any dataset, encoded in parallel
-- ``once``: many outputs in parallel, each made once, even across killed runs
-- ``map``: a function applied to many shards; ``reshard``: a dataset shuffled into new shards
+- ``shards``: ``TarWriter`` and ``ShardWriter``; ``split``: routes samples to many shards
+- ``dataset``: writes any dataset, encoded in parallel
+- ``once``: makes many outputs in parallel, each once, even if a run is killed and repeated
+- ``map``: applies a function to many shards; ``reshard``: shuffles a dataset into new shards
 """

@@ -43,7 +43,7 @@ log: logging.Logger = logging.getLogger("tarshards")
 CHUNK = 32  # items per call
 AHEAD = 4  # calls per process that are running, or wait for an earlier call to finish
 MAX_BYTES = 10**9
-MARKS = 512  # most items that a resumed call compares to recognize its dataset
+MARKS = 512  # the most items that a resumed call compares to recognize its dataset
 
 
 def write_dataset(
@@ -60,11 +60,11 @@ def write_dataset(
 
     *dataset* is a sequence (a torch Dataset, a Hugging Face dataset), any other iterable, or the path of a folder with
     one file per field. *to_sample* converts an item to a sample, or returns None to leave it out; by default the items
-    are samples. A sample without ``__key__`` gets its number as key, with nine digits. The processes of *executor* (by
-    default a ``ProcessPool`` of all cores) read the items of a sequence and call *to_sample*; the items of an iterable
-    are read here. The shards, their indexes and their manifest do not depend on the executor. With *sync* each is
-    flushed to the disk before it gets its name, so that a call interrupted by a power loss can also resume. *sha256* is
-    as in ``ShardWriter``.
+    are samples. A sample without ``__key__`` gets the number of its item as key, with nine digits. The processes of
+    *executor* (by default a ``ProcessPool`` of all cores) read the items of a sequence and call *to_sample*; the items
+    of an iterable are read in the calling process. The shards, their indexes and their manifest do not depend on the
+    executor. With *sync*, each file is flushed to the disk before it gets its name, so that a call can be resumed even
+    after a power loss. *sha256* is as in ``ShardWriter``.
 
     To resume an interrupted call, repeat it: it keeps the finished shards if *pattern*, *max_bytes* and *to_sample* are
     the same, the shards are unchanged, and the dataset is the same. A dataset is recognized by its type and length, and
@@ -73,9 +73,9 @@ def write_dataset(
     starts over. A call after a completed one also starts over.
 
     Raises OpError for an item that cannot be read or converted, SampleError for one that is not a sample, and
-    EncodeError for a value that does not encode; each gives the number of the item. Raises OpenError while another
-    writer uses the same local *pattern*, SampleError for a dataset without samples, and StateError for an iterator
-    whose first item equals that of the interrupted call but a later one differs: it cannot start over.
+    EncodeError for a value that does not encode; the messages have the number of the item. Raises OpenError while
+    another writer uses the same local *pattern*, SampleError for a dataset without samples, and StateError for an
+    iterator whose first item is that of the interrupted call but whose later items differ, since it cannot start over.
     """
     location, max_bytes = Location.of(pattern, sync=sync), whole_number("max_bytes", max_bytes, 1)
     pattern = location.url
@@ -134,7 +134,10 @@ def _name_of(function: Any) -> str:
 
 
 class _Source:
-    """The items of a dataset, in chunks: the number of the first item, and the items (for a sequence, their count)."""
+    """The items of a dataset, in chunks.
+
+    A chunk is the number of its first item and the list of items, or, for a sequence, their count.
+    """
 
     def __init__(self, dataset: Any):
         is_sequence = (
@@ -157,10 +160,10 @@ class _Source:
             self.identity.append(self._length)
         self._opened = self._items = iter(()) if self.sequence is not None else self._open()
         self._read = 0  # the number of items read
-        self._kept: list[Any] | None = []  # the items read, until the first has been compared
+        self._kept: list[Any] | None = []  # the items read while the first is compared, None afterwards
 
     def chunks(self, first: int) -> Iterator[tuple[int, Any]]:
-        """Yield all items from *first* on."""
+        """Yield the chunks of all items from *first* on."""
         if self.sequence is not None:
             for number in range(first, self._length, CHUNK):
                 yield number, min(CHUNK, self._length - number)
@@ -172,14 +175,14 @@ class _Source:
             first += len(chunk)
 
     def single(self, numbers: Iterable[int], *, keep: bool = False) -> Iterator[tuple[int, Any]]:
-        """Yield the items with these ascending *numbers*, one by one; with *keep*, all items read for them are kept."""
+        """Yield a chunk for each item of these ascending *numbers*; with *keep*, keep all items that were read."""
         if not keep:
             self._kept = None
         for number in numbers:
             yield number, 1 if self.sequence is not None else self._take(number + 1 - self._read)
 
     def _take(self, count: int) -> list[Any]:
-        """Read *count* items and return the last in a list, which is empty if there are fewer."""
+        """Read *count* items; return a list of the last one, or an empty list if there are fewer items."""
         last: deque[Any] = deque(maxlen=1)
         for item in islice(self._items, count):
             self._read, count = self._read + 1, count - 1
@@ -189,7 +192,7 @@ class _Source:
         return [] if count else list(last)
 
     def restart(self, reason: str, name: str) -> None:
-        """Go back to the first item; raise StateError, which names the file *name*, if it is gone."""
+        """Go back to the first item; raise StateError, which names the file *name*, if an iterator cannot."""
         if self.sequence is not None:
             return
         items = self._open()
@@ -202,7 +205,7 @@ class _Source:
 
 
 class _Journal:
-    """The record of a call's shards, in a file beside the first shard, with digests of some items (*marks*)."""
+    """The record of a call's shards, in a file beside the first shard, with digests of some items (marks)."""
 
     def __init__(self, pattern: Location, digest: str):
         self.pattern, self.digest, self._rank = pattern, digest, 0
@@ -214,14 +217,14 @@ class _Journal:
         self.items: int = begun.get("items", 0)
         self._sizes: list[int | None] = begun.get("sizes", [])
         self._marks = {int(number): mark for number, mark in begun.get("marks", {}).items()}
-        self._discarded: int = begun.get("discarded", 0)  # number of shards of another call that are being removed
+        self._discarded: int = begun.get("discarded", 0)  # shards of an earlier call that remain to be removed
         if self.shards and begun.get("digest") != digest:
             self.discard("its dataset or its options differ")
         elif self._discarded:
             self._remove_discarded()
 
     def add(self, number: int, sample: Sample) -> None:
-        """Record that *sample*, of the item *number*, was written."""
+        """Record that *sample*, made from the item *number*, was written."""
         self.items = number + 1
         if not self._marks or _has_rank(number, self._rank):
             self._marks[number] = _mark(sample)
@@ -240,7 +243,7 @@ class _Journal:
         write_marker(self._location, {"digest": self.digest, "pattern": self.pattern.url, **record})
 
     def changed_shard(self) -> str | None:
-        """Return which shard has changed since it was written, or None."""
+        """Return a message if a shard has changed since it was written, else None."""
         for name, size, found in zip(self.shards, self._sizes, look_up(_size, self.shards)):
             if size != found:
                 return f"{Location.of(name).name} has changed since it was written"
@@ -249,7 +252,7 @@ class _Journal:
     def changed_item(
         self, source: _Source, encoded: Callable[[Iterator[Any]], Iterator[tuple[int, Sample]]]
     ) -> str | None:
-        """Return which recorded item of *source* has changed, or None."""
+        """Return a message if an item of *source* differs from its mark, else None."""
         first, *others = sorted(self._marks)
         for numbers, keep in (([first], True), (others, False)):
             found = {number: _mark(sample) for number, sample in encoded(source.single(numbers, keep=keep))}
@@ -259,7 +262,7 @@ class _Journal:
         return None
 
     def discard(self, reason: str) -> None:
-        """Remove the shards of the interrupted call and start over; the warning says for what *reason*."""
+        """Remove the shards of the interrupted call and start over; log a warning with the *reason*."""
         count = len(self.shards)
         log.warning(
             "%s: an interrupted call wrote %d shard%s, but %s: removed, to start over",
@@ -267,18 +270,18 @@ class _Journal:
         )
         self._discarded = count
         self.shards, self.items, self._sizes, self._marks = [], 0, [], {}
-        self._save(discarded=count)  # saved first: if killed after removing shards, a resume would miss them
+        self._save(discarded=count)  # first, so that a call that is killed while it removes shards can be resumed
         self._remove_discarded()
 
     def _remove_discarded(self) -> None:
         for number in range(self._discarded):
             shard = self.pattern.at(shard_name(self._written_as, number))
-            with suppress(OpenError):  # if nothing can be removed, shards are overwritten
+            with suppress(OpenError):  # shards that cannot be removed are overwritten
                 forget(shard)
                 shard.remove()
 
     def remove(self) -> None:
-        """Remove the file, when everything is written."""
+        """Remove the journal, after everything is written."""
         try:
             self._location.remove()
         except OpenError:  # the server does not allow removing
@@ -286,7 +289,7 @@ class _Journal:
 
 
 def _has_rank(number: int, rank: int) -> bool:
-    """Whether an item is in a random half, quarter, ... of all items; at random, since changes may be regular."""
+    """Return whether an item is in a random 1/2**rank of all items; random, since changes may be regular."""
     return splitmix64(number) >> (64 - rank) == 0
 
 
@@ -311,7 +314,7 @@ def _size(url: str | Location) -> int | None:
 
 
 class _Encoder:
-    """Converts items to encoded samples, in other processes."""
+    """Converts the items of a chunk to encoded samples; runs in other processes."""
 
     def __init__(self, dataset: Any, to_sample: Callable[[Any], Sample | None] | None):
         self.dataset, self.to_sample = dataset, to_sample

@@ -30,7 +30,11 @@ from tarshards.write.shards import made_shard, name_leftovers, shard_name, write
 
 @dataclass(frozen=True)
 class ShardReport:
-    """The result for one shard: *failed* counts samples, *bytes* is the output's size, *error* says why it failed."""
+    """The result for one shard.
+
+    *failed* is the number of samples that failed, *bytes* the size of the output, *resumed* whether an earlier call
+    wrote it, and *error* the reason why the shard failed.
+    """
 
     input: str
     output: str
@@ -61,16 +65,16 @@ def map_shards(
     """Map each shard of *inputs* to the shard of *outputs* at the same position, and return a report for each.
 
     *function* takes an iterator of samples and returns one; with *per_sample* it takes a sample and returns a sample,
-    or None to leave it out. *executor*, any of ``concurrent.futures`` (default: a ``ProcessPool`` of all cores), calls
-    it. If a call raises or its process dies, the shard is tried *retries* more times; then its first error is raised,
-    or passed to *on_error* while the other shards continue. With *on_error* ("skip" or a function of the error), a
-    sample that fails is left out and counted. *concatenated* allows inputs that are concatenated archives, and
-    *allow_pipe* allows inputs named ``pipe:command`` to run their commands.
+    or None to leave it out. It is called in *executor*, any of ``concurrent.futures`` (default: a ``ProcessPool`` of
+    all cores). If a call raises or its process dies, the shard is tried *retries* more times; then its first error is
+    raised, or passed to *on_error* while the other shards continue. With *on_error* ("skip" or a function of the
+    error), a sample that fails is left out and counted. *concatenated* allows inputs that are concatenated archives,
+    and *allow_pipe* allows inputs named ``pipe:command`` to run their commands.
 
-    Each output is written atomically, with *sync* to the disk, followed by its index and the marker ``OUTPUT.done``; a
-    later call with *resume* skips outputs with this marker. The manifest of the outputs and the report
-    ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has its own output, and
-    OpenError while another writer writes a local one.
+    Each output is written atomically, and with *sync* flushed to the disk, followed by its index and the marker
+    ``OUTPUT.done``; a later call with *resume* skips outputs with this marker. The manifest of the outputs and the
+    report ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has its own
+    output, and OpenError while another writer writes one of the local outputs.
     """
     from tarshards.index.manifests import Writing, update_manifests, with_digests
 
@@ -121,6 +125,8 @@ def map_shards(
 def output_names(outputs: Any, count: int) -> list[str]:
     """Return *count* URLs from *outputs*: a shard expression, or a pattern with ``{shard:06d}`` or ``%06d``.
 
+    Raises ValueError for another number of URLs, and if two are the same.
+
     >>> output_names("out-{shard:03d}.tar", 2), output_names("out-{a,b}.tar", 2)
     (['out-000.tar', 'out-001.tar'], ['out-a.tar', 'out-b.tar'])
     """
@@ -141,7 +147,7 @@ def is_pattern(outputs: Any) -> bool:
 
 @dataclass(frozen=True)
 class _ShardTask:
-    """The work on one pair of shards, called in another process or on another machine."""
+    """Maps one shard to its output; called in another process or on another machine."""
 
     function: Callable[[Any], Any]
     per_sample: bool
@@ -183,7 +189,7 @@ class _ShardTask:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Return an identifier of a function that is the same in every process: its name, and the arguments bound to it."""
+    """Return an identifier of a function, with its bound arguments, that is the same in every process."""
     try:
         return digest_of(pickle.dumps(function).hex())
     except Exception:

@@ -19,17 +19,17 @@ from tarshards.storage.markers import digest_of, make_once, read_marker, remove_
 from tarshards.storage.streams import taken
 from tarshards.stream.ops import progress as show_progress
 
-AHEAD = 1000  # most items that are submitted to the executor ahead
+AHEAD = 1000  # the most items that are submitted to an executor at a time
 
-Outcome = tuple[Any, Any, BaseException | None]  # an item, its result or its exception
+Outcome = tuple[Any, Any, BaseException | None]  # an item, its result, and its exception
 
 
 def run_all(
     function: Callable[[Any], Any], items: Sequence[Any], executor: Executor | None, *, progress: bool
 ) -> Generator[Outcome, None, None]:
-    """Yield each item when it is done, with the result of *function* or the error; *progress* shows a bar on stderr.
+    """Call *function* for all *items*; yield each item as it finishes, with the result and the error.
 
-    The calls run in this process if *executor* is None.
+    The calls run in *executor*, or in this process if it is None. *progress* shows a bar on stderr.
     """
     calls: Generator[Outcome, None, None]
     if executor is None:
@@ -59,9 +59,9 @@ def at_shard(error: BaseException, url: str) -> Exception:
 
 
 class Unit(Protocol):
-    """One output; an earlier output is kept if its ``identity``, a description of the input, is the same.
+    """One output of a run; an existing output is kept if its ``identity``, which describes the input, is the same.
 
-    ``is_file`` says whether ``output`` names a file, which must exist, or only names the marker.
+    If ``is_file``, ``output`` is a file that must exist to be kept; otherwise it only names the marker.
     """
 
     @property
@@ -74,7 +74,7 @@ class Unit(Protocol):
     def identity(self) -> list[Any]: ...
 
     def make(self, ledger: Ledger) -> dict[str, Any]:
-        """Write the output, and pass errors of rows to *ledger*; return a description of the output as JSON."""
+        """Write the output, pass errors of rows to *ledger*, and return a description of the output in JSON's types."""
         ...
 
 
@@ -94,7 +94,7 @@ class _Task:
 
 
 def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:
-    """Raise OpenError if an output exists and does not come from a killed run, unless *overwrite*."""
+    """Raise OpenError if an output exists, unless *overwrite* or a killed run had begun to make these *units*."""
     if overwrite or is_begun(units):
         return
     for unit in units:
@@ -105,11 +105,11 @@ def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:
 def make_all(
     units: Sequence[Unit], ledger: Ledger, *, executor: Executor | None, progress: bool
 ) -> list[dict[str, Any]]:
-    """Make every unit that a killed run has not made; return the descriptions of all, in order.
+    """Make every unit that a killed run has not made; return the descriptions of all units that succeeded, in order.
 
-    The error of a unit that fails is raised, or passed to *ledger*, which may allow the run to continue without the
-    unit. ``finish`` removes the markers that a later run would use. Raises OpenError if another run is making one of
-    them.
+    The error of a unit that fails is passed to *ledger*, which raises it or lets the run continue without the unit. The
+    markers that a later run would use remain until ``finish``. Raises OpenError if another run is making one of the
+    units.
     """
     with Claims() as claims:
         for unit in units:
@@ -143,21 +143,21 @@ def _make_all(units: Sequence[Unit], ledger: Ledger, executor: Executor | None, 
 
 
 def _sweep(location: Location) -> None:
-    """Remove the temporary file of a local output that a killed process has left."""
+    """Remove the temporary file that a killed process has left beside a local output."""
     if location.path is not None:
         with suppress(OSError):
             location.open("wb").abort()  # type: ignore[attr-defined]
 
 
 def finish(units: Sequence[Unit]) -> None:
-    """Remove the markers of all units, after all are made."""
+    """Remove the markers of all *units*; call it when all are made."""
     for unit in units:
         remove_marker(unit.output.sibling(".done"))
     remove_marker(_begun(units))
 
 
 def discard(units: Sequence[Unit]) -> None:
-    """Remove the outputs of a run without rows, and the markers."""
+    """Remove the outputs and the markers of all *units*, if a run has found no rows."""
     for unit in units:
         forget(unit.output)
         unit.output.remove()
@@ -165,7 +165,7 @@ def discard(units: Sequence[Unit]) -> None:
 
 
 def is_begun(units: Sequence[Unit]) -> bool:
-    """Return whether a killed run had begun to make *units*."""
+    """Return whether a killed run had begun to make these *units*."""
     return read_marker(_begun(units)) is not None
 
 

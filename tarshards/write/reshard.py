@@ -38,11 +38,11 @@ from tarshards.tar.read import END, pack_members
 from tarshards.write.once import at_shard, run_all
 from tarshards.write.shards import PACKED, TarWriter, name_leftovers, shard_name
 
-RECORD = "reshard.json"  # names the call to which the folder belongs
+RECORD = "reshard.json"  # identifies the call to which the folder belongs
 MAX_BYTES = 10**9
-BUCKET = 1 << 26  # approximate bytes
+BUCKET = 1 << 26  # approximate bytes of samples in a bucket
 MOST_BUCKETS = 1 << 12
-BUFFER = 1 << 24  # bytes in memory of a task of the first pass
+BUFFER = 1 << 24  # bytes of samples that a task of the first pass holds in memory
 SAMPLES = 40  # bits for the number of a sample in its shard
 MASK = (1 << 64) - 1
 NUMBER = re.compile(r"%0?\d*d|\{shard(:0?\d*d?)?\}")
@@ -50,7 +50,7 @@ ENTRY = [("input", "<u4"), ("bucket", "<u4"), ("key", "<u4"), ("order", "<u8"), 
 
 
 class Cut(NamedTuple):
-    """The limit that determines where shards end; exactly one of the three is set."""
+    """The limit that determines where shards end; exactly one of the fields is set."""
 
     max_bytes: int | None
     max_samples: int | None
@@ -59,17 +59,17 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class _Resharding:
-    """The parameters of both passes, passed to every task; their size does not depend on the inputs."""
+    """The parameters of both passes; they are sent to every task, so their size does not depend on the inputs."""
 
     inputs: int  # the number of inputs
     pattern: Location
     folder: str
-    buckets: int  # a power of two; without shuffling, each input is one bucket instead
+    buckets: int  # a power of two; not used without shuffling, where each input is one bucket
     seed: int | None
     rekey: str | None
 
     def order(self, shard: int, sample: int) -> int:
-        """Return the position of a sample; positions are unique because splitmix64 is a bijection."""
+        """Return the number by which a sample is sorted; it is unique because splitmix64 is a bijection."""
         number = shard << SAMPLES | sample
         return number if self.seed is None else splitmix64((splitmix64(self.seed) + number) & MASK)
 
@@ -80,7 +80,7 @@ class _Resharding:
         return self.pattern.at(shard_name(self.pattern, number))
 
     def file(self, name: str) -> Location:
-        """Return the location of a file in the folder, with the ``sync`` of the outputs."""
+        """Return the location of a file in the folder, which is flushed to the disk if the outputs are."""
         return self.pattern.at(f"{self.folder}/{name}")
 
     def scattered(self, shard: int, end: str) -> Location:
@@ -114,14 +114,14 @@ def reshard(
 
     The order is a random permutation by *seed*, or with ``shuffle=False`` that of the inputs. One limit determines
     where shards end: *max_bytes* (default: 1e9; only a single larger sample exceeds it), *max_samples*, or *shards*,
-    the number of shards, which are then equal within one sample. *rekey* is a template for new keys with ``index``
-    (within the input), ``key`` and ``shard``, for inputs that share keys. *concatenated* allows inputs that are
-    concatenated archives, and *allow_pipe* allows inputs named ``pipe:command`` to run their commands. The output does
-    not depend on *executor* (default: a ``ProcessPool`` of all cores).
+    the number of shards, whose sizes then differ by at most one sample. *rekey* is a template for new keys with
+    ``index`` (within the input), ``key`` and ``shard``, for inputs that share keys. *concatenated* allows inputs that
+    are concatenated archives, and *allow_pipe* allows inputs named ``pipe:command`` to run their commands. The output
+    does not depend on *executor* (default: a ``ProcessPool`` of all cores).
 
     Between the passes, all samples are stored in a folder beside the first output, or in *tmpdir*; it needs as much
     space as the inputs. After an interruption, the same call resumes from this folder, which is removed at the end.
-    With *sync* its files, and each output, are flushed to the disk before they count as done, to survive a power loss.
+    With *sync*, its files and each output are flushed to the disk before they count as done, to survive a power loss.
     *ledger* counts the samples read, and the members that belong to no sample.
 
     Raises ValueError for conflicting or invalid arguments, OpenError while another writer uses the same local pattern,
@@ -188,7 +188,10 @@ def reshard(
 
 
 def work_folder(pattern: str, tmpdir: str | None = None) -> str:
-    """Return the folder for the samples between the passes; raise ValueError if *tmpdir* is required."""
+    """Return the folder for the samples between the passes.
+
+    Raises ValueError for a *pattern* that is not local, if no *tmpdir* is given.
+    """
     first = Location.of(shard_name(pattern, 0))
     if first.path is None and tmpdir is None:
         name = Location.of(pattern).name
@@ -275,7 +278,7 @@ class _Scatter:
 
 
 def _reserve(file: BinaryIO, size: int) -> None:
-    """Reserve *size* bytes on the disk: a full disk is an error here, but a signal when a mapping is written."""
+    """Reserve *size* bytes on the disk, so that a full disk raises OSError here rather than a signal in a mapping."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
         return
@@ -317,7 +320,7 @@ def _spanned(starts: list[int], low: int, high: int) -> tuple[int, ...]:
 
 
 def _bucket(plan: _Resharding, begin: int, end: int) -> Any:
-    """Return the entries of the bucket from *begin* to *end* of the table, in the new order."""
+    """Return the entries of the bucket that is at *begin* to *end* in the table, in the new order."""
     import numpy as np
 
     size = np.dtype(ENTRY).itemsize
@@ -355,9 +358,9 @@ def _ends(plan: _Resharding, cut: Cut, starts: list[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Gather:
-    """The second pass: write one new shard from the positions *low* to *high* of the new order.
+    """The second pass for one new shard, which has the positions *low* to *high* of the new order.
 
-    *starts* has the starts of the buckets that it spans, and the end of the last.
+    *starts* has the starts of the buckets that it spans, and the end of the last one.
     """
 
     plan: _Resharding
@@ -393,7 +396,7 @@ class _Gather:
             raise SampleError(reason, url=error.url, key=error.key) from error
 
     def _records(self, low: int, high: int, starts: tuple[int, ...]) -> Iterator[tuple[str, bytes]]:
-        """Yield the keys and the packed members of samples."""
+        """Yield the key and the packed members of each sample from *low* to *high*."""
         files: dict[int, Any] = {}
         most = most_held()
         with ExitStack() as stack:

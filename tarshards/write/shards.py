@@ -60,15 +60,16 @@ class TarWriter(_Writer):
     """Write samples to one shard: a path, any writable URL, ``-`` for stdout, or a file object.
 
     Time, owner and mode are fixed and fields are sorted, so the same samples give the same bytes. The shard appears
-    under its name when ``close`` succeeds, and the index of an earlier shard is removed; after ``abort``, or an
-    exception in the ``with`` block, there is no shard, nor if it is never closed, which is a RuntimeWarning. With
-    *sync* a local shard is flushed to the disk before it appears, so that a power loss leaves no incomplete shard that
-    looks whole; scratch data need not wait for that. With *sha256* an uncompressed shard is hashed as it is written:
-    after ``close`` its ``sha256`` is the checksum in hexadecimal digits, else None.
+    under its name when ``close`` succeeds, and the index of an earlier shard is removed. After ``abort``, or an
+    exception in the ``with`` block, there is no shard. If the writer is never closed, there is none either, and a
+    RuntimeWarning is issued. With *sync*, a local shard is flushed to the disk before it appears, so that a power loss
+    leaves no incomplete shard under its name; ``sync=False`` is faster, for data that can be made again. With *sha256*,
+    an uncompressed shard is hashed as it is written: after ``close``, the attribute ``sha256`` is the checksum in
+    hexadecimal digits, else None.
 
     After ``abort``, stdout ends with a header without data, which all readers report as truncated. A file object is
     anything with a ``write`` that takes bytes. It is written sequentially and left open; after ``abort`` its content
-    has no end of archive. Raises TypeError for another target.
+    has no end of archive. Raises TypeError for any other target.
     """
 
     @explains
@@ -98,14 +99,14 @@ class TarWriter(_Writer):
             self._digest = hashlib.sha256()
         self.samples: int = 0
         self.size: int = len(END)  # bytes of the finished archive, before compression
-        self.index: Index | None = None  # the index after ``close``, if it was written
-        self._members: Members | None = None
-        self._keys = SeenKeys()  # keys, with the shards that they come from
+        self.index: Index | None = None  # after ``close``, the index if one was written
+        self._members: Members | None = None  # of the index
+        self._keys = SeenKeys()  # the keys written, with the shards that they were read from
 
     def add_index(self) -> None:
-        """Also write the index of the shard when it is closed, unless the shard is compressed or a stream.
+        """Write the index, too, when the shard is closed, unless it is compressed or a stream.
 
-        Call it before the first sample is written.
+        Call this before the first sample is written.
         """
         if self.target is not None and not self.is_compressed and not self._location.is_stream:
             from tarshards.index.members import Members
@@ -125,13 +126,16 @@ class TarWriter(_Writer):
     def write_members(
         self, key: str, fields: tuple[str, ...], values: list[bytes], packed: list[bytes], shard: str | None = None
     ) -> None:
-        """Append the members of one sample, *packed* by ``pack_members``; *shard* is its source."""
+        """Append the members of one sample, *packed* by ``pack_members``; *shard* is the one that it was read from.
+
+        Raises SampleError for a duplicate key.
+        """
         members = self._members
         if members is not None and fields not in members.numbers:
             members.check_room(key, fields, str(self.target))
         if key in self._keys:
             raise SampleError(_duplicate(self._keys.shard_of(key), shard), url=self._stream.name, key=key)
-        self._keys.add(key, None if shard is None else sys.intern(shard))  # one text for all samples of a shard
+        self._keys.add(key, None if shard is None else sys.intern(shard))  # samples of a shard share one string
         size = sum(map(len, packed))
         self._send(packed if size >= LARGE or len(packed) == 1 else [b"".join(packed)])
         if members is not None:
@@ -140,7 +144,10 @@ class TarWriter(_Writer):
         self.samples += 1
 
     def write_packed(self, keys: list[str], packed: list[bytes]) -> None:
-        """Append samples with these *keys*; *packed* has the members of each sample as one bytes object."""
+        """Append samples with these *keys*; *packed* has the members of each sample as one bytes object.
+
+        Raises SampleError for a duplicate key.
+        """
         for key in keys:
             if key in self._keys:
                 raise SampleError(DUPLICATE_KEY, url=self._stream.name, key=key)
@@ -148,7 +155,7 @@ class TarWriter(_Writer):
         self._append(packed if sum(map(len, packed)) >= LARGE * len(packed) else [b"".join(packed)], len(keys))
 
     def _append(self, parts: list[Any], samples: int) -> None:
-        """Append this number of samples; each of *parts* has the members of one or more whole samples."""
+        """Append *samples* samples; each of *parts* has the members of one or more whole samples."""
         self._send(parts)
         if self._members is not None:
             self._members.add_packed(parts, self.size - len(END))
@@ -156,7 +163,7 @@ class TarWriter(_Writer):
         self.samples += samples
 
     def write_packed_samples(self, packed: PackedSamples) -> Iterator[Sample]:
-        """Append samples at once; if a key is not new, yield all samples instead, for ``write``."""
+        """Append many samples at once; if a key is a duplicate, yield all samples instead, for ``write``."""
         if self._keys.isdisjoint(packed.keys):
             self._keys.update(packed.keys, sys.intern(packed.url))
             self._append([packed.members], len(packed.keys))
@@ -164,10 +171,10 @@ class TarWriter(_Writer):
             yield from unpacked(packed)
 
     def write_batch(self, batch: SampleBatch) -> Iterator[Sample]:
-        """Append the samples of *batch*, many at once; yield each sample that needs ``write`` when its turn comes.
+        """Append the samples of *batch*, many at once; yield, in order, each sample that needs ``write`` instead.
 
-        These are samples that need more than a plain header because of a name or size, that have a faulty key, or a
-        field that is new to the index of the shard; and all samples if a key is not new.
+        These are samples that need more than a plain header because of a name or size, samples with an invalid key, and
+        samples with a field that is new to the index of the shard; and all samples if a key is a duplicate.
         """
         members = self._members
         keys, columns = batch.keys, sorted(batch.columns, key=itemgetter(0))
@@ -238,18 +245,18 @@ class TarWriter(_Writer):
             raise
 
     def abort(self) -> None:
-        """Discard the archive; where its bytes cannot be discarded, end it so that every reader finds it truncated."""
+        """Discard the archive; if that is impossible, end it so that every reader reports it as truncated."""
         self._discard(())
 
     def _discard(self, rest: Iterable[bytes | FileRange | MemberFile]) -> None:
-        """Discard the archive, or end it after the *rest* of the sample that is being written."""
+        """Discard the archive; if that is impossible, write the *rest* of the current sample, then the end."""
         whole = (part.pieces() if isinstance(part, FileRange | MemberFile) else (part,) for part in rest)
         self._stream.end(chain(chain.from_iterable(whole), [CUT]))
         self._stream.abort()
 
 
 def _duplicate(first: str | None, second: str | None) -> str:
-    """Return the message for a key that the shard *first* has and that comes again in the shard *second*."""
+    """Return the message for a key that was read from the shard *first*, and again from the shard *second*."""
     if first is None or second is None:
         return DUPLICATE_KEY
     which = f"{first} has it twice" if first == second else f"it comes from {first}, and again from {second}"
@@ -258,7 +265,7 @@ def _duplicate(first: str | None, second: str | None) -> str:
 
 def _is_file(target: Any) -> bool:
     if not hasattr(target, "write") or (isinstance(target, os.PathLike) and not hasattr(target, "closed")):
-        return False  # fsspec's files are paths too, and py.path's paths write
+        return False  # fsspec's files are also PathLike, and py.path's paths have a write method
     if hasattr(target, "encoding"):
         raise TypeError(f"a shard is written to a file that is open for bytes, not text: {shortened(target)}")
     return True
@@ -275,17 +282,17 @@ class ShardWriter(_Writer):
 
     With *index*, every uncompressed shard gets a sidecar ``<shard>.index`` when it is finished. ``close`` writes the
     manifest of all shards with their sample counts and sizes, named after the pattern: ``train-{shard:06d}.tar`` gives
-    ``train.shards.json``. After an error no manifest is written. With *start* above 0, the manifest keeps its entries,
-    and adds shards below *start* that have an index. Entries added meanwhile by writers of other shards stay. Pipes get
-    neither indexes nor a manifest. *sync* is as in ``TarWriter``, also for indexes and the manifest. With *sha256*
-    uncompressed shards are hashed as they are written, and the manifest has their checksums.
+    ``train.shards.json``. After an error, no manifest is written. With *start* above 0, the manifest keeps its entries,
+    and adds shards below *start* that have an index. Entries that writers of other shards add in the meantime stay.
+    Pipes get neither indexes nor a manifest. *sync* is as in ``TarWriter``, and also applies to indexes and the
+    manifest. With *sha256*, uncompressed shards are hashed as they are written, and the manifest has their checksums.
 
-    A local shard belongs to the writer that begins it until the writer is closed or aborted, or its process ends:
-    meanwhile, another writer that would replace it raises OpenError, which names the process. Concurrent writers need
-    different patterns, or different *start*. On servers and stores two writers are not detected.
+    A local shard belongs to the writer that begins it until the writer is closed or aborted, or its process ends. Until
+    then, another writer that would replace it raises OpenError, which names the process. Concurrent writers need
+    different patterns, or different *start*. On servers and object stores, two writers of a shard are not detected.
 
-    *values* replaces further names in the pattern. *open_writer* opens each shard by name, instead of ``TarWriter``,
-    and must claim it; *on_finish* is called with the name and the writer of each finished shard.
+    *values* replaces other names in the pattern. *open_writer* opens each shard by name, instead of ``TarWriter``, and
+    must claim it; *on_finish* is called with the name and the writer of each finished shard.
     """
 
     @explains
@@ -326,7 +333,7 @@ class ShardWriter(_Writer):
         self._entries: dict[str, Shard] = {}
 
     def write(self, sample: Sample) -> None:
-        """Append one sample; raises like ``TarWriter.write``."""
+        """Append one sample; raise the errors of ``TarWriter.write``, and ValueError after ``close``."""
         fields, values = encode_sample(sample, in_pieces=True)
         key = sample["__key__"]
         packed = pack_members(key, fields, values)
@@ -382,7 +389,7 @@ class ShardWriter(_Writer):
             self._on_finish(name, writer)
 
     def _write_manifest(self) -> None:
-        """Write the manifest, with entries of an earlier run and of writers of other shards since this one began."""
+        """Write the manifest; keep the entries of an earlier run, and those that writers of other shards added."""
         from tarshards.index.manifests import earlier_shards, natural_order, write_manifest
 
         url = self._manifest()
@@ -399,7 +406,7 @@ class ShardWriter(_Writer):
         self._entries = {}
 
     def _with_sha256(self, shard: Shard) -> Shard:
-        """Return a shard of an earlier run, with its checksum if wanted, computed if none was stored."""
+        """Return a shard of an earlier run, with its checksum if ``sha256`` is set; compute it if none is stored."""
         location = Location.of(shard.url)
         if not self._sha256 or shard.sha256 is not None or named_compression(location) is not None:
             return shard
@@ -429,13 +436,13 @@ class ShardWriter(_Writer):
 
 
 def open_claimed(claims: Claims, name: str, **options: Any) -> TarWriter:
-    """Open a shard that no other writer has claimed, or raise OpenError."""
+    """Claim the shard *name* and open it; raise OpenError if another writer has claimed it."""
     claims.take(name)
     return TarWriter(name, **options)
 
 
 def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None = None) -> None:
-    """Warn of shards of *pattern* from *number* on, left by a run that wrote more shards."""
+    """Log a warning if there are shards of *pattern* from *number* on, left by an earlier run that wrote more."""
     if Location.of(pattern).is_stream:
         return
     left: list[str] = []
@@ -458,10 +465,10 @@ def write_samples(
     sync: bool = True,
     reject: Callable[[Sample, TarshardsError], object] | None = None,
 ) -> int:
-    """Write *samples* to one shard, as ``TarWriter`` does, and return their number.
+    """Write *samples* to one shard, as ``TarWriter`` does, and return the number written.
 
-    A sample that the shard cannot accept, such as one with a repeated key, is passed to *reject* with the error, and
-    left out; by default the error is raised.
+    If a sample cannot be written, such as one with a duplicate key, SampleError or EncodeError is raised; or *reject*
+    is called with the sample and the error, and the sample is left out.
     """
     if isinstance(samples, Mapping):
         raise TypeError(f"write_samples takes samples, such as a list of dicts, not one dict {shortened(samples)}")
@@ -476,9 +483,10 @@ def write_shard(
     *,
     reject: Callable[[Sample, TarshardsError], object] | None = None,
 ) -> tuple[int, int]:
-    """Write *samples* to a shard, as ``write_samples`` does, and its index; return their number and its size in bytes.
+    """Write *samples* to a shard, as ``write_samples`` does, and write its index.
 
-    Creates the folder of a local shard if it is missing.
+    Returns the number of samples and the size of the shard in bytes, before compression. Creates the folder of a local
+    shard if it is missing.
     """
     target.make_folder()
     with TarWriter(target) as writer:
@@ -488,7 +496,7 @@ def write_shard(
 
 
 def made_shard(url: str, samples: int, size: int) -> Shard:
-    """Return the manifest entry for a shard of ``write_shard``; a compressed shard has no index."""
+    """Return the manifest entry of a shard that ``write_shard`` wrote; a compressed shard has no index."""
     is_indexed = named_compression(Location.of(url)) is None
     return Shard(url, samples, size if is_indexed else None, indexed=is_indexed)
 
@@ -523,7 +531,7 @@ def shard_name(pattern: str | os.PathLike[str] | Location, shard: int, values: M
 
 
 def _fill(pattern: str, number: Callable[[str], str], values: Mapping[str, str] | None) -> str:
-    """Fill the names in *values* and the shard number, ``number(width)``, into *pattern*."""
+    """Fill the names in *values*, and ``number(width)`` as the shard number, into *pattern*."""
 
     def fill(match: re.Match[str]) -> str:
         variable, width, percent_width = match.groups()

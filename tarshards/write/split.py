@@ -1,4 +1,4 @@
-"""Split samples into shards: by size, by the value of a field or by ratios, with a command for each finished shard."""
+"""Split samples into shards by size, by the value of a field or by ratios; run a command for each finished shard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tarshards.write.shards import ShardWriter, TarWriter
 if TYPE_CHECKING:
     from tarshards.parallel.children import ChildGroup
 
-MAX_SERIES = 500  # each series keeps a file open
+MAX_SERIES = 500  # series of shards that are written at once; each keeps a file open
 LONGEST = 256  # bytes; file systems allow only shorter names
 
 Route = Callable[[Sample], str]
@@ -54,12 +54,12 @@ def split_samples(
 ) -> list[SplitShard]:
     """Write *samples* to the shards of *pattern*, as ``ShardWriter`` does, and return the shards.
 
-    Each of *routes* computes the value of a variable in the pattern for a sample. Every combination of values is a
-    series of shards, numbered from *first*; with *index*, each series gets indexes and a manifest. The error of a
-    sample that has no route, or that its shard cannot accept, is raised, or passed to *reject*. Reading stops at the
-    sample that would start shard number *max_shards* + 1; *leave_out* is then called with "max_shards". *on_finish* is
-    called with the name of each finished shard. Raises OpenError for a shard that exists, unless *overwrite*, and for a
-    shard that two series, or this and another writer, would write.
+    Each of *routes* is named after a variable in the pattern, and computes its value for a sample. Every combination of
+    values is a series of shards, numbered from *first*; with *index*, each series gets indexes and a manifest. The
+    error of a sample that has no route, or cannot be written, is raised, or passed to *reject*. Reading stops at the
+    sample that would start one shard more than *max_shards*; *leave_out* is then called with "max_shards". *on_finish*
+    is called with the name of each finished shard. With *dry_run*, nothing is written. Raises OpenError for a shard
+    that exists, unless *overwrite*, and for a shard that two series, or another writer, would also write.
     """
     target = Location.of(pattern)
     shards: list[SplitShard] = []
@@ -125,11 +125,13 @@ def split_samples(
 
 
 class _EnoughError(Exception):
-    """The next sample would start another shard than the requested number allows."""
+    """The next sample would start one shard too many."""
 
 
 def route_by_field(field: str) -> Route:
-    """Return a route by the text of *field*; it raises SampleError for text that is not safe in a file name.
+    """Return a route by the text of *field*.
+
+    The route raises SampleError if a sample lacks the field, or its text is not safe in a file name.
 
     >>> route_by_field("cls")({"__key__": "a", "cls": b"7"})
     '7'
@@ -153,7 +155,7 @@ def route_by_field(field: str) -> Route:
 
 
 def is_safe(text: str) -> bool:
-    """Return whether *text* is safe as part of a file name: not a folder, a URL, a hidden file or too long.
+    """Return whether *text* is safe as part of a file name: no folder, URL or hidden file, and not too long.
 
     >>> is_safe("cat 7%"), is_safe("../cat"), is_safe("pipe:cat"), is_safe(""), is_safe("x" * LONGEST)
     (True, False, False, False, False)
@@ -163,7 +165,9 @@ def is_safe(text: str) -> bool:
 
 
 def route_by_ratios(ratios: Mapping[str, float], *, seed: int = 0) -> Route:
-    """Return a route that assigns each name its ratio of the samples, by a hash of *seed* and the key.
+    """Return a route that assigns samples to names in the given *ratios*, by a hash of *seed* and the key.
+
+    Raises ValueError unless the ratios are positive and add up to 1.
 
     >>> route_by_ratios({"train": 0.9, "val": 0.1})({"__key__": "a"})
     'train'

@@ -34,15 +34,15 @@ def check_shards(
     allow_empty: bool = False,
     on_survey: OnSurvey | None = None,
 ) -> Report:
-    """Check shards, and the dataset that they form.
+    """Check shards, and the dataset that they form; return the report.
 
     A shard may consist of several archives if ``Shard.concatenated`` is set. A dataset without samples is an error
     unless *allow_empty*.
 
     Reads headers only; with *decode*, *jobs* threads also decode all fields except videos and those that can run code.
-    Shards that are not plain local files are copied to a temporary file. Keys are compared within bounded memory; a
-    sample of a shard that is damaged, or of at most 1 GiB, takes about 550 bytes. *on_survey* is called with each open
-    shard and its judged survey, after the shard was checked; its exceptions propagate.
+    Shards that are not plain local files are copied to a temporary file. Keys are compared within bounded memory; while
+    a shard is checked, each of its samples takes about 550 bytes if the shard is damaged or at most 1 GiB. *on_survey*
+    is called with each open shard and its judged survey, after the shard was checked; its exceptions propagate.
     """
     with KeyOrigins() as keys:
         check = _Check(keys, jobs if decode else 0, on_survey)
@@ -52,11 +52,11 @@ def check_shards(
 
 
 class _Check:
-    """The check of one dataset, shard after shard; *threads* decode its fields, none if 0."""
+    """The check of one dataset, shard after shard; *threads* threads decode the fields, or none if it is 0."""
 
     def __init__(self, keys: KeyOrigins, threads: int, on_survey: OnSurvey | None):
         self.report, self.keys, self.threads, self.on_survey = Report(), keys, threads, on_survey
-        self.rule: KeyRule = split_name  # for the names in the shard
+        self.rule: KeyRule = split_name  # how names in the current shard are split into key and field
         self.names: list[str] = []
         self.forms: dict[frozenset[str], tuple[str, int, str]] = {}  # fields -> origin of the first sample
         self.odd_names: dict[str, tuple[int, str, int, str]] = {}  # oddity -> count, origin of the first
@@ -88,9 +88,9 @@ class _Check:
                 self.on_survey(file, survey)
 
     def _count_shard(self, file: PlainFile, name: str) -> Any:
-        """Count the samples of a shard, from one scan of its headers if nothing else needs checking.
+        """Count the samples of a shard: by one scan of its headers if that is enough, else one by one.
 
-        Returns the result of ``walk`` in that scan, None without one.
+        Returns the result of ``walk`` in the scan, or None if there was none.
         """
         scanned = None if self.threads else scan_headers(file, self.rule)
         if scanned is None:
@@ -100,13 +100,14 @@ class _Check:
         return scanned.walked
 
     def _survey(self, file: PlainFile, name: str) -> Survey:
-        """Survey a shard, count its samples, and return the judged survey."""
+        """Survey a shard for a repair, count its samples, and return the judged survey."""
         from tarshards.samples.resync.judging import judge
         from tarshards.samples.resync.reading import group_file
         from tarshards.samples.resync.walking import walk
 
         survey = group_file(file, split=self.rule, pieces=walk(file))
-        # Keys that are not adjacent are problems only of a repair: the check counts their samples as duplicates.
+        # Judging finds keys whose members are not adjacent. Only a repair leaves their samples out: the check counts
+        # them as duplicates, so an intact shard is judged afterwards.
         if survey.gaps:
             judge(survey.samples, survey.gaps, file)
         self._count_each(file, name, survey)
@@ -139,7 +140,7 @@ class _Check:
             self.forms.setdefault(sample.fields, (name, sample.offset, sample.key))
 
     def _count_scanned(self, headers: ScannedShard, name: str) -> None:
-        """Count the samples of a plain shard."""
+        """Count the samples of a plain shard by its scanned headers."""
         report = self.report
         report.samples += len(headers.keys)
         report.members += sum(sizes.total() for sizes in headers.sizes)
@@ -154,7 +155,7 @@ class _Check:
                 self.forms.setdefault(fields, (name, headers.offsets[number], headers.keys[number]))
 
     def _look_for_dots(self, fields: frozenset[str], name: str, offset: int, key: str) -> None:
-        """Warn, once per shard, of a sample that dots in keys have merged from many."""
+        """Warn, once per shard, if dots in keys have merged many samples into one."""
         if self.rule is split_name and self.dotted != name and have_dots_in_key(fields):
             self.dotted = name
             self.report.add(Finding("warning", "dots", dots_in_key(len(fields), min(fields)), name, offset, key))
@@ -175,7 +176,7 @@ class _Check:
         try:
             if Location.of(url).is_local:
                 verify_index(url, walked=None if walked is None else (split, walked))
-            else:  # comparing all headers would fetch them again, or even whole shards
+            else:  # comparing all headers would fetch them, or even whole shards, once more
                 Index.load(url, check=has_ranges(url))
         except ShardIndexError as error:
             if error.reason == MISSING:
@@ -193,7 +194,7 @@ class _Check:
             shards = f"{report.shards} shard{'s' * (report.shards != 1)}"
             report.add(Finding("error", "empty", f"no samples in {shards}"))
         for keys in nsmallest(SHOWN, self._counted(self.keys.duplicates()), key=lambda pair: pair[1][1]):
-            self._tell_duplicate(*keys)
+            self._report_duplicate(*keys)
         for name in sorted(report.fields):
             missing = report.samples - report.fields[name].samples
             if missing:
@@ -216,8 +217,8 @@ class _Check:
             self.report.counts["error", "duplicate key"] += 1
             yield pair
 
-    def _tell_duplicate(self, key: str, origins: list[tuple[int, int]]) -> None:
-        """Report the origins of a counted duplicate key."""
+    def _report_duplicate(self, key: str, origins: list[tuple[int, int]]) -> None:
+        """Add the finding for a duplicate key that was counted before."""
         (first, begin), (shard, offset) = origins[:2]
         more = f", and in {len(origins) - 2} more places" if len(origins) > 2 else ""
         reason = REPEATED if first == shard else "this key is also in another shard"

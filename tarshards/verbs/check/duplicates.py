@@ -1,4 +1,4 @@
-"""Duplicate keys, among more keys than fit into memory."""
+"""Find duplicate keys among more keys than fit into memory."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from zlib import crc32
 
 from tarshards.storage.streams import temporary
 
-HELD = 1 << 17  # keys in memory before they go to disk
-PARTS = 64
+HELD = 1 << 17  # keys in memory at which they are spilled to disk
+PARTS = 64  # files that keys are distributed to
 
-Origin = tuple[int, int]
+Origin = tuple[int, int]  # the number of a shard, and an offset
 Run = tuple[list[str], int, list[int]]  # keys of one shard, its number, and the offset of each
 
 
 class KeyOrigins:
-    """Every key with its origins, pairs of a shard's number and an offset.
+    """All keys with their origins, to find duplicate ones.
 
-    As long as each key is greater than the one before it, there is nothing to search. About HELD keys are held in
-    memory. If there are more, they go to an unnamed temporary file; unless they ascend, all are distributed by a hash
-    over such files, which are searched one at a time: this takes about 200 bytes for every 64th key.
+    While each key is greater than the previous one, none can be a duplicate. Up to about HELD keys are held in memory;
+    more are spilled to an unnamed temporary file. Once keys do not ascend, spilled keys are distributed by their hash
+    to PARTS such files, which are searched one at a time: this takes about 200 bytes for every 64th key.
 
     >>> with KeyOrigins() as keys:
     ...     for number, key in enumerate("abca"):
@@ -35,7 +35,7 @@ class KeyOrigins:
     def __init__(self) -> None:
         self._runs: list[Run] = []
         self._held = 0
-        self._greatest: str | None = ""  # the last key as long as keys ascend, then None
+        self._greatest: str | None = ""  # the last key while keys ascend, None once they do not
         self._ascending: IO[bytes] | None = None  # runs whose keys ascend
         self._files: list[IO[bytes]] = []
 
@@ -94,7 +94,7 @@ class KeyOrigins:
             _dump(part, file)
 
     def duplicates(self) -> Iterator[tuple[str, list[Origin]]]:
-        """Yield each key with several origins, and the origins, in no particular order of keys."""
+        """Yield each key that has several origins, with the origins; keys are in no particular order."""
         if self._greatest is not None:
             return
         if self._files or self._ascending is not None:

@@ -1,4 +1,4 @@
-"""The headers of a plain shard, scanned in one call: the counts that a check needs."""
+"""Scan the headers of a plain shard in one call, for the counts that a check needs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LARGEST = 1 << 30  # bytes of a shard whose headers are held in memory
 
 
 class ScannedShard(NamedTuple):
-    """The samples of a shard: the offset of each one's first header, and its form.
+    """The samples of a plain shard: the key, the offset of the first header, and the form of each.
 
-    A form is the indexes in *fields*, little-endian uint16, of a sample's fields; if all samples have the same form,
-    *forms* has it once. *sizes* counts the sizes of each
-    field in bytes. *walked* is the result of ``walk``.
+    A form is the fields of a sample, as their indexes in *fields* (little-endian uint16); if all samples have the same
+    form, *forms* has it once. *sizes* counts, for each of *fields*, its sizes in bytes. *walked* is the result of
+    ``walk``.
     """
 
     keys: list[str]
@@ -33,7 +33,7 @@ class ScannedShard(NamedTuple):
     walked: Any
 
     def first_of_each_form(self) -> Iterator[tuple[frozenset[str], int]]:
-        """Yield the fields and the number of each sample that is the first of its form."""
+        """Yield, for each form, its fields and the number of the first sample that has it."""
         count = len(self.forms)
         first = dict(zip(reversed(self.forms), reversed(range(count))))
         for number in sorted(first.values()):
@@ -42,10 +42,10 @@ class ScannedShard(NamedTuple):
 
 
 def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard | None:
-    """Scan the headers of a plain shard; return None for any other shard, which needs an inspection.
+    """Scan the headers of a plain shard; return None for any other shard, which must be inspected sample by sample.
 
-    A plain shard is intact and not too large. It contains only samples and one end of archive: no other members, no
-    extended headers, and no names that some reader misreads.
+    A plain shard is intact and has at most LARGEST bytes. It contains only samples and one end of archive: no other
+    members, no extended headers, and no names that DALI may misread.
     """
     if file.size > LARGEST:
         return None
@@ -53,14 +53,14 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
     if found is None or not found[0]:
         return None
     keys, fields, (*arrays, twice, elsewhere), *_ = found
-    if twice or elsewhere or len(fields) > 1 << 16 or _is_odd(keys, fields):
+    if twice or elsewhere or len(fields) > 1 << 16 or _may_be_misread(keys, fields):
         return None
     count, width = len(arrays[0]) // 4, len(fields)
     offsets, sizes = (struct.unpack(f"<{count}Q", data) for data in arrays[2:])
     form = struct.pack(f"<{width}H", *range(width))
     starts: Sequence[int]
     lists: list[Any]
-    if len(keys) * width == count and arrays[1] == form * len(keys):  # no field twice, so all fields in each sample
+    if len(keys) * width == count and arrays[1] == form * len(keys):  # no field twice in a sample, so all in each
         starts, forms = range(0, count, width), [form]
         lists = [sizes[number::width] for number in range(width)]
     else:
@@ -71,7 +71,7 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
         for number, size in zip(numbers, sizes):
             lists[number].append(size)
     sizes_of: list[Counter[int]] = list(map(Counter, lists))
-    # Members do not overlap, so there is nothing between them if their lengths add up to the end of the last.
+    # Members do not overlap, so nothing lies between them if their lengths add up to the end of the last.
     end = offsets[-1] - BLOCK + _length(sizes[-1])
     total = sum(_length(size) * number for each in sizes_of for size, number in each.items())
     if total != end or not is_end(Zeros(end, file.size), 0, file):
@@ -82,11 +82,11 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
 
 
 def _length(size: int) -> int:
-    """Return the bytes of a member with its header and padding."""
+    """Return the bytes that a member of *size* bytes takes with its header and padding."""
     return (size + 2 * BLOCK - 1) & -BLOCK
 
 
-def _is_odd(keys: list[str], fields: list[str]) -> bool:
-    """Return whether any name may be one that DALI misreads."""
+def _may_be_misread(keys: list[str], fields: list[str]) -> bool:
+    """Return whether DALI may misread any of the names."""
     text = "\0".join(keys + fields)
     return text.split() != [text] or "" in fields or max(map(len, keys)) + max(map(len, fields)) >= 100

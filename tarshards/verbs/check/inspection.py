@@ -1,4 +1,4 @@
-"""The samples of any shard, inspected one by one: the whole ones, and the faults of the others."""
+"""Inspect the samples of any shard one by one: yield the whole ones, report the faults of the others."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tarshards.samples.resync.walking import FoundSample, Gap, Piece, Zeros, gro
 from tarshards.storage.opening import PlainFile
 from tarshards.verbs.check.report import Report
 
-HELD = 1 << 16  # members of a shard whose headers are held rather than read twice
-BATCH = 1 << 21  # bytes of samples that are decoded at once
+HELD = 1 << 16  # the most members of a shard whose headers are held in memory rather than read twice
+BATCH = 1 << 21  # bytes of samples that one call decodes
 WHITE = re.compile(r"\s")
 
 
@@ -32,10 +32,11 @@ def whole_samples(
     *,
     split: KeyRule = split_name,
 ) -> Iterator[FoundSample]:
-    """Yield the samples of a shard that are whole; the others, and gaps, become findings.
+    """Yield the whole samples of a shard; the others, and gaps, become findings.
 
-    *survey* is the shard's, judged if there are gaps; without it the headers are read here, and the samples of a shard
-    without gaps are not held. Members after the end of an archive are a finding unless *file* is ``concatenated``.
+    *survey* is the survey of the shard, judged if it has gaps. Without it the headers are read here, and the samples of
+    a shard without gaps are not held in memory. Members after the end of an archive are a finding unless *file* is
+    ``concatenated``.
     """
     if survey is None:
         pieces = _Held(walk(file))
@@ -72,7 +73,7 @@ def _start(item: FoundSample | Gap | Zeros) -> int:
 
 
 class _Held:
-    """Pieces that are iterated over once and *held* for a second pass, unless they have more than HELD members."""
+    """Iterates over *pieces* and keeps them in ``held`` for a second pass; None if they have more than HELD members."""
 
     def __init__(self, pieces: Iterable[Piece]):
         self._pieces = pieces
@@ -90,7 +91,7 @@ class _Held:
 
 
 def decoded(samples: Iterable[FoundSample], file: PlainFile, report: Report, threads: int) -> Iterator[FoundSample]:
-    """Yield the samples after *threads* have decoded their fields; fields that do not decode become findings."""
+    """Decode the fields of *samples* in *threads* threads, and yield the samples; failures become findings."""
 
     def decode(batch: list[FoundSample]) -> list[tuple[FoundSample, list[DecodeError]]]:
         return [(sample, list(_undecodable(sample, file))) for sample in batch]
@@ -141,7 +142,7 @@ def _is_image(name: str) -> bool:
 
 
 def misread_by_dali(sample: FoundSample) -> str | None:
-    """Return which of its names make DALI's tar reader, or ``wds2idx``, read another sample, or None."""
+    """Return what makes DALI's tar reader, or ``wds2idx``, misread the sample; None if they read it correctly."""
     fields = sample.fields
     longest, white = _longest_and_white(fields)
     if sample.elsewhere:

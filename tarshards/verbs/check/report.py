@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from tarshards.errors import TarshardsError, visible
 from tarshards.verbs.contents import Contents
 
-SHOWN = 1000  # findings of a kind that are kept; the others are only counted
+SHOWN = 1000  # findings of a severity and kind that are kept; the others are only counted
 
 
 class Finding(NamedTuple):
@@ -30,9 +30,10 @@ class Finding(NamedTuple):
 class Report(Contents):
     """The findings of a check, and the contents of the shards.
 
-    *counts* are the findings by severity and kind; *findings* has the first SHOWN of each. *samples* and *members*
-    count whole samples, *lost* the others, *joined* the archives that follow another in their shard. *damaged* has the
-    samples and bytes of each shard with a gap.
+    ``counts`` counts the findings by severity and kind; ``findings`` has the first SHOWN of each. ``samples`` counts
+    whole samples, ``members`` their members, ``lost`` the other samples, ``joined`` the archives that follow another in
+    their shard, ``skipped`` the members in no sample, by reason. ``damaged`` has, for each shard with a gap, the
+    numbers of its samples and bytes.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class Report(Contents):
         self.skipped: Counter[str] = Counter()
 
     def add(self, finding: Finding) -> None:
-        """Count a finding, and keep it if it is one of the first of its kind."""
+        """Count a finding, and keep it if it is one of the first SHOWN of its kind."""
         self.counts[finding.severity, finding.kind] += 1
         if self.counts[finding.severity, finding.kind] <= SHOWN:
             self.findings.append(finding)
@@ -58,11 +59,11 @@ class Report(Contents):
         self.skipped[reason] += 1
 
     def total(self, severity: str) -> int:
-        """The number of errors, or warnings."""
+        """Return the number of findings of this *severity*: "error" or "warning"."""
         return sum(count for (of, _), count in self.counts.items() if of == severity)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON's types."""
+        """Return the report as a dict of JSON's types."""
         return {
             "errors": self.total("error"),
             "warnings": self.total("warning"),
@@ -83,7 +84,7 @@ class Report(Contents):
         }
 
     def listed(self, *severities: str) -> list[str]:
-        """Return a line for each finding of *severities* that was kept, and for each kind that has more."""
+        """Return a line for each kept finding of these *severities*, then one for each kind that has more."""
         lines = [visible(str(finding)) for finding in self.findings if finding.severity in severities]
         for (severity, kind), count in sorted(self.counts.items()):
             if count > SHOWN and severity in severities:
