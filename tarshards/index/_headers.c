@@ -94,7 +94,7 @@ static int read_item(const unsigned char *data, int64_t at, int64_t limit, Item 
     if (at >= limit) return 0;
     const unsigned char type = data[at++];
     int64_t length = 0, width = 0, items = -1;
-    const int is_map = (type >= 0x80 && type < 0x90) || type >= 0xde;
+    const int is_map = (type >= 0x80 && type < 0x90) || type == 0xde || type == 0xdf;
     const int is_text = (type >= 0xa0 && type < 0xc0) || (type >= 0xd9 && type <= 0xdb);
     const int is_bytes = type >= 0xc4 && type <= 0xc6;
     if (type < 0x80 || type >= 0xe0 || type == 0xc0 || type == 0xc2 || type == 0xc3) length = 0;

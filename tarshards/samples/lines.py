@@ -28,7 +28,7 @@ def open_text(url: str | Location, begin: int = 0, end: int | None = None) -> It
     """Open a text, decompressed and as UTF-8; with *begin* and *end*, only the part between these bytes.
 
     The text is in UTF-8, or in the encoding of its byte order mark, which is removed. *begin* and *end* are offsets in
-    what is read; if both are given, the text must be UTF-8 in a file that can seek.
+    what is read.
     """
     size = None if end is None else end - begin
     with open_shard(url) as stream:
@@ -36,9 +36,9 @@ def open_text(url: str | Location, begin: int = 0, end: int | None = None) -> It
         if begin and text.mark is not None and stream.seekable():
             text.start_at(begin)
             begin = 0
+        while begin and (skipped := text.read(min(begin, BUFFER))):
+            begin -= len(skipped)
         with BufferedReader(text if size is None else _Part(text, size), BUFFER) as lines:
-            while begin and (skipped := lines.read(min(begin, BUFFER))):
-                begin -= len(skipped)
             yield lines
 
 

@@ -112,7 +112,7 @@ def _read_tree(
             found = [find_field(paths, names) for names in wanted]
             kept = {field: paths[field] for field in found if field is not None}
             lacking = [" or ".join(names) for names, field in zip(wanted, found) if field is None]
-            if not kept:
+            if wanted and not kept:
                 skipped["samples without any of the fields"] += 1
                 continue
             if lacking and missing == "fail":

@@ -271,7 +271,8 @@ def _columns_of(entries: list[dict[str, Any]]) -> dict[str, list[Any]]:
     first = entries[0].keys() if entries else {}.keys()
     if sum(map(len, entries)) == len(first) * len(entries):  # probably all have the same names
         with suppress(KeyError):
-            return {word: [*map(itemgetter(word), entries)] for word in words if word in first}
+            columns = {word: [*map(itemgetter(word), entries)] for word in first}
+            return {word: columns[word] for word in words if word in first}
     return {word: [entry.get(word, False if word in MARKS else None) for entry in entries] for word in words}
 
 

@@ -380,7 +380,6 @@ class Stream(SampleOps):
         keys: str | os.PathLike[str] | Iterable[str] | None = None,
         drop: str | os.PathLike[str] | Iterable[str] | None = None,
         fields: str | Iterable[str] | None = None,
-        lazy: str | Iterable[str] | None = None,
         on_error: ErrorPolicy = None,
         executor: Executor | None = None,
     ) -> Self:

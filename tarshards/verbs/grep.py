@@ -108,7 +108,8 @@ class Duplicate:
         hashed, lacking = self._hash(digest_size=16), self.missing.total()
         if self.fields is None:
             sample = dict(sorted(sample.items()))
-            hashed.update("\0".join(name for name in sample if not is_reserved(name)).encode(errors="surrogateescape"))
+            names = "\0".join(name for name in sample if not is_reserved(name)).encode(errors="surrogateescape")
+            hashed.update(b"%d\0%b" % (len(names), names))
         for text in _texts(sample, self.fields, self.missing):
             hashed.update(b"%d\0" % len(text))  # "ab", "c" must differ from "a", "bc"
             hashed.update(text)

@@ -161,7 +161,7 @@ def is_safe(text: str) -> bool:
     (True, False, False, False, False)
     """
     is_plain = text.isprintable() and not re.search(r"[/\\:*?\[\]{}]", text)
-    return 0 < len(text) < LONGEST and text[0] not in ".-@" and is_plain
+    return 0 < len(text.encode(errors="replace")) < LONGEST and text[0] not in ".-@" and is_plain
 
 
 def route_by_ratios(ratios: Mapping[str, float], *, seed: int = 0) -> Route:

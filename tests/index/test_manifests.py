@@ -94,6 +94,15 @@ def test_dry(here):
     assert os.listdir(here) == []
 
 
+def test_entries_with_other_names_of_equal_number(here):
+    text = '{"wids_version": 1, "shardlist": [{"url": "a.tar", "note": 1}, {"url": "b.tar", %s}]}'
+    Path("a.shards.json").write_text(text % '"nsamples": 7')
+    assert [shard.samples for shard in read_manifest("a.shards.json")] == [None, 7]
+    Path("a.shards.json").write_text(text % '"concatenated": "yes"')
+    with pytest.raises(UrlError, match=r"b\.tar has concatenated 'yes'"):
+        read_manifest("a.shards.json")
+
+
 def test_a_damaged_manifest_is_not_replaced(here):
     Path("a.shards.json").write_text("{}")
     with pytest.raises(UrlError, match="no shardlist"):

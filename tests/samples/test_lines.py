@@ -7,7 +7,7 @@ import gzip
 import pytest
 
 from tarshards.errors import DecodeError, OpenError, SampleError
-from tarshards.samples.lines import checked, located, numbered_lines
+from tarshards.samples.lines import checked, located, numbered_lines, open_text
 
 
 def test_every_line_has_its_place(tmp_path):
@@ -29,6 +29,16 @@ def test_what_is_no_text_is_told_with_its_line(tmp_path):
         next(lines)
     with pytest.raises(OpenError):
         next(numbered_lines(str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_part_of_a_text_has_the_bytes_between_its_ends(tmp_path, encoding, pack):
+    text = "".join(f"line {n}: \u010a\n" for n in range(500))
+    (tmp_path / "a.txt").write_bytes(pack(text.encode(encoding)))
+    for begin, end in [(0, 4), (3, 4000), (2000, 2000), (4000, None), (5000, 10**6)]:
+        with open_text(str(tmp_path / "a.txt"), begin, end) as part:
+            assert part.read() == text.encode()[begin:end]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])

@@ -259,6 +259,12 @@ def test_classes_are_the_numbers_of_the_sorted_folders(folder):
     assert {sample["__key__"]: sample["cls"] for sample in samples} == {"Zebra/3": b"0", "cat/2": b"1", "dog/x/1": b"2"}
 
 
+def test_the_class_may_be_the_only_field(folder):
+    make_tree("tree/dog/1.jpg", "tree/cat/2.jpg")
+    samples = plain(read_tree("tree", fields="cls", class_field="cls"))
+    assert samples == [{"__key__": "cat/2", "cls": b"0"}, {"__key__": "dog/1", "cls": b"1"}]
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

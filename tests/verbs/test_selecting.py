@@ -208,3 +208,9 @@ def test_a_key_of_two_shards_is_selected_twice(tmp_path):
 def test_duplicates_are_those_of_a_list(samples):
     duplicate = Duplicate()
     assert [duplicate(sample) for sample in samples] == [sample in samples[:i] for i, sample in enumerate(samples)]
+
+
+def test_names_and_bytes_are_not_mixed_up():
+    duplicate = Duplicate()
+    assert not duplicate(sample_of(1, a=b"b0\x000\x00"))
+    assert not duplicate(sample_of(2, a5=b"", b=b""))

@@ -120,6 +120,11 @@ def test_a_safe_value_stays_in_its_folder(text):
         assert ":" not in text
 
 
+def test_the_length_of_a_safe_value_is_that_of_its_bytes():
+    assert is_safe("é" * 127)
+    assert not is_safe("é" * 128)
+
+
 @pytest.mark.parametrize("value", ["100%", "%06d", "a b", "ünï", "n07.2"])
 def test_other_values_name_their_shard_as_they_are(tmp_path, value):
     (shard,) = split(
