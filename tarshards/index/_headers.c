@@ -525,7 +525,8 @@ typedef struct {
     } *rows;
     int64_t count;
     volatile int64_t at; /* the current row, kept in memory since the guard may jump out of the loop */
-    int64_t *undecided, differing; /* the indices of members that do not match, and their number */
+    int64_t *undecided;  /* the indices of members that do not match */
+    volatile int64_t differing; /* their number */
     int stops_at_disk; /* whether to stop if pages are read from a disk */
 } Comparing;
 
@@ -663,7 +664,7 @@ typedef struct {
     int64_t count, terms;
     volatile int64_t at; /* as in Comparing */
     int16_t *best; /* for each term, the best rank found in the current sample */
-    int are_new;   /* whether a member was located that is not known to match */
+    volatile int are_new; /* whether the header of a member that was found has not been compared before */
     uint64_t *addresses;
     int64_t *sizes, *numbers; /* -1: the sample has no such field; -2: the shard cannot be read */
 } Locating;
@@ -693,7 +694,7 @@ static void locate_rows(void *argument) {
                 locating->addresses[term * count + i] = (uint64_t)(uintptr_t)at(source->members, entry.offset);
                 locating->sizes[term * count + i] = entry.size;
                 locating->numbers[term * count + i] = member;
-                locating->are_new |= !is_compared(source->members, member);
+                if (!is_compared(source->members, member)) locating->are_new = 1;
             }
         }
     }

@@ -56,15 +56,15 @@ def shard(tmp_path) -> tuple[Path, Index]:
     return path, build_index(str(path))
 
 
-@pytest.mark.parametrize("head", range(0x100))
-def test_only_a_map_has_a_layout(kernel, head):
-    """Maps of msgpack begin with 80 to 8f, de or df; here they are followed by zeros, as many as an empty one needs."""
-    width = {0xDE: 2, 0xDF: 4}.get(head, 0)
-    if head == 0x80 or width:
-        assert kernel.layout(bytes([head, *[0] * width])) == {}
-    else:
-        with pytest.raises(ValueError, match="no whole msgpack map"):
-            kernel.layout(bytes([head]))
+def test_only_a_map_has_a_layout(kernel):
+    """Maps of msgpack begin with 80 to 8f, de or df; the empty ones of the last two have a size of 2 and 4 bytes."""
+    for head in range(0x100):
+        width = {0xDE: 2, 0xDF: 4}.get(head, 0)
+        if head == 0x80 or width:
+            assert kernel.layout(bytes([head, *[0] * width])) == {}
+        else:
+            with pytest.raises(ValueError, match="no whole msgpack map"):
+                kernel.layout(bytes([head]))
 
 
 def test_fills_a_sample(kernel, shard):
