@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
 import pytest
-from with_torch import ShardDataset, ShardLoader
+from with_torch import ShardDataset, ShardLoader, needs_torch
 
 import tarshards
 from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, build_columns, map_shards, readers, write_dataset
@@ -82,6 +82,7 @@ def test_nothing_of_ours_is_in_the_tables():
     assert OPTIONS.keys() >= {"shardshuffle", "resampled", "handler", "nodesplitter", "extensions", "batch_sizes"}
 
 
+@needs_torch
 def test_import_star_leaves_the_name_webdataset_alone(python_with_torch):
     code = "webdataset = 'theirs'\nfrom tarshards import *\nassert webdataset == 'theirs'"
     subprocess.run([python_with_torch, "-c", code], check=True, timeout=60)

@@ -380,6 +380,7 @@ def returned(number: int) -> int:
     return number
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a generator that is closed
 @pytest.mark.soak
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("executor", ["threads", "ours"])

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from with_torch import torch
 
-from tarshards.loaders.arrays.augment import cutout, flip, mixup, normalize, replace_label, to_chw, translate
+from tarshards.loaders.arrays.augment import cutout, flip, mixup, module, normalize, replace_label, to_chw, translate
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3]))
 IMAGES = st.one_of(hnp.arrays(np.uint8, SHAPES), hnp.arrays(np.float32, SHAPES, elements=st.floats(-4, 4, width=32)))
@@ -153,3 +154,10 @@ def test_a_new_batch_by_the_seed_alone_and_the_old_one_as_it_was(name):
 def test_what_is_no_batch_of_images_is_refused(images):
     with pytest.raises(ValueError, match="jpg: images of shape"):
         apply(flip, images)
+
+
+def test_a_module_of_torch_is_given_the_field():
+    batch = {"jpg": np.zeros((4, 3, 8, 8), np.float32), "cls": np.arange(4)}
+    made = module(batch, np.random.default_rng(0), field="jpg", module=torch.nn.Upsample(scale_factor=2))
+    assert made["jpg"].shape == (4, 3, 16, 16)
+    assert made["cls"] is batch["cls"]

@@ -8,8 +8,9 @@ from threading import Event
 from typing import Any
 
 import pytest
+from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ShardDataset, ShardLoader, Stream, mix
+from tarshards import Stream, mix
 from tarshards.errors import StateError
 from tarshards.stream.dask import dask_map
 from tarshards.stream.op import BoundOp

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from with_torch import DataLoader, Subset, torch
+from with_torch import DataLoader, Subset, needs_torch, torch
 
 from tarshards import IndexedShards, ShardWriter
 from tarshards.errors import DecodeError, OpError, SampleError
@@ -40,6 +40,7 @@ def with_double(sample):
     return {**sample, "double": 2 * sample["json"]["number"]}
 
 
+@needs_torch
 def test_samples_are_decoded_mapped_and_made_tuples(samples):
     decoded = samples.decode("rgb8").map(with_double)
     assert (decoded[5]["double"], decoded[-1]["double"], decoded["003"]["double"]) == (10, 22, 6)

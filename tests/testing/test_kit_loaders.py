@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from soak import SOAK
-from with_torch import ShardDataset, ShardLoader
+from with_torch import ShardDataset, ShardLoader, needs_torch
 
 from tarshards import ArrayLoader, Stream, World, mix, readers
 from tarshards.testing import Setup, check_epoch, check_resume, check_shuffle, small_worlds, write_shards
@@ -156,6 +156,7 @@ def with_workers(folder: Path, setup: Setup) -> ShardLoader:
     return shard_loader(folder, setup, workers=setup.workers)
 
 
+@needs_torch
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(PROCESSES))
 def test_processes_of_ranks_and_workers(folder, part):

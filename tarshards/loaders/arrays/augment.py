@@ -124,11 +124,10 @@ def module(batch: Batch, rng: np.random.Generator, *, field: str, module: Callab
 
     During the call *rng* seeds torch's random generator, so the module's random numbers depend on the batch alone.
 
-    >>> import torch
-    >>> doubled = torch.nn.Upsample(scale_factor=2)
-    >>> batch = {"jpg": np.zeros((4, 3, 8, 8), np.float32)}
-    >>> module(batch, np.random.default_rng(0), field="jpg", module=doubled)["jpg"].shape
-    (4, 3, 16, 16)
+    ::
+
+        doubled = torch.nn.Upsample(scale_factor=2)
+        loader = ArrayLoader(stream, 64, fields=fields, transforms=[partial(module, field="jpg", module=doubled)])
     """
     import torch
 

@@ -20,6 +20,7 @@ def jobs(tmp_path_factory, python_with_torch) -> tuple[str, list, list]:
     """What each rank of two jobs has noted: 2 ranks save after each stop, 3 load and read the rest."""
     from tarshards import ShardWriter
 
+    pytest.importorskip("torch", reason="needs torch")
     folder = tmp_path_factory.mktemp("job")
     numbers = iter(range(sum(SIZES)))
     for shard, size in enumerate(SIZES):
