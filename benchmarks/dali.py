@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
-from io import BytesIO
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,9 +13,9 @@ import webdataset
 from measure import DATA, interleave, machine, rates, record
 from nvidia.dali import Pipeline, fn
 from peers.dali import Loader
-from PIL import Image
+from photos import write_photos
 
-from tarshards import ShardDataset, ShardWriter, build_index, dali, expand_urls
+from tarshards import ShardDataset, build_index, dali, expand_urls
 from tarshards.index.exports import write_dali
 
 SAMPLES, SHARD, BATCH, SIDE, CROP, RUNS = 4000, 500, 64, 256, 256, 7
@@ -28,29 +25,6 @@ OURS = "`batch_source`"
 SINGLE = "`ShardDataset`, sample by sample, `external_source(batch=False)`"
 READER = "DALI's `fn.readers.webdataset`"
 PLAIN = "a plain iterator over `webdataset.WebDataset`, `external_source(batch=False)`"
-
-
-def write_photos() -> str:
-    """Write crops of scikit-learn's two photographs, and return their expression."""
-    from sklearn.datasets import load_sample_images
-
-    folder = DATA / f"dali-{SAMPLES}-{SIDE}"
-    urls = f"{folder}/photos-{{0000..{SAMPLES // SHARD - 1:04d}}}.tar"
-    if folder.exists():
-        return urls
-    photos, rng = load_sample_images().images, np.random.default_rng(0)
-    part = Path(f"{folder}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    with ShardWriter(f"{part}/photos-{{shard:04d}}.tar", max_samples=SHARD) as writer:
-        for number in range(SAMPLES):
-            label = number % len(photos)
-            top, left = (int(rng.integers(0, side - SIDE + 1)) for side in photos[label].shape[:2])
-            stream = BytesIO()
-            Image.fromarray(photos[label][top : top + SIDE, left : left + SIDE]).save(stream, "JPEG", quality=90)
-            writer.write({"__key__": f"{number:06d}", "jpg": stream.getvalue(), "cls": label})
-    part.rename(folder)
-    return urls
 
 
 def decode_and_crop(jpg: Any, cls: Any) -> tuple[Any, Any]:
@@ -169,7 +143,7 @@ def cpu_time(works: dict[str, Callable[[], object]], names: list[str]) -> str:
 
 
 def main() -> None:
-    urls = write_photos()
+    urls = write_photos(DATA / f"dali-{SAMPLES}-{SIDE}", SAMPLES, SHARD, SIDE, SIDE, classes=2)
     decoding, passing = sources(decode_and_crop, urls) | loaders(urls), sources(pass_on, urls)
     decoded = interleave(decoding, runs=RUNS)
     passed = interleave(passing, runs=RUNS)

@@ -6,27 +6,23 @@ The training needs torchvision, for its model.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from io import BytesIO
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from measure import DATA, about, machine, record
-from PIL import Image
+from photos import write_photos
 from processes import cpu_seconds
 
-from tarshards import ArrayLoader, ShardDataset, ShardLoader, ShardWriter, Stream, build_index, expand_urls, readers
+from tarshards import ArrayLoader, ShardDataset, ShardLoader, Stream, build_index, expand_urls, readers
 from tarshards.index.exports import write_dali
 
-SAMPLES, SHARD, WIDTH, HEIGHT, QUALITY = 8192, 1024, 500, 375, 90
+SAMPLES, SHARD, WIDTH, HEIGHT = 8192, 1024, 500, 375
 BATCH, CROP, ROUNDS, LEAST = 256, 224, 3, 1.5  # LEAST: seconds of a round
 THREADS = os.cpu_count() or 1
 FEW = 4  # the default of dali_loader
@@ -37,33 +33,6 @@ MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet's 
 READER = "DALI's `fn.readers.webdataset`"
 BEGUN = time.perf_counter()
 CONSTANT = "one constant batch"
-
-
-def write_photos() -> str:
-    """Write crops of scikit-learn's two photographs, and return their expression."""
-    from sklearn.datasets import load_sample_images
-
-    folder = DATA / f"gpu-{SAMPLES}-{WIDTH}x{HEIGHT}"
-    urls = f"{folder}/photos-{{0000..{SAMPLES // SHARD - 1:04d}}}.tar"
-    if folder.exists():
-        return urls
-    photos = load_sample_images().images
-
-    def make(number: int) -> bytes:
-        photo, rng = photos[number % len(photos)], np.random.default_rng(number)
-        top, left = int(rng.integers(photo.shape[0] - HEIGHT)), int(rng.integers(photo.shape[1] - WIDTH))
-        stream = BytesIO()
-        Image.fromarray(photo[top : top + HEIGHT, left : left + WIDTH]).save(stream, "JPEG", quality=QUALITY)
-        return stream.getvalue()
-
-    part = Path(f"{folder}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    with ShardWriter(f"{part}/photos-%04d.tar", max_samples=SHARD) as writer, ThreadPoolExecutor(THREADS) as pool:
-        for number, jpg in enumerate(pool.map(make, range(SAMPLES))):
-            writer.write({"__key__": f"{number:06d}", "jpg": jpg, "cls": number % 1000})
-    part.rename(folder)
-    return urls
 
 
 def crop_while_decoding(jpg: Any, cls: Any) -> tuple[Any, Any]:
@@ -362,7 +331,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("gpu: not measured, for there is no NVIDIA GPU")
         return
-    urls = write_photos()
+    folder = DATA / f"gpu-{SAMPLES}-{WIDTH}x{HEIGHT}"
+    urls = write_photos(folder, SAMPLES, SHARD, HEIGHT, WIDTH, classes=1000)
     say("photos are written")
     kilobytes = sum(Path(url).stat().st_size for url in expand_urls(urls)) / SAMPLES / 1000
     photos = f"{SAMPLES:,} JPEGs of {WIDTH} x {HEIGHT} ({kilobytes:.0f} KB each), batches of {BATCH}"

@@ -205,8 +205,8 @@ class Grouper:
     - None: a fault. The sample of the key *name* is left out, with the adjacent members of that key: its *field*
       occurs a second time, or, if *field* is None, its key occurred before, in another sample.
 
-    With *text*, samples that cannot contain it are passed over: those of at most *usual* fields, none of which contains
-    these bytes or begins with a byte order mark of UTF-16 or UTF-32. ``passed()`` counts them.
+    With *text*, ``read`` leaves out samples that cannot contain it: they have at most *usual* fields, and no field
+    contains these bytes or begins with a byte order mark of UTF-16 or UTF-32. ``passed()`` counts them.
 
     With *packs*, ``read`` may return several samples at once as they are stored in the buffer: a tuple of the list of
     their keys, and the offsets in the buffer where their members begin and end. It does so if the members are as

@@ -203,9 +203,9 @@ class PipelineRunner:
         """
         number = next(i for i, batch in enumerate(in_flight) if batch.samples)
         samples, real = in_flight[number]
-        suspects = [i for i, encoded in enumerate(samples[:real]) if not self._guard.is_decodable(encoded)]
-        order = [i for i in range(real) if i not in suspects] + suspects
-        found = self._find_bad([samples[i] for i in order], seeds, split=(real - len(suspects)) % real)
+        is_decodable = [self._guard.is_decodable(encoded) for encoded in samples[:real]]
+        order = sorted(range(real), key=is_decodable.__getitem__, reverse=True)
+        found = self._find_bad([samples[i] for i in order], seeds, split=sum(is_decodable) % real)
         bad = {order[i]: reason for i, reason in found.items()}
         if not bad or len(bad) == real > 1:
             raise error
