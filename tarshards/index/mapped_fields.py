@@ -21,7 +21,6 @@ from tarshards.index.sidecar import REBUILD, index_location
 from tarshards.samples.fields import FieldNames, Term, find_field, no_field, pick_field
 from tarshards.samples.member_file import MemberFile
 from tarshards.storage.ranges import are_buffers, most_open
-from tarshards.tar.read import keep_memory
 
 ASKED = 1 << 8  # in a look-up of up to this many shards, each is checked for changes every time
 FEW = 16  # up to this many shards, whose indexes stay in the cache of the processor, sorting takes longer than it saves
@@ -175,7 +174,6 @@ class MappedFields:
         self._ranks = cache(partial(_rank_fields, terms, shards.fields))
         self._sound = np.zeros(len(shards.urls))  # when each shard was last found not to have been written to
         self._all.add(self)
-        keep_memory()
 
     @classmethod
     def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedFields | None:

@@ -28,7 +28,7 @@ from tarshards.storage.manifest import Shards
 from tarshards.storage.ranges import LocalRanges, Ranges, most_open
 from tarshards.storage.remote import LEAST_AHEAD, Remote, default
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
-from tarshards.tar.read import BLOCK
+from tarshards.tar.read import BLOCK, keep_memory
 
 if TYPE_CHECKING:
     from tarshards.storage.shared import SharedBytes
@@ -483,6 +483,7 @@ class OpenShards:
         self.counts, self.sizes = self._count(shards)
 
     def _reset(self) -> None:
+        keep_memory()
         self._are_many = IS_COMPILED and len(self.urls) > most_open()
         self._local = HeldIndexes()  # indexes of local shards that are not open
         self._small = HeldIndexes()  # indexes of small shards, which are read at each use
