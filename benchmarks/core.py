@@ -62,6 +62,7 @@ PARTS = (
             ("tarshards", "litdata", 1),
         ),
     ),
+    Part("stream", "raw-110k", {"shuffled": False, "workers": 2}, (("tarshards", "webdataset", 4),)),
     Part("arrays", "otto", {"size": 1024, "workers": 1}, (("tarshards", "ffcv", 1.5),)),
     Part("arrays", "cifar", {"size": 128, "workers": 1}, (("tarshards", "ffcv", 1),)),
     Part("arrays", "cifar", {"size": 1024, "workers": 1}, (("tarshards", "ffcv", 1),)),
@@ -102,6 +103,8 @@ def measured(part: Part, root: Path = ROOT) -> Iterator[Line]:
     if missing := names - rows.keys():
         raise SystemExit(f"{part.task} {part.set}: {kept['failed'] or ', '.join(missing)}")
     size = f", batches of {part.settings['size']:,}" if "size" in part.settings else ""
+    if part.settings.get("workers", 1) > 1:
+        size += f", {part.settings['workers']} workers"
     for ours, theirs, least in part.laws:
         rates = [[rows[name]["samples"] / each for each in rows[name]["seconds"]] for name in (ours, theirs)]
         times = median(rates[0]) / median(rates[1])
