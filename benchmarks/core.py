@@ -102,14 +102,14 @@ def measured(part: Part, root: Path = ROOT) -> Iterator[Line]:
             raise SystemExit(f"{part.task} {part.set}: {name}: {told}")
     if missing := names - rows.keys():
         raise SystemExit(f"{part.task} {part.set}: {kept['failed'] or ', '.join(missing)}")
-    size = f", batches of {part.settings['size']:,}" if "size" in part.settings else ""
+    details = f", batches of {part.settings['size']:,}" if "size" in part.settings else ""
     if part.settings.get("workers", 1) > 1:
-        size += f", {part.settings['workers']} workers"
+        details += f", {part.settings['workers']} workers"
     for ours, theirs, least in part.laws:
         rates = [[rows[name]["samples"] / each for each in rows[name]["seconds"]] for name in (ours, theirs)]
         times = median(rates[0]) / median(rates[1])
         low, high = (reach(rates[0]) / other(rates[1]) for reach, other in ((min, max), (max, min)))
-        work = f"{part.task} {part.set}{size}: {ours}"
+        work = f"{part.task} {part.set}{details}: {ours}"
         spread = f"{max(map(about, rates))}{low:.2f} to {high:.2f}"
         yield Line(work, f"{theirs} ({median(rates[1]):,.0f}/s)", least, times, spread)
 
