@@ -16,7 +16,7 @@ from tarshards.parallel.signals import defer_signals
 from tarshards.storage.derived import INDEX
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.locks import NoLocksError, is_at, sweep, try_lock
-from tarshards.storage.streams import LastingFile, OutputStream, failure
+from tarshards.storage.streams import ALIGNED, LastingFile, OutputStream, failure
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import LocalRanges
@@ -115,7 +115,7 @@ def _open_writer(path: str, location: Location) -> OutputStream:
 
 def _open_temporary(target: str, location: Location) -> OutputStream:
     temporary, descriptor = _claim(target)
-    file = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=False), 1 << 18)
+    file = _AlignedFile(descriptor, location.sync)
     # The lock is held until the temporary name is gone, so that no other writer removes the file as a leftover.
 
     def finish() -> None:
@@ -129,18 +129,15 @@ def _open_temporary(target: str, location: Location) -> OutputStream:
         os.close(descriptor)
 
     def discard(unlink: Callable[[str], None] = os.unlink, close: Callable[[int], None] = os.close) -> None:
-        # Closing the raw file first drops the buffer unwritten. At the interpreter's exit, os may be gone already.
-        file.raw.close()
+        file.drop()
         try:
             unlink(temporary)
         finally:
             close(descriptor)
 
-    steps: dict[str, Any] = {"finish": finish, "commit": commit, "discard": discard}
-    if not location.sync:
-        return OutputStream(location.name, file.write, file=file, **steps)
-    flush = _EarlyFlush(file)
-    return OutputStream(location.name, flush.write, file=file, copied=flush.count, **steps)
+    return OutputStream(
+        location.name, file.write, finish=finish, commit=commit, discard=discard, file=file, copied=file.start_disk
+    )
 
 
 def _replace(path: str, target: str, location: Location) -> None:
@@ -149,26 +146,62 @@ def _replace(path: str, target: str, location: Location) -> None:
         os.replace(path, target)
 
 
-class _EarlyFlush:
-    """Starts the disk on *file* while it is written, so that closing waits for fewer bytes."""
+class _AlignedFile:
+    """A file that is written in multiples of ALIGNED bytes, as far as the positions of copied ranges allow.
 
-    def __init__(self, file: io.BufferedWriter[io.FileIO]):
-        self._file = file
-        self._new = self._begun = 0  # bytes since the disk began last; where it began
+    With *sync* the disk starts while the file is written, so that closing waits for fewer bytes.
+    """
+
+    def __init__(self, descriptor: int, sync: bool):
+        self._raw = io.FileIO(descriptor, "wb", closefd=False)
+        self._buffer = io.BufferedWriter(self._raw, 4 * ALIGNED)
+        self._put = self._buffer.write
+        self._left = 3 * ALIGNED  # bytes to buffer before the next write; those up to a boundary fit too
+        self._sync = sync
+        self._begun = 0  # where the disk has started
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
 
     def write(self, data: Any) -> None:
-        self._file.write(data)
-        self.count(len(data))
+        self._left -= len(data)
+        if self._left >= 0:
+            self._put(data)
+        else:
+            self._write_aligned(memoryview(data))
 
-    def count(self, size: int) -> None:
-        """Count *size* bytes more in the file."""
-        self._new += size
-        if self._new >= FLUSHED:
+    def _write_aligned(self, data: memoryview) -> None:
+        """Write the buffer and *data* up to the last boundary, and buffer the rest."""
+        begin = self._buffer.tell()
+        first, last = -begin % ALIGNED, len(data) - (begin + len(data)) % ALIGNED
+        if first > len(data):
+            self._put(data)
+            return
+        self._put(data[:first])
+        self.flush()
+        while first < last:
+            first += self._raw.write(data[first:last])
+        self.start_disk()
+        self.write(data[last:])
+
+    def flush(self) -> None:
+        self._buffer.flush()
+        self._left = 3 * ALIGNED
+
+    def start_disk(self) -> None:
+        """Start the disk on what was written or copied since the last time, if that is much."""
+        if self._sync and (end := self._raw.tell()) >= self._begun + FLUSHED:
             from tarshards.storage.ranges import begin_flush
 
-            end = self._file.raw.tell()  # includes ranges that the system has copied
-            begin_flush(self._file.fileno(), self._begun, end - self._begun)
-            self._new, self._begun = 0, end
+            begin_flush(self.fileno(), self._begun, end - self._begun)
+            self._begun = end
+
+    def close(self) -> None:
+        self._buffer.close()
+
+    def drop(self) -> None:
+        """Close the file without writing the buffer."""
+        self._raw.close()
 
 
 def _make_folder(path: str, location: Location) -> None:

@@ -51,8 +51,8 @@ class OutputStream(io.RawIOBase):
 
     Committing has two steps. *finish* does whatever may still fail, such as writing a buffer; *commit* gives the file
     its name. `before_commit` is called between them. *file* is the file object that *write* writes to, if it has a
-    descriptor. The bytes of a ``LastingFile`` cannot be discarded; `end` completes them. *copied* is called with the
-    number of bytes of each system call that has copied to it.
+    descriptor. The bytes of a ``LastingFile`` cannot be discarded; `end` completes them. *copied* is called after each
+    system call that has copied to it.
 
     Leaving a with-block by an exception aborts. A stream that is never closed aborts too, with a RuntimeWarning.
     """
@@ -68,7 +68,7 @@ class OutputStream(io.RawIOBase):
         commit: Callable[[], object],
         discard: Callable[[], object],
         file: Any = None,
-        copied: Callable[[int], object] | None = None,
+        copied: Callable[[], object] | None = None,
     ):
         self.name = name
         self._file = file
@@ -124,7 +124,7 @@ class OutputStream(io.RawIOBase):
             for size in growing.copy_to(self._file.fileno()):
                 done += size
                 if self._copied is not None:
-                    self._copied(size)
+                    self._copied()
             for piece in growing.pieces(done):
                 self.write(piece)
             for data in growing.after:
@@ -352,6 +352,17 @@ def words(exc: BaseException) -> str:
 PIECE = 1 << 19  # bytes per read if the system cannot copy
 MOST_AFTER = 1 << 20  # bytes between two ranges that are copied as one
 AT_ONCE = 1 << 24  # bytes of one system call that copies; signals are handled between calls
+# Files are written in multiples of so many bytes: 0.7 x the time of copying 2 GB, where the page cache can have large
+# folios, as of ext4 since Linux 6.16. Multiples of a page: no gain; of 1 MiB: the same.
+ALIGNED = 1 << 16
+
+
+def _position(file: int) -> int:
+    """Return where the next byte of an open file is written; 0 for a pipe."""
+    try:
+        return os.lseek(file, 0, os.SEEK_CUR)
+    except OSError:
+        return 0
 
 
 def _copy_range(output: int, file: int, offset: int, size: int) -> int:
@@ -408,11 +419,12 @@ class FileRange:
         It copies fewer in all if it cannot copy between such files, or if anything fails; reading and writing the rest
         then raises the error.
         """
-        done = 0
+        begin, done = _position(output), 0
         for copy in _COPIES:
             with suppress(OSError):
                 while done < self.size:
-                    count = copy(output, self.descriptor, self.offset + done, min(self.size - done, AT_ONCE))
+                    most = -(begin + done) % ALIGNED or AT_ONCE
+                    count = copy(output, self.descriptor, self.offset + done, min(self.size - done, most))
                     if not count:
                         break
                     done += count

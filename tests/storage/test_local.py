@@ -17,7 +17,7 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.storage import local, ranges, streams
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.opening import open_shard, open_url
-from tarshards.storage.streams import FileRange
+from tarshards.storage.streams import ALIGNED, FileRange
 
 DATA = bytes(range(256)) * 100
 
@@ -319,7 +319,7 @@ def test_the_disk_begins_with_what_is_written_before_the_end(tmp_path, monkeypat
     assert (tmp_path / "a").read_bytes() == whole
     ends = [0, *(offset + size for offset, size in begun)]
     assert [offset for offset, _ in begun] == ends[:-1]  # each byte once
-    assert ends[-1] == (len(whole) if sync else 0)
+    assert ends[-1] == (len(whole) // ALIGNED * ALIGNED if sync else 0)
 
 
 def test_the_disk_begins_with_what_the_system_copies(tmp_path, monkeypatch):
@@ -327,6 +327,7 @@ def test_the_disk_begins_with_what_the_system_copies(tmp_path, monkeypatch):
     begun = []
     monkeypatch.setattr(local, "FLUSHED", 2000)
     monkeypatch.setattr(streams, "AT_ONCE", 1000)
+    monkeypatch.setattr(streams, "ALIGNED", 1000)
     monkeypatch.setattr(ranges, "begin_flush", lambda _, offset, size: begun.append((offset, size)))
     source = tmp_path / "source"
     source.write_bytes(DATA)
@@ -337,6 +338,64 @@ def test_the_disk_begins_with_what_the_system_copies(tmp_path, monkeypatch):
     begun.clear()
     write(tmp_path / "short", DATA[:1999])
     assert begun == []  # left to the flush
+
+
+SIZES = [1, 511, 2048, 65_535, 65_536, 65_537, 110_000, 196_608, 262_144, 262_145, 520_000, 1_000_000]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_written_and_copied_in_any_order_is_the_file(tmp_path, seed):
+    generator = random.Random(seed)
+    source = tmp_path / "source"
+    source.write_bytes(generator.randbytes(1_100_000))
+    expected = []
+    with open_url(tmp_path / "a", "wb", sync=seed % 2 == 0) as stream, source.open("rb") as file:
+        for size in generator.choices(SIZES, k=generator.randrange(1, 60)):
+            offset = generator.randrange(100_000)
+            data = os.pread(file.fileno(), size, offset)
+            expected.append(data)
+            if generator.randrange(4):
+                stream.write(data)
+            else:
+                stream.copy(FileRange(file.fileno(), "source", offset, size))
+    assert (tmp_path / "a").read_bytes() == b"".join(expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_writes_begin_and_end_at_multiples_of_64_kib(tmp_path, monkeypatch, size):
+    writes = []
+
+    class RecordedFile(io.FileIO):
+        def write(self, data):
+            writes.append((self.tell(), len(data)))
+            return super().write(data)
+
+    monkeypatch.setattr(local.io, "FileIO", RecordedFile)
+    with open_url(tmp_path / "a", "wb", sync=False) as stream:
+        for _ in range(3_000_000 // max(size, 10)):
+            stream.write(bytes(size))
+    total = 3_000_000 // max(size, 10) * size
+    begins = [begin for begin, _ in writes]
+    assert begins[0] == 0
+    assert [begin + size for begin, size in writes] == [*begins[1:], total]
+    assert [begin for begin in begins if begin % ALIGNED] == []
+    assert len(writes) <= 1 + total // ALIGNED
+
+
+def test_a_range_is_copied_up_to_a_multiple_of_64_kib_first(tmp_path, monkeypatch):
+    calls = []
+
+    def copy(output, file, offset, size):
+        calls.append((os.lseek(output, 0, os.SEEK_CUR), size))
+        return os.sendfile(output, file, offset, size)
+
+    monkeypatch.setattr(streams, "_COPIES", [copy])
+    source = tmp_path / "source"
+    source.write_bytes(DATA * 10)
+    with open_url(tmp_path / "a", "wb", sync=False) as stream, source.open("rb") as file:
+        stream.write(bytes(1000))
+        stream.copy(FileRange(file.fileno(), "source", 0, 200_000))
+    assert calls == [(1000, ALIGNED - 1000), (ALIGNED, 201_000 - ALIGNED)]
 
 
 def test_beginning_with_a_flush_reports_no_errors(tmp_path):
