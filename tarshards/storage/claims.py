@@ -20,6 +20,7 @@ from weakref import finalize
 from zlib import crc32
 
 from tarshards.errors import OpenError, visible
+from tarshards.parallel.signals import defer_signals
 from tarshards.storage.location import Location
 from tarshards.storage.locks import NoLocksError, is_at, lock, release, renew_in_children
 from tarshards.storage.streams import failure
@@ -38,7 +39,7 @@ class Claims:
 
     def __init__(self) -> None:
         self._files: dict[str, int] = {}  # descriptors by folder; -1 if the folder has no locks
-        self.release: finalize[..., Claims] = finalize(self, _release, self._files)
+        finalize(self, _release, self._files)
         renew_in_children(self)
 
     def take(self, url: str | Location) -> None:
@@ -54,7 +55,8 @@ class Claims:
             return
         folder, base = os.path.split(path)
         if folder not in self._files:
-            self._files[folder] = _open(folder)
+            with defer_signals():  # between both, nobody would remove the file
+                self._files[folder] = _open(folder)
         if (descriptor := self._files[folder]) < 0:
             return
         byte = _byte_of(base)
@@ -67,6 +69,10 @@ class Claims:
             raise OpenError(f"{_holder(descriptor, byte)} writes it; {cure}", url=location.name)
         with suppress(OSError):  # a full disk
             os.write(descriptor, f"{byte} {os.getpid()} {os.uname().nodename}\n".encode())
+
+    def release(self) -> None:
+        """Release all claims; further calls do nothing."""
+        _release(self._files)
 
     def renew(self) -> None:
         """Forget the claims of the parent process, whose descriptors are closed in this one."""
@@ -136,6 +142,7 @@ def _holder(descriptor: int, byte: int) -> str:
     return "another writer of this process" if is_own else f"a writer of process {process} on {visible(host)}"
 
 
+@defer_signals()
 def _release(files: dict[str, int]) -> None:
     for folder, descriptor in files.items():
         if descriptor < 0:

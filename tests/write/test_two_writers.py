@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from _thread import interrupt_main
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -250,6 +251,36 @@ def test_an_interrupted_dataset_is_not_taken_over_from_a_call_that_lives():
     assert kept
     assert [int(sample["txt"]) for sample in read_samples(shards)] == list(range(300))
     assert not list(Path().glob(".*"))
+
+
+@pytest.mark.soak
+def test_a_signal_between_any_two_instructions_leaves_no_file_of_locks():
+    left = 0
+
+    def trace(frame, event, _):
+        nonlocal left
+        frame.f_trace_opcodes = True
+        left -= event == "opcode"
+        if event == "opcode" and not left:
+            interrupt_main(signal.SIGINT)
+        return trace
+
+    number, uninterrupted = 1, 0
+    while uninterrupted < 3:
+        left, claims = number, Claims()
+        sys.settrace(trace)
+        try:
+            claims.take("a.tar")
+            claims.release()
+            uninterrupted += 1
+        except KeyboardInterrupt:
+            uninterrupted = 0
+        finally:
+            sys.settrace(None)
+        claims.release()
+        assert os.listdir() == [], f"after a signal at instruction {number}"
+        number += 7 if SOAK == 1 else 1
+    assert number > 500
 
 
 def test_another_call_with_the_same_tmpdir_keeps_out_of_the_folder_between_the_passes():
