@@ -44,14 +44,18 @@ TOO_LITTLE = (
 Found = tuple["OpenShard", list[HeldMembers]]  # a shard, and members of it in memory or mapped
 
 
-def connect(location: Location, count: int) -> None:
-    """Open idle connections to the server of *location* until there are *count*, unless a cache may need none."""
+def connect(location: Location, count: int, indexes: int = 0) -> None:
+    """Open idle connections to the server of *location* until there are *count*, unless a cache may need none.
+
+    The next *indexes* that are loaded share them.
+    """
     remote, cache = location.remote, BlockCache.of(location.remote)
     if cache is not None and not cache.is_empty():
         return
     with suppress(TarshardsError):  # raised again when it is read
         if (address := location.address()) is not None:
-            connect_ahead(address.read_url, count, connections=remote.connections, timeout=remote.timeout)
+            url, most, timeout = address.read_url, remote.connections, remote.timeout
+            connect_ahead(url, count, files=indexes, connections=most, timeout=timeout)
 
 
 def samples_a_block(counts: np.ndarray, means: np.ndarray, block: int | None) -> np.ndarray:
@@ -297,7 +301,7 @@ class BlockFetcher:
             else:
                 units, cache = np.ones_like(units), None
                 log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
-        is_slow = block is not None and cache is None and float((units * means).max(initial=0)) > tuning.SLOW
+        is_slow = block is not None and cache is None and float((units * means).max(initial=0)) > tuning.INITIAL_WINDOW
         samples = int(shards.counts.sum())
         singles = min(tuning.SINGLES, samples // tuning.PER_SINGLE, total // tuning.BYTES_PER_SINGLE) if is_slow else 0
         self._blocks = Blocks(shards.counts, units, means, are_whole=cache is not None, singles=singles)
@@ -377,8 +381,8 @@ class BlockFetcher:
         self._is_begun = True
         first = [shard for shard in dict.fromkeys(shards[: tuning.SOON].tolist()) if self._shards.loaded(shard) is None]
         if first:
-            blocks = len(np.unique(self._blocks.keys(shards, samples)))
-            connect(self._shards.location(first[0]), min(blocks, self._shards.remote.connections))
+            blocks = len(set(self._blocks.keys(shards, samples).tolist()))
+            connect(self._shards.location(first[0]), min(blocks, self._shards.remote.connections), len(first))
         for shard in first:
             self._threads.submit(self._load, shard)
 

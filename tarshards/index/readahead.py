@@ -129,7 +129,7 @@ class LocalReadahead:
             if cut < len(shards):
                 self._known.appendleft((shards[cut:], samples[cut:]))
             shards, samples = shards[passed:cut], samples[passed:cut]
-            for shard in np.unique(shards).tolist():
+            for shard in sorted(set(shards.tolist())):
                 with suppress(TarshardsError):  # raised again when it is read
                     opened = self._shards.use(shard)
                     if self._are_scattered:

@@ -307,14 +307,16 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
             raise
 
 
-def connect_ahead(url: str, count: int, *, connections: int, timeout: float) -> None:
+def connect_ahead(url: str, count: int, *, files: int = 0, connections: int, timeout: float) -> None:
     """Open connections to the server of *url*, in *connections* threads, until *count* are idle.
 
-    Errors are ignored: the requests that need the connections raise them again.
+    The next *files* whole files from there that are fetched share them. Errors are ignored: the requests that need the
+    connections raise them again.
     """
     with suppress(ValueError):
         origin, proxy = key = _key_of(url)
         pool, threads = _pool(), fetching_threads(connections, "connect")
+        pool.divide(key, count, files)
         missing = max(0, count - pool.spare(key))
         pool.open_soon(key, missing)
         for _ in range(missing):
@@ -338,6 +340,14 @@ def spare(url: str) -> int:
         return _pool().spare(_key_of(url))
     except ValueError:  # raised again by a request
         return 0
+
+
+def take_share(url: str) -> int:
+    """Return the number of connections that one more whole file from the server of *url* may use at once, 1 or more."""
+    try:
+        return _pool().take_share(_key_of(url))
+    except ValueError:  # raised again by a request
+        return 1
 
 
 def soonest(url: str) -> float:
@@ -446,6 +456,7 @@ class _Pool:
         self._lock = threading.Lock()
         self._idle: dict[Any, list[tuple[float, http.client.HTTPConnection]]] = {}
         self._opening: Counter[Any] = Counter()
+        self._shares: dict[Any, tuple[int, int]] = {}  # files that are still to be fetched, connections of each
         self.soonest: dict[Any, float] = {}  # seconds until the fastest response began
         self._swept = 0.0
 
@@ -458,6 +469,18 @@ class _Pool:
         """Add to the number of connections that are being opened."""
         with self._lock:
             self._opening[key] += count
+
+    def divide(self, key: Any, count: int, files: int) -> None:
+        """Let the next *files* whole files share *count* connections."""
+        with self._lock:
+            self._shares[key] = files, count // max(1, files)
+
+    def take_share(self, key: Any) -> int:
+        """Return the number of connections of one more whole file, at least 1."""
+        with self._lock:
+            files, share = self._shares.get(key, (0, 1))
+            self._shares[key] = max(0, files - 1), share
+        return max(1, share) if files else 1
 
     def spare(self, key: Any) -> int:
         """Return the number of connections that are idle, or being opened."""

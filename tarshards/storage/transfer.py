@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from hashlib import blake2b
 from itertools import pairwise
 from threading import Lock
@@ -46,7 +46,7 @@ class Transfer:
     def __init__(self, address: Address, begin: int, end: int | None, response: Response | None = None):
         self.address = address
         self.name: str = address.name
-        self.position: int = begin
+        self.begin = self.position = begin
         self.end = end
         self.is_dropped: bool = False
         self._response = response
@@ -65,9 +65,9 @@ class Transfer:
         return bytes(view[: self._readinto(view)])
 
     def fill(self, view: memoryview) -> None:
-        """Fill *view*, which has at most the length of the rest of the body."""
+        """Fill *view*, or as much of it as there are bytes up to *end*."""
         done = 0
-        while done < len(view) and not self._share(view[done:]):
+        while done < len(view) and self.position != self.end and not self._share(view[done:]):
             done += self._readinto(view[done : done + tuning.PIECE])
         if self.position == self.end:
             self.close()
@@ -191,17 +191,17 @@ class RangeTransfer(Transfer):
     def _share(self, view: memoryview) -> bool:
         if self.large is None or self.version is None:
             return False
-        if len(view) < 2 * tuning.BEGINNING or not self.large.is_late(len(view)):
+        if len(view) < 2 * tuning.INITIAL_WINDOW or not self.large.is_late(len(view)):
             return False
         self.close()
         count = max(1, self.address.location.remote.connections // 2)
         # Separate threads: all the others may be waiting for bytes that are fetched here.
         threads = connections.fetching_threads(count, "parts")
-        size = max(tuning.BEGINNING, -(-len(view) // count))
+        size = max(tuning.INITIAL_WINDOW, -(-len(view) // count))
         self._parts = _RangeTransfers(self.address, self.position, view, self.version, size, threads)
         if self.is_dropped:
             self._parts.drop()
-        self._parts.wait()
+        self._parts.wait(self.version)
         self.position += len(view)
         return True
 
@@ -238,14 +238,17 @@ class RangeTransfer(Transfer):
 
 
 class _RangeTransfers:
-    """Transfers that fill *view* with the bytes of a file from *begin* on; *threads* fetch *size* bytes each."""
+    """Transfers that fill *view* with the bytes of a file from *begin* on; *threads* fetch *size* bytes each.
+
+    Without a *version*, the file may end before the view does.
+    """
 
     def __init__(
         self,
         address: Address,
         begin: int,
         view: memoryview,
-        version: Version,
+        version: Version | None,
         size: int,
         threads: DaemonThreads,
     ):
@@ -254,11 +257,14 @@ class _RangeTransfers:
         views = [view[a:b] for a, b in pairwise(cuts)]
         self._futures = [threads.submit(transfer.fill, part) for transfer, part in zip(self._transfers, views)]
 
-    def wait(self) -> None:
-        """Wait for all parts; raise the error of one that cannot be read."""
+    def wait(self, version: Version) -> None:
+        """Wait for the parts that the file has; raise the error of one that cannot be read, or of another version."""
         try:
-            for future in self._futures:
-                settled(future).result()
+            for transfer, future in zip(self._transfers, self._futures):
+                if transfer.begin < version.size:
+                    settled(future).result()
+                    if transfer.version != version:
+                        raise transfer.error(CHANGED)
         except BaseException:
             self.drop()
             raise
@@ -343,25 +349,29 @@ def _read_parts(address: Address, most: int, allocate: Callable[[int], Any]) -> 
     """Return the bytes as ``read_whole`` does; raise OpenError if the file changes while it is read.
 
     Readers share the idle connections. Small parts over many connections arrive soonest, as each is slow at its start.
+    If the file has a share of connections, so many parts are requested before its size is known.
     """
     part = (4 if connections.soonest(address.read_url) > tuning.FAR else 1) * tuning.FIRST
-    with (
-        _sharing_idle(address) as idle,
-        _beginning(address, tuning.BEGINNING if idle() > 1 else part, most) as (beginning, version),
-    ):
+    share, window = connections.take_share(address.read_url), tuning.INITIAL_WINDOW
+    threads = connections.fetching_threads(address.location.remote.connections, "parts of files")
+    with _sharing_idle(address) as idle, ExitStack() as stack:
+        first = window if max(share, idle()) > 1 else part
+        guess = memoryview(bytearray((share - 1) * window))
+        guessed = _RangeTransfers(address, first, guess, None, window, threads)
+        stack.callback(guessed.drop)
+        beginning, version = stack.enter_context(_beginning(address, first, most))
         if isinstance(beginning, bytes):
             return beginning
         buffer = allocate(min(version.size, most))
-        begin = min(beginning.end, len(buffer))
-        view, rest = memoryview(buffer)[:begin], memoryview(buffer)[begin:]
-        size = max(tuning.BEGINNING, min(part, -(-len(rest) // max(1, idle()))))
-        threads = connections.fetching_threads(address.location.remote.connections, "parts of files")
-        parts = _RangeTransfers(address, begin, rest, version, size, threads)
-        try:
-            beginning.fill(view)
-            parts.wait()
-        finally:
-            parts.drop()
+        view = memoryview(buffer)
+        known = min(first + len(guess), len(view))
+        size = max(window, min(part, -(-(len(view) - known) // max(1, idle()))))
+        parts = _RangeTransfers(address, known, view[known:], version, size, threads)
+        stack.callback(parts.drop)
+        beginning.fill(view[:first])
+        guessed.wait(version)
+        view[first:known] = guess[: max(0, known - first)]
+        parts.wait(version)
     return buffer
 
 

@@ -543,7 +543,7 @@ def test_a_cache_that_is_full_of_something_else(site, folder, tmp_path, monkeypa
 
 
 def test_the_first_samples_are_asked_for_by_themselves(site, folder, monkeypatch):
-    monkeypatch.setattr(tuning, "SLOW", 10_000)
+    monkeypatch.setattr(tuning, "INITIAL_WINDOW", 10_000)
     monkeypatch.setattr(tuning, "BYTES_PER_SINGLE", 1 << 17)
     samples = iter(Stream.from_shards(urls(site), index=True, shuffle=True, remote=Remote(connections=2)))
     site.clear()
@@ -555,9 +555,11 @@ def test_the_first_samples_are_asked_for_by_themselves(site, folder, monkeypatch
     assert len({sample["__key__"] for sample in [*found, *samples]}) == SHARDS * SAMPLES
 
 
-def test_the_first_batch_takes_three_rounds_of_requests(site, folder, monkeypatch):
-    """The manifest, the indexes, the samples: what can be asked for at once is."""
-    monkeypatch.setattr(tuning, "SLOW", 10_000)
+@pytest.mark.parametrize("window", [10_000, 3000])
+def test_the_first_batch_takes_three_rounds_of_requests(site, folder, monkeypatch, window):
+    """The manifest, the indexes (of one window, or three), the samples: what can be asked for at once is."""
+    monkeypatch.setattr(tuning, "INITIAL_WINDOW", window)
+    monkeypatch.setattr(tuning, "REQUEST", 50_000)  # for many blocks, and so many connections
     shards = [Shard(path.name, SAMPLES, path.stat().st_size, indexed=True) for path in sorted(folder.glob("*.tar"))]
     (folder / "s.shards.json").write_text(dump_manifest(shards))
     site.hold = 0.5

@@ -290,9 +290,9 @@ def long(certificate):
         yield server
 
 
-def open_ahead(server: Server, count: int) -> Location:
-    """Open idle connections, and return the location of the file."""
-    connections.connect_ahead(server.url, count, connections=32, timeout=5)
+def open_ahead(server: Server, count: int, files: int = 0) -> Location:
+    """Open idle connections, which the next *files* files share, and return the location of the file."""
+    connections.connect_ahead(server.url, count, files=files, connections=32, timeout=5)
     assert connections.spare(server.url) == count
     wait_until(lambda: len(connections._pool()._idle.get(connections._key_of(server.url), ())) == count)
     return Location(f"{server.url}/shard.tar.index", Remote(retries=0, connections=count))
@@ -382,6 +382,61 @@ def test_a_server_without_ranges_sends_a_whole_file(slow, opened):
     slow.play(body=slow.body, default=Answer(ranges=False, end="keep"))
     assert location.read() == slow.body
     assert len(slow.requests) == 1
+
+
+WINDOW = tuning.INITIAL_WINDOW
+
+
+def windows(server: Server) -> list[int]:
+    """Return where the ranges begin that were requested before the size of the file was known."""
+    ranges = [headers["range"] for _, _, headers, _ in server.requests if "range" in headers]
+    spans = [span.removeprefix("bytes=").split("-") for span in ranges]
+    return sorted(int(begin) for begin, end in spans if int(end) + 1 - int(begin) == WINDOW)
+
+
+@pytest.mark.parametrize("size", [1, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 3 * WINDOW, 3 * WINDOW + 1, 4 * SIZE])
+def test_a_file_with_a_share_of_connections_comes_in_parts_of_a_window(long, size):
+    """Those beyond its end may have been requested, too; those of a third file are not."""
+    long.body = long.body[:size]
+    location = open_ahead(long, 6, files=2)
+    parts = [0, WINDOW, 2 * WINDOW]
+    for _ in range(2):
+        long.requests.clear()
+        assert location.read() == long.body
+        assert {begin for begin in parts if begin < size} <= set(windows(long))
+        assert size > 3 * WINDOW or set(windows(long)) <= set(parts)
+    assert connections.take_share(long.url) == 1
+
+
+@pytest.mark.parametrize("limit", [10, WINDOW + 10, 4 * SIZE - 1])
+def test_no_more_is_read_of_a_file_with_a_share_than_the_limit(slow, limit):
+    location = open_ahead(slow, 4, files=1)
+    with pytest.raises(OpenError, match=f"more than {limit:,} bytes"):
+        location.read(limit)
+
+
+class Replacing(Server):
+    """Sends *other* for ranges from the first window on."""
+
+    other: Answer
+
+    def choose(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[Answer, bytes]:
+        return (self.other if "range" in headers and begin_of(headers) else self.default), self.body
+
+
+@pytest.mark.parametrize("size", [100, 2 * WINDOW])
+@pytest.mark.parametrize(
+    "other", [Answer(etag='"v2"', end="keep"), Answer(status="404 Not Found"), Answer(status="500 No"), Answer(cut=300)]
+)
+def test_a_part_that_was_requested_before_the_size_was_known_matters_only_if_it_exists(size, other, no_pauses):
+    with misbehaving(Replacing(default=Answer(end="keep"))) as server:
+        server.body, server.other = random.Random(0).randbytes(size), other
+        location = open_ahead(server, 4, files=1)
+        if size < WINDOW or other.etag == '"v2"':  # a file that changes is read again, as a whole
+            assert location.read() == server.body
+        else:
+            with pytest.raises(OpenError, match=r"shard.tar.index.*(404|500|ended before|broke off)"):
+                location.read()
 
 
 def test_connections_that_cannot_be_opened_are_left_to_requests(monkeypatch):
