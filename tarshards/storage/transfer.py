@@ -351,11 +351,14 @@ def _read_parts(address: Address, most: int, allocate: Callable[[int], Any]) -> 
     Readers share the idle connections. Small parts over many connections arrive soonest, as each is slow at its start.
     If the file has a share of connections, so many parts are requested before its size is known.
     """
-    part = (4 if connections.soonest(address.read_url) > tuning.FAR else 1) * tuning.FIRST
-    share, window = connections.take_share(address.read_url), tuning.INITIAL_WINDOW
+    soonest = connections.soonest(address.read_url)
+    part, window = (4 if soonest > tuning.FAR else 1) * tuning.FIRST, tuning.INITIAL_WINDOW
+    share = min(tuning.AT_ONCE, connections.take_share(address.read_url))
     threads = connections.fetching_threads(address.location.remote.connections, "parts of files")
     with _sharing_idle(address) as idle, ExitStack() as stack:
-        first = window if max(share, idle()) > 1 else part
+        first = part
+        if max(share, idle()) > 1:
+            first = 3 * window if soonest and share == 1 else window  # a used connection brings more at once
         guess = memoryview(bytearray((share - 1) * window))
         guessed = _RangeTransfers(address, first, guess, None, window, threads)
         stack.callback(guessed.drop)

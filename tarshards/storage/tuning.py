@@ -111,11 +111,16 @@ SINGLES = 256
 PER_SINGLE, BYTES_PER_SINGLE = 64, 1 << 21
 
 #: Bytes that arrive over a new connection in its first round trip: 10 packets (RFC 6928), one of them for the headers.
-#: Whole files, such as indexes, begin with a request of this size if connections are idle; these fetch the rest, or
-#: that of a late request, in parts no smaller. Without: first batch of 2 KB samples 1.22. Half: of 110 KB samples 1.05;
-#: double: of 500 shards 1.10. Blocks of this size arrive as soon as a sample would; only if they are larger are the
-#: first samples fetched one by one.
+#: The first requests for whole files, such as indexes, have this size; later ones three times as much, which comes in
+#: two round trips, and over a used connection in one. Idle connections fetch the rest, or that of a late request, in
+#: parts no smaller. Without parts: first batch of 2 KB samples 1.22. Half: of 110 KB samples 1.05; double: of 500
+#: shards 1.10. Blocks of this size arrive as soon as a sample would; only if they are larger are the first samples
+#: fetched one by one.
 INITIAL_WINDOW = 13_000
+
+#: The most parts of a file that are requested before its size is known; those beyond its end are refused. 3: first
+#: batch of 2 KB samples 1.05; without a limit, an epoch of one shard after the other takes 24 requests more.
+AT_ONCE = 8
 
 # Failures.
 
