@@ -353,7 +353,7 @@ def _read_parts(address: Address, most: int, allocate: Callable[[int], Any]) -> 
     """
     soonest = connections.soonest(address.read_url)
     part, window = (4 if soonest > tuning.FAR else 1) * tuning.FIRST, tuning.INITIAL_WINDOW
-    share = min(tuning.AT_ONCE, connections.take_share(address.read_url))
+    share = min(tuning.PARTS_AHEAD, connections.take_share(address.read_url))
     threads = connections.fetching_threads(address.location.remote.connections, "parts of files")
     with _sharing_idle(address) as idle, ExitStack() as stack:
         first = part

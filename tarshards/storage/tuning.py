@@ -120,7 +120,7 @@ INITIAL_WINDOW = 13_000
 
 #: The most parts of a file that are requested before its size is known; those beyond its end are refused. 3: first
 #: batch of 2 KB samples 1.05; without a limit, an epoch of one shard after the other takes 24 requests more.
-AT_ONCE = 8
+PARTS_AHEAD = 8
 
 # Failures.
 

@@ -240,8 +240,10 @@ def resident(pid: int) -> int:
 
 def test_a_slow_consumer_holds_the_memory_of_few_batches_on_both_sides(make_feeder):
     """*prefetch* and one here, and there one more than the feeder makes at once."""
-    M_MMAP_THRESHOLD = -3  # else batches would be in memory that earlier tests freed, also in the fork
-    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
+    M_MMAP_THRESHOLD = -3
+    libc = ctypes.CDLL(None)
+    assert libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
+    libc.malloc_trim(0)  # else batches would be in memory that earlier tests freed, also in the fork
     prefetch, feeder = 4, make_feeder(spec="large").start()
     loader = RemoteLoader("feed_specs:large", feeder.address, prefetch=prefetch, timeout=60)
     pids = [os.getpid(), feeder.pid]
