@@ -54,8 +54,9 @@ def connect(location: Location, count: int, indexes: int = 0) -> None:
         return
     with suppress(TarshardsError):  # raised again when it is read
         if (address := location.address()) is not None:
-            url, most, timeout = address.read_url, remote.connections, remote.timeout
-            connect_ahead(url, count, files=indexes, connections=most, timeout=timeout)
+            connect_ahead(
+                address.read_url, count, files=indexes, connections=remote.connections, timeout=remote.timeout
+            )
 
 
 def samples_a_block(counts: np.ndarray, means: np.ndarray, block: int | None) -> np.ndarray:

@@ -456,7 +456,7 @@ class _Pool:
         self._lock = threading.Lock()
         self._idle: dict[Any, list[tuple[float, http.client.HTTPConnection]]] = {}
         self._opening: Counter[Any] = Counter()
-        self._shares: dict[Any, tuple[int, int]] = {}  # files that are still to be fetched, connections of each
+        self._shares: dict[Any, list[int]] = {}  # connections for each of the whole files to be fetched next
         self.soonest: dict[Any, float] = {}  # seconds until the fastest response began
         self._swept = 0.0
 
@@ -473,14 +473,13 @@ class _Pool:
     def divide(self, key: Any, count: int, files: int) -> None:
         """Let the next *files* whole files share *count* connections."""
         with self._lock:
-            self._shares[key] = files, count // max(1, files)
+            self._shares[key] = [max(1, count // files)] * files if files else []
 
     def take_share(self, key: Any) -> int:
         """Return the number of connections of one more whole file, at least 1."""
         with self._lock:
-            files, share = self._shares.get(key, (0, 1))
-            self._shares[key] = max(0, files - 1), share
-        return max(1, share) if files else 1
+            shares = self._shares.get(key)
+            return shares.pop() if shares else 1
 
     def spare(self, key: Any) -> int:
         """Return the number of connections that are idle, or being opened."""

@@ -352,8 +352,8 @@ def words(exc: BaseException) -> str:
 PIECE = 1 << 19  # bytes per read if the system cannot copy
 MOST_AFTER = 1 << 20  # bytes between two ranges that are copied as one
 AT_ONCE = 1 << 24  # bytes of one system call that copies; signals are handled between calls
-# Files are written in multiples of so many bytes: 0.7 x the time of copying 2 GB, where the page cache can have large
-# folios, as of ext4 since Linux 6.16. Multiples of a page: no gain; of 1 MiB: the same.
+# Bytes; writes to files begin and end at multiples of this: 0.7 x the time of copying 2 GB, where the page cache can
+# have large folios, as of ext4 since Linux 6.16. Multiples of a page: no gain; of 1 MiB: the same.
 ALIGNED = 1 << 16
 
 

@@ -349,7 +349,7 @@ def _read_parts(address: Address, most: int, allocate: Callable[[int], Any]) -> 
     """Return the bytes as ``read_whole`` does; raise OpenError if the file changes while it is read.
 
     Readers share the idle connections. Small parts over many connections arrive soonest, as each is slow at its start.
-    If the file has a share of connections, so many parts are requested before its size is known.
+    If the file has a share of several connections, each requests a part before the size of the file is known.
     """
     soonest = connections.soonest(address.read_url)
     part, window = (4 if soonest > tuning.FAR else 1) * tuning.FIRST, tuning.INITIAL_WINDOW

@@ -388,7 +388,7 @@ WINDOW = tuning.INITIAL_WINDOW
 
 
 def windows(server: Server) -> list[int]:
-    """Return where the ranges begin that were requested before the size of the file was known."""
+    """Return the offsets of the requested ranges that are one window long."""
     ranges = [headers["range"] for _, _, headers, _ in server.requests if "range" in headers]
     spans = [span.removeprefix("bytes=").split("-") for span in ranges]
     return sorted(int(begin) for begin, end in spans if int(end) + 1 - int(begin) == WINDOW)
