@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from _thread import interrupt_main
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from interrupts import interrupted_at
 from soak import SOAK
 
 from tarshards import OpenError, ShardWriter, map_shards, read_samples, reshard, write_dataset, write_samples
@@ -255,28 +255,18 @@ def test_an_interrupted_dataset_is_not_taken_over_from_a_call_that_lives():
 
 @pytest.mark.soak
 def test_a_signal_between_any_two_instructions_leaves_no_file_of_locks():
-    left = 0
-
-    def trace(frame, event, _):
-        nonlocal left
-        frame.f_trace_opcodes = True
-        left -= event == "opcode"
-        if event == "opcode" and not left:
-            interrupt_main(signal.SIGINT)
-        return trace
+    def claim():
+        claims.take("a.tar")
+        claims.release()
 
     number, uninterrupted = 1, 0
     while uninterrupted < 3:
-        left, claims = number, Claims()
-        sys.settrace(trace)
+        claims = Claims()
         try:
-            claims.take("a.tar")
-            claims.release()
+            interrupted_at(number, claim)
             uninterrupted += 1
         except KeyboardInterrupt:
             uninterrupted = 0
-        finally:
-            sys.settrace(None)
         claims.release()
         assert os.listdir() == [], f"after a signal at instruction {number}"
         number += 7 if SOAK == 1 else 1
