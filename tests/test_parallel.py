@@ -20,6 +20,7 @@ from threading import Event, Lock, Timer
 
 import pytest
 from interrupts import interrupted_at
+from leftovers import wait_until
 from soak import SOAK
 
 from tarshards.errors import OpenError, OpError, RemoteTraceback
@@ -72,6 +73,19 @@ def test_many_deaths_at_once_each_say_how():
         calls = [pool.submit(act, ("segfault", "exit", i)[i % 3]) for i in range(45)]
         messages = Counter(str(call.exception()) for call in calls)
     assert messages == {"its process was killed by signal 11": 15, "its process ended with status 7": 15, "None": 15}
+
+
+def nest(number: int) -> list[int]:
+    with ProcessPool(1) as pool:
+        return list(pool.map(abs, [number]))
+
+
+@pytest.mark.usefixtures("start_method")
+def test_a_process_of_a_pool_starts_no_others_and_says_so():
+    with ProcessPool(1) as pool:
+        nested = pool.submit(nest, 1)
+        with pytest.raises(RuntimeError, match="starts no other processes: pass executor="):
+            nested.result(60)
 
 
 def test_giving_up_ends_the_processes():
@@ -245,13 +259,6 @@ def start_with_child(tmp_path: Path, rest: str) -> tuple[ChildGroup, int]:
     group = ChildGroup(["bash", "-c", f"sleep 200 & echo $!; {rest}"], stdin=os.devnull, stdout=PIPE)
     with os.fdopen(group.stdout, "rb") as output:
         return group, int(output.readline())
-
-
-def wait_until(holds) -> None:
-    end = time.monotonic() + 100
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture(params=["waits without reaping", "reaps"])

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from errno import ENOENT
-from functools import cached_property, wraps
+from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -36,6 +36,7 @@ from tarshards.cli.parameters import (
 )
 from tarshards.cli.program import refuse, say, usage_errors
 from tarshards.errors import OpenError, SampleError, TarshardsError
+from tarshards.parallel.forks import cached_property
 
 if TYPE_CHECKING:
     from tarshards.samples.keys import Sample

@@ -11,7 +11,6 @@ import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count, dropwhile, pairwise
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -26,6 +25,7 @@ from tarshards.index.access import SampleSequence
 from tarshards.index.inventory import for_each_shard
 from tarshards.index.manifests import Writing, remove_manifest, update_manifests, with_digests
 from tarshards.index.sidecar import Index
+from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import FieldNames, origin_of
 from tarshards.samples.keys import Sample
 from tarshards.storage.claims import Claims

@@ -20,7 +20,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -31,6 +30,7 @@ from tarshards.epoch.epoch_options import Tail, check_tail
 from tarshards.epoch.permutations import fold, hash_of, permutations
 from tarshards.epoch.plan import CHUNK, PlannedEpoch
 from tarshards.errors import SampleError, StateError, whole_number
+from tarshards.parallel.forks import cached_property
 
 Overlong = Literal["error", "drop", "split"]
 WINDOW = 4096

@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, overload
 
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from tarshards.epoch.epoch_options import Tail, check_tail
 from tarshards.epoch.permutations import GOLDEN, finalize, fold, hash_of, permutations
 from tarshards.errors import StateError, whole_number
-from tarshards.storage.locks import PerProcess
+from tarshards.parallel.forks import PerProcess, cached_property
 
 LANES = 192
 POOL = 2**18

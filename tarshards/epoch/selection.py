@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
-from functools import cached_property
 from hashlib import blake2b
 from os import PathLike, fspath
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from tarshards.epoch.plan import Order, PlannedEpoch
 from tarshards.errors import OpError, TarshardsError, check_function, shortened
 from tarshards.index.access import SampleReader, SampleSequence, gap_of
 from tarshards.parallel.calls import bounded_map, check_sent
+from tarshards.parallel.forks import cached_property
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample

@@ -16,11 +16,11 @@ Returns whether a member has not been compared, or does not match plainly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from tarshards.parallel.forks import cached_property
 from tarshards.tar._tar_py import AFTER_END, BLOCK, MAX_SIZE, checksum_is_right, parse_size, scan_headers
 
 REGULAR = b"\x0007"  # the types of regular files

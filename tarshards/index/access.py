@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import cached_property
 from itertools import islice
 from os import PathLike
 from threading import Lock
@@ -20,6 +19,7 @@ from tarshards.index.member_table import read_samples
 from tarshards.index.npy_column import Column
 from tarshards.index.open import OpenShards
 from tarshards.index.readahead import LocalReadahead, Numbers
+from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import find_shards

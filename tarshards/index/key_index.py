@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
-from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate
 from typing import BinaryIO
@@ -26,6 +25,7 @@ import numpy as np
 from tarshards.errors import ShardIndexError
 from tarshards.index.sidecar import DIGEST, Index
 from tarshards.parallel.calls import bounded_map
+from tarshards.parallel.forks import cached_property
 from tarshards.samples.keys import split_name
 from tarshards.storage.derived import key_index_name
 from tarshards.storage.location import Location

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from tarshards.errors import DecodeError, SampleError
 from tarshards.index import memory
 from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.open import OpenShard, OpenShards
+from tarshards.parallel.forks import cached_property
 from tarshards.samples.codecs.npy import ArrayHeader, parse_header
 from tarshards.samples.fields import check_name, no_field
 from tarshards.storage.ranges import most_open

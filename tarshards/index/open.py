@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -18,12 +18,12 @@ from tarshards.index.inventory import COUNTS, for_each_shard, read_head, with_co
 from tarshards.index.key_index import KeyIndex, KeyTable
 from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_undecided
 from tarshards.index.sidecar import MAPPED, MISSING, OTHER, REBUILD, Hold, Index, index_location, refuse_compressed
+from tarshards.parallel.forks import PerProcess, cached_property
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile, MemberHeaders
 from tarshards.storage import tuning
 from tarshards.storage.location import Location, names_of
-from tarshards.storage.locks import PerProcess
 from tarshards.storage.manifest import Shards
 from tarshards.storage.ranges import LocalRanges, Ranges, most_open
 from tarshards.storage.remote import LEAST_AHEAD, Remote, default

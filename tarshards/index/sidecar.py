@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, get_args
@@ -12,6 +12,7 @@ from zlib import crc32
 
 from tarshards.errors import OpenError, SampleError, ShardIndexError
 from tarshards.index.member_table import IS_COMPILED, MemberTable, layout
+from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Split
 from tarshards.storage.compression import HEAD, find_compression

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +16,7 @@ from tarshards.epoch.world import World
 from tarshards.errors import SampleError, StateError, whole_number
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
+from tarshards.parallel.forks import cached_property
 from tarshards.samples.grouping import closed_at_exit
 from tarshards.storage import traffic
 from tarshards.stream.sources import ShardSource, check_order, check_ordered, check_state, last_key, version_of

@@ -3,6 +3,7 @@
 - ``signals``: handlers of signals that raise, held back where an exception would leave a lock or a resource
 - ``calls``: ``settled_map`` and ``bounded_map`` over any executor; ``DaemonThreads`` wait for a network, and
   ``EventLoop`` runs coroutines
+- ``forks``: what a forked process does not share with its parent: files with locks, values, locks
 - ``children``: a program with its descendants
 - ``cores``: how many this process may use
 - ``process_pool``: calls in processes; one that dies fails only its own call

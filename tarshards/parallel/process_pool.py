@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tarshards.errors import OpError, RemoteTraceback
 from tarshards.parallel.children import ending
 from tarshards.parallel.cores import available_cores
+from tarshards.parallel.forks import PerProcess
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -114,15 +115,19 @@ class _Process:
 
     # A forked process holds copies of our ends of the pipes to earlier processes. If we die, the last one finds its
     # pipe closed and ends, then the one before it; two that start at once would hold each other's ends. And starting a
-    # process reaps others that have ended, whose exit status a join at that moment would miss.
-    _one_at_a_time = Lock()
+    # process reaps others that have ended, whose exit status a join at that moment would miss. A child is forked while
+    # the lock is held.
+    _one_at_a_time = PerProcess(Lock)
 
     def __init__(self, shared: Any) -> None:
         import multiprocessing
 
+        if multiprocessing.current_process().daemon:
+            what = "a process of a pool, or a worker of a DataLoader, starts no other processes"
+            raise RuntimeError(f"{what}: pass executor=, such as a ThreadPoolExecutor")
         context: Any = multiprocessing.get_context()
         forks = context.get_start_method() == "fork"
-        with self._one_at_a_time:
+        with self._one_at_a_time():
             self._pipe, theirs = context.Pipe()
             try:
                 self._process = context.Process(target=_work, args=(theirs, self._pipe, shared), daemon=True)
@@ -168,7 +173,7 @@ class _Process:
         self._join()
 
     def _join(self) -> Any:
-        with self._one_at_a_time:
+        with self._one_at_a_time():
             self._process.join()
             return self._process.exitcode
 

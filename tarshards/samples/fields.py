@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError, did_you_mean, shortened
+from tarshards.parallel.forks import cached_property
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import OnError
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, SupportsFloat
 
 from tarshards.errors import AuditError, SampleError, check_function, shortened, visible
+from tarshards.parallel.forks import PerProcess
 from tarshards.samples.keys import KeyRule, Sample, dots_in_key, have_dots_in_key, split_name
-from tarshards.storage.locks import PerProcess
 from tarshards.storage.streams import temporary
 
 #: Handles an error: returns to continue, or raises.

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import cached_property, partial
+from functools import partial
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
 from tarshards.errors import TarshardsError
 from tarshards.parallel.calls import settled
+from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic, tuning
 from tarshards.storage.connections import fetching_threads, soonest

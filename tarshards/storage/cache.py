@@ -50,8 +50,9 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from tarshards.errors import OpenError, visible
+from tarshards.parallel.forks import PerProcess, renew_in_children
 from tarshards.storage import traffic
-from tarshards.storage.locks import PerProcess, lock, release, renew_in_children, sweep
+from tarshards.storage.locks import lock, release, sweep
 from tarshards.storage.ranges import Mapping
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote

@@ -20,9 +20,10 @@ from weakref import finalize
 from zlib import crc32
 
 from tarshards.errors import OpenError, visible
+from tarshards.parallel.forks import renew_in_children
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage.location import Location
-from tarshards.storage.locks import NoLocksError, is_at, lock, release, renew_in_children
+from tarshards.storage.locks import NoLocksError, is_at, lock, release
 from tarshards.storage.streams import failure
 
 LOCKS = ".tarshards.lock"

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from tarshards.parallel.calls import DaemonThreads
+from tarshards.parallel.forks import PerProcess
 from tarshards.storage import traffic, tuning
-from tarshards.storage.locks import PerProcess
 
 #: Environment variables that name proxies.
 PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]

@@ -31,12 +31,12 @@ from urllib.parse import quote
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.parallel.calls import settled
+from tarshards.parallel.forks import PerProcess
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic
 from tarshards.storage.ahead import ForwardReader
 from tarshards.storage.connections import Origin
 from tarshards.storage.location import Location, Transport
-from tarshards.storage.locks import PerProcess
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.remote import Remote
 from tarshards.storage.requests import CHANGED, PASSING, Address, Patience, StatusError

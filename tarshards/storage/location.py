@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from tarshards.errors import OpenError, UrlError, shortened
+from tarshards.parallel.forks import cached_property
 from tarshards.storage.redaction import (
     redacted,
     secrets_in,

@@ -1,30 +1,18 @@
-"""File locks, which end with the process that holds them; and values that each process makes for itself.
-
-A lock belongs to an open file; ``sweep`` removes the locked files that dead processes have left. A forked child has the
-open files of its parent and would keep their locks after the parent's death, so it closes them, and no thread opens one
-while another one forks. It cannot use the threads, locks and connections of its parent either: see ``PerProcess``.
-"""
+"""Locks of files, which end with the process that holds them; ``sweep`` removes the files that dead ones left."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EWOULDBLOCK
 from time import monotonic, sleep
-from typing import Any, Generic, TypeVar
-from weakref import WeakSet
 
 from tarshards.errors import OpenError, visible
-
-T = TypeVar("T")
+from tarshards.parallel.forks import close_own, open_own
 
 LONG_WAIT, MOST_WAIT = 10.0, 600.0  # seconds of waiting for the lock of a folder, before a warning and an error
-
-_descriptors: set[int] = set()
-_forking = threading.RLock()
 
 
 class NoLocksError(OSError):
@@ -64,7 +52,7 @@ def lock(
     Raises NoLocksError if the file system has no locks; with *optional*, the file is opened unlocked instead.
     """
     while True:
-        descriptor = _open(path, flags)
+        descriptor = open_own(path, flags)
         try:
             if take(descriptor):
                 if is_at(path, descriptor):
@@ -86,13 +74,12 @@ def lock(
 
 def release(descriptor: int, *, unlock: bool = True) -> None:
     """Unlock and close a file; with ``unlock=False`` processes that have inherited it keep the lock."""
-    with _forking:
-        if descriptor in _descriptors:  # a child has closed those of its parent
-            _descriptors.remove(descriptor)
-            if unlock:  # closing does not, if a child that was forked just now still has it open
-                with suppress(OSError):  # a file system without locks
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+    close_own(descriptor, _unlock if unlock else None)
+
+
+def _unlock(descriptor: int) -> None:
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not, if a child that was forked just now has it open
 
 
 def is_locked(path: str) -> bool:
@@ -149,63 +136,3 @@ def locked(folder: str) -> Iterator[None]:
         yield
     finally:
         release(descriptor)
-
-
-def _open(path: str, flags: int) -> int:
-    with _forking:
-        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
-        _descriptors.add(descriptor)
-        return descriptor
-
-
-class PerProcess(Generic[T]):
-    """A value that *make* makes once in each process: a forked process cannot use its parent's threads and connections.
-
-    It may also be a lock: if another thread of the parent held it during the fork, the child could never acquire it.
-
-    >>> found = PerProcess(dict)
-    >>> found() is found()
-    True
-    """
-
-    __slots__ = ("__weakref__", "_made", "_make", "_making")
-
-    def __init__(self, make: Callable[[], T]):
-        self._make = make
-        self.renew()
-        renew_in_children(self)
-
-    def __call__(self) -> T:
-        if not self._made:
-            with self._making:
-                if not self._made:
-                    self._made.append(self._make())
-        return self._made[0]
-
-    def renew(self) -> None:
-        """Forget the value; the next call makes another one."""
-        self._made: list[T] = []
-        self._making = threading.RLock()
-
-
-def renew_in_children(each: Any) -> None:
-    """Call the method ``renew`` of an object, as long as the object exists, in each process forked from this one."""
-    _renewed.add(each)
-
-
-_renewed: WeakSet[Any] = WeakSet()
-
-
-def _begin_child() -> None:
-    global _forking
-    _forking = threading.RLock()
-    for descriptor in _descriptors:
-        os.close(descriptor)
-    _descriptors.clear()
-    for each in list(_renewed):
-        each.renew()
-
-
-os.register_at_fork(
-    before=lambda: _forking.acquire(), after_in_parent=lambda: _forking.release(), after_in_child=_begin_child
-)

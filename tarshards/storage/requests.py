@@ -11,13 +11,14 @@ import ssl
 import string
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
-from functools import cache, cached_property
+from functools import cache
 from hashlib import blake2b, pbkdf2_hmac
 from time import monotonic, sleep, time
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 from tarshards.errors import OpenError, UrlError
+from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import TICK
 from tarshards.storage import connections, traffic, tuning
 from tarshards.storage.connections import Origin, Response

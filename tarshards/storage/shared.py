@@ -13,8 +13,8 @@ from threading import Lock
 from time import monotonic, sleep
 from typing import Any
 
+from tarshards.parallel.forks import PerProcess
 from tarshards.storage.cache import LEAST_PAUSE, MOST_PAUSE
-from tarshards.storage.locks import PerProcess
 from tarshards.storage.remote import Remote
 
 #: A piece: its offset, the bytes reserved for it, and its length, which is 0 while it is missing. The first row has the

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from threading import Lock
 from time import perf_counter
 
-from tarshards.storage.locks import PerProcess
+from tarshards.parallel.forks import PerProcess
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import Any
 
 from tarshards.errors import OpenError
 from tarshards.parallel.calls import DaemonThreads, settled
+from tarshards.parallel.forks import PerProcess
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage import connections, traffic, tuning
 from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.connections import Origin, Response, StalledError
-from tarshards.storage.locks import PerProcess
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.requests import (

@@ -20,10 +20,10 @@ from tarshards.epoch.plan import PlannedEpoch, check_unpacked
 from tarshards.epoch.proportions import Mixture, Quotas, Until, check_counts, check_until
 from tarshards.errors import SampleError, StateError, WorldError, shortened, whole_number
 from tarshards.index.access import Fan, SampleReader, SampleSequence
+from tarshards.parallel.forks import PerProcess
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.storage.locks import PerProcess
 from tarshards.stream.following import follow_part
 from tarshards.stream.interleave import MixedStream, interleave
 from tarshards.stream.sources import PlannedSource, Progress, ShardSource, version_of

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tarshards.parallel.forks import cached_property
 from tarshards.storage.compression import MAX_RATIO, is_bomb
 from tarshards.storage.streams import read_at_most
 from tarshards.tar.read import (

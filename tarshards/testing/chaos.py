@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +31,7 @@ import click
 from tarshards import __version__
 from tarshards.cli.parameters import seed_option
 from tarshards.cli.program import say, tool
+from tarshards.parallel.forks import cached_property
 from tarshards.testing.chains import LoaderFault
 from tarshards.testing.runs import MASTER, free_port
 

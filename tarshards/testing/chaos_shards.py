@@ -6,7 +6,6 @@ import io
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tarshards.errors import OpenError
 from tarshards.index.build import build_index
 from tarshards.index.manifests import update_manifests
 from tarshards.index.refresh import refresh_indexes
+from tarshards.parallel.forks import cached_property
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
 from threading import RLock
 from time import monotonic
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from tarshards.errors import ShardIndexError, TarshardsError
 from tarshards.index.sidecar import Index
 from tarshards.index.where import by_columns, names_of
+from tarshards.parallel.forks import cached_property
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import find_field
 from tarshards.view.epoch_batches import EpochBatches

@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from tarshards.index.inventory import check_there
 from tarshards.index.open import OpenShard
 from tarshards.index.opening_options import Opening
 from tarshards.index.sidecar import Index
+from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile

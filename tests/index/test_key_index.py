@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from range_server import serving
@@ -136,9 +137,30 @@ def test_threads_and_forks(manifest):
     for thread in threads:
         thread.join()
     assert list(found.values()) == [expected] * 4
-    if not (child := os.fork()):
-        os._exit(samples.locate(wanted).tolist() != expected)
-    assert os.waitpid(child, 0)[1] == 0
+    assert in_child(lambda: samples.locate(wanted).tolist() == expected) == 0
+
+
+@pytest.mark.forks
+def test_a_process_that_is_forked_while_a_thread_opens_the_key_index_opens_its_own(manifest, monkeypatch):
+    samples = IndexedShards(manifest)
+    open_index = KeyIndex.open
+    begun, go = threading.Event(), threading.Event()
+
+    def wait_and_open(*args):
+        if threading.current_thread() is thread:
+            begun.set()
+            go.wait()
+        return open_index(*args)
+
+    monkeypatch.setattr(KeyIndex, "open", wait_and_open)
+    thread = threading.Thread(target=samples.find, args=("2/003",))
+    thread.start()
+    assert begun.wait(60)
+    try:
+        assert in_child(lambda: samples.find("2/003") == 103) == 0
+    finally:
+        go.set()
+        thread.join()
 
 
 @pytest.mark.usefixtures("no_tables")

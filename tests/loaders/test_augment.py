@@ -1,9 +1,11 @@
 """Augmentations: their laws, loops over single images as oracles, and unchanged input batches."""
 
+import threading
 from functools import partial
 
 import numpy as np
 import pytest
+from forked import in_child
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -161,3 +163,24 @@ def test_a_module_of_torch_is_given_the_field():
     made = module(batch, np.random.default_rng(0), field="jpg", module=torch.nn.Upsample(scale_factor=2))
     assert made["jpg"].shape == (4, 3, 16, 16)
     assert made["cls"] is batch["cls"]
+
+
+@pytest.mark.forks
+def test_a_process_that_is_forked_while_a_thread_applies_a_module_applies_its_own():
+    begun, go = threading.Event(), threading.Event()
+
+    def wait(images):
+        begun.set()
+        go.wait()
+        return images
+
+    batch = {"jpg": np.zeros((4, 3, 8, 8), np.float32)}
+    rng = np.random.default_rng(0)
+    thread = threading.Thread(target=module, args=(batch, rng), kwargs={"field": "jpg", "module": wait})
+    thread.start()
+    assert begun.wait(60)
+    try:
+        assert in_child(lambda: module(batch, rng, field="jpg", module=torch.relu)["jpg"].shape == (4, 3, 8, 8)) == 0
+    finally:
+        go.set()
+        thread.join()

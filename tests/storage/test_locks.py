@@ -6,23 +6,14 @@ import threading
 from contextlib import suppress
 
 import pytest
+from forked import in_child
 from leftovers import wait_until
 
+from tarshards.parallel.forks import PerProcess
 from tarshards.storage.claims import Claims
-from tarshards.storage.locks import NoLocksError, PerProcess, is_locked, lock, locked, release, sweep
+from tarshards.storage.locks import NoLocksError, is_locked, lock, locked, release, sweep
 
 FLAGS = os.O_RDWR | os.O_CREAT
-
-
-def in_child(function):
-    """Return the exit status of a forked child that calls *function*: 0 if that returns true."""
-    child = os.fork()
-    if not child:
-        try:
-            os._exit(not function())
-        finally:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_lock_is_held_until_it_is_released(tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from hashlib import blake2b
 from itertools import chain, count, islice, pairwise
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.parallel.calls import bounded_map, settled
 from tarshards.parallel.cores import available_cores
+from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import defer_signals
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.ledger import Tally

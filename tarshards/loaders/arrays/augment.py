@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from tarshards.parallel.forks import PerProcess
+
 Batch = dict[str, Any]
 
-_ONE_AT_A_TIME = threading.Lock()  # modules draw from torch's generator, which all threads share
+_one_at_a_time = PerProcess(threading.Lock)  # modules draw from torch's generator, which all threads share
 
 
 def flip(batch: Batch, rng: np.random.Generator, *, field: str, probability: float = 0.5) -> Batch:
@@ -131,7 +133,7 @@ def module(batch: Batch, rng: np.random.Generator, *, field: str, module: Callab
     """
     import torch
 
-    with _ONE_AT_A_TIME, torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with _one_at_a_time(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(1 << 62)))
         made = module(torch.from_numpy(np.ascontiguousarray(batch[field])))
         return {**batch, field: made.numpy()}
