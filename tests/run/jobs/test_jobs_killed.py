@@ -99,6 +99,7 @@ def outputs() -> dict[str, bytes]:
 
 def kill_tarjob(process: subprocess.Popen) -> None:
     process.kill()
+    process.wait(60)  # it holds its lock until then
 
 
 def kill_tarproc(process: subprocess.Popen) -> None:
@@ -112,7 +113,7 @@ def kill_tarproc(process: subprocess.Popen) -> None:
 def kill_all(process: subprocess.Popen) -> None:
     """Kill everything, guards first, as a machine that stops does."""
     process.send_signal(signal.SIGSTOP)
-    process.kill()
+    kill_tarjob(process)
     while found := processes():
         for number in sorted(found, key=lambda n: b"guard.py" not in Path(f"/proc/{n}/cmdline").read_bytes()):
             with suppress(OSError):
