@@ -1,4 +1,4 @@
-"""Process pools, and groups of child processes."""
+"""Process pools, groups of child processes, and values that each process makes for itself."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import time
 import weakref
 from collections import Counter
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from threading import Event, Lock, Timer
+from threading import Event, Lock, Thread, Timer
 
 import pytest
+from forked import in_child
 from interrupts import interrupted_at
 from leftovers import wait_until
 from soak import SOAK
@@ -27,6 +28,7 @@ from tarshards.errors import OpenError, OpError, RemoteTraceback
 from tarshards.parallel import process_pool
 from tarshards.parallel.calls import DaemonThreads, bounded_map, settled_map
 from tarshards.parallel.children import PIPE, ChildGroup
+from tarshards.parallel.forks import PerProcess
 from tarshards.parallel.process_pool import ProcessPool
 
 
@@ -387,6 +389,25 @@ def returned(number: int) -> int:
     return number
 
 
+class Last:
+    """Ends the thread that takes it, in place of a future."""
+
+    def set_running_or_notify_cancel(self) -> None:
+        raise SystemExit
+
+
+class EndingThreads(DaemonThreads):
+    """Those of the package wait for calls until the process ends: thousands of pools would have too many."""
+
+    def _serve(self) -> None:
+        with suppress(SystemExit):
+            super()._serve()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for _ in range(self._workers):
+            self._calls.put((Last(), None, (), {}))
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a generator that is closed
 @pytest.mark.soak
 @pytest.mark.parametrize("ordered", [True, False])
@@ -397,7 +418,7 @@ def test_a_signal_between_any_two_instructions_leaves_no_lock_that_a_thread_need
             return list(results)
 
     def interrupted(number):
-        pool = ThreadPoolExecutor(2) if executor == "threads" else DaemonThreads(2)
+        pool = ThreadPoolExecutor(2) if executor == "threads" else EndingThreads(2)
         try:
             found = interrupted_at(number, partial(called, pool))
         except KeyboardInterrupt:
@@ -405,6 +426,7 @@ def test_a_signal_between_any_two_instructions_leaves_no_lock_that_a_thread_need
         probes = [pool.submit(returned, i) for i in range(4)]
         done = wait(probes, 20).done
         assert len(done) == 4, f"a thread hangs after a signal at instruction {number}"
+        pool.shutdown()
         return found
 
     number, uninterrupted = 1, 0
@@ -412,5 +434,42 @@ def test_a_signal_between_any_two_instructions_leaves_no_lock_that_a_thread_need
         found = interrupted(number)
         uninterrupted = 0 if found is None else uninterrupted + 1
         assert found in (None, [0, 1, 2, 3, 4]) or (not ordered and sorted(found) == [0, 1, 2, 3, 4])
-        number += 23 if SOAK == 1 else 3  # the threads of ours do not end
+        number += 23 if SOAK == 1 else 1
     assert number > 1000
+
+
+@pytest.mark.forks
+def test_a_child_makes_its_own_values():
+    numbers = PerProcess(lambda: [len(made)])
+    made = []
+    assert numbers() is numbers() == [0]
+    made.append(1)
+    assert in_child(lambda: numbers() == [1]) == 0
+    assert numbers() == [0]
+
+
+def test_threads_that_ask_at_once_get_one_value():
+    begun, go, found = [], Event(), []
+
+    def make():
+        begun.append(1)
+        go.wait(60)
+        return object()
+
+    value = PerProcess(make)
+    threads = [Thread(target=lambda: found.append(value())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: begun)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert len(begun) == 1
+    assert len(set(map(id, found))) == 1
+
+
+@pytest.mark.forks
+def test_a_lock_that_a_thread_holds_at_a_fork_is_free_in_the_child():
+    held = PerProcess(Lock)
+    with held():
+        assert in_child(lambda: held().acquire(timeout=1)) == 0

@@ -37,7 +37,7 @@ class ProcessPool(Executor):
     If a process dies, by a signal or by ``os._exit``, its call fails with OpError and another process replaces it; the
     standard pool fails every call instead. Functions and results are pickled; processes start by Python's default
     method. *shared* is sent to each process once, for ``call_shared``. Cancelling a running call ends its process,
-    unless the pool *finishes* such calls.
+    unless the pool *finishes* such calls. Raises RuntimeError in a process of a pool, which starts no other processes.
 
     >>> with ProcessPool(2) as pool:
     ...     list(pool.map(str.upper, ["a", "b"]))

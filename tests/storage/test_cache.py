@@ -573,7 +573,7 @@ def test_a_stopped_process_is_passed_by_after_the_timeout(tmp_path, holder, fetc
     assert "locked for 1.5 s by another process, which may be stopped" in warnings_of(caplog)[0]
     begun = time.monotonic()
     assert fetches.take(cache, make_block(0))
-    assert time.monotonic() - begun < 1.4, "it is not awaited as long again"
+    assert time.monotonic() - begun < 1.35, "it is not awaited as long again"
     assert [fetches.take(cache, make_block(1)) for _ in range(2)] == [True, False]  # others are stored
     assert len(warnings_of(caplog)) == 1
     process.send_signal(signal.SIGCONT)

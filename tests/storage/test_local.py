@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from forked import in_child
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import local, ranges, streams
@@ -177,10 +178,7 @@ def test_a_living_writer_keeps_its_file(tmp_path):
     first, second = open_url(path, "wb"), open_url(path, "wb")
     first.write(b"first")
     second.write(DATA)
-    child = os.fork()
-    if not child:
-        os._exit(open_url(path, "wb").abort() is not None)
-    assert os.waitpid(child, 0)[1] == 0
+    assert in_child(lambda: open_url(path, "wb").abort() is None) == 0
     assert len(os.listdir(tmp_path)) == 2
     first.close()
     assert (tmp_path / "a.tar").read_bytes() == b"first"
@@ -220,11 +218,7 @@ def test_many_writers_of_one_file_some_of_them_killed(tmp_path):
 def test_a_forked_copy_discards_nothing(tmp_path):
     stream = open_url(str(tmp_path / "a.tar"), "wb")
     stream.write(DATA)
-    child = os.fork()
-    if not child:
-        stream.__del__()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert in_child(lambda: stream.__del__() is None) == 0
     stream.close()
     assert (tmp_path / "a.tar").read_bytes() == DATA
 

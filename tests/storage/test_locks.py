@@ -2,14 +2,11 @@
 
 import fcntl
 import os
-import threading
 from contextlib import suppress
 
 import pytest
 from forked import in_child
-from leftovers import wait_until
 
-from tarshards.parallel.forks import PerProcess
 from tarshards.storage.claims import Claims
 from tarshards.storage.locks import NoLocksError, is_locked, lock, locked, release, sweep
 
@@ -107,40 +104,3 @@ def test_a_child_that_was_forked_holds_no_lock_of_its_parent(tmp_path, monkeypat
             return True
 
         assert in_child(claim) == 0
-
-
-@pytest.mark.forks
-def test_a_child_makes_its_own_values():
-    numbers = PerProcess(lambda: [len(made)])
-    made = []
-    assert numbers() is numbers() == [0]
-    made.append(1)
-    assert in_child(lambda: numbers() == [1]) == 0
-    assert numbers() == [0]
-
-
-def test_threads_that_ask_at_once_get_one_value():
-    begun, go, found = [], threading.Event(), []
-
-    def make():
-        begun.append(1)
-        go.wait(60)
-        return object()
-
-    value = PerProcess(make)
-    threads = [threading.Thread(target=lambda: found.append(value())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: begun)
-    go.set()
-    for thread in threads:
-        thread.join()
-    assert len(begun) == 1
-    assert len(set(map(id, found))) == 1
-
-
-@pytest.mark.forks
-def test_a_lock_that_a_thread_holds_at_a_fork_is_free_in_the_child():
-    held = PerProcess(threading.Lock)
-    with held():
-        assert in_child(lambda: held().acquire(timeout=1)) == 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from collections import Counter
 from itertools import islice
 
 import numpy as np
 import pytest
+from forked import in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shares import assert_shares
@@ -483,10 +483,7 @@ def test_a_schedule_is_looked_up_after_a_fork_while_a_thread_looks_up():
     choices = ScheduledChoices(Quotas([{0: 1, 100: 3}, 1]), 0, [10, 10], 10**6)
     expected = choices.look_up(np.arange(50))[0].tolist()
     with choices._lock():
-        child = os.fork()
-        if not child:
-            os._exit(choices.look_up(np.arange(50))[0].tolist() != expected)
-    assert os.waitpid(child, 0)[1] == 0
+        assert in_child(lambda: choices.look_up(np.arange(50))[0].tolist() == expected) == 0
 
 
 def test_a_dataset_with_weight_and_no_samples_is_refused(make_uneven, urls):
