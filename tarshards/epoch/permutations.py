@@ -41,6 +41,11 @@ def hash_of(*numbers: int) -> NDArray[np.uint64]:
     return key
 
 
+def hashes(key: NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
+    """The first *count* outputs of splitmix64 begun at *key*."""
+    return finalize(key + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN)
+
+
 def permutations(keys: NDArray[np.uint64], sizes: ArrayLike, width: int) -> NDArray[np.uint64]:
     """Return rows of *width* numbers: row k begins with a permutation of range(sizes[k]) by keys[k].
 

@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tarshards.epoch.epoch_options import Tail, check_tail
-from tarshards.epoch.permutations import GOLDEN, finalize, fold, hash_of, permutations
+from tarshards.epoch.permutations import fold, hash_of, hashes, permutations
 from tarshards.errors import StateError, whole_number
 from tarshards.parallel.forks import PerProcess, cached_property
 
 LANES = 192
-POOL = 2**18
+POOL = 2**18  # samples: an epoch of no more is permuted whole, and larger ones at least within so many
+POOL_BYTES = 2**32  # of the samples that are mixed: as much as a reader of remote files may hold on a host of 16 GiB
+POOL_BLOCKS = 360  # of a lane: on 64 ranks, of three lanes, a batch of 256 has 0.9 times the classes of a permutation
 MAX_BLOCK, BLOCK_BYTES, MAX_BLOCKS = 16, 2**20, 10**7
 MAX_LANES = 2**20
 CHUNK = 2**16  # positions that are computed at once; of whole windows, 4 times as many samples
@@ -42,6 +44,23 @@ def block_size(counts: ArrayLike, sizes: ArrayLike | None = None) -> int:
         block = min(max(BLOCK_BYTES * int(counts.sum()) // total, 1), MAX_BLOCK)
     choices = range(block, max(block, int(counts.max(initial=0))))
     return block + bisect_left(choices, True, key=lambda size: int(np.sum(-(-counts // size))) <= MAX_BLOCKS)
+
+
+def pool_size(counts: ArrayLike, sizes: ArrayLike | None, block: int) -> int:
+    """Return the least number of samples that are shuffled together, in *block*s, of shards of *sizes* bytes.
+
+    They are 360 blocks of each of 192 lanes, but not more than 4 GiB, unless these are less than 2**18 samples.
+
+    >>> pool_size([5_000_000], [5_000_000 * 2560], 16), pool_size([5_000_000], [5_000_000 * 110_000], 9)
+    (1105920, 262144)
+    """
+    return max(POOL, min(POOL_BLOCKS * LANES * block, _most_pooled(counts, sizes)))
+
+
+def _most_pooled(counts: ArrayLike, sizes: ArrayLike | None) -> int:
+    """Return how many samples of shards of *sizes* bytes are 4 GiB."""
+    total = 0 if sizes is None else int(np.sum(sizes))
+    return 2**63 if not total else POOL_BYTES * int(np.sum(counts)) // total
 
 
 class Stage(NamedTuple):
@@ -371,11 +390,13 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         epoch    position p is sample p div lanes of lane p mod lanes, so that a rank has lanes
                  of its own, and a block is read by one rank (by two where lanes meet)
 
-    *lanes* is a multiple of *ranks*, by default 192 or the least above it. Where all samples fit into *pool*, the line
-    is by default a permutation of single samples: *block* and *pool* are 1, and *unit* is the number of consecutive
-    samples that are read at one go, by default what ``block_size`` says. Otherwise a block is *unit* samples. For a
-    length that is a multiple of *ranks*, *tail* "pad" repeats from the epoch's start and "drop" leaves out
-    its end. Without *shuffle* position p is sample p in storage order. Raises ValueError for arguments out of range.
+    *lanes* is a multiple of *ranks*, by default 192 or the least above it. Where all samples fit into *pool*, by
+    default 2**18, the line is by default a permutation of single samples: *block* and *pool* are 1, and *unit* is the
+    number of consecutive samples that are read at one go, by default what ``block_size`` says of shards of *sizes*
+    bytes. Otherwise a block is *unit* samples, and *pool* is by default what ``pool_size`` says, or more, so that the
+    windows of a lane are equal in length. For a length that is a multiple of *ranks*, *tail* "pad" repeats from the
+    epoch's start and "drop" leaves out its end. Without *shuffle* position p is sample p in storage order. Raises
+    ValueError for arguments out of range.
 
     >>> plan = EpochPlan([3, 2], seed=0, epoch=0, ranks=2, tail="pad")
     >>> len(plan), plan.repeated, sorted(set(plan))
@@ -395,7 +416,8 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         block: int | None = None,
         unit: int | None = None,
         lanes: int | None = None,
-        pool: int = POOL,
+        pool: int | None = None,
+        sizes: ArrayLike | None = None,
         tail: Tail = "exact",
         shuffle: bool = True,
     ):
@@ -406,12 +428,14 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         lanes = _multiple(ranks, LANES) if lanes is None else _at_least_one("lanes", lanes, MAX_LANES)
         if lanes % ranks:
             raise ValueError(f"lanes must be a multiple of the {ranks} ranks, not {lanes}")
-        self.unit: int = block_size(counts) if unit is None else _at_least_one("unit", unit)
+        self.unit: int = block_size(counts, sizes) if unit is None else _at_least_one("unit", unit)
         self.block: int = self.unit if block is None else _at_least_one("block", block)
-        self.pool: int = _at_least_one("pool", pool)
+        self.pool: int = POOL if pool is None else _at_least_one("pool", pool)
         self.shuffle: bool = bool(shuffle)
         if block is None and self.shuffle and int(counts.sum()) <= min(self.pool, MAX_BLOCKS):
             self.block = self.pool = 1  # windows would add nothing to a permutation of single samples
+        elif pool is None and self.shuffle:
+            self.pool = _even_pool(counts, sizes, self.block, lanes)
         stage = Stage(lanes if shuffle else 1, 0)
         self._order = Order(counts, stage.lanes, self.block, self.pool, self.shuffle, (self.seed, self.epoch))
         self._stand((stage,), ranks, tail)
@@ -507,7 +531,7 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         """
         (original,), lane = self._originals(np.array([position]))
         order = self._order
-        draws = finalize(fold(order.substitute_key, original) + np.arange(1, SUBSTITUTES + 1, dtype=np.uint64) * GOLDEN)
+        draws = hashes(fold(order.substitute_key, original), SUBSTITUTES)
         turn, own = divmod(int(original), order.lanes.lanes)
         length = int(order.lanes.length(own))
         if length < AROUND:
@@ -584,6 +608,14 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
     def __reduce__(self) -> Any:
         restore = partial(type(self).restore, ranks=self.ranks, tail=self.tail, unit=self.unit)
         return restore, (self._order.counts, self.state(0))
+
+
+def _even_pool(counts: NDArray[Any], sizes: ArrayLike | None, block: int, lanes: int) -> int:
+    """Return the pool of at least ``pool_size``, and up to twice as much if it is 4 GiB or less, with equal windows."""
+    least = pool_size(counts, sizes, block)
+    longest = int(Lanes(int(counts.sum()), lanes).length(0))
+    number = max(1, longest // max(1, least // lanes), -(-longest * lanes // max(least, _most_pooled(counts, sizes))))
+    return -(-longest // number) * lanes
 
 
 def _multiple(ranks: int, least: int) -> int:

@@ -77,6 +77,9 @@ class RowSource:
         """A value that identifies the dataset in a state."""
         return dataset_digest([piece.name for piece in self.plan.pieces])
 
+    def as_of(self, version: int) -> RowSource:
+        return self
+
     def with_ledger(self, ledger: Ledger) -> RowSource:
         """Return this source with another ledger."""
         source = copy.copy(self)

@@ -213,13 +213,15 @@ class Passes:
         if self._resumed is not None:
             return dict(self._resumed)
         this = self._current or self._next()
-        state = {"version": version_of(this.state, self.stream.source), "digest": self.stream.source.digest}
+        version = version_of(this.state, self.stream.source)
+        source = self.stream.source.as_of(version)
+        state = {"version": version, "digest": source.digest}
         if self.steps is not None:
             state |= {"pass": self.number, "step": self.step}
         if this.plan is not None:
             taken = min(this.delivered * self.maker.size * this.world.world_size, len(this.plan))
             return state | this.plan.state(taken) | {"batches": this.before + this.delivered}
-        state |= {"order": list(self.stream.source.order), "epoch": this.epoch, "delivered": this.delivered}
+        state |= {"order": list(source.order), "epoch": this.epoch, "delivered": this.delivered}
         state |= {"last": this.last} if this.last else {}
         return state | self._replay_settings(this.world)
 

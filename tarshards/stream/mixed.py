@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import copy
-import math
-import threading
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from itertools import accumulate, chain, count
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 
+from tarshards.epoch.choices import Choices
 from tarshards.epoch.epoch_options import EpochOptions, Tail
 from tarshards.epoch.plan import PlannedEpoch, check_unpacked
-from tarshards.epoch.proportions import Mixture, Quotas, Until, check_counts, check_until
+from tarshards.epoch.proportions import Mixture, Quotas, Until, check_until
 from tarshards.errors import SampleError, StateError, WorldError, shortened, whole_number
 from tarshards.index.access import Fan, SampleReader, SampleSequence
-from tarshards.parallel.forks import PerProcess
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.stream.following import follow_part
 from tarshards.stream.interleave import MixedStream, interleave
-from tarshards.stream.sources import PlannedSource, Progress, ShardSource, version_of
+from tarshards.stream.sources import VERSION, PlannedSource, Progress, ShardSource, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
 if TYPE_CHECKING:
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
     from tarshards.index.readahead import Numbers
     from tarshards.stream.op import BoundOp
 
-MOST_PARTS = 1 << 20  # choices in a period of a mixture, which are held in memory
-CHUNK = 1 << 14  # positions of a scheduled mixture that are chosen at once
-CHUNKS = 16  # chunks that are kept
 TOGETHER = 64  # choices that a worker makes at once
 PASS = 1 << 32  # added to a dataset's epoch each time it begins again within one epoch of the mixture
 
@@ -126,10 +120,6 @@ class Proportions:
         """Return the settings that the digest in a state covers; *schedule* is how weights change between positions."""
         return [*self.weights, schedule] if self.is_scheduled else self.weights
 
-    def choices(self, sizes: list[int], until: Until) -> Choices | ScheduledChoices:
-        """Return the choices of an epoch over datasets of these *sizes*."""
-        return (ScheduledChoices if self.is_scheduled else Choices)(self.quotas, self.seed, sizes, until)
-
     def mixture(self, workers: int) -> tuple[Iterator[int], dict[int, float]]:
         """Return the choices of one of *workers* workers, and ``ends`` as for ``interleave``."""
         mixture = Mixture(Quotas(self.weights, stride=workers), self.seed)
@@ -158,20 +148,22 @@ class MixedSource(PlannedSource):
         self.shards: MixedShards = self.mixed
         self.counts: np.ndarray = self.shards.counts
         self.sizes: list[int] = [int(source.counts.sum()) for source in self.sources]
-        self.choices: Choices | ScheduledChoices = proportions.choices(self.sizes, until)
+        lanes = [1 if not size else lanes_of(source.plan(0, 1)) for size, source in zip(self.sizes, self.sources)]
+        self.choices: Choices = Choices(proportions.quotas, seed, self.sizes, until, lanes)
         self.ledger: Ledger = Ledger.of(on_error)
-        orders = [
-            (name, s.digest, s.seed, s.pool, s.options.shuffle, *filter(None, [s.options.resample]))
-            for name, s in zip(datasets, self.sources)
-        ]
         self.draws: bool = any(map(draws, self.sources))  # then all samples get __draw__, since they share batches
-        self.digest: str
-        self.linear_digest: str
-        self.digest, self.linear_digest = (
-            digest_of(orders, proportions.settings(schedule), seed, until) for schedule in ("steps", "linear")
-        )
         self.datasets: dict[str, Stream] = dict(datasets)
         self.ops: list[BoundOp] = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
+        self._proportions, self._until = proportions, until
+        self.digest: str = self.digest_with("steps")
+
+    def digest_with(self, schedule: str) -> str:
+        """Return the digest in a state of this mixture, if weights change by this *schedule*."""
+        orders = [
+            (name, s.digest, s.seed, s.pool, s.options.shuffle, *filter(None, [s.options.resample]))
+            for name, s in zip(self.datasets, self.sources)
+        ]
+        return digest_of(orders, self._proportions.settings(schedule), self.seed, self._until)
 
     def selected(self, choose: Any) -> PlannedSource:
         raise TypeError("select from the datasets, and mix the selections")
@@ -181,8 +173,11 @@ class MixedSource(PlannedSource):
         return [self.options.tail]  # the rest is in the digest
 
     def as_of(self, version: int) -> MixedSource:
-        source = cast(MixedSource, super().as_of(version))
-        source.sources = [each.as_of(version) for each in self.sources]
+        source = super().as_of(version)
+        if source is not self:
+            source.sources = [each.as_of(version) for each in self.sources]
+            source.choices = self.choices.unpermuted()
+            source.digest = source.digest_with("steps")
         return source
 
     def plan(self, epoch: int, ranks: int, state: Mapping[str, Any] | None = None) -> MixedPlan:
@@ -194,7 +189,7 @@ class MixedSource(PlannedSource):
         if type(begun) is not int or type(position) is not int or not 0 <= position <= self.choices.total:
             raise StateError(f"a mixture's state has epoch {begun!r} and position {position!r}")
         source = self.as_of(version_of(state, self))
-        return MixedPlan(source, self.choices.resumed(position, state), begun, position, ranks, tail)
+        return MixedPlan(source, source.choices.resumed(position, state), begun, position, ranks, tail)
 
     def read(self, part: Part, epoch: int) -> Iterator[Sample]:
         passes = numbers = np.empty(0, np.int64)
@@ -215,6 +210,12 @@ class MixedSource(PlannedSource):
                 yield sample
 
 
+def lanes_of(plan: PlannedEpoch) -> int:
+    """Return the lanes in which *plan* reads blocks; 1 if it reads single samples, or in storage order."""
+    order = plan.order
+    return 1 if order is None or order.block == order.window == 1 else order.lanes.lanes
+
+
 def draws(source: Any) -> bool:
     """Return whether *source* draws samples with replacement; these have the number of the draw in ``__draw__``."""
     if isinstance(source, MixedSource | MixedStreams):
@@ -227,151 +228,13 @@ def digest_of(*settings: Any) -> str:
     return blake2b(repr(settings).encode(), digest_size=16).hexdigest()
 
 
-class Choices:
-    """The dataset of each position, for constant weights; the choices repeat after a period.
-
-    ``total`` is the number of samples in an epoch over datasets of these *sizes*. Raises ValueError for a period that
-    is too long, and for a chosen dataset without samples.
-    """
-
-    def __init__(self, quotas: Quotas, seed: int, sizes: list[int], until: Until):
-        self.period: int = quotas.period
-        if self.period > MOST_PARTS:
-            weights = ", ".join(map(str, quotas.weights))
-            raise ValueError(f"weights {weights} have no ratios of whole numbers up to {MOST_PARTS} in all")
-        mixture = Mixture(quotas, seed)
-        self.dataset: np.ndarray = np.array(mixture.take(self.period), np.int64)
-        self.shares: np.ndarray = np.array(mixture.counts, np.int64)
-        self.number: np.ndarray = np.empty(self.period, np.int64)  # earlier samples of the same dataset in the period
-        for i, share in enumerate(self.shares):
-            self.number[self.dataset == i] = np.arange(share)
-        self.total: int = until if isinstance(until, int) else self._end(sizes, until)
-        for i, size in enumerate(sizes):
-            if not size and self.shares[i] and self.total:
-                raise ValueError(f"dataset {i} of the mixture has no samples")
-
-    def _end(self, sizes: list[int], until: str) -> int:
-        """Return the length of an epoch that ends before the first dataset begins again, or when all were read."""
-        first, ends = until == "first", []
-        for i, size in enumerate(sizes):
-            if self.shares[i]:
-                periods, rest = divmod(size if first else size - 1, int(self.shares[i]))
-                ends.append(periods * self.period + int(np.flatnonzero(self.dataset == i)[rest]) + (not first))
-        return max(0, (min if first else max)(ends))
-
-    def look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the dataset of each of *positions*, and how many samples this dataset contributed before."""
-        periods, phase = positions // self.period, positions % self.period
-        dataset = self.dataset[phase]
-        return dataset, periods * self.shares[dataset] + self.number[phase]
-
-    def state(self, position: int) -> dict[str, Any]:
-        """Return the entries of a state besides its position."""
-        return {}
-
-    def resumed(self, position: int, state: Mapping[str, Any]) -> Choices:
-        """Return the choices that continue from *state*."""
-        return self
-
-
-class ScheduledChoices:
-    """Like ``Choices``, but for weights that change with the position.
-
-    Choices are made in chunks; each continues from the counts at the end of the previous one.
-    """
-
-    def __init__(self, quotas: Quotas, seed: int, sizes: list[int], until: Until):
-        self.quotas = quotas
-        self.seed = seed
-        self.total: int = until if isinstance(until, int) else self._end(sizes, until)
-        due = quotas.at(self.total)
-        for i, size in enumerate(sizes):
-            if not size and due[i]:
-                raise ValueError(f"dataset {i} of the mixture has no samples")
-        self._begin((0, [0] * len(sizes)))
-
-    def _begin(self, *starts: tuple[int, list[int]]) -> None:
-        self._starts = list(starts)  # the positions where chunks begin, and the counts there
-        self._chunks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._lock = PerProcess(threading.Lock)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_chunks", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._begin(*self._starts)
-
-    def _end(self, sizes: list[int], until: str) -> int:
-        """Return the length of an epoch, like ``Choices._end``, by the quotas."""
-        ends = []
-        for i in self.quotas.sources:
-            end = self.quotas.first(i, sizes[i], beyond=until == "first")
-            if until == "first":
-                ends += [] if end is None else [end - 1]
-            else:
-                ends.append(int(min(math.inf if end is None else end, self.quotas.ends[i])))
-        return min(ends) if until == "first" else max(ends)
-
-    def look_up(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the dataset of each of *positions*, and how many samples this dataset contributed before."""
-        dataset, number = np.empty_like(positions), np.empty_like(positions)
-        chunks = positions // CHUNK
-        for chunk in np.unique(chunks):
-            here = np.flatnonzero(chunks == chunk)
-            begin, datasets, numbers = self._chunk(int(positions[here].min()))
-            dataset[here], number[here] = datasets[positions[here] - begin], numbers[positions[here] - begin]
-        return dataset, number
-
-    def state(self, position: int) -> dict[str, Any]:
-        """Return the entries of a state besides its position: the counts there, from which the choices continue."""
-        begin, datasets, _ = self._chunk(position)
-        counts = np.bincount(datasets[: position - begin], minlength=len(self.quotas.weights))
-        return {"counts": (counts + self._counts(begin)).tolist()}
-
-    def resumed(self, position: int, state: Mapping[str, Any]) -> ScheduledChoices:
-        """Return the choices that continue from *state*; raise StateError if its counts do not match these quotas."""
-        counts = state.get("counts")
-        check_counts(self.quotas, counts, position)
-        choices = copy.copy(self)
-        choices._begin(self._starts[0], (position, list(cast(list[int], counts))))
-        return choices
-
-    def _counts(self, start: int) -> list[int]:
-        return self._starts[bisect_left(self._starts, start, key=itemgetter(0))][1]
-
-    def _chunk(self, position: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Return the start of the chunk that contains *position*, and the results of ``look_up`` for its positions."""
-        with self._lock():
-            while True:
-                begin, counts = self._starts[bisect_right(self._starts, position, key=itemgetter(0)) - 1]
-                end = (begin // CHUNK + 1) * CHUNK
-                if begin not in self._chunks:
-                    self._make(begin, end, counts)
-                if position < end:
-                    return begin, *self._chunks[begin]
-
-    def _make(self, begin: int, end: int, counts: list[int]) -> None:
-        mixture = Mixture(self.quotas, self.seed, counts)
-        dataset = np.array(mixture.take(end - begin), np.int64)
-        number = np.empty_like(dataset)
-        for i, before in enumerate(counts):
-            here = np.flatnonzero(dataset == i)
-            number[here] = before + np.arange(len(here))
-        if bisect_left(self._starts, end, key=itemgetter(0)) == bisect_right(self._starts, end, key=itemgetter(0)):
-            insort(self._starts, (end, mixture.counts))
-        while len(self._chunks) >= CHUNKS:
-            del self._chunks[next(iter(self._chunks))]
-        self._chunks[begin] = dataset, number
-
-
 class MixedPlan(PlannedEpoch):
     """The rest of a mixture's epoch from the position *begin* on; its shards are those of ``MixedShards``."""
 
     def __init__(
         self,
         source: MixedSource,
-        choices: Choices | ScheduledChoices,
+        choices: Choices,
         epoch: int,
         begin: int,
         ranks: int,
@@ -398,6 +261,12 @@ class MixedPlan(PlannedEpoch):
         return shards, samples
 
     @property
+    def block_and_reach(self) -> tuple[int | None, int]:
+        ways = [self._plan(i, 0).block_and_reach for i, size in enumerate(self.source.sizes) if size]
+        blocks = [block for block, _ in ways if block is not None]
+        return max(blocks, default=None), max((reach for _, reach in ways), default=1)
+
+    @property
     def permuted_by(self) -> tuple[int, int] | None:
         is_permuted = any(source.options.shuffle or source.options.resample for source in self.source.sources)
         return (self.source.seed, self.epoch) if is_permuted else None
@@ -418,7 +287,7 @@ class MixedPlan(PlannedEpoch):
         positions = np.asarray(positions, np.int64)
         every = max(1, self.choices.total)  # positions past the end repeat the epoch's start
         rest = positions - self.total
-        dataset, number = self.choices.look_up(np.where(rest < 0, positions + self.begin, rest % every))
+        dataset, number = self.choices.look_up(self.epoch, np.where(rest < 0, positions + self.begin, rest % every))
         return dataset, *np.divmod(number, np.maximum(1, self.source.sizes)[dataset])
 
     def _plan(self, dataset: int, again: int) -> PlannedEpoch:
@@ -450,18 +319,25 @@ class MixedStreams:
         self.proportions = proportions
         self.seed: int = proportions.seed
         self.until = until
-
-        def digest(schedule: str, attribute: str) -> str:
-            sources = [(name, dataset.source) for name, dataset in datasets.items()]
-            orders = [(name, getattr(source, attribute, source.digest), source.order) for name, source in sources]
-            return digest_of("streamed", orders, proportions.settings(schedule), self.seed, until)
-
-        self.digest: str = digest("steps", "digest")
-        self.linear_digest: str = digest("linear", "linear_digest")
         self.ops: list[BoundOp] = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
-        self.newest: Any = max(dataset.source.newest for dataset in datasets.values())
+        self.newest: int = max(dataset.source.newest for dataset in datasets.values())
         self.draws: bool = any(draws(dataset.source) for dataset in datasets.values())
         self._count(datasets, Ledger.of(on_error))
+        self.digest: str = self.digest_with("steps", self.newest)
+
+    def as_of(self, version: int) -> MixedStreams:
+        source = copy.copy(self)
+        source.digest = self.digest_with("steps", version)
+        return source
+
+    def digest_with(self, schedule: str, version: int = VERSION) -> str:
+        """Return the digest in a state of *version* of this mixture, if weights change by this *schedule*."""
+        orders = []
+        for name, dataset in self.datasets.items():
+            source = dataset.source.as_of(version)
+            digest = source.digest_with(schedule) if isinstance(source, MixedSource | MixedStreams) else source.digest
+            orders.append((name, digest, source.order))
+        return digest_of("streamed", orders, self.proportions.settings(schedule), self.seed, self.until)
 
     def _count(self, datasets: Mapping[str, Stream], ledger: Ledger) -> None:
         self.ledger = ledger

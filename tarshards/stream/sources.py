@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import blake2b
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from tarshards.epoch.epoch_options import EpochOptions
 from tarshards.epoch.world import World
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 FIRST = 1 << 8  # positions looked up together at the beginning of an iteration
 VERSION = 2  # of states and their order; in version 1, small datasets were also permuted by blocks
 BUFFERED = 3  # the same, for shuffled shards without indexes; before, only the order of the shards was shuffled
+SPREAD = 4  # the same, for indexes: pools follow from sizes, and mixtures are permuted, so that each rank sees all
 BUFFER = 1000  # samples that a worker mixes if shards have no indexes
 LEAST_RUN = 10  # samples per class, on average, from which classes that never return are taken as sorted
 
@@ -83,6 +84,9 @@ class OrderedSource(Protocol):
     @property
     def order(self) -> Sequence[Any]: ...
 
+    def as_of(self, version: int) -> OrderedSource:
+        """Return this source with the order of states of *version*."""
+
 
 class ShardSource:
     """The samples of shards that are read one after the other; the shards are divided among ranks and workers."""
@@ -124,6 +128,9 @@ class ShardSource:
     @property
     def ordered_by(self) -> Sequence[str]:
         return "seed", "shuffle", "resample" if self.options.resample else "pool"
+
+    def as_of(self, version: int) -> Self:
+        return self  # ``iterate`` takes the version
 
     def with_ledger(self, ledger: Ledger) -> ShardSource:
         """Return this source with another ledger."""
@@ -208,17 +215,14 @@ class PlannedSource:
     """The samples of indexed shards in the order of an ``EpochPlan``."""
 
     once = True  # each sample comes once per epoch
-    version = newest = VERSION  # of the order
+    version = newest = SPREAD  # of the order
     ops: Sequence[BoundOp] = ()  # applied to its samples before the stream's ops
     ordered_by: ClassVar[Sequence[str]] = ("seed", "shuffle", "samples a block", "pool", "tail")
 
     def __init__(self, shards: SampleReader, options: EpochOptions, on_error: ErrorPolicy = None):
-        from tarshards.epoch.plan import POOL
-
         self.shards = shards
         self.options = options
         self.seed: int = options.seed
-        self.pool: int = POOL if options.pool is None else options.pool
         self.ledger: Ledger = Ledger.of(on_error)
         self._select(None)
 
@@ -232,8 +236,18 @@ class PlannedSource:
         if selection is not None:
             self.counts, sizes, chosen = selection.counts, sizes * selection.fractions, selection.digest
         self.block: int = self.options.block or block_size(self.counts, sizes)
+        self.sizes: Any = sizes
         self.digest: str = dataset_digest(shards.urls, shards.counts.astype("<i8").tobytes() + chosen)
         self.ledger.know(self.digest, shards.names, self.counts)
+
+    @property
+    def pool(self) -> int:
+        """The least number of samples that are shuffled together."""
+        from tarshards.epoch.plan import POOL, pool_size
+
+        if self.options.pool is not None:
+            return self.options.pool
+        return POOL if self.version < SPREAD else pool_size(self.counts, self.sizes, self.block)
 
     @property
     def order(self) -> list[Any]:
@@ -265,13 +279,16 @@ class PlannedSource:
             ranks=ranks,
             block=self.block if self.version == 1 else self.options.block,
             unit=self.block,
-            pool=self.pool,
+            pool=self.options.pool if self.version >= SPREAD else self.pool,
+            sizes=self.sizes,
             tail=tail,
             shuffle=self.options.shuffle,
         )
 
-    def as_of(self, version: int) -> PlannedSource:
+    def as_of(self, version: int) -> Self:
         """Return this source with the order of states of *version*."""
+        if version == self.version:
+            return self
         source = copy.copy(self)
         source.version = version
         return source
@@ -399,6 +416,9 @@ class IterableSource:
     def digest(self) -> str:
         """Identifies the dataset in a state; the same for all iterables."""
         return dataset_digest([])
+
+    def as_of(self, version: int) -> Self:
+        return self
 
     def with_ledger(self, ledger: Ledger) -> IterableSource:
         """Return this source with a ledger."""
@@ -553,15 +573,16 @@ def check_state(state: Any, source: OrderedSource, counts: Sequence[str]) -> Non
     """Raise StateError unless *state* has a known version, the digest of *source*, and numbers for all *counts*."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise StateError(f"not a state from state_dict(): {shortened(state)}")
-    if (version := state["version"]) not in range(1, source.newest + 1):
-        raise StateError(f"a state of version {shortened(version)}; only versions 1 to {source.newest} can be loaded")
+    if (version := state["version"]) not in range(1, SPREAD + 1):
+        raise StateError(f"a state of version {shortened(version)}; only versions 1 to {SPREAD} can be loaded")
+    source = source.as_of(version)
     if state.get("digest") != source.digest:
         differ = "the state is of another dataset: its shards have other names or counts, or others were selected"
         if isinstance(source, ShardSource) and not isinstance(state.get("delivered"), int):
             differ += ", or were read through their indexes (index=True)"
         elif isinstance(source, PlannedSource) and state.get("digest") == dataset_digest(source.shards.urls):
             differ = "the state is of shards that were read without their indexes (index=False)"
-        elif state.get("digest") == getattr(source, "linear_digest", None):
+        elif hasattr(source, "digest_with") and state.get("digest") == source.digest_with("linear"):
             differ = (
                 "the state was saved by a mixture with a linear schedule, which no longer exists: begin an epoch with "
                 "weights of stepwise(), or end this one with the release that began it"
@@ -576,7 +597,7 @@ def check_state(state: Any, source: OrderedSource, counts: Sequence[str]) -> Non
 
 def check_order(state: Mapping[str, Any], source: OrderedSource) -> None:
     """Raise StateError, which names the differences, unless *state* has the settings in ``source.order``."""
-    theirs, ours = state.get("order", ()), list(source.order)
+    theirs, ours = state.get("order", ()), list(source.as_of(version_of(state, source)).order)
     if not isinstance(theirs, list | tuple) or len(theirs) != len(ours):
         raise StateError(f"the state has the order {shortened(theirs)}, and this dataset {shortened(ours)}")
     pairs = list(zip(source.ordered_by, theirs, ours))

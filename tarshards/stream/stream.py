@@ -209,8 +209,9 @@ class Stream(SampleOps):
             return dict(self._resumed)
         version = version_of(None, self.source)
         progress = self._progress or Progress(self.epochs.next, self.world, version=version)
-        state = {"version": progress.version, "digest": self.source.digest, "epoch": progress.epoch}
-        state["order"] = list(self.source.order)
+        source = self.source.as_of(progress.version)
+        state = {"version": progress.version, "digest": source.digest, "epoch": progress.epoch}
+        state["order"] = list(source.order)
         taken: dict[str, Any] = {"taken": progress.taken}
         if not self._is_resumable():
             taken = {"delivered": progress.delivered} | ({"last": progress.last} if progress.last else {})

@@ -142,11 +142,16 @@ def test_a_state_goes_on_with_the_same_samples(name):
     stream.load_state_dict(state)
     assert stream.state_dict() == state
     assert [sample["__key__"] for sample in stream] == following
-    begun = served.STREAMS[name](SET)
+    begun = served.STREAMS[name](SET)  # its first epoch has the order of this version
     keys = [sample["__key__"] for sample in islice(begun, 4)]
-    assert begun.state_dict() == state
+    now = begun.state_dict()
+    assert now["taken"] == state["taken"]
+    stream = served.STREAMS[name](SET)
+    stream.load_state_dict(now)
     whole = [sample["__key__"] for sample in served.STREAMS[name](SET)]
-    assert whole == keys + following
+    assert whole == keys + [sample["__key__"] for sample in stream]
+    if "mixed" not in name:
+        assert whole[4:] == following, "small datasets have the same order"
 
 
 def test_blocks_of_the_cache_are_used_and_what_a_kill_left_is_removed():

@@ -436,6 +436,7 @@ GOLDEN_KEYS = ["0xe220a8397b1dcdaf", "0xe06dd043328bd285", "0xec4c5bee627011b3",
 GOLDEN_PERMUTATION = [6, 4, 7, 0, 1, 9, 8, 3, 2, 5]
 GOLDEN_ORDER = "2:1 3:0 0:1 2:0 3:2 2:5 3:3 3:1 0:2 2:2 2:3 0:0 0:3 2:4 2:6 0:4"
 GOLDEN_REST = "2:2 3:1 2:4 0:0 0:3 2:3 0:2 2:6 0:4"
+GOLDEN_WIDE = [(1215, 251), (390, 80), (474, 675), (973, 385), (614, 240)]
 GOLDEN_LARGE = [(1092, 984), (907, 434), (474, 675), (699, 1), (1005, 825)]
 
 
@@ -449,8 +450,10 @@ def test_golden_orders():
     assert [f"{shard}:{sample}" for shard, sample in plan] == GOLDEN_ORDER.split()
     rest = plan.resume(7, 2)
     assert [f"{shard}:{sample}" for shard, sample in rest] == GOLDEN_REST.split()
-    large = EpochPlan(np.full(1281, 1000), seed=0, epoch=0)
+    large = EpochPlan(np.full(1281, 1000), seed=0, epoch=0, pool=2**18)
     assert pairs(large[[0, 1, 2, 10**6, -1]]) == GOLDEN_LARGE
+    wide = EpochPlan(np.full(1281, 1000), seed=0, epoch=0)
+    assert pairs(wide[[0, 1, 2, 10**6, -1]]) == GOLDEN_WIDE
 
 
 def test_the_page_on_the_order_shows_what_runs():
