@@ -54,13 +54,8 @@ def pool_size(counts: ArrayLike, sizes: ArrayLike | None, block: int) -> int:
     >>> pool_size([5_000_000], [5_000_000 * 2560], 16), pool_size([5_000_000], [5_000_000 * 110_000], 9)
     (1105920, 262144)
     """
-    return max(POOL, min(POOL_BLOCKS * LANES * block, _most_pooled(counts, sizes)))
-
-
-def _most_pooled(counts: ArrayLike, sizes: ArrayLike | None) -> int:
-    """Return how many samples of shards of *sizes* bytes are 4 GiB."""
-    total = 0 if sizes is None else int(np.sum(sizes))
-    return 2**63 if not total else POOL_BYTES * int(np.sum(counts)) // total
+    pool, total = LANES * POOL_BLOCKS * block, 0 if sizes is None else int(np.sum(sizes))
+    return max(POOL, min(pool, POOL_BYTES * int(np.sum(counts)) // total) if total else pool)
 
 
 class Stage(NamedTuple):
@@ -393,10 +388,11 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
     *lanes* is a multiple of *ranks*, by default 192 or the least above it. Where all samples fit into *pool*, by
     default 2**18, the line is by default a permutation of single samples: *block* and *pool* are 1, and *unit* is the
     number of consecutive samples that are read at one go, by default what ``block_size`` says of shards of *sizes*
-    bytes. Otherwise a block is *unit* samples, and *pool* is by default what ``pool_size`` says, or more, so that the
-    windows of a lane are equal in length. For a length that is a multiple of *ranks*, *tail* "pad" repeats from the
-    epoch's start and "drop" leaves out its end. Without *shuffle* position p is sample p in storage order. Raises
-    ValueError for arguments out of range.
+    bytes. Otherwise a block is *unit* samples, fewer in shards of up to 4 GiB whose lanes would have less than 360
+    blocks; and *pool* is by default what ``pool_size`` says, or up to twice as much, so that the windows of a lane are
+    equal in length. For a length that is a multiple of *ranks*, *tail* "pad" repeats from the epoch's start and "drop"
+    leaves out its end. Without *shuffle* position p is sample p in storage order. Raises ValueError for arguments out
+    of range.
 
     >>> plan = EpochPlan([3, 2], seed=0, epoch=0, ranks=2, tail="pad")
     >>> len(plan), plan.repeated, sorted(set(plan))
@@ -435,7 +431,11 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         if block is None and self.shuffle and int(counts.sum()) <= min(self.pool, MAX_BLOCKS):
             self.block = self.pool = 1  # windows would add nothing to a permutation of single samples
         elif pool is None and self.shuffle:
-            self.pool = _even_pool(counts, sizes, self.block, lanes)
+            longest = -(-int(counts.sum()) // lanes)
+            if block is None and (sizes is None or np.sum(sizes) <= POOL_BYTES):
+                self.block = min(self.unit, max(1, longest // POOL_BLOCKS))
+            windows = max(1, longest * lanes // pool_size(counts, sizes, self.block))
+            self.pool = -(-longest // windows) * lanes
         stage = Stage(lanes if shuffle else 1, 0)
         self._order = Order(counts, stage.lanes, self.block, self.pool, self.shuffle, (self.seed, self.epoch))
         self._stand((stage,), ranks, tail)
@@ -608,14 +608,6 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
     def __reduce__(self) -> Any:
         restore = partial(type(self).restore, ranks=self.ranks, tail=self.tail, unit=self.unit)
         return restore, (self._order.counts, self.state(0))
-
-
-def _even_pool(counts: NDArray[Any], sizes: ArrayLike | None, block: int, lanes: int) -> int:
-    """Return the pool of at least ``pool_size``, and up to twice as much if it is 4 GiB or less, with equal windows."""
-    least = pool_size(counts, sizes, block)
-    longest = int(Lanes(int(counts.sum()), lanes).length(0))
-    number = max(1, longest // max(1, least // lanes), -(-longest * lanes // max(least, _most_pooled(counts, sizes))))
-    return -(-longest // number) * lanes
 
 
 def _multiple(ranks: int, least: int) -> int:

@@ -18,7 +18,7 @@ from tarshards.errors import SampleError, TarshardsError, shortened
 from tarshards.index.member_table import read_samples
 from tarshards.index.npy_column import Column
 from tarshards.index.open import OpenShards
-from tarshards.index.readahead import LocalReadahead, Numbers
+from tarshards.index.readahead import LocalReadahead, Numbers, in_parts
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import Sample
@@ -100,12 +100,6 @@ def gap_of(numbers: np.ndarray, total: int) -> float:
     """Return how many of *total* samples are between two stretches of those in *numbers*, which ascend."""
     stretches = 1 + int(np.count_nonzero(np.diff(numbers) != 1))
     return (total - len(numbers)) / stretches if len(numbers) else 0.0
-
-
-def in_parts(shards: np.ndarray, samples: np.ndarray, size: int) -> Iterator[Numbers]:
-    """Yield the numbers of *size* samples at a time."""
-    for begin in range(0, len(shards), size):
-        yield shards[begin : begin + size], samples[begin : begin + size]
 
 
 def _each(

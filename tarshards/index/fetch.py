@@ -20,7 +20,7 @@ import numpy as np
 from tarshards.errors import OpenError, TarshardsError, visible
 from tarshards.index.header_checks import HeldMembers
 from tarshards.index.member_table import IS_COMPILED
-from tarshards.index.readahead import Numbers
+from tarshards.index.readahead import Numbers, in_parts
 from tarshards.samples.keys import Sample
 from tarshards.storage import traffic, tuning
 from tarshards.storage.ahead import Fetch, FetchQueue
@@ -37,8 +37,8 @@ log: logging.Logger = logging.getLogger("tarshards")
 MOST_KEPT = 1 << 14  # blocks that stay mapped; a process may have 65,530 mappings
 
 TOO_LITTLE = (
-    "%s: the samples that are shuffled together have %.0f MB, and %.0f MB may be held, so each sample costs a request; "
-    "give a smaller pool= or block=, more memory with Remote(ahead=), or a disk with Remote(cache_dir=)"
+    "%s: the samples that are shuffled together have %.0f MB, and %.0f MB may be held, so blocks are requested in "
+    "parts; give a smaller pool= or block=, more memory with Remote(ahead=), or a disk with Remote(cache_dir=)"
 )
 
 Found = tuple["OpenShard", list[HeldMembers]]  # a shard, and members of it in memory or mapped
@@ -268,9 +268,9 @@ class BlockFetcher:
     blocks of a cache are not counted. Several threads may read.
 
     If all shards fit into *budget* or into the cache, blocks have 2 MiB. If the samples that are shuffled together
-    exceed *budget*, the cache reserves space for them. Without a cache, or if that is too small, each sample is fetched
-    by itself, and a warning says so. If the reader *is_alone* on this host, the cache drops a block of this space after
-    its last use.
+    exceed *budget*, the cache reserves space for them. Without a cache, or if that is too small, blocks are fetched in
+    parts, because *reach* is limited, and a warning says so. If the reader *is_alone* on this host, the cache drops a
+    block of this space after its last use.
 
     The indexes of the first samples are loaded while the rest of the epoch is looked up. The first samples of a
     shuffled epoch are fetched one by one, so that a first batch arrives soon.
@@ -300,7 +300,9 @@ class BlockFetcher:
             if cache is not None and IS_COMPILED and cache.reserve(by_turns) >= by_turns:
                 self._drops = is_alone
             else:
-                units, cache = np.ones_like(units), None
+                half = max(1, reach * budget // by_turns // 2)  # as many again are added when so many are left
+                cache, self._reach = None, half
+                self._upcoming = (part for numbers in upcoming for part in in_parts(*numbers, half))
                 log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
         is_slow = block is not None and cache is None and float((units * means).max(initial=0)) > tuning.INITIAL_WINDOW
         samples = int(shards.counts.sum())

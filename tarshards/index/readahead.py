@@ -40,6 +40,12 @@ TOUCHED = 1 << 10  # pages of a whole shard that are touched by one call
 Numbers = tuple[np.ndarray, np.ndarray]  # of shards, and of the samples in them; int64
 
 
+def in_parts(shards: np.ndarray, samples: np.ndarray, size: int) -> Iterator[Numbers]:
+    """Yield the numbers of *size* samples at a time."""
+    for begin in range(0, len(shards), size):
+        yield shards[begin : begin + size], samples[begin : begin + size]
+
+
 class Waits:
     """Says whether this process has waited for pages of files lately: during the last calls of ``come``.
 
