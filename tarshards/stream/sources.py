@@ -28,7 +28,7 @@ from tarshards.tar import read
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import EpochLoop, Part, Shares
-    from tarshards.epoch.plan import PlannedEpoch
+    from tarshards.epoch.plan import Order, PlannedEpoch
     from tarshards.epoch.selection import SampleChoice, Selection
     from tarshards.index.access import SampleReader
 
@@ -338,6 +338,8 @@ class PlannedSource:
         """Return the loop of one worker over its shares of *plan*, which is *whole* if nothing was taken before."""
         from tarshards.epoch.loop import EpochLoop
 
+        if plan.order is not None and self.options.pool is self.options.block is None and world.rank == 0:
+            _warn_of_few_blocks(plan.order, plan.ranks, float(self.sizes.sum() / self.counts.sum()))
         return EpochLoop(
             plan,
             self.shards,
@@ -529,6 +531,31 @@ def _log_sorted_classes(pool: int) -> None:
         "create indexes with `tarindex`, by which shuffle=True permutes all samples, or rewrite the shards with "
         "`tarreshard`; pool= enlarges the buffer",
         pool,
+    )
+
+
+def _warn_of_few_blocks(order: Order, ranks: int, mean: float) -> None:
+    """Log a warning, once per process, if a rank mixes too few blocks for a batch like one of a permutation.
+
+    Samples have *mean* bytes.
+    """
+    from tarshards.epoch.plan import MAX_BLOCKS, MIXED_BLOCKS
+
+    total, pool = order.lanes.total, order.window * order.lanes.lanes
+    mixed = pool // (ranks * order.block)
+    wider = min(MIXED_BLOCKS * ranks * order.block, total)
+    is_permuted = order.block == order.window == 1
+    if order.shuffle and not is_permuted and mixed < MIXED_BLOCKS and wider <= MAX_BLOCKS:
+        _log_few_blocks(ranks, mixed, order.block, wider, *(round(each / ranks * mean / 1e6) for each in (wider, pool)))
+
+
+@cache
+def _log_few_blocks(ranks: int, mixed: int, block: int, wider: int, megabytes: int, now: int) -> None:
+    log.warning(
+        "each of %d ranks mixes only %d blocks of %d neighbouring samples at a time: if the shards are sorted, a batch "
+        "has fewer classes than one of a permutation; pool=%d mixes well, and each rank then reads from %d MB at a "
+        "time, instead of %d MB",
+        *(ranks, mixed, block, wider, megabytes, now),
     )
 
 

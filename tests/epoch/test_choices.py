@@ -1,4 +1,4 @@
-"""Mixtures on ranks: each rank's share of each dataset follows the weights, whatever the stride of ranks and workers."""
+"""Mixtures on ranks: each rank's share of each dataset follows the weights, whatever the stride of ranks."""
 
 from __future__ import annotations
 

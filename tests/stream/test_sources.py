@@ -14,6 +14,7 @@ from range_server import serving
 from with_torch import DataLoader, ShardDataset
 
 from tarshards import IndexedShards, Ledger, Remote, ShardWriter, Stream, TarWriter, World, read_samples
+from tarshards.epoch import plan
 from tarshards.epoch.epoch_options import EpochOptions
 from tarshards.epoch.loop import Part
 from tarshards.errors import AuditError, OpenError, SampleError, ShardIndexError, StateError, TarError
@@ -532,3 +533,22 @@ def test_tools_read_indexed_shards_of_a_server_without_ranges(whole_files_only, 
     assert texts(f"tarmerge --missing skip other.tar {urls}") == "c55c33c11c44c00"
     done = subprocess.run(["bash", "-c", f"tarcheck {urls}"], env=environment, capture_output=True, text=True)
     assert done.stdout.startswith("shards    2"), done.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 64])
+def test_ranks_that_mix_few_blocks_are_told_of_a_larger_pool(make_shards, monkeypatch, caplog, ranks):
+    monkeypatch.setattr(plan, "POOL", 192 * 2)
+    monkeypatch.setattr(plan, "POOL_BYTES", 1)  # as with large samples
+    monkeypatch.setattr(plan, "MIXED_BLOCKS", 6)
+    urls = make_shards(2, 600, index=True)
+    for rank, is_told in [(1, False), (0, ranks > 1)]:
+        if rank >= ranks:
+            continue
+        sources._log_few_blocks.cache_clear()
+        caplog.clear()
+        next(iter(Stream.from_shards(urls, shuffle=True, world=World(rank, ranks))))
+        words = "each of 64 ranks mixes only 0 blocks of 16 neighbouring samples at a time"
+        assert [words in record.getMessage() for record in caplog.records] == [True] * is_told
+    next(iter(Stream.from_shards(urls, shuffle=True, world=World(0, ranks), pool=1200)))
+    next(iter(Stream.from_shards(urls, world=World(0, ranks))))
+    assert len(caplog.records) == is_told
