@@ -238,7 +238,7 @@ def _times(datasets: NDArray[np.int64], words: NDArray[np.uint64]) -> NDArray[np
     times = np.empty(len(datasets), np.int64)
     counts = np.bincount(datasets)
     for own in np.split(np.argsort(datasets, kind="stable"), np.cumsum(counts)[:-1]):
-        edges = np.concatenate(([0], own[:-1] + own[1:], [2 * len(datasets)]))  # in halves of positions
+        edges = np.concatenate(([0], own[:-1] + own[1:] + 1, [2 * len(datasets)]))  # in halves of positions
         share, place = np.divmod((words[own] >> np.uint64(32)).astype(np.int64) * len(own), 1 << 32)
         times[own] = (edges[share] << 32) + place * (edges[share + 1] - edges[share]) if len(own) else 0
     return times

@@ -24,8 +24,9 @@ class EpochOptions:
       of the epoch and "drop" leaves out its last ones, so that all ranks have the same number; None is "pad" for
       several ranks and "exact" for one. Without indexes only "exact" is possible, and loaders require it, or
       ``steps=``, if the number of ranks does not divide the number of shards.
-    - *pool*: the number of samples that are shuffled together, over all ranks (None: 2**18); without indexes, in the
-      buffer of each worker (None: 1,000)
+    - *pool*: the number of samples that are shuffled together, over all ranks (None: all, if they are 2**18 at most; of
+      more, about a million that have at most 4 GiB, but at least 2**18); without indexes, in the buffer of each worker
+      (None: 1,000)
     - *block*: the number of consecutive samples that are permuted as one, and requested together from a remote shard
       (None: about 1 MiB, at most 16; if all samples fit into *pool*, single samples are permuted). Requires indexes.
     - *resample*: True draws the samples of an epoch, as many as there are, with replacement by (*seed*, epoch,

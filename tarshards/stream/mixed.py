@@ -1,4 +1,4 @@
-"""Several datasets mixed into one, in proportions that hold at every position, over all ranks or in each worker."""
+"""Several datasets mixed into one, in proportions that hold over all ranks, and on each."""
 
 from __future__ import annotations
 
@@ -49,18 +49,19 @@ def mix(
 ) -> S:
     """Return one dataset that takes samples from several in proportion to *weights*, which are equal by default.
 
-    At every position, counted over all ranks, each dataset has contributed its share to within one sample; *seed*
-    breaks ties. Each dataset keeps its order, its fields and its ops; its samples, if they are dicts, get its name as
-    ``__dataset__``. An epoch ends before the first dataset would begin again (*until* "first"), when all have been read
-    once ("last"), or after *until* samples; datasets that end earlier begin again, in another order. *on_error* is as
-    for a dataset; the ledger of the mixture counts for all.
+    Counted over all ranks, each dataset contributes its share to within one sample in every 2**16 samples and in the
+    whole epoch; within these windows, the datasets come in random order by *seed* and epoch, so that each rank and
+    worker has a sample of the mixture. Each dataset keeps its order, its fields and its ops; its samples, if they are
+    dicts, get its name as ``__dataset__``. An epoch ends before the first dataset would begin again (*until* "first"),
+    when all have been read once ("last"), or after *until* samples; datasets that end earlier begin again, in another
+    order. *on_error* is as for a dataset; the ledger of the mixture counts for all.
 
     A weight may change with the position in the epoch: ``{0: 1.0, 10_000: 0.5}``, where positions count samples of the
     mixture over all ranks. Each weight holds until the next position (*schedule* "steps", the only one), and the last
-    one to the end; ``stepwise`` makes such steps from a line. At each position only the ratios of the weights matter,
-    and each dataset has contributed the sum of its shares so far, to within one sample. The epoch ends where that sum
-    reaches the size of its dataset: "first" leaves out at most one sample of that dataset, and "last" repeats at most
-    one. For "last", a dataset whose weight stays 0 from some position on counts as read from there on.
+    one to the end; ``stepwise`` makes such steps from a line. At each position only the ratios of the weights matter.
+    The epoch ends where the sum of a dataset's shares reaches its size: "first" leaves out at most one sample of that
+    dataset, and "last" repeats at most one. For "last", a dataset whose weight stays 0 from some position on counts as
+    read from there on.
 
     If all datasets are indexed, the mixture is planned like one of them: it has a length and a *tail*, and resumes at
     any position. Otherwise, or if one of *datasets* is itself a mixture, it is streamed: every worker reads from each
