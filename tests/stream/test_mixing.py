@@ -6,15 +6,19 @@ import json
 from collections import Counter
 from itertools import islice
 
+import numpy as np
 import pytest
+from range_server import serving
 from soak import SOAK
 from with_torch import DataLoader, ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, Ledger, Stream, World, readers
+from tarshards import ArrayLoader, Ledger, Stream, World, pack, readers
 from tarshards.epoch import choices as choosing
 from tarshards.epoch.choices import Choices
 from tarshards.epoch.proportions import stepwise
 from tarshards.errors import AuditError, StateError
+from tarshards.index import fetch
+from tarshards.storage import remote
 from tarshards.stream.mixed import PASS, mix
 from tarshards.stream.op import BoundOp, op
 
@@ -476,3 +480,33 @@ def test_the_state_of_a_mixture_knows_how_datasets_are_drawn(urls):
 
     states = [loader(resample=resample).state_dict() for resample in (False, True, [1, 2, 3])]
     assert len({state["digest"] for state in states}) == 3
+
+
+def test_remote_datasets_of_a_mixture_share_the_memory(make_shards, tmp_path, monkeypatch):
+    make_shards(2, 20, "a", index=True)
+    make_shards(2, 20, "b", index=True)
+    monkeypatch.setattr(remote, "available_memory", lambda: 1 << 30)
+    budgets, begin = [], fetch.BlockFetcher.__init__
+    monkeypatch.setattr(
+        fetch.BlockFetcher,
+        "__init__",
+        lambda self, *args, **kw: budgets.append(kw["budget"]) or begin(self, *args, **kw),
+    )
+    with serving(tmp_path) as site:
+        parts = {name: ShardDataset(f"{site.url}/{name}-{{0000..0001}}.tar", shuffle=True) for name in "ab"}
+        assert sorted(pairs(mix(parts))) == [(name, number) for name in "ab" for number in range(40)]
+        assert budgets == [(1 << 30) // remote.PART // 2] * 2
+        budgets.clear()
+        assert len(list(ShardLoader(mix(parts), 8, num_workers=0))) == 10
+        assert budgets == [(1 << 30) // remote.PART // 2] * 2
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_ranks_of_a_packed_mixture_see_each_dataset(make_shards, ranks):
+    datasets = {name: ShardDataset(make_shards(3, 1000, name, index=True), shuffle=True) for name in "ab"}
+    lengths = np.random.default_rng(0).integers(1, 30, 6000)
+    plan = mix(datasets).source
+    packed = pack(lengths, 64).plan(plan.counts, lambda state: plan.plan(0, 1, state), ranks=ranks, tail="drop")
+    for rank in range(ranks):
+        shards, _ = packed[np.arange(rank, len(packed), ranks)]
+        assert abs((shards < 3).sum() - len(shards) / 2) < 5 * len(shards) ** 0.5 / 2
