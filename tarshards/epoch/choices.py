@@ -170,12 +170,13 @@ class Choices:
                 datasets = datasets[np.argsort(times, kind="stable")]
             else:
                 datasets = datasets[permutations(key, [end - begin], end - begin)[0].astype(np.int64)]
+        datasets = datasets.astype(np.min_scalar_type(len(self.sizes)))
         numbers = np.empty(end - begin, np.int64)
         counts = np.bincount(datasets, minlength=len(self.sizes))
         together = np.split(np.argsort(datasets, kind="stable"), np.cumsum(counts)[:-1])
         for i in np.flatnonzero(counts).tolist():
             numbers[together[i]] = self._number(i, begin + together[i], int(before[i]))
-        return datasets.astype(np.min_scalar_type(len(self.sizes))), numbers
+        return datasets, numbers
 
     def _number(self, i: int, positions: NDArray[np.int64], first: int) -> NDArray[np.int64]:
         """Return the numbers of the samples of dataset *i* at *positions*: from *first* on, pass after pass."""
@@ -219,7 +220,7 @@ def by_lanes(wanted: NDArray[np.int64], offered: NDArray[np.int64], lanes: int) 
     both = np.minimum(np.bincount(wanted, minlength=lanes), np.bincount(offered, minlength=lanes))
     pairs = []
     for values in (wanted, offered):
-        order = np.argsort(values, kind="stable")
+        order = np.argsort(values.astype(np.min_scalar_type(lanes)), kind="stable")  # few bits are sorted by radix
         counts = np.bincount(values, minlength=lanes)
         rank = np.arange(len(values)) - np.repeat(np.cumsum(counts) - counts, counts)
         has_equal = rank < both[values[order]]
