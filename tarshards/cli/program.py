@@ -17,6 +17,7 @@ import click
 
 from tarshards import __version__
 from tarshards.errors import TarshardsError, visible
+from tarshards.storage.redaction import redacted
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -112,7 +113,7 @@ class Program(click.Command):
         except click.ClickException as error:
             lines = io.StringIO()
             error.show(lines)
-            click.echo("\n".join(map(visible, lines.getvalue().split("\n"))), nl=False, err=True)
+            click.echo("\n".join(map(visible, redacted(lines.getvalue()).split("\n"))), nl=False, err=True)
             sys.exit(error.exit_code)
         except (click.Abort, KeyboardInterrupt):
             sys.exit(130)
@@ -228,8 +229,8 @@ def program_name() -> str:
 
 
 def say(text: str) -> None:
-    """Print a line to stderr, after the tool's name; escape sequences in it are made visible."""
-    click.echo(f"{program_name()}: {visible(text)}", err=True)
+    """Print a line to stderr, after the tool's name, without credentials; escape sequences in it are made visible."""
+    click.echo(f"{program_name()}: {visible(redacted(text))}", err=True)
 
 
 def shown(line: str, output: str = "-", spell: Callable[[str], str] = visible) -> str:

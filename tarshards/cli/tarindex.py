@@ -147,13 +147,16 @@ def main(
         target = manifest or output
         for name in manifests.update_manifests(found, target, unchanged=unchanged, how=how):
             if dry_run:
-                click.echo(shown(name))
+                click.echo(shown(Location.of(name).name))
             if key_index:
                 from tarshards.index.key_index import build_key_index
                 from tarshards.parallel.process_pool import ProcessPool
 
+                given = {Location.of(shard.url).recorded: shard.url for shard in found}  # with their credentials
+                listed = manifests.read_manifest(name)
+                listed = [shard._replace(url=given.get(shard.url, shard.url)) for shard in listed]
                 with ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
-                    build_key_index(manifests.read_manifest(name), executor=pool, sync=how.sync)
+                    build_key_index(listed, executor=pool, sync=how.sync)
     urls = [shard.url for shard in named]
     if columns is not None:
         _add_columns(urls, columns, parallel, max_errors)

@@ -258,7 +258,10 @@ def _read_patch(path: str | None) -> Any:
 def _preview(plan: Any) -> str:
     from shlex import join
 
-    return "".join(f"{join(plan.arguments(item))}\n" for item in plan.items)
+    lines = [join(plan.arguments(item)) for item in plan.items]
+    if plan.has_credentials:
+        lines = [item.redacted(line) for item, line in zip(plan.items, lines)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _attend(plan: Any, folder: Any, options: Any, backend: str, *, quiet: bool, again: bool = False) -> None:
@@ -385,7 +388,7 @@ def logs(name: str | None, items: tuple[str, ...]) -> None:
     if items and not chosen:
         raise StateError(f"{plan.name} has no item {' '.join(items)}")
     for item in chosen:
-        click.echo(visible(f"==> {item.number} {' '.join(item.values)} <=="), err=True)
+        click.echo(visible(f"==> {item.number} {' '.join(item.names)} <=="), err=True)
         click.echo(log_of(folder, item), nl=False)
 
 

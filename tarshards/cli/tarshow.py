@@ -68,7 +68,8 @@ def _sum_up(source: Input) -> None:
 
 
 def _write_html(source: Input, target: Location, overwrite: bool) -> None:
+    from tarshards.storage.expressions import spec_name
     from tarshards.view.contact_sheet import write_contact_sheet
 
     check_output(target, overwrite)
-    write_contact_sheet(source, target, title=" ".join(source.specs))
+    write_contact_sheet(source, target, title=" ".join(map(spec_name, source.specs)))

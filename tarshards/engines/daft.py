@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarshards.engines.tasks import ShardOutput, ShardTable
 from tarshards.samples.codecs.registry import require
+from tarshards.storage.location import names_of
 
 require("daft", extra="daft")
 
@@ -85,5 +86,5 @@ class DaftSink(DataSink[list[Any]]):
 
     def finalize(self, write_results: list[WriteResult[list[Shard]]]) -> MicroPartition:
         shards = self._output.commit(each.result for each in write_results)
-        rows = {"shard": [shard.url for shard in shards], "samples": [shard.samples for shard in shards]}
+        rows = {"shard": names_of([shard.url for shard in shards]), "samples": [shard.samples for shard in shards]}
         return MicroPartition.from_pydict(rows)

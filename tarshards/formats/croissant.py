@@ -178,9 +178,9 @@ def _file(shard: Shard, beside: Location | None, remote: Remote | None) -> dict[
     location = Location.of(shard.url, remote)
     if location.is_stream:
         raise UrlError("a card names files, and this is a stream", url=location.name)
-    url = location.url if beside is None else beside.relative(location)
+    url = location.recorded if beside is None else beside.relative(location)
     if location.is_remote:
-        url = (location.name if url == location.url else url).partition("?")[0]
+        url = url.partition("?")[0]
     size = shard.size if shard.size is not None else location.size()
     compressed = named_compression(location) is not None
     if shard.sha256 is not None:

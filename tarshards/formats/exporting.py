@@ -93,7 +93,7 @@ def export_dataset(
         discard(units)
         raise SampleError("no samples, so nothing is written", url=spec_name(shards))
     finish(units)
-    return [output] if kind == "folder" else [each["file"] for each in made]
+    return [output] if kind == "folder" else [each["output"] for each in made]
 
 
 def _format_of(output: str) -> str:
@@ -164,7 +164,7 @@ class _ExportedShard:
             count, _ = write_msgpack(_rows(samples, self.columns, reject), self.output, reject=reject)
         else:
             count = _write_files(samples, self.output, self.columns, self.repeated, reject)
-        return {"file": self.output.url, "samples": count}
+        return {"file": self.output.recorded, "samples": count}
 
 
 def _write_parquet(samples: Iterable[Sample], output: Location, columns: Columns, reject: Reject) -> int:

@@ -78,12 +78,12 @@ def import_dataset(
         raise SampleError("no samples: no row became one", url=name)
     columns = _columns(plan, [each["fields"] for each in made], name)
     columns.save(target.at(record_url(names)))
-    shards = [made_shard(each["shard"], each["samples"], each["size"]) for each in made]
+    shards = [made_shard(each["output"], each["samples"], each["size"]) for each in made]
     list(update_manifests(with_digests(shards), how=Writing(sync=target.sync)))
     finish(units)
     if is_pattern(target.url):
         name_leftovers(target.url, len(names))
-    return [each["shard"] for each in made]
+    return [each["output"] for each in made]
 
 
 def row_to_sample(row: Any) -> Sample:
@@ -126,7 +126,7 @@ class _ImportedShard:
             if error.url is not None:
                 raise
             raise type(error)(error.reason, url=self.piece.name, key=error.key, field=error.field) from error
-        return {"shard": self.output.url, "samples": count, "size": size, "fields": naming.fields}
+        return {"shard": self.output.recorded, "samples": count, "size": size, "fields": naming.fields}
 
 
 def _columns(plan: Plan, found: Sequence[dict[str, str]], name: str) -> Columns:

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tarshards.errors import OpenError, ShardIndexError, TarshardsError
+from tarshards.errors import OpenError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.inventory import for_each_shard, read_head
 from tarshards.index.sidecar import MISSING, Index
 from tarshards.storage.derived import key_index_name
@@ -25,11 +25,11 @@ class Writing:
     sync: bool = True
 
     def write(self, location: Location, content: bytes) -> str:
-        """Write a file, unless this is a dry run; return its URL."""
+        """Write a file, unless this is a dry run; return its name."""
         if not self.dry_run:
             with Location.of(location, sync=self.sync).open("wb") as stream:
                 stream.write(content)
-        return location.url
+        return location.name
 
 
 TO_DISK = Writing()
@@ -118,13 +118,24 @@ def update_manifests(
 
 def _merged(url: str, shards: list[Shard], unchanged: Container[str]) -> list[Shard]:
     """Return *shards* and the other shards of the manifest *url*, sorted by name."""
-    merged = {shard.url: shard for shard in read_manifest(url) if _may_exist(Location.of(shard.url))}
-    for shard in shards:
-        earlier = merged.get(shard.url)
-        if earlier and shard.url in unchanged and shard.sha256 is None and earlier.digest in (None, shard.digest):
-            shard = shard._replace(sha256=earlier.sha256)
-        merged[shard.url] = shard
-    return sorted(merged.values(), key=lambda shard: natural_order(shard.url))
+    earlier = [shard for shard in read_manifest(url) if _may_exist(Location.of(shard.url))]
+    merged = {Location.of(shard.url).recorded: shard for shard in earlier}
+    for name, shard in _named(url, ((Location.of(shard.url).recorded, shard) for shard in shards)).items():
+        before = merged.get(name)
+        if before and shard.url in unchanged and shard.sha256 is None and before.digest in (None, shard.digest):
+            shard = shard._replace(sha256=before.sha256)
+        merged[name] = shard
+    return [merged[name] for name in sorted(merged, key=natural_order)]
+
+
+def _named(url: str, named: Iterable[tuple[str, Shard]]) -> dict[str, Shard]:
+    """Return shards by the names that the manifest *url* gives them; raise UrlError if two have the same."""
+    found: dict[str, Shard] = {}
+    for name, shard in named:
+        if found.setdefault(name, shard) is not shard:
+            reason = f"two shards are named {name}: a manifest leaves out the credentials of URLs"
+            raise UrlError(reason, url=Location.of(url).name)
+    return found
 
 
 def natural_order(text: str) -> list[tuple[int, str]]:
@@ -138,9 +149,13 @@ def _may_exist(location: Location) -> bool:
 
 
 def write_manifest(url: str | Location, shards: Iterable[Shard]) -> None:
-    """Write the manifest *url* of *shards*, whole or not at all; shards beside or below it get relative names."""
+    """Write the manifest *url* of *shards*, whole or not at all; shards beside or below it get relative names.
+
+    Other names are URLs without credentials. Raises UrlError if two shards then have the same name.
+    """
     location = Location.of(url)
-    text = dump_manifest(shard._replace(url=location.relative(Location.of(shard.url))) for shard in shards)
+    named = _named(location.url, ((location.relative(Location.of(shard.url)), shard) for shard in shards))
+    text = dump_manifest(shard._replace(url=name) for name, shard in named.items())
     with location.open("wb") as stream:
         stream.write(text.encode())
 

@@ -141,7 +141,7 @@ class _Refresh:
         found = index.shard(url, indexed=is_beside and (fresh or not self.how.dry_run))
         if unchanged and shard.digest in (None, found.digest):
             found = found._replace(sha256=shard.sha256)
-        written = None if fresh else location.url
+        written = None if fresh else location.name
         return IndexOutcome(found, written, faults=_faults(index, url), warning=_dots(index, url), unchanged=unchanged)
 
     def _compared(self, shard: Shard, earlier: Index | None) -> tuple[Index, bool, bool]:

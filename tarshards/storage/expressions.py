@@ -197,10 +197,20 @@ def shards_in(file: Location, specs: Iterable[str]) -> Shards:
 def relative_to(file: Location, spec: str) -> str:
     """Return *spec*, relative to the current folder, as ``shards_in(file, [spec])`` takes it.
 
+    Raises UrlError for a URL with credentials, unless *file* is beside it, with the same ones.
+
     >>> relative_to(Location("sets/catalog.yaml"), "sets/a-{0..9}.tar::http://host/b.tar")
     'a-{0..9}.tar::http://host/b.tar'
     """
-    return "::".join(file.relative(Location.of(part).expanduser()) for part in _split(spec))
+    named = []
+    for part in _split(spec):
+        location = Location.of(part).expanduser()
+        name = file.relative(location)
+        if name == location.recorded != location.url:
+            reason = f"a catalog keeps no credentials, and the URL of this part has some: {location.name}"
+            raise UrlError(reason, url=file.name)
+        named.append(name)
+    return "::".join(named)
 
 
 def _split_entry(location: Location) -> tuple[str, Location, str] | None:

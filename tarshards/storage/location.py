@@ -16,6 +16,7 @@ from tarshards.storage.redaction import (
     redacted,
     secrets_in,
     secrets_of,
+    without_credentials,
     without_signature,
     without_userinfo,
     without_values,
@@ -233,6 +234,19 @@ class Location:
         path, mark, query = url.partition("?")
         return path + mark + without_values(query)
 
+    @property
+    def recorded(self) -> str:
+        """The URL as manifests, markers and reports record it: without credentials, which a reader has to add.
+
+        >>> Location("http://me:secret@host/get.tar?f=a&signature=abc").recorded
+        'http://host/get.tar?f=a'
+        """
+        if self._is_plain or self.scheme in ("", "file", "-"):
+            return self.url
+        if self.scheme == "pipe":
+            return redacted(self.url)
+        return "::".join(map(without_credentials, self.links))
+
     def redacted(self, text: str) -> str:
         """Return *text* without the credentials of URLs in it, and without those of this location in any form."""
         return redacted(text, self._secrets)
@@ -379,19 +393,19 @@ class Location:
         return [folder + name + query for name in names] if query else [folder + name for name in names]
 
     def relative(self, other: Location) -> str:
-        """Return the name for which `beside` returns *other*, or else the path or URL of *other*.
+        """Return the name for which `beside` returns *other*, or else its path, or its URL without credentials.
 
         >>> Location("d/a.json").relative(Location("e/b.tar")), Location("a.json").relative(Location("http://h/b.tar"))
         ('../e/b.tar', 'http://h/b.tar')
         """
         if self.family != other.family:
-            return other.url
+            return other.recorded
         if self.path is not None and other.path is not None:
             name = os.path.relpath(other.path, os.path.dirname(self.path) or ".")
             if name.startswith("../") and os.path.isabs(other.path):
                 return other.path
         elif not other.url.startswith(self.folder) or other.query != self.query:
-            return other.url
+            return other.recorded
         else:
             name = (other.folder + other.base)[len(self.folder) :]
             if self._around[1].family == "http":

@@ -59,6 +59,39 @@ def without_signature(query: str) -> str:
     return "&".join(part for part, name in zip(query.split("&"), names) if not re.fullmatch(signing, name))
 
 
+def without_credentials(url: str) -> str:
+    """Return *url* as files name it: without a user, parameters that sign it or look like secrets, and bare words.
+
+    Before the @ of a store's URL may be a container or a user, which stay unless a password follows.
+
+    >>> without_credentials("http://me:secret@host/get.tar?f=a&api_key=1&X-Amz-Signature=abc&t0ken")
+    'http://host/get.tar?f=a'
+    >>> without_credentials("abfs://container@host/a.tar"), without_credentials("sftp://me:secret@host/a.tar")
+    ('abfs://container@host/a.tar', 'sftp://host/a.tar')
+    """
+    userinfo = _USERINFO if url.lower().startswith(("http:", "https:")) else r"(?<=://)[^/?#@]*:[^/?#]*@"
+    path, _, rest = re.sub(userinfo, "", url).partition("?")
+    query, mark, fragment = rest.partition("#")
+    kept = [part for part in without_signature(query).split("&") if re.fullmatch("[^=]+=.+", part)]
+    kept = [part for part in kept if not re.search(_SECRET_OPTION, part.partition("=")[0])]
+    return f"{path}{'?' * bool(kept)}{'&'.join(kept)}{mark}{fragment}"
+
+
+def has_credentials(text: str) -> bool:
+    """Return whether a URL in *text*, a command, has credentials; the names of shell variables are none.
+
+    >>> has_credentials("curl 'http://me:secret@host/a.tar'"), has_credentials("curl http://$LOGIN@host/a.tar?sig=$SIG")
+    (True, False)
+    """
+    if "://" not in text or ("@" not in text and "?" not in text):
+        return False
+    for url in re.findall(r"\w+://[^\s'\"]+", re.sub(r"\$(\w+|\{\w+\})", "", text)):
+        bare = re.sub(r"(?<=://):?@|(?<=[?&])[^=&]+=(&|$)", "", url).rstrip("?&")
+        if without_credentials(bare) != bare:
+            return True
+    return False
+
+
 def secrets_of(url: str) -> set[str]:
     """Return the credentials in *url*, both quoted and unquoted: its user, password, and query values.
 

@@ -32,6 +32,7 @@ from tarshards import __version__
 from tarshards.cli.parameters import seed_option
 from tarshards.cli.program import say, tool
 from tarshards.parallel.forks import cached_property
+from tarshards.storage.location import names_of
 from tarshards.testing.chains import LoaderFault
 from tarshards.testing.runs import MASTER, free_port
 
@@ -667,6 +668,11 @@ class Suite:
         return outcome
 
     @property
+    def names(self) -> list[str]:
+        """The shards as reports name them, without credentials."""
+        return names_of(self.urls)
+
+    @property
     def bad(self) -> list[tuple[RoundWorld, RoundOutcome]]:
         return [played for played in self.rounds if played[1].outcome in BAD]
 
@@ -674,18 +680,18 @@ class Suite:
         """Return the command that repeats a round."""
         loader = f" --loader {world.reader}" if ":" in world.reader else ""
         faults = f" --faults {','.join(self.faults)}" if {*self.faults} != {*FAULTS} else ""
-        return f"tarshards chaos --seed {world.seed} --round {world.number}{loader}{faults} {' '.join(self.urls)}"
+        return f"tarshards chaos --seed {world.seed} --round {world.number}{loader}{faults} {' '.join(self.names)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return all rounds in the types of JSON."""
         rounds = [{**asdict(world), **asdict(outcome), "repeat": self.line(world)} for world, outcome in self.rounds]
-        return {"version": __version__, "seed": self.seed, "shards": self.urls, "rounds": rounds}
+        return {"version": __version__, "seed": self.seed, "shards": self.names, "rounds": rounds}
 
     def as_markdown(self) -> str:
         """Return a table of all readers and nemeses with the outcomes, and each bad round."""
         lines = [
             f"# Chaos, tarshards {__version__}, seed {self.seed}, {time.strftime('%Y-%m-%d')}\n",
-            f"{len(self.rounds)} rounds over the beginnings of {', '.join(self.urls)}. *exact*: each sample once, at",
+            f"{len(self.rounds)} rounds over the beginnings of {', '.join(self.names)}. *exact*: each sample once, at",
             "its position, with its bytes. *reported*: fewer, and an error or the ledger names what is missing.\n",
             "| reader | nemesis | rounds | exact | reported | silent | hung | died | lost | repeated | wrong |",
             "|---|---|---|---|---|---|---|---|---|---|---|",

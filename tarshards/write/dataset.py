@@ -212,7 +212,8 @@ class _Journal:
         self._location = pattern.at(shard_name(pattern, 0)).sibling(".writing")
         self.name = self._location.name
         begun = read_marker(self._location) or {}
-        self._written_as: str = begun.get("pattern", pattern.url)
+        written = Location.of(begun.get("pattern", pattern.url))
+        self._written_as: str = pattern.with_base(written.base).url  # with the credentials, which are not recorded
         self.shards = [shard_name(self._written_as, number) for number in range(begun.get("shards", 0))]
         self.items: int = begun.get("items", 0)
         self._sizes: list[int | None] = begun.get("sizes", [])
@@ -240,7 +241,7 @@ class _Journal:
         self._save(shards=len(self.shards), items=self.items, sizes=self._sizes, marks=self._marks)
 
     def _save(self, **record: Any) -> None:
-        write_marker(self._location, {"digest": self.digest, "pattern": self.pattern.url, **record})
+        write_marker(self._location, {"digest": self.digest, "pattern": self.pattern.recorded, **record})
 
     def changed_shard(self) -> str | None:
         """Return a message if a shard has changed since it was written, else None."""

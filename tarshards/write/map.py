@@ -136,7 +136,7 @@ def output_names(outputs: Any, count: int) -> list[str]:
         raise ValueError(f"{count} inputs and {len(names)} outputs: each input needs one output")
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
-        raise ValueError(f"{times} shards would write {name}")
+        raise ValueError(f"{times} shards would write {Location.of(name).name}")
     return names
 
 
@@ -168,11 +168,12 @@ class _ShardTask:
             count, size = write_shard(results, target)
             seconds = round(time.time() - begun, 3)
             report = ShardReport(url, output, counted.samples, count, len(failures.quarantined), size, seconds)
-            return {"report": asdict(report)}
+            return {"report": _recorded(report)}
 
         marker = target.sibling(".done")
         record, resumed = make_once(marker, digest, make, output=target, resume=self.resume)
-        return ShardReport(**{**record["report"], "resumed": resumed}), failures.quarantined
+        urls = {"input": url, "output": output}  # with their credentials
+        return ShardReport(**{**record["report"], **urls, "resumed": resumed}), failures.quarantined
 
     def _each(self, samples: Iterable[Sample], failures: Ledger) -> Iterator[Sample]:
         for sample in samples:
@@ -196,12 +197,18 @@ def _name_of(function: Callable[..., Any]) -> str:
         return getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def _write_report(location: Location, rows: Iterable[Any]) -> None:
-    """Write *rows*, which are dataclasses, as lines of JSON."""
+def _recorded(report: ShardReport) -> dict[str, Any]:
+    """Return a report for a file: without the credentials of its URLs."""
+    urls = {"input": Location.of(report.input).recorded, "output": Location.of(report.output).recorded}
+    return {**asdict(report), **urls}
+
+
+def _write_report(location: Location, rows: Iterable[ShardReport]) -> None:
+    """Write *rows* as lines of JSON."""
     import json
 
     with location.open("wb") as stream:
-        stream.write("".join(f"{json.dumps(asdict(row))}\n" for row in rows).encode())
+        stream.write("".join(f"{json.dumps(_recorded(row))}\n" for row in rows).encode())
 
 
 def _error_of(entry: Quarantined) -> OpError:

@@ -107,6 +107,8 @@ def make_all(
 ) -> list[dict[str, Any]]:
     """Make every unit that a killed run has not made; return the descriptions of all units that succeeded, in order.
 
+    To what ``make`` returns they add the URL of the "output" with its credentials, which markers do not record.
+
     The error of a unit that fails is passed to *ledger*, which raises it or lets the run continue without the unit. The
     markers that a later run would use remain until ``finish``. Raises OpenError if another run is making one of the
     units.
@@ -131,7 +133,8 @@ def _make_all(units: Sequence[Unit], ledger: Ledger, executor: Executor | None, 
                 if error is not None:
                     ledger(at_shard(error, unit.output.url))
                     continue
-                made[numbers[id(unit)]], failed = result["made"], result["failed"]
+                failed = result["failed"]
+                made[numbers[id(unit)]] = {**result["made"], "output": unit.output.url}
                 ledger.count(samples=failed, streamed=failed, failed=failed)
                 for url, key, field, offset, reason in result["errors"]:
                     ledger(OpError(reason, url=url, key=key, field=field, offset=offset))

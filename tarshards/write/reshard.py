@@ -135,7 +135,7 @@ def reshard(
     cut, pattern = _cut(max_bytes, max_samples, shards), Location.of(output_pattern, sync=sync)
     output_pattern = pattern.url
     if shard_name(output_pattern, 0) == shard_name(output_pattern, 1):
-        raise ValueError(f"{output_pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
+        raise ValueError(f"{pattern.name}: the pattern needs a shard number, {{shard:06d}} or %06d")
     named_compression(pattern)  # raises UrlError for a name of another format
     if rekey is not None:
         ops.rekey([], rekey)  # raises ValueError for an invalid template
@@ -369,7 +369,7 @@ class _Gather:
         number, low, high, starts = span
         target, marker = self.plan.output(number), self.plan.file(f"shard-{number:06d}.done")
         record, _ = make_once(marker, None, partial(self._gather, target, low, high, starts), output=target)
-        return tuple(record["shard"])
+        return (target.url, *record["shard"][1:])
 
     def _gather(self, target: Location, low: int, high: int, starts: tuple[int, ...]) -> dict[str, Any]:
         target.make_folder()
@@ -386,7 +386,7 @@ class _Gather:
                 packed.append(record)
                 held += len(record)
             self._write(writer, keys, packed)
-        return {"shard": (target.url, writer.samples, None if writer.is_compressed else writer.size)}
+        return {"shard": (target.recorded, writer.samples, None if writer.is_compressed else writer.size)}
 
     def _write(self, writer: TarWriter, keys: list[str], packed: list[bytes]) -> None:
         try:

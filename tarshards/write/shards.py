@@ -314,7 +314,7 @@ class ShardWriter(_Writer):
         self._location = Location.of(pattern, sync=sync)
         self.pattern: str = self._location.url
         if shard_name(self.pattern, 0) == shard_name(self.pattern, 1):
-            raise ValueError(f"{pattern}: the pattern needs a shard number, {{shard:06d}} or %06d")
+            raise ValueError(f"{self._location.name}: the pattern needs a shard number, {{shard:06d}} or %06d")
         named_compression(self._location)  # raises UrlError for a name of another format
         self.max_samples: int | None = None if max_samples is None else whole_number("max_samples", max_samples, 1)
         self.max_bytes: int | None = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1)

@@ -1,28 +1,48 @@
-"""No error shows a password, a signature or a token, nor does any of its causes, whatever fails and wherever."""
+"""No error shows a password, a signature or a token, nor does any of its causes, whatever fails and wherever.
+
+Nor does a file that is written, a manifest, marker, report or page, nor its name, nor what a tool prints.
+"""
 
 from __future__ import annotations
 
 import base64
 import logging
+import re
+import shutil
 import socket
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from urllib.parse import quote
 
 import fsspec
 import pytest
 from fsspec.spec import AbstractFileSystem
+from inline import Inline
+from range_server import serving as serving_files
+from tool_lines import WRITING, command_of, make_inputs
 
-from tarshards import Ledger, Stream
+from tarshards import IndexedShards, Ledger, Stream, import_dataset, map_shards, write_dataset
 from tarshards.errors import TarshardsError
+from tarshards.formats import importing
+from tarshards.index.manifests import write_manifest
 from tarshards.index.sidecar import Index
+from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_options import Options
+from tarshards.run.jobs.job_plan import make_plan
+from tarshards.run.jobs.kubernetes_objects import make_objects
+from tarshards.storage import remote
 from tarshards.storage.expressions import expand_shards, expand_urls
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard, parse_manifest
 from tarshards.storage.markers import read_marker, write_marker
 from tarshards.storage.opening import open_shard
 from tarshards.storage.redaction import redacted
 from tarshards.storage.remote import Remote
 from tarshards.testing.faulty_server import Answer, serving
+from tarshards.write import dataset
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
@@ -33,6 +53,7 @@ BASIC = base64.b64encode(f"user99:{PASSWORD}".encode()).decode()
 SECRETS = [SIGNATURE, quote(SIGNATURE, safe=""), PASSWORD, quote(PASSWORD, safe=""), TOKEN, BASIC, "user99"]
 SIGNED_PATH = f"/shard.tar?{QUERY}"
 BODY = bytes(range(256)) * 800
+SAMPLES = [{"__key__": f"{i}", "txt": "text"} for i in range(6)]
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +251,196 @@ def test_ledgers_and_logs(server, caplog):
     text = f"{ledger.quarantined} {ledger} {caplog.text} {Stream.from_shards(url, index=False).state_dict()}"
     assert "403" in text
     assert not [secret for secret in SECRETS if secret in text], text
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    make_inputs(folder)
+    return folder
+
+
+@pytest.fixture
+def signed(inputs, tmp_path, monkeypatch):
+    """Return a function that returns the URL of a name on a server with the inputs, with a login and a signature."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(remote, "_default", Remote())  # which --index-dir replaces
+    shutil.copytree(inputs, tmp_path / "site")
+    with serving_files(tmp_path / "site") as site:
+        yield lambda name: f"{site.url}/{name}?{QUERY}".replace("http://", f"http://{LOGIN}@")
+
+
+def show_nothing(folder: Path, printed: str = "", *, private: tuple[str, ...] = ()) -> None:
+    """Look at what was printed, and at each file in *folder*, its name too, apart from those that are *private*."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    texts = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    shown = [
+        (name, secret)
+        for name, data in texts.items()
+        for secret in SECRETS
+        if secret in name or (secret.encode() in data and not name.startswith(private))
+    ]
+    assert not shown
+    assert not [secret for secret in SECRETS if secret in printed], printed
+
+
+def run(line: str, *urls: str) -> None:
+    tool, *words = line.split()
+    command_of(tool).main([*words, *urls] if urls else words, standalone_mode=False)
+
+
+INDEXING = {
+    "manifest": "tarindex --index-dir idx --key-index",
+    "named": "tarindex --index-dir idx --manifest m.json",
+    "beside": "tarindex --key-index",
+    "wids": "tarindex --format wids -o w.json",
+    "dali": "tarindex --format dali -o d",
+    "dry": "tarindex --dry-run",
+    "elsewhere": "tarindex --dry-run --index-dir idx",
+    "dali, dry": "tarindex --dry-run --format dali",
+    "card": "tarcard --name x -o card.json",
+    "cache": "tarcat --cache-dir c -o x.tar",
+    "check": "tarcheck --json",
+}
+
+
+@pytest.mark.parametrize("line", INDEXING.values(), ids=INDEXING)
+def test_files_of_an_index(signed, tmp_path, capfd, line):
+    with suppress(SystemExit):
+        run(line, signed("in-{0..2}.tar"))
+    show_nothing(tmp_path, "".join(capfd.readouterr()))
+    for manifest in tmp_path.rglob("*.json"):
+        if manifest.name != "card.json":
+            assert [shard.samples for shard in parse_manifest(manifest.read_bytes(), "")] == [4, 4, 1]
+
+
+@pytest.mark.parametrize("tool", WRITING)
+def test_files_of_tools(signed, tmp_path, capfd, tool):
+    line = re.sub(r"\{0\}(\S+)", lambda name: signed(name[1]), WRITING[tool]).replace("{{", "{").replace("}}", "}")
+    line = line.replace(signed("tree"), f"{tmp_path}/site/tree")
+    if tool == "tarindex":
+        line = line.replace(" -o .", "")
+    run(f"{tool} {line}")
+    show_nothing(tmp_path, "".join(capfd.readouterr()))
+
+
+def copied(samples):
+    """A function that other processes could import."""
+    return samples
+
+
+def test_records_of_written_shards(signed, tmp_path):
+    (report, _, _) = map_shards(
+        copied, signed("in-{0..2}.tar"), signed("map-{0..2}.tar"), executor=Inline(), progress=False
+    )
+    assert report.output == signed("map-0.tar")
+    again = map_shards(copied, signed("in-{0..2}.tar"), signed("map-{0..2}.tar"), executor=Inline(), progress=False)
+    assert [(each.output, each.resumed) for each in again] == [(signed(f"map-{i}.tar"), True) for i in range(3)]
+    assert read_marker(signed("map-0.tar.done"))
+
+
+@pytest.mark.parametrize("recorded", [None, "set-%d.tar", "set-{shard}.tar"])
+def test_journals_of_interrupted_writing(signed, tmp_path, caplog, monkeypatch, recorded):
+    def die(_):
+        raise KeyboardInterrupt
+
+    written = partial(write_dataset, SAMPLES, signed("set-%d.tar"), max_bytes=5000)
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset._Journal, "remove", die)
+        with pytest.raises(KeyboardInterrupt):
+            written(executor=Inline())
+    journal = read_marker(signed("set-0.tar.writing"))
+    assert journal is not None
+    show_nothing(tmp_path)
+    if recorded is not None:  # by an earlier version
+        write_marker(signed("set-0.tar.writing"), {**journal, "pattern": signed(recorded)})
+    names = written(executor=Inline())
+    assert names == [signed(f"set-{i}.tar") for i in range(2)]
+    assert "start over" not in caplog.text
+    assert len(Stream.from_shards(signed("set-{0..1}.tar")).collect()) == 6
+
+
+def test_records_of_killed_imports(signed, tmp_path, monkeypatch):
+    def die(*_, **__):
+        raise KeyboardInterrupt
+
+    imported = partial(import_dataset, signed("rows.jsonl"), signed("imported-%d.tar"), progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(importing, "_columns", die)
+        with pytest.raises(KeyboardInterrupt):
+            imported(executor=Inline())
+    assert read_marker(signed("imported-0.tar.done"))
+    show_nothing(tmp_path)
+    assert imported(executor=Inline()) == [signed("imported-0.tar")]
+    show_nothing(tmp_path)
+
+
+def test_an_index_dir_finds_the_same_shards_with_new_credentials(signed, tmp_path):
+    for _ in range(2):
+        run("tarindex --index-dir idx --key-index", signed("in-{0..2}.tar"))
+        signed_again = signed("in-{0..2}.tar").replace("Expires=60", "Expires=61").replace("user99", "user98")
+        run("tarindex --index-dir idx", signed_again)
+    (manifest,) = tmp_path.glob("idx/**/in.shards.json")
+    assert [shard.samples for shard in parse_manifest(manifest.read_bytes(), "")] == [4, 4, 1]
+    assert IndexedShards(signed("in-{0..2}.tar"), index_dir="idx")["008"]["txt"] == b"text"
+
+
+def test_manifests_of_urls_that_only_credentials_tell_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shards = [Shard(f"http://{LOGIN}@host/get?key={i}", 1, 1024) for i in range(2)]
+    shows_nothing(lambda: write_manifest("a.json", shards), "two shards are named http://host/get: a manifest leaves")
+    write_manifest("a.json", [shard._replace(url=shard.url.replace("key", "file")) for shard in shards])
+    assert [shard.url for shard in expand_shards("a.json")] == [f"http://host/get?file={i}" for i in range(2)]
+
+
+def test_manifests_of_an_earlier_version_lose_their_credentials(signed, tmp_path):
+    run("tarindex --index-dir idx", signed("in-{0..2}.tar"))
+    (manifest,) = tmp_path.glob("idx/**/in.shards.json")
+    site = signed("").partition("@")[2].partition("/")[0]
+    text = manifest.read_text().replace(f"http://{site}/in-0.tar", signed("in-0.tar"))
+    manifest.write_text(text)
+    assert expand_shards(str(manifest))[0].url == signed("in-0.tar")
+    run("tarindex --index-dir idx", signed("in-1.tar"))
+    assert len(expand_shards(str(manifest))) == 3
+    show_nothing(tmp_path)
+
+
+def test_catalogs(signed, tmp_path):
+    run("tarindex", signed("in-{0..2}.tar"))
+    add = f"train={signed('in.shards.json')}"
+    shows_nothing(lambda: run("tarcatalog add c.yaml x@1", add), "a catalog keeps no credentials, and the URL of this")
+    assert not (tmp_path / "c.yaml").exists()
+
+
+def test_jobs(signed, tmp_path, capfd, monkeypatch):
+    """A plan has what the command needs, in a folder that only its owner reads; all else shows nothing."""
+    sources = ["-s", signed("in-{0..2}.tar"), "--"]
+    for command in (["sort", "--compress-program", "{}", "-o", "{#}.tar", "/dev/null"], ["echo failed {} >&2; exit 3"]):
+        with suppress(SystemExit):
+            command_of("tarjob").main([*sources[:2], "--dry-run", "--", *command], standalone_mode=False)
+        with suppress(SystemExit):
+            command_of("tarjob").main([*sources, *command], standalone_mode=False)
+    assert (tmp_path / "3.tar.done").exists()
+    folders = [*tmp_path.glob(".tarjob/*")]
+    assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700] * 2
+    private = [f".tarjob/{folder.name}/{name}" for folder in folders for name in ("plan.json", "logs/")]
+    show_nothing(tmp_path, printed := "".join(capfd.readouterr()), private=tuple(private))
+    assert "failed http://127.0.0.1:" in printed
+    for folder in folders:
+        plan, _ = JobFolder(folder.name).load()
+        with pytest.raises(ValueError, match="a ConfigMap would show the credentials"):
+            make_objects(plan, Options(image="a/b:1"))
+
+
+def test_jobs_whose_command_has_variables_for_credentials(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(["curl http://$LOGIN@host/{}?sig=${SIG} -o {}.txt"], ["{a,b}"], state="s")
+    assert not plan.has_credentials
+    JobFolder("a").save(plan, engine="local", options={}, parts=[])
+    assert JobFolder("a").load()[0] == plan
+    assert (tmp_path / ".tarjob/a").stat().st_mode & 0o077
+    assert make_objects(plan, Options(image="a/b:1"))
 
 
 @pytest.mark.parametrize(

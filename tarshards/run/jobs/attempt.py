@@ -86,15 +86,15 @@ class Attempt:
         made: set[str] = set()
         for found in (self._read(), earlier):
             if found is not None and found.get("digest") == self._digest:
-                made.update(found.get("absent", ()))
+                made.update(Location(url).recorded for url in found.get("absent", ()))
         for url in [url for url, is_ours in self._files.items() if is_ours]:
             location = Location(url)
             with suppress(OpenError):  # the command will report the error
-                if url in made and (location.is_taken() or os.path.islink(str(location.path))):
+                if location.recorded in made and (location.is_taken() or os.path.islink(str(location.path))):
                     forget(location)
                     location.remove()
                 if not (location.is_taken() if location.path is None else os.path.lexists(location.path)):
-                    self.absent.append(url)
+                    self.absent.append(location.recorded)
         self._write({**record, "absent": self.absent})
 
     def end(self) -> None:

@@ -41,8 +41,13 @@ class JobFolder:
         return f"{self.path}/logs/{number:06d}.log"
 
     def save(self, plan: JobPlan, **record: Any) -> None:
-        """Write the plan, and the record needed to query or retry the job."""
+        """Write the plan, and the record needed to query or retry the job.
+
+        If the plan has credentials, only the owner of the folder can read it.
+        """
         Location(self.log(0)).make_folder()
+        if plan.has_credentials:
+            os.chmod(self.path, 0o700)
         self.write("plan.json", plan.dumps())
         write_marker(f"{self.path}/job.json", record)
 

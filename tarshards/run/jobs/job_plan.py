@@ -8,13 +8,14 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import dropwhile, pairwise, product
+from itertools import chain, dropwhile, pairwise, product
 from typing import Any, NamedTuple
 
 from tarshards.errors import StateError, UrlError
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.markers import digest_of
+from tarshards.storage.redaction import has_credentials, redacted, secrets_of
 
 VERSION = 1
 PLACEHOLDER = re.compile(r"\{(?:(#)|(\d*)([./]?))\}")
@@ -34,6 +35,15 @@ class Item(NamedTuple):
 
     number: int
     values: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The values as markers record them: without the credentials of URLs."""
+        return [Location(value).recorded if "://" in value else value for value in self.values]
+
+    def redacted(self, text: str) -> str:
+        """Return *text*, written by the command, without the credentials of URLs."""
+        return redacted(text, set().union(*(secrets_of(value) for value in self.values if "://" in value)))
 
 
 class JobPlan(NamedTuple):
@@ -106,6 +116,12 @@ class JobPlan(NamedTuple):
         """
         numbers = [number for words in self._commands for number in _slots_of(words)]
         return max(numbers, default=0) or None
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether a URL in the command or the items has credentials, which all who can read the plan would know."""
+        texts = [*self.command, self.output or "", self.state or ""]
+        return any(map(has_credentials, chain(texts, (value for item in self.items for value in item.values))))
 
     @property
     def _commands(self) -> list[list[str]]:
@@ -230,7 +246,7 @@ def check_markers(plan: JobPlan) -> None:
     if count > 1:
         if plan.output is None:
             raise ValueError(f"{count} items have the same command")
-        raise ValueError(f"{count} items would write {marker.removesuffix('.done')}")
+        raise ValueError(f"{count} items would write {Location(marker.removesuffix('.done')).name}")
 
 
 def _check_types(plan: JobPlan) -> None:

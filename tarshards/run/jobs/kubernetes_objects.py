@@ -48,6 +48,11 @@ def make_objects(plan: JobPlan, options: Options, *, run: int = 1) -> list[tuple
         raise ValueError("Kubernetes needs --image, an image in which tarshards is installed")
     if not IMAGE.fullmatch(options.image):
         raise ValueError(f"--image {options.image!r} is not an image")
+    if plan.has_credentials:
+        raise ValueError(
+            "a ConfigMap would show the credentials in a URL of the command or the items; pass a secret with "
+            "--secret-env, and write its variable into the command in their place"
+        )
     chunks = list(split_plan(plan))
     return [_pair(chunk, options, run, f"{plan.name}-{run}-{i}") for i, chunk in enumerate(chunks)]
 

@@ -37,7 +37,7 @@ class RemoteWorker:
                 future.cancel()
                 return ItemResult(item, None)
         if (error := future.exception()) is not None:
-            return ItemResult(item, FAILED, last_line(f"{type(error).__name__}: {error}".encode()))
+            return ItemResult(item, FAILED, last_line(f"{type(error).__name__}: {error}".encode(), item))
         result, output = future.result()
         log.write(output)
         return result

@@ -88,7 +88,7 @@ def failures(plan: JobPlan, status: Status) -> list[str]:
 
 def _failure(item: Item, record: Record) -> str:
     what = "permanent" if record.get("status") == PERMANENT else f"status {record.get('status')}"
-    return visible(f"  {item.number} {' '.join(item.values)}: {what}: {record.get('line', '')}")
+    return visible(f"  {item.number} {' '.join(item.names)}: {what}: {record.get('line', '')}")
 
 
 class Display:

@@ -85,10 +85,10 @@ class Worker:
                 attempt.end()  # its record was left by a killed worker
                 return ItemResult(item, 0)
             earlier = read_marker(plan.marker(item, "failed"))
-            record = {"digest": plan.digest(item), "item": list(item.values), "host": socket.gethostname()}
+            record = {"digest": plan.digest(item), "item": item.names, "host": socket.gethostname()}
             attempt.begin(record, earlier)
             begun = time.time()
-            status, line = self._execute(plan.arguments(item), log, attempt.descriptor)
+            status, line = self._execute(item, log, attempt.descriptor)
             if status is None:
                 return ItemResult(item, None)
             output = plan.output_of(item)
@@ -107,8 +107,9 @@ class Worker:
             attempt.end()
             return ItemResult(item, status, line)
 
-    def _execute(self, arguments: list[str], log: Any, held: int | None) -> tuple[int | None, str]:
+    def _execute(self, item: Item, log: Any, held: int | None) -> tuple[int | None, str]:
         """Run a command; return its status, None if it was stopped, and the last line of its output if it failed."""
+        arguments = self.plan.arguments(item)
         output, start = (PIPE, 0) if log is None else (log.fileno(), os.fstat(log.fileno()).st_size)
         group: ChildGroup | None = None
         try:
@@ -133,7 +134,7 @@ class Worker:
             return None, ""
         if status == 0:
             return 0, ""
-        line = last_line(_tail(log, start) if copy is None else copy.kept)
+        line = last_line(_tail(log, start) if copy is None else copy.kept, item)
         return (status if status > 0 else 128 - status), line or ending(status)
 
 
@@ -164,13 +165,14 @@ def _tail(log: Any, start: int) -> bytes:
     return os.pread(log.fileno(), TAIL, max(start, size - TAIL))
 
 
-def last_line(text: bytes) -> str:
-    """Return the last non-blank line.
+def last_line(text: bytes, item: Item) -> str:
+    """Return the last non-blank line, without credentials.
 
-    >>> last_line(b"one\\ntwo\\n\\n")
+    >>> last_line(b"one\\ntwo\\n\\n", Item(0, ("a",)))
     'two'
     """
-    lines = [line.strip() for line in text.decode(errors="replace").replace("\r", "\n").split("\n")]
+    shown = item.redacted(text.decode(errors="replace"))
+    lines = [line.strip() for line in shown.replace("\r", "\n").split("\n")]
     return next((line[:LINE] for line in reversed(lines) if line), "")
 
 
@@ -189,7 +191,7 @@ def run_task(url: str, *, index: int | None = None) -> int:
     with Worker(plan, run=run, owner=socket.gethostname(), grace=SCHEDULER_GRACE) as worker:
         failed = [result for result in map(worker.run, plan.tasks[index]) if result.status != 0]
     for result in failed:
-        text = f"{' '.join(result.item.values)}: status {result.status}: {result.line}"
+        text = f"{' '.join(result.item.names)}: status {result.status}: {result.line}"
         print(f"tarjob: {visible(text)}", file=sys.stderr)  # noqa: T201
     if not failed:
         return 0
