@@ -1,26 +1,33 @@
 """Columns beside the index: values taken from each sample, such as its width or score, in one parquet file a shard.
 
 ``SHARD.columns.parquet`` has a row for each sample, in the order of the index: ``__key__``, and a column for each name.
-Its metadata identify the shard, by the digest of its index, and the source of each column; docs/index-format.md
-describes them. Columns are read instead of samples if a condition names only columns.
+Its metadata identify the shard, by the digest of its index, and have for each column its source and the checksums of
+the fields that it was made from; docs/index-format.md describes them. Columns are read instead of samples if a
+condition names only columns. If the shard may be another file than the one that the columns were made from, by its
+times and inode or by the ETag of its server, these fields are read and compared.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+import logging
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from os import PathLike, fspath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
 from tarshards.errors import (
     DecodeError,
+    OpenError,
     OpError,
     SampleError,
     ShardIndexError,
@@ -39,14 +46,17 @@ from tarshards.samples.codecs.image import open_image
 from tarshards.samples.codecs.image_headers import read_header
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import check_mapping, find_field, origin_of
-from tarshards.samples.keys import Sample
+from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, error_handler
 from tarshards.storage.derived import COLUMNS
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
+from tarshards.storage.streams import failure
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log: logging.Logger = logging.getLogger("tarshards")
 
 FORMAT = b"tarshards-columns"  # the entry of the metadata, a JSON object
 VERSION = 1
@@ -219,10 +229,16 @@ def columns_location(shard_url: str | Location) -> Location:
 
 
 class ShardColumns(NamedTuple):
-    """The columns of one shard: a table with ``__key__``, and the source of each column."""
+    """The columns of one shard: a table with ``__key__``, and the source of each column.
+
+    *checksums* has for each column the CRC-32 of each field that it was made from, over all samples; none for a column
+    that an earlier version wrote. *version* identifies the file that was read, see ``_version_of``.
+    """
 
     table: pa.Table | None
     sources: dict[str, str]
+    checksums: Mapping[str, dict[str, int]] = MappingProxyType({})
+    version: list[Any] | None = None
 
     @classmethod
     def load(cls, shard: Location) -> ShardColumns | None:
@@ -239,7 +255,8 @@ class ShardColumns(NamedTuple):
             table = parquet.read_table(pa.BufferReader(packed))
             about = json.loads(table.schema.metadata[FORMAT])
             version, sources, digest = about["version"], dict(about["columns"]), bytes.fromhex(about.get("digest", ""))
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            checksums = {name: dict(each) for name, each in about.get("crc32", {}).items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ShardIndexError(f"damaged: {type(error).__name__}: {error}", url=location.name) from error
         if version != VERSION:
             raise ShardIndexError(f"columns of version {version!r}; only {VERSION} is known", url=location.name)
@@ -248,10 +265,32 @@ class ShardColumns(NamedTuple):
         if (digest, len(table)) != (head.digest, head.samples):
             reason = "the shard has changed" if digest else "written by an earlier version, without a digest"
             raise ShardIndexError(f"stale: {reason}; rebuild it with {_cure(sources)}", url=location.name)
-        return cls(table, sources)
+        return cls(table, sources, checksums, about.get("shard"))
 
-    def added(self, values: Mapping[str, Any], sources: dict[str, str], shard: Location, index: Index) -> str:
-        """Write these and other columns of *shard*, whole or not at all; return the name of the file."""
+    def fields(self, names: Collection[str]) -> set[str]:
+        """Return the fields that the columns *names* were made from, as far as it is known."""
+        return {field for name in names for field in self.checksums.get(name, ())}
+
+    def changed(self, names: Collection[str], found: Mapping[str, int]) -> list[str]:
+        """Return which of the columns *names* were made from fields with other checksums than those *found*."""
+        return [
+            name
+            for name in names
+            if any(found[field] != checksum for field, checksum in self.checksums.get(name, {}).items())
+        ]
+
+    def without(self, names: Collection[str]) -> ShardColumns:
+        """Return these columns except *names*."""
+        if not names or self.table is None:
+            return self
+        sources = {name: source for name, source in self.sources.items() if name not in names}
+        return self._replace(table=self.table.drop_columns(list(names)), sources=sources)
+
+    def added(self, values: Mapping[str, Any], made: ShardColumns, shard: Location, index: Index) -> str:
+        """Write these and other columns of *shard*, whole or not at all; return the name of the file.
+
+        *made* has the sources and checksums of the *values*, and the version of the shard that all are of.
+        """
         pa, parquet = require("pyarrow", extra="arrow"), require("pyarrow.parquet", extra="arrow")
         table = self.table
         if table is None:
@@ -266,9 +305,11 @@ class ShardColumns(NamedTuple):
             at = table.schema.get_field_index(name)
             table = table.append_column(name, array) if at < 0 else table.set_column(at, name, array)
         digest = index.known_digest(shard).hex()
-        about = {"size": index.shard_size, "fingerprint": index.fingerprint, "digest": digest}
+        about = {"size": index.shard_size, "fingerprint": index.fingerprint, "digest": digest, "shard": made.version}
+        sources, checksums = self.sources | made.sources, {**self.checksums, **made.checksums}
+        about |= {"columns": sources, "crc32": {name: checksums[name] for name in sources if name in checksums}}
         packed, location = io.BytesIO(), columns_location(shard)
-        metadata = {FORMAT: json.dumps({"version": VERSION, **about, "columns": self.sources | sources})}
+        metadata = {FORMAT: json.dumps({"version": VERSION, **about})}
         parquet.write_table(table.replace_schema_metadata(metadata), packed, compression="zstd")
         location.make_folder()
         with location.open("wb") as stream:
@@ -302,7 +343,8 @@ def build_columns(
     a mapping of names to such expressions or functions of a sample. The length of a text is in characters, the duration
     of audio in seconds, a size in bytes. Missing values are null, and so are values that cannot be decoded, if
     *on_error* allows that. Existing columns are kept, and computed again only if their source differs, the shard has
-    changed, or with *overwrite*; so an interrupted run can be continued.
+    changed, an earlier version wrote them without checksums, or with *overwrite*; so an interrupted run can be
+    continued. The file of a shard that was copied is written again, with the time of the copy.
 
     Needs ``tarshards[arrow]``. Raises ValueError for a malformed expression, and ShardIndexError for shards without
     index.
@@ -332,14 +374,23 @@ def _build(
 ) -> tuple[str | None, list[TarshardsError]]:
     """Write the columns of one shard that are due; return the name of the file, None if there is none to write."""
     shard, location, sources, goes_on, overwrite = task
-    index, kept = Index.load(location), _current(location)
-    due = {name: source for name, source in sources.items() if overwrite or kept.sources.get(name) != str(source)}
-    if not due and kept.table is not None:
+    index = Index.load(location)
+    version, kept = _version_of(location), _current(location)
+    due = {
+        name: source
+        for name, source in sources.items()
+        if overwrite or kept.sources.get(name) != str(source) or name not in kept.checksums
+    }
+    if not due and kept.table is not None and kept.version == version is not None:
         return None, []
-    values, errors = _values(shard, index, due, goes_on)
+    values, errors, found = _values(shard, index, due, goes_on)
     if errors and not goes_on:
         return None, errors
-    return kept.added(values, {name: str(source) for name, source in due.items()}, location, index), errors
+    checksums = {
+        name: {field: found.get(field, 0) for field in _made_from(source, index)} for name, source in due.items()
+    }
+    made = ShardColumns(None, {name: str(source) for name, source in due.items()}, checksums, version)
+    return kept.added(values, made, location, index), errors
 
 
 def _current(location: Location) -> ShardColumns:
@@ -348,15 +399,88 @@ def _current(location: Location) -> ShardColumns:
         found = ShardColumns.load(location)
     except ShardIndexError:
         found = None
-    return found or ShardColumns(None, {})
+    if found is None:
+        return ShardColumns(None, {})
+    (changed,) = _changed([location], [found], list(found.sources))
+    return found.without(changed)
+
+
+def _version_of(shard: Location) -> list[Any] | None:
+    """Return what shows that a shard is still the same: its times and inode, or its ETag or time on a server.
+
+    Returns None for a server that gives neither.
+    """
+    if shard.path is not None:
+        try:
+            status = os.stat(shard.path)
+        except OSError as error:
+            raise failure(error, shard.name) from error
+        return [status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    with shard.ranges() as ranges:
+        version = ranges.version
+    return list(map(str, version)) if version and any(version[1:3]) else None
+
+
+def _changed(locations: Sequence[Location], columns: Sequence[ShardColumns], names: Collection[str]) -> list[list[str]]:
+    """Return for each shard those of its columns *names* that are of other contents than the shard has now.
+
+    The fields of a shard are read only if it has another version than when the columns were made.
+    """
+    doubtful = {location: fields for location, each in zip(locations, columns) if (fields := each.fields(names))}
+    versions = dict(zip(doubtful, for_each_shard(_version_of, list(doubtful))))
+    for location, each in zip(locations, columns):
+        if location in versions and versions[location] == each.version is not None:
+            del doubtful[location]
+    if doubtful:
+        words = "%s: comparing the fields of %d shards with their columns; `tarindex --columns` makes this once"
+        log.info(words, columns_location(next(iter(doubtful))).name, len(doubtful))
+    found = for_each_shard(lambda location: _checksums(location, doubtful[location]), list(doubtful))
+    checksums = dict(zip(doubtful, found))
+    return [
+        each.changed(names, checksums[location]) if location in checksums else []
+        for location, each in zip(locations, columns)
+    ]
+
+
+def _checksums(location: Location, fields: Collection[str]) -> dict[str, int]:
+    """Return the checksum of each of *fields* over the samples of a shard."""
+    there = sorted({*fields} & {*Index.load(location).fields})
+    found = dict.fromkeys(fields, 0)
+    if there:
+        samples = SampleSequence([location.url], fields=there, remote=location.remote)
+        numbers = np.arange(len(samples))
+        for result in samples.read_all(np.zeros_like(numbers), numbers):
+            if isinstance(result, OpenError | ShardIndexError):
+                raise result
+            if isinstance(result, dict):
+                _add_checksums(found, result)
+    return found
+
+
+def _add_checksums(found: dict[str, int], sample: Sample) -> None:
+    for field, data in sample.items():
+        if not is_reserved(field):
+            found[field] = crc32(data, found.get(field, 0))
+
+
+def _made_from(source: Source, index: Index) -> Iterator[str]:
+    """Yield the fields of the shard whose contents decide about the values of *source*."""
+    if isinstance(source, Computed):
+        yield from index.fields
+    elif source.measure != "size":  # the digest of the index has all sizes
+        yield from _known(index, source.fields)
 
 
 def _values(
     shard: Shard, index: Index, due: dict[str, Source], goes_on: bool
-) -> tuple[dict[str, list[Any]], list[TarshardsError]]:
-    """Return the values of the columns that are *due*, and the errors of samples, which have null there."""
+) -> tuple[dict[str, list[Any]], list[TarshardsError], dict[str, int]]:
+    """Return the values of the columns that are *due*, and the errors of samples, which have null there.
+
+    The last are the checksums of the fields that were read.
+    """
     values: dict[str, list[Any]] = {name: [None] * len(index) for name in due}
     errors: list[TarshardsError] = []
+    found: dict[str, int] = {}
     read: dict[str, Source] = {}
     for name, source in due.items():
         if isinstance(source, Measure) and source.measure == "size":
@@ -367,15 +491,15 @@ def _values(
             read[name] = source
     fields: list[str] | None = None
     if all(isinstance(source, Measure) for source in read.values()):
-        measures = [source for source in read.values() if isinstance(source, Measure)]
-        fields = sorted({field for source in measures for field in _known(index, source.fields)})
+        fields = sorted({field for source in read.values() for field in _made_from(source, index)})
         if not fields:
-            return values, errors
+            return values, errors, found
     numbers = np.arange(len(index))
     for number, result in enumerate(SampleSequence([shard], fields=fields).read_all(np.zeros_like(numbers), numbers)):
         if not isinstance(result, dict):
             errors.append(result)
         else:
+            _add_checksums(found, result)
             for name, source in read.items():
                 try:
                     values[name][number] = source(result)
@@ -383,7 +507,7 @@ def _values(
                     errors.append(error)
         if errors and not goes_on:
             break
-    return values, errors
+    return values, errors, found
 
 
 def _known(index: Index, fields: Collection[str]) -> Iterator[str]:
@@ -430,8 +554,9 @@ def attach_columns(urls: Any, table: Any, *, key: str = KEY, sync: bool = True) 
     for shard, count in zip(shards, samples.counts.tolist()):
         location, part = Location.of(shard.url, sync=sync), wanted.slice(begin, count)
         values = {name: part.column(name).combine_chunks() for name in names}
-        made = dict.fromkeys(names, f"table:{origin}")
-        written.append(_current(location).added(values, made, location, Index.load(location)))
+        version, kept = _version_of(location), _current(location)
+        made = ShardColumns(None, dict.fromkeys(names, f"table:{origin}"), {name: {} for name in names}, version)
+        written.append(kept.added(values, made, location, Index.load(location)))
         begin += count
     return Attached(written, found.null_count, len(keys) - len(compute.unique(found.drop_null())))
 
@@ -464,7 +589,8 @@ def _read_columns(shard: Location) -> tuple[bytes, SidecarHead] | None:
 def load_columns(shards: SampleSequence, names: Collection[str]) -> pa.Table | None:
     """Return the columns *names* of all samples, in the order of *shards*; None if the first shard has none of them.
 
-    Raises ShardIndexError if some of them are missing, in this or another shard, or the columns are stale.
+    Raises ShardIndexError if some of them are missing, in this or another shard, or the columns are stale. A shard that
+    has been copied or changed since they were made is compared with them by the fields that they were made from.
     """
     if not shards.urls:
         return None
@@ -473,16 +599,29 @@ def load_columns(shards: SampleSequence, names: Collection[str]) -> pa.Table | N
     if first is None or not {*names} & {*first.sources}:
         return None
 
-    def wanted(location: Location, columns: ShardColumns | None) -> pa.Table:
+    loaded: list[ShardColumns] = []
+
+    def wanted(location: Location, columns: ShardColumns | None) -> Any:
         missing = [name for name in names if columns is None or name not in {KEY, *columns.sources}]
         if columns is None or missing:
             known = "" if columns is None else f"; there are {', '.join(columns.sources)}"
             reason = f"no column {missing[0]}{known}; add it with `tarindex --columns`, or give fields= to read samples"
             raise ShardIndexError(reason, url=columns_location(location).name)
-        return columns.table.select([*names])  # type: ignore[union-attr]
+        assert columns is not None
+        assert columns.table is not None
+        loaded.append(columns._replace(table=None))
+        return columns.table.select([*names])
 
     # Threads only read: one in a library in C++ when the process ends would abort it.
     packed = for_each_shard(_read_columns, locations[1:])
     others = (each and ShardColumns.parse(location, *each) for location, each in zip(locations[1:], packed))
     tables = list(map(wanted, locations, chain([first], others)))
+    for location, columns, changed in zip(locations, loaded, _changed(locations, loaded, names)):
+        if changed:
+            fields = ", ".join(sorted(columns.fields(changed)))
+            cure = _cure({name: columns.sources[name] for name in changed})
+            raise ShardIndexError(
+                f"stale: the contents of {fields} have changed; rebuild it with {cure}",
+                url=columns_location(location).name,
+            )
     return require("pyarrow", extra="arrow").concat_tables(tables, promote_options="permissive")

@@ -8,10 +8,13 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,7 @@ from tarshards.errors import DecodeError, OpError, SampleError, ShardIndexError
 from tarshards.index import columns
 from tarshards.index.columns import attach_columns, build_columns, parse_columns
 from tarshards.index.inventory import read_head
+from tarshards.index.lengths import lengths_of
 from tarshards.index.refresh import refresh_indexes
 from tarshards.samples.conditions import Condition
 from tarshards.storage.location import Location
@@ -138,6 +142,136 @@ def test_columns_are_of_their_shard(shards, tmp_path):
         Stream.from_shards(shards).select("length > 3")
     build_columns(shards, "length:txt")
     assert len(Stream.from_shards(shards).select("length > 3")) > 0
+
+
+def labelled(path: Path, first: int, last: int = 10) -> None:
+    """Write a shard whose keys and sizes do not depend on *first*, without removing what is derived from an old one."""
+    fields = [(f"{i}", {"cls": b"%d" % ((first + i) % last), "txt": b"text"}) for i in range(10)]
+    with tarfile.open(path, "w") as archive:
+        for name, value in ((f"{key}.{field}", value) for key, of in fields for field, value in of.items()):
+            info = tarfile.TarInfo(name)
+            info.size = len(value)
+            archive.addfile(info, io.BytesIO(value))
+
+
+def moved(path: Path) -> None:
+    """Replace a shard by another file, as ``mv`` does."""
+    labelled(other := path.with_suffix(".other"), 5)
+    other.replace(path)
+
+
+def written_in_place(path: Path) -> None:
+    """Replace the contents of a file, and set its time back."""
+    before = path.stat()
+    labelled(path, 5)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def served(path: Path) -> None:
+    """A file of a server, which sends another ETag for the new contents."""
+    labelled(path, 5)
+
+
+@pytest.fixture
+def labels(tmp_path):
+    labelled(tmp_path / "l-0.tar", 0)
+    list(refresh_indexes([str(tmp_path / "l-0.tar")]))
+    (tmp_path / "rank.csv").write_text("__key__,rank\n" + "".join(f"{i},{i * i}\n" for i in range(10)))
+    return tmp_path / "l-0.tar"
+
+
+@pytest.mark.parametrize("change", [moved, written_in_place, served])
+@pytest.mark.parametrize("reindexed", [False, True])
+def test_columns_of_other_contents_are_stale_whatever_the_keys_and_sizes(labels, change, reindexed):
+    with serving(labels.parent) if change is served else nullcontext() as site:
+        url = str(labels) if site is None else f"{site.url}/l-0.tar"
+        build_columns(url, {"cls": "cls", "label": "cls", "bytes": "size:txt", "length": "length:txt", "twice": double})
+        attach_columns(url, labels.parent / "rank.csv")
+        assert keys(Stream.from_shards(url).select("cls > 4")) == list("56789")
+        change(labels)
+        if site is not None:
+            site.etag = '"v2"'
+        if reindexed:
+            list(refresh_indexes([url]))
+        for condition in ("cls > 4", "label > 4 and rank > 3"):
+            reason = (
+                r"l-0\.tar\.columns\.parquet: stale: the contents of cls have changed; rebuild .*`tarindex --columns`$"
+            )
+            with pytest.raises(ShardIndexError, match=reason):
+                Stream.from_shards(url).select(condition)
+        with pytest.raises(
+            ShardIndexError, match=r"contents of cls, txt have changed; rebuild it with `build_columns`"
+        ):
+            Stream.from_shards(url).select("twice > 4")
+        assert len(Stream.from_shards(url).select("bytes == 4 and length == 4 and rank < 17")) == 5, (
+            "which are the same"
+        )
+        assert len(build_columns(url, "cls")) == 1
+        assert keys(Stream.from_shards(url).select("cls > 4 and rank < 17")) == list("01234")
+        with pytest.raises(ShardIndexError, match=r"no column label; there are bytes, length, rank, cls;"):
+            Stream.from_shards(url).select("cls > 4 and label > 4")
+
+
+def double(sample):
+    return 2 * int(sample["cls"])
+
+
+def copied_plainly(folder: Path, target: Path) -> None:
+    subprocess.run(["cp", "-r", folder, target], check=True)
+
+
+def copied_with_times(folder: Path, target: Path) -> None:
+    subprocess.run(["cp", "-rp", folder, target], check=True)
+
+
+def unpacked(folder: Path, target: Path) -> None:
+    shutil.unpack_archive(shutil.make_archive(f"{target}.archive", "tar", folder), target)
+
+
+@pytest.mark.parametrize("copy", [copied_plainly, copied_with_times, unpacked, "upload"])
+def test_a_copied_dataset_selects_as_before(labels, tmp_path_factory, monkeypatch, caplog, copy):
+    build_columns(str(labels), {"cls": "cls", "twice": double})
+    target = tmp_path_factory.mktemp("copies") / "target"
+    (copied_plainly if copy == "upload" else copy)(labels.parent, target)
+    with serving(target) if copy == "upload" else nullcontext() as site:
+        url = f"{target}/l-0.tar" if site is None else f"{site.url}/l-0.tar"
+        for _ in range(2):
+            assert keys(Stream.from_shards(url).select("cls > 4 and twice < 18")) == list("5678")
+        assert not caplog.records
+        assert build_columns(url, "cls") == [f"{url}.columns.parquet"], "written again, with the time of the copy"
+        assert build_columns(url, "cls") == []
+        monkeypatch.setattr(columns, "_checksums", None)
+        assert keys(Stream.from_shards(url).select("cls > 4 and twice < 18")) == list("5678"), "nothing is compared"
+
+
+def test_nothing_is_compared_of_a_shard_that_is_the_same(labels, monkeypatch):
+    build_columns(str(labels), "cls")
+    monkeypatch.setattr(columns, "_checksums", None)
+    assert keys(Stream.from_shards(str(labels)).select("cls > 4")) == list("56789")
+    assert build_columns(str(labels), "cls") == []
+
+
+def test_columns_of_an_earlier_version_are_read_and_made_anew_once(labels):
+    (name,) = build_columns(str(labels), "cls, length:txt")
+    attach_columns(str(labels), labels.parent / "rank.csv")
+    found = pq.read_table(name)
+    about = json.loads(found.schema.metadata[b"tarshards-columns"])
+    del about["shard"], about["crc32"]
+    pq.write_table(found.replace_schema_metadata({b"tarshards-columns": json.dumps(about)}), name)
+    assert keys(Stream.from_shards(str(labels)).select("cls > 4 and rank > 30")) == list("6789")
+    moved(labels)
+    assert build_columns(str(labels), "cls") == [name]
+    assert keys(Stream.from_shards(str(labels)).select("cls > 4 and rank < 5")) == list("012")
+    assert build_columns(str(labels), "cls") == []
+    assert build_columns(str(labels), "cls, length:txt") == [name]
+
+
+def test_lengths_of_other_contents_are_stale(labels):
+    build_columns(str(labels), "length=cls")
+    assert lengths_of(IndexedShards(str(labels)), "length").tolist() == list(range(10))
+    moved(labels)
+    with pytest.raises(ShardIndexError, match="stale: the contents of cls have changed"):
+        lengths_of(IndexedShards(str(labels)), "length")
 
 
 def test_columns_of_other_keys_are_stale_whatever_the_sizes(tmp_path, monkeypatch):
@@ -299,14 +433,16 @@ def test_selections_by_columns_are_those_by_samples(shards):
 
 
 def test_only_columns_are_read(shards, tmp_path):
-    build_columns(shards, "json.score")
     with serving(tmp_path) as site:
         urls = f"{site.url}/a-{{0..2}}.tar"
+        build_columns(urls, "json.score, size:jpg")
         dataset = Stream.from_shards(urls, index=True)
         site.clear()
+        assert len(dataset.select("size > 0 or not has('size')")) == 30
+        assert site.asked(".tar") == 0, "the index has sizes"
+        site.clear()
         selected = dataset.select("score > 2.5")
-        asked = {path for path, _ in site.requests}
-        assert not any(path.endswith(".tar") for path in asked)
+        assert site.asked(".tar") == 3, "one request each, for the ETag"
         site.clear()
         assert keys(selected) == ["026", "027", "028", "029"]
         assert {path for path, _ in site.requests if path.endswith(".tar")} == {"/a-2.tar"}
