@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tarshards.errors import WorldError, shortened, whole_number
 
 T = TypeVar("T")
+
+log: logging.Logger = logging.getLogger("tarshards")
+
+#: What starts several processes, and the variables in which it tells each its rank and their number. Those of MPI come
+#: first: in a job of Slurm, `mpirun` starts its daemons by `srun`, whose variables they pass on.
+LAUNCHERS = (
+    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("mpiexec", "PMI_RANK", "PMI_SIZE"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # a script of sbatch has no step
+)
+#: The items of a job are no ranks.
+ITEMS = ("SLURM_ARRAY_TASK_ID", "TARJOB_RUN")
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,15 @@ class World:
             return cls(rank, world_size)
         return cls(rank, world_size, info.id, info.num_workers, info.seed - info.id)
 
+    def check_announced(self, epoch: int) -> None:
+        """Log a warning, once, if this was detected as the only rank, and a launcher has started several processes.
+
+        Ranks are not taken from the launcher's variables, since parts of a sweep, and jobs that have shards of their
+        own, have them too. Of the workers, the first does it in the first *epoch*.
+        """
+        if self.world_size == 1 and self.worker == 0 and (self.seed is None or epoch == 0) and not _are_known():
+            _log_unannounced()
+
     @property
     def processes(self) -> int:
         """The number of workers of all ranks on this host, if the launcher gives the number of these ranks."""
@@ -88,9 +112,39 @@ class World:
         return range(self.rank, total, self.world_size)[self.worker :: self.num_workers]
 
 
-def _detect_rank() -> tuple[int, int]:
+def _process_group() -> Any:
+    """Return torch.distributed if it is initialised, else None."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed and distributed.is_available() and distributed.is_initialized():
+    return distributed if distributed and distributed.is_available() and distributed.is_initialized() else None
+
+
+def _are_known() -> bool:
+    """Return whether a process group or WORLD_SIZE tells the ranks, or these are items of a job."""
+    return _process_group() is not None or any(name in os.environ for name in ("WORLD_SIZE", *ITEMS))
+
+
+@cache
+def _log_unannounced() -> None:
+    """Log, once per process, that a launcher has started several processes; nothing if none has."""
+    for launcher, rank, size in LAUNCHERS:
+        if os.environ.get(rank, "").isdecimal() and (count := os.environ.get(size, "")).isdecimal() and int(count) > 1:
+            log.warning(
+                "%s started %s processes, and each of them reads the whole dataset: give it "
+                "world=World(int(os.environ['%s']), int(os.environ['%s'])), or set RANK and WORLD_SIZE to these "
+                "variables; world=World() if each shall read everything",
+                *(launcher, count, rank, size),
+            )
+            return
+    if os.environ.get("RANK", "").isdecimal():
+        log.warning(
+            "RANK is %s and WORLD_SIZE is not set, so this process reads the whole dataset: set WORLD_SIZE to the "
+            "number of ranks, or give world=World(rank, world_size); world=World() if it shall read everything",
+            os.environ["RANK"],
+        )
+
+
+def _detect_rank() -> tuple[int, int]:
+    if (distributed := _process_group()) is not None:
         return distributed.get_rank(), distributed.get_world_size()
     rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if size is None:

@@ -83,6 +83,8 @@ class Passes:
     def begin(self) -> Pass:
         """Begin the next epoch, or the rest of a loaded state's epoch."""
         this = self._next()
+        if self.stream._world is None:
+            this.world.check_announced(this.epoch)
         if self.steps is None and isinstance(self.stream.source, ShardSource):
             self.stream.source.check_steps(this.world.world_size)
         self._resumed, self.has_jumped = None, False

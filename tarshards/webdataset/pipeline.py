@@ -87,6 +87,11 @@ class _PipelineStream(Stream):
         self.epochs, self._world = pipeline.epochs, World.detect()
         self._begin_state()
 
+    def _begin(self) -> Progress:
+        progress = super()._begin()
+        progress.world.check_announced(progress.epoch)
+        return progress
+
     def _is_resumable(self) -> bool:
         return self.source.reads and all(op.traits.resumable for op in self.ops)
 

@@ -18,7 +18,7 @@ from tarshards.epoch.world import World
 from tarshards.errors import StateError, WorldError
 from tarshards.stream.op import BoundOp
 from tarshards.stream.shard_options import ShardOptions, takes
-from tarshards.stream.sources import open_shards
+from tarshards.stream.sources import Progress, open_shards
 from tarshards.stream.stream import EpochCounter, Stream, check_dataset
 
 
@@ -36,6 +36,12 @@ class TorchStream(Stream, IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         self._refuse_second_sharding()
         return super().__iter__()
+
+    def _begin(self) -> Progress:
+        progress = super()._begin()
+        if self._world is None:
+            progress.world.check_announced(progress.epoch)
+        return progress
 
     @property
     def is_bare(self) -> bool:

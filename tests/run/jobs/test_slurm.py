@@ -47,6 +47,20 @@ def began() -> Counter[str]:
     return Counter(Path("began").read_text().split()) if Path("began").exists() else Counter()
 
 
+def test_tasks_of_srun_are_told_that_they_are_no_ranks(slurm, shards, python_with_torch):
+    """A script of sbatch, and a step of one task, are not."""
+    shards(2)
+    program = "from tarshards import ShardDataset; print(len([*ShardDataset('in-{00..01}.tar')]))"
+    command = f'env -u RANK -u WORLD_SIZE {python_with_torch} -c "{program}"'
+    Path("job.sh").write_text(f"#!/bin/bash\n#SBATCH -n2\n{command}\nsrun -n1 {command}\nexit\n")
+    call("sbatch", "--wait", "-o", "alone", "job.sh")
+    done = subprocess.run(["srun", "-n2", "bash", "-c", command], capture_output=True, text=True, timeout=100)
+    assert done.stderr.count("srun started 2 processes, and each of them reads the whole dataset") == 2
+    count, _ = done.stdout.split()
+    assert done.stdout.split() == [count] * 2
+    assert Path("alone").read_text().split() == [count] * 2
+
+
 def test_an_array_that_is_preempted_requeued_and_failed(slurm, tarjob, shards):
     shards(20)
     Path("work.sh").write_text(WORK)
