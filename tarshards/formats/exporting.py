@@ -85,7 +85,7 @@ def export_dataset(
     units = [_ExportedShard(*each[:2], kind, columns, each[2]) for each in zip(sources, targets, repeated)]
     check_free(units, overwrite=overwrite)
     if kind == "folder" and not overwrite and not is_begun(units) and os.path.isdir(output) and os.listdir(output):
-        raise OpenError("the folder has files; --overwrite writes into it", url=output)
+        raise OpenError("the folder has files; --overwrite writes into it", url=target.name)
     made = make_all(units, ledger, executor=executor, progress=progress)
     samples = sum(each["samples"] for each in made)
     ledger.count(shards=len(made), samples=samples, streamed=samples)
@@ -106,7 +106,9 @@ def _format_of(output: str) -> str:
         return "msgpack"
     if os.path.isdir(output) or not re.search(r"\.\w+$", base):
         return "folder"
-    raise UrlError(f"cannot tell the format from the name; name one of {', '.join(FORMATS)}", url=output)
+    raise UrlError(
+        f"cannot tell the format from the name; name one of {', '.join(FORMATS)}", url=Location.of(output).name
+    )
 
 
 def _repeated_files(sources: Iterable[Shard], columns: Columns) -> list[dict[int, str]]:

@@ -94,6 +94,8 @@ def DistributedChunkedSampler(
 ) -> ChunkedSampler:
     """Return the sampler of one rank: ranks have parts of equal length, which overlap by a sample at most."""
     world = World.detect()
+    if num_replicas is None:
+        world.check_announced(0)
     ranks, number = num_replicas or world.world_size, world.rank if rank is None else rank
     total = len(dataset) if num_samples is None else num_samples
     each = -(-total // ranks)

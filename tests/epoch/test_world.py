@@ -183,6 +183,16 @@ def test_loaders_warn_once_when_an_iteration_begins(launched, caplog, make_shard
 
 
 @needs_torch
+def test_the_sampler_of_wids_warns(launched, caplog):
+    launched(SRUN)
+    sampler = import_module("tarshards.webdataset.wids").DistributedChunkedSampler
+    sampler(range(10), num_replicas=4, rank=1)
+    assert not caplog.records
+    assert len(sampler(range(10))) == 10
+    assert len(caplog.records) == 1
+
+
+@needs_torch
 def test_a_world_that_is_given_settles_it(launched, caplog, make_shards):
     launched(SRUN)
     urls = make_shards(2, index=True)

@@ -24,7 +24,16 @@ from inline import Inline
 from range_server import serving as serving_files
 from tool_lines import WRITING, command_of, make_inputs
 
-from tarshards import IndexedShards, Ledger, Stream, import_dataset, map_shards, write_dataset
+from tarshards import (
+    IndexedShards,
+    Ledger,
+    ShardWriter,
+    Stream,
+    export_dataset,
+    import_dataset,
+    map_shards,
+    write_dataset,
+)
 from tarshards.errors import TarshardsError
 from tarshards.formats import importing
 from tarshards.index.manifests import write_manifest
@@ -43,6 +52,7 @@ from tarshards.storage.redaction import redacted
 from tarshards.storage.remote import Remote
 from tarshards.testing.faulty_server import Answer, serving
 from tarshards.write import dataset
+from tarshards.write.reshard import reshard
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
@@ -215,6 +225,21 @@ def test_chains_over_http(server, use, answer, tmp_path, monkeypatch):
     monkeypatch.setitem(fsspec.config.conf, "filecache", {"cache_storage": str(tmp_path)})
     server.play(body=BODY, default=ANSWERS[answer])
     shows_nothing(lambda: USES[use](f"filecache::{server.url}/{use}-{answer.replace(' ', '')}{SIGNED_PATH}"))
+
+
+def test_names_of_outputs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_dataset(SAMPLES, "a-%d.tar", executor=Inline())
+    output = f"http://{LOGIN}@127.0.0.1:1/x.what?{QUERY}"
+    shows_nothing(lambda: export_dataset("a-0.tar", output), "cannot tell the format")
+    for function in (
+        lambda: ShardWriter(output),
+        lambda: map_shards(copied, "a-0.tar::a-0.tar", f"{output}::{output}", executor=Inline()),
+        lambda: reshard("a-0.tar", output, executor=Inline(), max_samples=1),
+    ):
+        with pytest.raises((ValueError, OSError)) as caught:
+            function()
+        assert not [secret for secret in SECRETS if secret in f"{caught.value}"]
 
 
 def test_specs_lists_and_manifests(tmp_path, monkeypatch):
