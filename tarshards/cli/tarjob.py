@@ -384,7 +384,7 @@ def logs(name: str | None, items: tuple[str, ...]) -> None:
     folder = _folder(name)
     plan, _ = folder.load()
     wanted = set(items) or {str(number) for number in survey(plan).failed}
-    chosen = [item for item in plan.items if str(item.number) in wanted or wanted & set(item.values)]
+    chosen = [item for item in plan.items if str(item.number) in wanted or wanted & {*item.values, *item.names}]
     if items and not chosen:
         raise StateError(f"{plan.name} has no item {' '.join(items)}")
     for item in chosen:

@@ -452,6 +452,10 @@ def test_jobs(signed, tmp_path, capfd, monkeypatch):
     private = [f".tarjob/{folder.name}/{name}" for folder in folders for name in ("plan.json", "logs/")]
     show_nothing(tmp_path, printed := "".join(capfd.readouterr()), private=tuple(private))
     assert "failed http://127.0.0.1:" in printed
+    first = signed("in-0.tar").partition("?")[0].replace(f"{LOGIN}@", "")
+    with suppress(SystemExit):
+        command_of("tarjob").main(["logs", folders[0].name, first], standalone_mode=False)
+    assert first in capfd.readouterr().err, "as the status shows it"
     for folder in folders:
         plan, _ = JobFolder(folder.name).load()
         with pytest.raises(ValueError, match="a ConfigMap would show the credentials"):
