@@ -3,8 +3,8 @@
 ``SHARD.columns.parquet`` has a row for each sample, in the order of the index: ``__key__``, and a column for each name.
 Its metadata identify the shard, by the digest of its index, and have for each column its source and the checksums of
 the fields that it was made from; docs/index-format.md describes them. Columns are read instead of samples if a
-condition names only columns. If the shard may be another file than the one that the columns were made from, by its
-times and inode or by the ETag of its server, these fields are read and compared.
+condition names only columns. If the shard may be another file than the one that the columns were made from, since they
+lack its mark (see ``mark_of``), or its server sends another ETag, these fields are read and compared.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -48,10 +47,9 @@ from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import check_mapping, find_field, origin_of
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, error_handler
-from tarshards.storage.derived import COLUMNS
+from tarshards.storage.derived import COLUMNS, is_marked, mark_of, set_mark
 from tarshards.storage.expressions import Shard, expand_shards
 from tarshards.storage.location import Location
-from tarshards.storage.streams import failure
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -232,13 +230,15 @@ class ShardColumns(NamedTuple):
     """The columns of one shard: a table with ``__key__``, and the source of each column.
 
     *checksums* has for each column the CRC-32 of each field that it was made from, over all samples; none for a column
-    that an earlier version wrote. *version* identifies the file that was read, see ``_version_of``.
+    that an earlier version wrote. *version* is that of the file on a server that they were made from; *is_cut* says
+    that stale columns were left out.
     """
 
     table: pa.Table | None
     sources: dict[str, str]
     checksums: Mapping[str, dict[str, int]] = MappingProxyType({})
-    version: list[Any] | None = None
+    version: list[str] | None = None
+    is_cut: bool = False
 
     @classmethod
     def load(cls, shard: Location) -> ShardColumns | None:
@@ -265,7 +265,7 @@ class ShardColumns(NamedTuple):
         if (digest, len(table)) != (head.digest, head.samples):
             reason = "the shard has changed" if digest else "written by an earlier version, without a digest"
             raise ShardIndexError(f"stale: {reason}; rebuild it with {_cure(sources)}", url=location.name)
-        return cls(table, sources, checksums, about.get("shard"))
+        return cls(table, sources, checksums, about.get("version_read"))
 
     def fields(self, names: Collection[str]) -> set[str]:
         """Return the fields that the columns *names* were made from, as far as it is known."""
@@ -284,12 +284,12 @@ class ShardColumns(NamedTuple):
         if not names or self.table is None:
             return self
         sources = {name: source for name, source in self.sources.items() if name not in names}
-        return self._replace(table=self.table.drop_columns(list(names)), sources=sources)
+        return self._replace(table=self.table.drop_columns(list(names)), sources=sources, is_cut=True)
 
-    def added(self, values: Mapping[str, Any], made: ShardColumns, shard: Location, index: Index) -> str:
+    def added(self, values: Mapping[str, Any], made: ShardColumns, shard: Location, index: Index, state: Any) -> str:
         """Write these and other columns of *shard*, whole or not at all; return the name of the file.
 
-        *made* has the sources and checksums of the *values*, and the version of the shard that all are of.
+        *made* has the sources and checksums of the *values*; all columns are of the shard in this *state*.
         """
         pa, parquet = require("pyarrow", extra="arrow"), require("pyarrow.parquet", extra="arrow")
         table = self.table
@@ -305,7 +305,9 @@ class ShardColumns(NamedTuple):
             at = table.schema.get_field_index(name)
             table = table.append_column(name, array) if at < 0 else table.set_column(at, name, array)
         digest = index.known_digest(shard).hex()
-        about = {"size": index.shard_size, "fingerprint": index.fingerprint, "digest": digest, "shard": made.version}
+        about = {"size": index.shard_size, "fingerprint": index.fingerprint, "digest": digest}
+        if shard.path is None and state is not None:
+            about["version_read"] = state
         sources, checksums = self.sources | made.sources, {**self.checksums, **made.checksums}
         about |= {"columns": sources, "crc32": {name: checksums[name] for name in sources if name in checksums}}
         packed, location = io.BytesIO(), columns_location(shard)
@@ -314,6 +316,8 @@ class ShardColumns(NamedTuple):
         location.make_folder()
         with location.open("wb") as stream:
             stream.write(packed.getvalue())
+        if shard.path is not None:
+            set_mark(location, state)
         return location.name
 
 
@@ -344,7 +348,7 @@ def build_columns(
     of audio in seconds, a size in bytes. Missing values are null, and so are values that cannot be decoded, if
     *on_error* allows that. Existing columns are kept, and computed again only if their source differs, the shard has
     changed, an earlier version wrote them without checksums, or with *overwrite*; so an interrupted run can be
-    continued. The file of a shard that was copied is written again, with the time of the copy.
+    continued.
 
     Needs ``tarshards[arrow]``. Raises ValueError for a malformed expression, and ShardIndexError for shards without
     index.
@@ -375,13 +379,13 @@ def _build(
     """Write the columns of one shard that are due; return the name of the file, None if there is none to write."""
     shard, location, sources, goes_on, overwrite = task
     index = Index.load(location)
-    version, kept = _version_of(location), _current(location)
+    state, kept = _state_of(location), _current(location)
     due = {
         name: source
         for name, source in sources.items()
         if overwrite or kept.sources.get(name) != str(source) or name not in kept.checksums
     }
-    if not due and kept.table is not None and kept.version == version is not None:
+    if not due and kept.table is not None and not kept.is_cut and (location.path is not None or kept.version == state):
         return None, []
     values, errors, found = _values(shard, index, due, goes_on)
     if errors and not goes_on:
@@ -389,8 +393,8 @@ def _build(
     checksums = {
         name: {field: found.get(field, 0) for field in _made_from(source, index)} for name, source in due.items()
     }
-    made = ShardColumns(None, {name: str(source) for name, source in due.items()}, checksums, version)
-    return kept.added(values, made, location, index), errors
+    made = ShardColumns(None, {name: str(source) for name, source in due.items()}, checksums)
+    return kept.added(values, made, location, index, state), errors
 
 
 def _current(location: Location) -> ShardColumns:
@@ -405,41 +409,47 @@ def _current(location: Location) -> ShardColumns:
     return found.without(changed)
 
 
-def _version_of(shard: Location) -> list[Any] | None:
-    """Return what shows that a shard is still the same: its times and inode, or its ETag or time on a server.
-
-    Returns None for a server that gives neither.
-    """
+def _state_of(shard: Location) -> Any:
+    """Return what shows that a shard is still the same: its mark, or its version on a server; None if nothing does."""
     if shard.path is not None:
-        try:
-            status = os.stat(shard.path)
-        except OSError as error:
-            raise failure(error, shard.name) from error
-        return [status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        return mark_of(shard)
     with shard.ranges() as ranges:
         version = ranges.version
     return list(map(str, version)) if version and any(version[1:3]) else None
 
 
+def _is_same(shard: Location, state: Any, columns: ShardColumns) -> bool:
+    """Return whether *columns* are known to be of a shard in this *state*."""
+    if shard.path is not None:
+        return is_marked(columns_location(shard), state)
+    return state is not None and state == columns.version
+
+
 def _changed(locations: Sequence[Location], columns: Sequence[ShardColumns], names: Collection[str]) -> list[list[str]]:
     """Return for each shard those of its columns *names* that are of other contents than the shard has now.
 
-    The fields of a shard are read only if it has another version than when the columns were made.
+    The fields of a shard are read only if it may be another file than when the columns were made. If all columns are
+    compared, and right, the file of a local shard is marked.
     """
-    doubtful = {location: fields for location, each in zip(locations, columns) if (fields := each.fields(names))}
-    versions = dict(zip(doubtful, for_each_shard(_version_of, list(doubtful))))
-    for location, each in zip(locations, columns):
-        if location in versions and versions[location] == each.version is not None:
-            del doubtful[location]
+    fields = {location: each.fields(names) for location, each in zip(locations, columns) if each.fields(names)}
+    states = dict(zip(fields, for_each_shard(_state_of, list(fields))))
+    doubtful = [
+        location
+        for location, each in zip(locations, columns)
+        if location in fields and not _is_same(location, states[location], each)
+    ]
     if doubtful:
         words = "%s: comparing the fields of %d shards with their columns; `tarindex --columns` makes this once"
-        log.info(words, columns_location(next(iter(doubtful))).name, len(doubtful))
-    found = for_each_shard(lambda location: _checksums(location, doubtful[location]), list(doubtful))
-    checksums = dict(zip(doubtful, found))
-    return [
-        each.changed(names, checksums[location]) if location in checksums else []
-        for location, each in zip(locations, columns)
-    ]
+        log.info(words, columns_location(doubtful[0]).name, len(doubtful))
+    found = dict(zip(doubtful, for_each_shard(lambda location: _checksums(location, fields[location]), doubtful)))
+    results = []
+    for location, each in zip(locations, columns):
+        changed = each.changed(names, found[location]) if location in found else []
+        is_whole = fields.get(location) == each.fields(each.sources)
+        if location in found and location.path is not None and is_whole and not changed:
+            set_mark(columns_location(location), states[location])
+        results.append(changed)
+    return results
 
 
 def _checksums(location: Location, fields: Collection[str]) -> dict[str, int]:
@@ -554,9 +564,9 @@ def attach_columns(urls: Any, table: Any, *, key: str = KEY, sync: bool = True) 
     for shard, count in zip(shards, samples.counts.tolist()):
         location, part = Location.of(shard.url, sync=sync), wanted.slice(begin, count)
         values = {name: part.column(name).combine_chunks() for name in names}
-        version, kept = _version_of(location), _current(location)
-        made = ShardColumns(None, dict.fromkeys(names, f"table:{origin}"), {name: {} for name in names}, version)
-        written.append(kept.added(values, made, location, Index.load(location)))
+        state, kept = _state_of(location), _current(location)
+        made = ShardColumns(None, dict.fromkeys(names, f"table:{origin}"), {name: {} for name in names})
+        written.append(kept.added(values, made, location, Index.load(location), state))
         begin += count
     return Attached(written, found.null_count, len(keys) - len(compute.unique(found.drop_null())))
 

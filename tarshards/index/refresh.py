@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EACCES, EPERM, EROFS
 from functools import partial
-from time import time_ns
 from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, ShardIndexError, TarshardsError, UrlError
@@ -17,14 +15,13 @@ from tarshards.index.inventory import check_there
 from tarshards.index.manifests import TO_DISK, Writing
 from tarshards.index.sidecar import Index, index_location
 from tarshards.samples.keys import USUAL, Split, dots_in_key, have_dots_in_key
-from tarshards.storage.derived import INDEX
+from tarshards.storage.derived import INDEX, is_marked, mark_of, set_mark
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.remote import Remote, default, set_default
 from tarshards.storage.streams import is_answer
 
 MANY = 1 << 26  # bytes of shards from which on several processes are faster than one
-SETTLED = 2 * 10**9  # nanoseconds: two changes further apart give a file different times, also on FAT
 
 
 class IndexOutcome(NamedTuple):
@@ -124,7 +121,7 @@ class _Refresh:
     how: Writing
 
     def __call__(self, shard: Shard) -> IndexOutcome:
-        url, mark, earlier = shard.url, _mark(Location.of(shard.url)), _load(shard.url)
+        url, mark, earlier = shard.url, mark_of(Location.of(shard.url)), _load(shard.url)
         if earlier is not None and mark is not None and not self.crc and _is_current(earlier, shard, mark):
             index, unchanged, fresh = earlier, True, True
         else:
@@ -134,9 +131,8 @@ class _Refresh:
         elif not fresh:
             _save(index, Location.of(url, sync=self.how.sync))
         location = index_location(url)
-        if location.path is not None and mark is not None and not self.how.dry_run and index is not earlier:
-            with suppress(OSError):  # of another owner
-                os.utime(location.path, ns=(mark, mark))
+        if not self.how.dry_run and index is not earlier:
+            set_mark(location, mark)
         is_beside = location == Location.of(url).sibling(INDEX)
         found = index.shard(url, indexed=is_beside and (fresh or not self.how.dry_run))
         if unchanged and shard.digest in (None, found.digest):
@@ -156,31 +152,11 @@ class _Refresh:
         return index, True, index.digest is not None and (has_checksums or not self.crc)
 
 
-def _mark(shard: Location) -> int | None:
-    """Return the time that marks the index of a local shard as right until the shard changes; None if none does.
-
-    Take it before the headers are read. It is a nanosecond after the ctime, the time of the file's last change,
-    which no program can set and no copy keeps; no index has this time by chance. There is none if the file changed a
-    moment ago, since the next change may have the same ctime, nor if the ctime is before the mtime, as on file systems
-    that store another time there.
-    """
-    if shard.path is None or not os.path.isfile(shard.path):
-        return None
-    with suppress(OSError), shard.open() as file:  # some network file systems tell the latest time only of open files
-        status = os.fstat(file.fileno())
-        if status.st_mtime_ns <= status.st_ctime_ns < time_ns() - SETTLED:
-            return status.st_ctime_ns + 1
-    return None
-
-
 def _is_current(index: Index, shard: Shard, mark: int) -> bool:
     """Return whether an index, which was loaded, has the *mark* of its shard, and what this version writes."""
-    location = index_location(shard.url)
-    if location.path is None or index.digest is None or shard.split not in (None, index.split):
+    if index.digest is None or shard.split not in (None, index.split):
         return False
-    with suppress(OSError):
-        return os.stat(location.path).st_mtime_ns == mark
-    return False
+    return is_marked(index_location(shard.url), mark)
 
 
 def _save(index: Index, shard: Location) -> None:

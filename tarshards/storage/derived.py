@@ -1,9 +1,11 @@
-"""Files derived from a shard and stored beside it: their names, and their removal when the shard is replaced."""
+"""Files derived from a shard and stored beside it: names, marks, and their removal when the shard is replaced."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from io import BufferedReader
+from time import time_ns
 
 from tarshards.errors import OpenError, UrlError, visible
 from tarshards.storage.location import Location
@@ -13,8 +15,41 @@ from tarshards.storage.streams import failure, is_answer, is_missing
 
 INDEX = ".index"  # the suffix of an index, after the name of its shard
 COLUMNS = ".columns.parquet"  # the suffix of its columns
+SETTLED = 2 * 10**9  # nanoseconds: two changes further apart give a file different times, also on FAT
 FORMAT = "tarshards-index"  # the first entry of an index, a map of fewer than 16 entries
 _HEAD = b"\xa6format\xaf" + FORMAT.encode()
+
+
+def mark_of(shard: Location) -> int | None:
+    """Return the time that marks a derived file as right until its local shard changes; None if none does.
+
+    Take it before the shard is read. It is a nanosecond after the ctime, the time of the file's last change, which no
+    program can set and no copy keeps; no derived file has this time by chance. There is none if the file changed a
+    moment ago, since the next change may have the same ctime, nor if the ctime is before the mtime, as on file systems
+    that store another time there.
+    """
+    if shard.path is None or not os.path.isfile(shard.path):
+        return None
+    with suppress(OSError), shard.open() as file:  # some network file systems tell the latest time only of open files
+        status = os.fstat(file.fileno())
+        if status.st_mtime_ns <= status.st_ctime_ns < time_ns() - SETTLED:
+            return status.st_ctime_ns + 1
+    return None
+
+
+def is_marked(derived: Location, mark: int | None) -> bool:
+    """Return whether a derived file has the *mark* of its shard."""
+    if derived.path is not None and mark is not None:
+        with suppress(OSError):
+            return os.stat(derived.path).st_mtime_ns == mark
+    return False
+
+
+def set_mark(derived: Location, mark: int | None) -> None:
+    """Mark a derived file, if it is local and not of another owner."""
+    if derived.path is not None and mark is not None:
+        with suppress(OSError):
+            os.utime(derived.path, ns=(mark, mark))
 
 
 def forget(location: Location) -> None:

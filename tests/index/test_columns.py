@@ -34,6 +34,7 @@ from tarshards.index.inventory import read_head
 from tarshards.index.lengths import lengths_of
 from tarshards.index.refresh import refresh_indexes
 from tarshards.samples.conditions import Condition
+from tarshards.storage import derived
 from tarshards.storage.location import Location
 
 try:
@@ -173,7 +174,13 @@ def served(path: Path) -> None:
 
 
 @pytest.fixture
-def labels(tmp_path):
+def settled(monkeypatch):
+    """Let files count as unchanged that were written a moment ago."""
+    monkeypatch.setattr(derived, "SETTLED", 0)
+
+
+@pytest.fixture
+def labels(tmp_path, settled):
     labelled(tmp_path / "l-0.tar", 0)
     list(refresh_indexes([str(tmp_path / "l-0.tar")]))
     (tmp_path / "rank.csv").write_text("__key__,rank\n" + "".join(f"{i},{i * i}\n" for i in range(10)))
@@ -238,7 +245,8 @@ def test_a_copied_dataset_selects_as_before(labels, tmp_path_factory, monkeypatc
         for _ in range(2):
             assert keys(Stream.from_shards(url).select("cls > 4 and twice < 18")) == list("5678")
         assert not caplog.records
-        assert build_columns(url, "cls") == [f"{url}.columns.parquet"], "written again, with the time of the copy"
+        renewed = [] if site is None else [f"{url}.columns.parquet"]
+        assert build_columns(url, "cls") == renewed, "with the ETag of the copy"
         assert build_columns(url, "cls") == []
         monkeypatch.setattr(columns, "_checksums", None)
         assert keys(Stream.from_shards(url).select("cls > 4 and twice < 18")) == list("5678"), "nothing is compared"
@@ -251,12 +259,41 @@ def test_nothing_is_compared_of_a_shard_that_is_the_same(labels, monkeypatch):
     assert build_columns(str(labels), "cls") == []
 
 
+def test_a_comparison_of_all_fields_is_made_once(labels, tmp_path_factory, monkeypatch):
+    build_columns(str(labels), "cls, length:txt")
+    target = tmp_path_factory.mktemp("copies") / "target"
+    copied_plainly(labels.parent, target)
+    dataset, compared = Stream.from_shards(f"{target}/l-0.tar"), []
+    checksums = columns._checksums
+    monkeypatch.setattr(columns, "_checksums", lambda *given: compared.append(given[1]) or checksums(*given))
+    for condition in ("cls > 4", "cls > 4 and length == 4", "cls > 4", "length == 4"):
+        assert len(dataset.select(condition)) == (10 if condition == "length == 4" else 5)
+    assert compared == [{"cls"}, {"cls", "txt"}]
+
+
+def test_what_changed_a_moment_ago_is_compared(labels, monkeypatch):
+    monkeypatch.setattr(derived, "SETTLED", 10**12)
+    build_columns(str(labels), "cls")
+    labelled(labels, 5)
+    with pytest.raises(ShardIndexError, match="stale: the contents of cls have changed"):
+        Stream.from_shards(str(labels)).select("cls > 4")
+
+
+def test_columns_are_the_same_bytes_whenever_they_are_made(labels):
+    (name,) = build_columns(str(labels), "cls")
+    before = Path(name).read_bytes()
+    os.replace(labels, labels.parent / "other.tar")
+    labelled(labels, 0)
+    assert build_columns(str(labels), "cls", overwrite=True) == [name]
+    assert Path(name).read_bytes() == before
+
+
 def test_columns_of_an_earlier_version_are_read_and_made_anew_once(labels):
     (name,) = build_columns(str(labels), "cls, length:txt")
     attach_columns(str(labels), labels.parent / "rank.csv")
     found = pq.read_table(name)
     about = json.loads(found.schema.metadata[b"tarshards-columns"])
-    del about["shard"], about["crc32"]
+    del about["crc32"]
     pq.write_table(found.replace_schema_metadata({b"tarshards-columns": json.dumps(about)}), name)
     assert keys(Stream.from_shards(str(labels)).select("cls > 4 and rank > 30")) == list("6789")
     moved(labels)

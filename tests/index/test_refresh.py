@@ -17,6 +17,7 @@ from tarshards.index.exports import pack_dali
 from tarshards.index.manifests import Writing
 from tarshards.index.refresh import export_indexes, refresh_indexes, verify_indexes
 from tarshards.index.sidecar import Index
+from tarshards.storage import derived
 from tarshards.storage.manifest import Shard
 
 
@@ -129,7 +130,7 @@ def read_anew(shards, monkeypatch):
 
     A shard counts as settled a tick after it was written.
     """
-    monkeypatch.setattr(refresh, "SETTLED", 20_000_000)
+    monkeypatch.setattr(derived, "SETTLED", 20_000_000)
     read = []
 
     def build(url, **options):
@@ -204,7 +205,7 @@ def test_headers_are_read_again_after_any_change(shards, read_anew, change):
 def test_headers_are_read_again_where_the_time_of_change_tells_nothing(shards, read_anew, monkeypatch):
     os.utime(shards[6], (2**32, 2**32))  # later than the last change: the file system may not keep that
     assert read_anew() == read_anew() == [6]
-    monkeypatch.setattr(refresh, "SETTLED", 2 * 10**9)  # the last change is not long ago
+    monkeypatch.setattr(derived, "SETTLED", 2 * 10**9)  # the last change is not long ago
     assert read_anew() == list(range(8))
 
 
