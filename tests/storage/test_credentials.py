@@ -54,7 +54,7 @@ from tarshards.testing.faulty_server import Answer, serving
 from tarshards.write import dataset
 from tarshards.write.reshard import reshard
 
-pytestmark = pytest.mark.usefixtures("no_pauses")
+pytestmark = [pytest.mark.usefixtures("no_pauses"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 SIGNATURE, PASSWORD, TOKEN = "s1gn/ture+4b=c5", "p4ss/w0rd%41", "t0k3n.4b5c6d7e8f"
 QUERY = f"X-Amz-Expires=60&X-Amz-Signature={quote(SIGNATURE, safe='')}"
