@@ -18,6 +18,7 @@ import click
 from tarshards import __version__
 from tarshards.errors import TarshardsError, visible
 from tarshards.storage.redaction import redacted
+from tarshards.storage.streams import check_written
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -108,6 +109,7 @@ class Program(click.Command):
                     self.invoke(context)
             finally:  # the interpreter would flush after the exit code is determined
                 sys.stdout.flush()
+                check_written(1)
         except click.exceptions.Exit as error:
             sys.exit(error.exit_code)
         except click.ClickException as error:

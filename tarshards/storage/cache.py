@@ -56,7 +56,7 @@ from tarshards.storage.locks import lock, release, sweep
 from tarshards.storage.ranges import Mapping
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
-from tarshards.storage.streams import failure, words
+from tarshards.storage.streams import check_written, failure, words
 
 log: logging.Logger = logging.getLogger("tarshards")
 
@@ -803,6 +803,7 @@ class BlockCache:
             # Any later write changes this time, so the file can be marked as verified at once.
             before = time_ns() - TICK
             os.utime(part, ns=(before, before))
+            check_written(part)
             status = os.fstat(part)
             with self.folder.counts() as counts:
                 if os.path.lexists(target):  # damaged, and could not be removed

@@ -16,7 +16,7 @@ from tarshards.parallel.signals import defer_signals
 from tarshards.storage.derived import INDEX
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.locks import NoLocksError, is_at, sweep, try_lock
-from tarshards.storage.streams import ALIGNED, LastingFile, OutputStream, failure
+from tarshards.storage.streams import ALIGNED, LastingFile, OutputStream, check_written, failure
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import LocalRanges
@@ -123,6 +123,7 @@ def _open_temporary(target: str, location: Location) -> OutputStream:
         # Most file systems may write the name before the bytes: after a power loss, the file would be zeros.
         if location.sync:
             os.fsync(descriptor)
+        check_written(descriptor)
 
     def commit() -> None:
         _replace(temporary, target, location)

@@ -74,7 +74,8 @@ def lock(
 
 def release(descriptor: int, *, unlock: bool = True) -> None:
     """Unlock and close a file; with ``unlock=False`` processes that have inherited it keep the lock."""
-    close_own(descriptor, _unlock if unlock else None)
+    with suppress(OSError):  # of a write, which whoever wrote has checked
+        close_own(descriptor, _unlock if unlock else None)
 
 
 def _unlock(descriptor: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from tarshards.storage.location import Location, Transport
-from tarshards.storage.streams import LastingFile, OutputStream, failure
+from tarshards.storage.streams import LastingFile, OutputStream, check_written, failure
 
 
 class Stdio(Transport):
@@ -16,7 +16,12 @@ class Stdio(Transport):
             file = LastingFile(io.FileIO(1, "wb", closefd=False))
         except OSError as exc:
             raise failure(exc, location.name) from exc
-        return OutputStream(location.name, file.write, commit=file.close, discard=file.raw.close, file=file)
+
+        def commit() -> None:
+            file.close()
+            check_written(1)
+
+        return OutputStream(location.name, file.write, commit=commit, discard=file.raw.close, file=file)
 
     def exists(self, location: Location) -> bool:
         return True

@@ -265,6 +265,14 @@ def temporary(folder: str | None = None) -> Iterator[None]:
         raise OpenError(reason, url=folder, errno=error.errno) from error
 
 
+def check_written(descriptor: int) -> None:
+    """Raise the OSError that closing the file would raise; the file stays open, and locked.
+
+    NFS and others report a full quota, or a server that failed, only there. Linux flushes at each close of a duplicate.
+    """
+    os.close(os.dup(descriptor))
+
+
 def passed_on(file: Any) -> OutputStream:
     """Return an OutputStream into *file*, any object with a `write` that takes bytes; it is flushed but not closed."""
     name = getattr(file, "name", None)

@@ -7,12 +7,14 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tool_lines import OTHERS, WRITING, make_inputs
+from failing_close import fail_to_close
+from tool_lines import OTHERS, WRITING, command_of, make_inputs
 
 from tarshards import TarWriter
 
@@ -156,6 +158,21 @@ def test_a_folder_for_temporary_files_that_is_full(tmp_path, small_disk, path_wi
     assert re.fullmatch(told, first), done
     assert not others or (line.startswith("tarcheck") and not done.stdout.count("in.tar.gz: offset")), done
     assert (done.returncode, sorted(os.listdir(tmp_path))) == (1, before)
+
+
+@pytest.mark.parametrize("line", ["tarshow in-0.tar", "tarcat in-0.tar", "tarcat --help"])
+def test_a_stdout_that_fails_at_its_close(tmp_path, monkeypatch, capfd, line):
+    """The shell, which opened the file, does not see its error: without ours, the exit code would be 0."""
+    make_inputs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    tool, *arguments = line.split()
+    monkeypatch.setattr(sys, "argv", [tool, *arguments])
+    stdout = os.readlink("/proc/self/fd/1")
+    with monkeypatch.context() as patched:
+        fail_to_close(patched, stdout)
+        with pytest.raises(SystemExit) as ended:
+            command_of(tool).main()
+    assert (ended.value.code, capfd.readouterr().err) == (1, f"{tool}: stdout: Disk quota exceeded\n")
 
 
 @pytest.mark.parametrize(

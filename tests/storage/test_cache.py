@@ -22,6 +22,7 @@ from zlib import crc32
 
 import pytest
 from cache_worker import data_of, make_block
+from failing_close import fail_to_close
 from leftovers import wait_until
 from soak import SOAK
 
@@ -913,6 +914,15 @@ def mounted(tmp_path):
     module._leave_all()
     for _ in mounts:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_block_that_could_not_be_closed_is_not_stored(tmp_path, fetches, caplog, monkeypatch):
+    cache = open_cache(tmp_path)
+    with monkeypatch.context() as patched:
+        fail_to_close(patched, f"/parts/{name_of(make_block(0).key)}")
+        assert fetches.take(cache, make_block(0))
+    assert files(tmp_path) == os.listdir(tmp_path / "parts") == []
+    assert [warning.count("Disk quota exceeded") for warning in warnings_of(caplog)] == [1]
 
 
 def test_a_disk_that_becomes_full(mounted, fetches, caplog):

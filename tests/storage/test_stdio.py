@@ -5,6 +5,12 @@ import socket
 import subprocess
 import sys
 
+import pytest
+from failing_close import fail_to_close
+
+from tarshards.errors import OpenError
+from tarshards.storage.opening import open_url
+
 DATA = os.urandom(300_000)
 
 
@@ -69,6 +75,16 @@ except BrokenPipeError:
     done = run(program, stdout=writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (7, b"")
+
+
+def test_a_file_that_fails_at_its_close_is_an_error(capfd, monkeypatch):
+    """Nobody sees the error of the close at the end of the process."""
+    path = os.readlink("/proc/self/fd/1")
+    with monkeypatch.context() as patched:
+        fail_to_close(patched, path)
+        with pytest.raises(OpenError, match="-: Disk quota exceeded"), open_url("-", "wb") as stdout:
+            stdout.write(b"data")
+    os.write(1, b"still open")
 
 
 def test_no_stdin_at_all():

@@ -9,9 +9,11 @@ import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
+from failing_close import fail_to_close
 from tool_lines import OTHERS, ROOT, WRITING, command_of, make_inputs
 
 from tarshards import Catalog, ShardWriter, Stream, TarWriter, open_shard, open_url, write_dataset, write_samples
@@ -148,6 +150,44 @@ CALLS = {  # the function, and how many files it renames
 def test_functions(shards, events, call, sync):
     call(sync=sync)
     check(events(), sync, at_least=CALLS[call])
+
+
+def contents(folder="."):
+    return {path.name: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def written_by(call):
+    """Return the names of the first and the last file that *call* writes, of each suffix."""
+    Path("whole").mkdir()
+    os.chdir("whole")
+    make_inputs(Path())
+    before = contents()
+    call()
+    names = sorted(name for name, content in contents().items() if before.get(name) != content)
+    kinds = {os.path.splitext(name)[1]: name for name in reversed(names)}
+    os.chdir("..")
+    return sorted({*kinds.values(), *names[-1:]})
+
+
+def check_that_none_is_named(name, before):
+    assert contents().get(name) in (None, before.get(name))
+    assert f".{name}.0.tmp" not in contents()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_file_that_could_not_be_closed_does_not_get_its_name(tmp_path, monkeypatch, call):
+    monkeypatch.chdir(tmp_path)
+    for name in written_by(partial(call, sync=False)):
+        (tmp_path / f"not {name}").mkdir()
+        os.chdir(tmp_path / f"not {name}")
+        make_inputs(Path())
+        before = contents()
+        with monkeypatch.context() as patched:
+            fail_to_close(patched, f"/{name}", f"/.{name}.0.tmp")
+            with pytest.raises(OpenError, match="Disk quota exceeded"):  # noqa: PT012
+                for outcome in call(sync=False):
+                    raise outcome.error
+        check_that_none_is_named(name, before)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

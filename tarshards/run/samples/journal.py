@@ -50,7 +50,10 @@ class _RecordFile:
             raise failure(error, self.path) from error
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        try:
+            os.close(self.descriptor)
+        except OSError as error:  # NFS and others report a full quota only now
+            raise failure(error, self.path) from error
 
 
 class SampleResult(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from failing_close import fail_to_close
 from soak import SOAK
 
 from tarshards.errors import OpenError, OpError
@@ -10,6 +11,13 @@ from tarshards.run.samples.command import map_command
 from tarshards.run.samples.journal import COLUMNS, Journal, SampleResult
 
 OUTPUTS = [{"__key__": "a-ü", "__url__": "x", "txt": b"1\n\n", "b": b""}, {"__key__": "b", "bin": bytes(range(256))}]
+
+
+def test_a_journal_that_could_not_be_closed_is_named(tmp_path, monkeypatch):
+    journal = Journal(path := str(tmp_path / "journal"))
+    fail_to_close(monkeypatch, path)
+    with pytest.raises(OpenError, match="journal: Disk quota exceeded"):
+        journal.close()
 
 
 def test_a_journal_gives_back_what_it_was_given(tmp_path):
