@@ -21,6 +21,7 @@ TUN = "root with /dev/net/tun"  # which no package gives
 WEBDAV = "nginx with WebDAV"
 WEBDAV_MODULE = Path("/usr/lib/nginx/modules/ngx_http_dav_ext_module.so")
 PACKAGES = {
+    "7zz": ["7zip"],
     COMPILER: ["gcc", "libc6-dev", "python3-dev"],
     BASH_COMPLETION: ["bash-completion"],
     "bsdtar": ["libarchive-tools"],

@@ -138,14 +138,14 @@ def _refuse_nothing(source: str, folder: str | None, exts: str | None, skipped: 
 
 def _count(samples: Iterator[Sample], output: Location) -> None:
     from tarshards.samples.grouping import encode_sample
-    from tarshards.tar.read import pack_members
+    from tarshards.tar.read import end_of, pack_members
 
     count = size = 0
     for sample in samples:
         count += 1
         encoded = encode_sample(sample)
         size += sum(map(len, pack_members(sample["__key__"], *encoded)))
-    say(f"would write {count} samples, {size} bytes, to {output}")
+    say(f"would write {count} samples, {size + len(end_of(size))} bytes, to {output}")
 
 
 def _show_classes(folder: str, target: Location | None) -> None:

@@ -129,14 +129,14 @@ class Members:
             yield begin
             end = begin + size + (-size % BLOCK)
 
-    def index(self, shard_size: int, url: str) -> Index:
-        """Return the index of the shard *url*."""
+    def index(self, members_end: int, shard_size: int, url: str) -> Index:
+        """Return the index of the shard *url*, whose members end at *members_end*."""
         check_fields(list(self.fields), Location.of(url).name)
         self._settle()
         packed, end = self.last
         arrays = {name: bytes(array_) for name, array_ in self.arrays.items()}
         value = crc32(self.first + packed[max(end - BLOCK, 0) : end])
-        return Index(shard_size, value, self.keys, list(self.fields), arrays, end=shard_size - len(END))
+        return Index(shard_size, value, self.keys, list(self.fields), arrays, end=members_end)
 
 
 def check_fields(fields: list[str], url: str) -> None:

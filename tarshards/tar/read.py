@@ -39,8 +39,8 @@ CHUNK = 1 << 19  # bytes per read if members are small; fits the processor's cac
 LARGE = CHUNK // 8  # members of at least this many bytes are read separately
 MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste
 MEMBER_LIMIT = 16 << 30
-END = bytes(2 * BLOCK)  # the end of the archives that we write
-RECORD = 20 * BLOCK  # most tars fill the last one with zeros
+END = bytes(2 * BLOCK)  # ends an archive
+RECORD = 20 * BLOCK  # most tars fill the last one with zeros, as `end_of` does
 MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: the most that `tar -b128` writes
 LINKS, SPARSE = ("hard link", "symbolic link"), "sparse member"  # kinds of members with content
 AFTER_END = "members after the end of the archive"  # scan()'s problem for a header after zeros
@@ -504,6 +504,18 @@ def _pax_header(name: str, size: int, info: Any = None) -> bytes:
     info.name, info.size = name, size
     made: bytes = info.tobuf(tarfile.PAX_FORMAT, "utf-8")
     return made
+
+
+def end_of(size: int) -> bytes:
+    """Return the zeros that end an archive whose members take *size* bytes: END, and the rest of the last record.
+
+    GNU tar writes whole records of 20 blocks, and ``tar --delete`` loses members of an archive that ends otherwise. An
+    archive without members has no record: longer files of zeros are not taken for one.
+
+    >>> len(end_of(1024)), len(end_of(9216)), len(end_of(9728)), len(end_of(0))
+    (9216, 1024, 10752, 1024)
+    """
+    return END + bytes(-(size + len(END)) % RECORD) if size else END
 
 
 def padding(size: int) -> int:

@@ -144,9 +144,9 @@ class TarWriter(shards.TarWriter):
 
     def write(self, obj: Sample) -> int:  # type: ignore[override]
         """Append one sample, and return the bytes that it takes in the archive."""
-        before = self.size
+        before = self.end
         super().write(_encoded(self.encoder, obj))
-        return self.size - before
+        return self.end - before
 
 
 class ShardWriter(shards.ShardWriter):

@@ -34,9 +34,9 @@ from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.markers import digest_of, find_made, make_once, write_marker
 from tarshards.storage.ranges import most_held
 from tarshards.stream import ops
-from tarshards.tar.read import END, pack_members
+from tarshards.tar.read import pack_members
 from tarshards.write.once import at_shard, run_all
-from tarshards.write.shards import PACKED, TarWriter, name_leftovers, shard_name
+from tarshards.write.shards import PACKED, TarWriter, most_of_members, name_leftovers, shard_name
 
 RECORD = "reshard.json"  # identifies the call to which the folder belongs
 MAX_BYTES = 10**9
@@ -149,6 +149,7 @@ def reshard(
     plan = _Resharding(len(named), pattern, folder, buckets, seed if shuffle else None, rekey)
     rules = ["last"] if any(shard.split == "last" for shard in named) else []
     rules += ["headers"] if any(shard.keep_headers for shard in named) else []
+    rules += ["records"] if cut.max_bytes is not None else []  # without them, shards ended at other samples
 
     with ExitStack() as stack:
         claims = stack.enter_context(Claims())
@@ -340,19 +341,19 @@ def _ends(plan: _Resharding, cut: Cut, starts: list[int]) -> list[int]:
         return [total * (i + 1) // number for i in range(number)]
     if cut.max_samples is not None:
         return [*range(cut.max_samples, total, cut.max_samples), total]
-    ends, used = [], len(END)
+    ends, used, most = [], 0, most_of_members(cut.max_bytes or 0)
     for start, stop in pairwise(starts):
         sizes = np.cumsum(_bucket(plan, start, stop)["size"], dtype=np.int64)
         begin = before = 0
         while begin < len(sizes):
-            fit = int(np.searchsorted(sizes, before + (cut.max_bytes or 0) - used, side="right"))
-            if fit == begin and used == len(END):
+            fit = int(np.searchsorted(sizes, before + most - used, side="right"))
+            if fit == begin and not used:
                 fit += 1  # a single sample larger than max_bytes
             if fit == len(sizes):
                 used += int(sizes[-1]) - before
                 break
             ends.append(start + fit)
-            begin, before, used = fit, int(sizes[fit - 1]) if fit else 0, len(END)
+            begin, before, used = fit, int(sizes[fit - 1]) if fit else 0, 0
     return [*ends, total] if not ends or ends[-1] < total else ends
 
 

@@ -26,7 +26,7 @@ from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import FileRange, passed_on
 from tarshards.stream.other_names import explains
-from tarshards.tar.read import CUT, END, LARGE, pack_members, plain_rows
+from tarshards.tar.read import CUT, END, LARGE, RECORD, end_of, pack_members, plain_rows
 
 if TYPE_CHECKING:
     from tarshards.index.members import Members
@@ -98,7 +98,7 @@ class TarWriter(_Writer):
 
             self._digest = hashlib.sha256()
         self.samples: int = 0
-        self.size: int = len(END)  # bytes of the finished archive, before compression
+        self.end: int = 0  # bytes of the members written, before compression
         self.index: Index | None = None  # after ``close``, the index if one was written
         self._members: Members | None = None  # of the index
         self._keys = SeenKeys()  # the keys written, with the shards that they were read from
@@ -139,8 +139,8 @@ class TarWriter(_Writer):
         size = sum(map(len, packed))
         self._send(packed if size >= LARGE or len(packed) == 1 else [b"".join(packed)])
         if members is not None:
-            members.add_written(key, fields, values, packed, self.size - len(END))
-        self.size += size
+            members.add_written(key, fields, values, packed, self.end)
+        self.end += size
         self.samples += 1
 
     def write_packed(self, keys: list[str], packed: list[bytes]) -> None:
@@ -158,8 +158,8 @@ class TarWriter(_Writer):
         """Append *samples* samples; each of *parts* has the members of one or more whole samples."""
         self._send(parts)
         if self._members is not None:
-            self._members.add_packed(parts, self.size - len(END))
-        self.size += sum(map(len, parts))
+            self._members.add_packed(parts, self.end)
+        self.end += sum(map(len, parts))
         self.samples += samples
 
     def write_packed_samples(self, packed: PackedSamples) -> Iterator[Sample]:
@@ -192,7 +192,7 @@ class TarWriter(_Writer):
                 unknown = [column.next_row(row) for column in columns if column.field not in members.fields]
                 stop = min([stop, *(first for first in unknown if first >= 0)])
                 numbers = [members.fields.get(column.field, 0) for column in columns]
-            end, offset = row, self.size - len(END)
+            end, offset = row, self.end
             if row < stop:
                 plain = [(column.field, number, *column[1:]) for column, number in zip(columns, numbers)]
                 end, packed, arrays = plain_rows(keys, plain, row, stop, LARGE, PACKED, offset, self.samples)
@@ -203,11 +203,16 @@ class TarWriter(_Writer):
             written = keys[row:end]
             self._keys.update(written, shard)
             self._send([packed])
-            self.size += len(packed)
+            self.end += len(packed)
             self.samples += end - row
             if members is not None:
                 members.add_rows(written, arrays, packed, offset)
             row = end
+
+    @property
+    def size(self) -> int:
+        """The bytes of the finished archive, before compression."""
+        return self.end + len(end_of(self.end))
 
     @property
     def is_closed(self) -> bool:
@@ -217,11 +222,11 @@ class TarWriter(_Writer):
     def close(self) -> None:
         """Finish the archive and rename it to its final name; further calls do nothing."""
         if not self._stream.closed:
-            self._send([END])
+            self._send([end_of(self.end)])
             self._stream.close()
             self.sha256 = None if self._digest is None else self._digest.hexdigest()
             if self._members is not None and self.target is not None:
-                self.index = self._members.index(self.size, self.target)
+                self.index = self._members.index(self.end, self.size, self.target)
                 self.index.save(self._location.as_output)
 
     def _send(self, parts: Iterable[bytes | FileRange | MemberFile]) -> None:
@@ -318,6 +323,7 @@ class ShardWriter(_Writer):
         named_compression(self._location)  # raises UrlError for a name of another format
         self.max_samples: int | None = None if max_samples is None else whole_number("max_samples", max_samples, 1)
         self.max_bytes: int | None = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1)
+        self._most = None if self.max_bytes is None else most_of_members(self.max_bytes)
         self._values = values or {}
         self._claims = Claims()
         open_tar = partial(open_claimed, allow_pipe=allow_pipe, sync=sync, sha256=sha256)
@@ -354,7 +360,7 @@ class ShardWriter(_Writer):
     def _is_full(self, writer: TarWriter, packed: list[bytes]) -> bool:
         if self.max_samples is not None and writer.samples >= self.max_samples:
             return True
-        return self.max_bytes is not None and writer.size + sum(map(len, packed)) > self.max_bytes
+        return self._most is not None and writer.end + sum(map(len, packed)) > self._most
 
     def _name(self) -> str:
         return shard_name(self.pattern, self._number, self._values)
@@ -439,6 +445,11 @@ def open_claimed(claims: Claims, name: str, **options: Any) -> TarWriter:
     """Claim the shard *name* and open it; raise OpenError if another writer has claimed it."""
     claims.take(name)
     return TarWriter(name, **options)
+
+
+def most_of_members(max_bytes: int) -> int:
+    """Return how many bytes of members fit into an archive of *max_bytes*, which ends with its last whole record."""
+    return max(0, max_bytes // RECORD * RECORD - len(END))
 
 
 def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None = None) -> None:

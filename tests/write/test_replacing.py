@@ -53,6 +53,10 @@ def the_new():
     return samples(10)
 
 
+def two_a_record():
+    return ({**sample, "bin": bytes(2048)} for sample in the_new())
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """The dataset of one old shard with its index, listed by two manifests; and new.tar, to replace it."""
@@ -392,7 +396,7 @@ def by_pattern(**options):
     [
         by_pattern,
         lambda: by_pattern(index=False),
-        lambda: by_executor(write_dataset, the_new(), "many-%02d.tar", max_bytes=6000),
+        lambda: by_executor(write_dataset, two_a_record(), "many-%02d.tar", max_bytes=10240),
         lambda: by_executor(reshard, "new.tar", "many-%02d.tar", max_samples=2),
         lambda: by_executor(map_shards, same, ["new.tar"] * 3, "many-%02d.tar", progress=False),
         lambda: split_samples(the_new(), "many-%02d.tar", max_samples=2, overwrite=True),

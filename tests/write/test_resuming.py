@@ -1,18 +1,20 @@
 """Killed runs resume, also those begun by an earlier version.
 
-`begun.tar.gz` is what killed runs of version 0.1 left. Each had made its first output; `second` had made the pieces
-between the passes, and two of its three shards.
+`begun.tar.gz` is what killed runs of earlier versions left, whose archives end with two blocks of zeros. Each had made
+its first output; `second` had made the pieces between the passes, and two of its three shards; `sized` the first of
+three.
 """
 
 import os
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 from inline import Inline
 from soak import SOAK
 
-from tarshards import map_shards, read_samples, reshard, write_dataset
+from tarshards import IndexedShards, map_shards, read_samples, reshard, write_dataset
 from tarshards.formats.exporting import export_dataset
 from tarshards.formats.importing import import_dataset
 from tarshards.run.jobs.job_plan import make_plan
@@ -78,6 +80,15 @@ def outputs(series):
     return {str(path): path.read_bytes() for path in found if path.suffix != ".done" and ".report" not in path.name}
 
 
+def samples(series):
+    """Return the samples of the shards of a run, in order; those that its manifest lists are read by their indexes."""
+    shards = sorted(str(path) for path in Path().glob(f"{series}*.tar"))
+    found = [{**sample, "__url__": ""} for shard in shards for sample in read_samples(shard)]
+    if os.path.exists(manifest := f"{series[: series.index('-')] if '-' in series else series}.shards.json"):
+        assert [{**sample, "__url__": ""} for sample in IndexedShards(manifest)] == found
+    return found
+
+
 @pytest.mark.parametrize(("kept", "run"), RUNS.items(), ids=[names.partition("-")[0][:8] for names in RUNS])
 def test_what_an_earlier_version_made_is_kept(kept, run):
     before = {name: os.open(name, os.O_RDONLY) for name in kept.split()}  # so that no inode is used again
@@ -86,13 +97,15 @@ def test_what_an_earlier_version_made_is_kept(kept, run):
         assert os.path.samestat(os.stat(name), os.fstat(descriptor)), name
         os.close(descriptor)
     series = kept[:6]
-    resumed = outputs(series)
+    resumed, entries = outputs(series), samples(series)
     assert not [path for path in resumed if path.endswith((".begun", ".writing", ".tmp"))]
     for path in Path().rglob("*"):
         if str(path).startswith(series) and path.is_file():
             path.unlink()
     run()
-    assert outputs(series) == resumed
+    assert samples(series) == entries
+    if not entries:
+        assert outputs(series) == resumed
 
 
 def test_the_first_pass_of_an_earlier_version_is_kept():
@@ -103,6 +116,18 @@ def test_the_first_pass_of_an_earlier_version_is_kept():
     Path("in-0.tar").write_bytes(first)
     keys = sorted(sample["__key__"] for sample in read_samples(IN))
     assert sorted(sample["__key__"] for sample in read_samples("first-{0..2}.tar")) == keys
+
+
+def test_shards_that_ended_at_other_samples_are_not_kept():
+    """The size of a shard does not include the same zeros at its end."""
+    run = partial(reshard, IN, "sized-%d.tar", seed=1, max_bytes=6000, executor=INLINE)
+    run()
+    resumed = outputs("sized")
+    assert sorted(sample["__key__"] for sample in samples("sized")) == ["00", "01", "02", "10", "11", "12"]
+    for name in resumed:
+        os.unlink(name)
+    run()
+    assert outputs("sized") == resumed
 
 
 @pytest.mark.soak

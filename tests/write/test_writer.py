@@ -327,7 +327,25 @@ def test_max_samples(tmp_path, pattern):
     assert writer.samples == 10
 
 
-@pytest.mark.parametrize("max_bytes", [1, 2048, 5000, 10_000, 1 << 20])
+@settings(deadline=None)
+@given(sizes=st.lists(st.integers(0, 12_000), max_size=12), name=st.sampled_from(["a.tar", "a.tar.gz", "a.tar.zst"]))
+def test_an_archive_ends_with_a_whole_record(tmp_path_factory, sizes, name):
+    """As do those of GNU tar and tarfile; only an archive without members is two blocks."""
+    path, expected = tmp_path_factory.mktemp("a") / name, io.BytesIO()
+    with TarWriter(path) as writer, tarfile.open(fileobj=expected, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for i, size in enumerate(sizes):
+            writer.write({"__key__": f"{i:02d}", "bin": bytes(size)})
+            info = tarfile.TarInfo(f"{i:02d}.bin")
+            info.size = size
+            archive.addfile(info, io.BytesIO(bytes(size)))
+    with open_shard(path) as stream:
+        data = b"".join(iter(lambda: stream.read(1 << 20), b""))
+    assert writer.size == len(data) == (len(expected.getvalue()) if sizes else 1024)
+    assert not any(data[writer.end :])
+    assert writer.end == sum(512 + size + -size % 512 for size in sizes)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 2048, 10_239, 10_240, 19_456, 20_480, 30_000, 1 << 20])
 def test_max_bytes_is_the_size_of_the_file(tmp_path, max_bytes):
     rng = random.Random(max_bytes)
     samples = [{"__key__": str(i), "bin": rng.randbytes(rng.randrange(3000))} for i in range(50)]
@@ -336,12 +354,13 @@ def test_max_bytes_is_the_size_of_the_file(tmp_path, max_bytes):
             writer.write(sample)
     sizes = [os.path.getsize(shard) for shard in writer.shards]
     counts = [len(keys(shard)) for shard in writer.shards]
+    ends = [Index.load(shard).end for shard in writer.shards]
     assert sum(counts) == 50
     assert all(size <= max_bytes or count == 1 for size, count in zip(sizes, counts))
     # No shard could have taken the next one's first sample.
     firsts = [next(read_samples(shard)) for shard in writer.shards]
-    for size, following in zip(sizes, firsts[1:]):
-        assert size + 512 + -(-len(following["bin"]) // 512) * 512 > max_bytes
+    for end, following in zip(ends, firsts[1:]):
+        assert -(-(end + 512 + -(-len(following["bin"]) // 512) * 512 + 1024) // 10_240) * 10_240 > max_bytes
 
 
 def test_no_samples_no_shard(tmp_path):
