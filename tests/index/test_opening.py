@@ -41,7 +41,7 @@ def make(folder: Path, count: int) -> list[str]:
         for end in "", ".index":
             os.link(f"{folder}/first-{i % 8}.tar{end}", name + end)
     (folder / "first.shards.json").unlink()
-    entries = ",".join(f'{{"url": "{os.path.basename(name)}", "nsamples": 2, "filesize": 3072}}' for name in names)
+    entries = ",".join(f'{{"url": "{os.path.basename(name)}", "nsamples": 2, "filesize": 10240}}' for name in names)
     (folder / "set.shards.json").write_text(f'{{"wids_version": 1, "shardlist": [{entries}]}}')
     return names
 
@@ -160,14 +160,14 @@ def test_a_missing_index_is_told_at_once(names, kind, kernel, monkeypatch, tmp_p
 
 def test_a_stale_index_is_told_at_once_if_its_shard_has_another_size_else_when_it_is_used(names):
     index = Path(f"{names[1]}.index").read_bytes()
-    for size in 1, 3000:
+    for size in 1, 5000:
         os.unlink(names[1])
         with TarWriter(names[1]) as writer:
             for i in range(2):
                 writer.write({"__key__": f"new{i}", "cls": bytes(size)})
         Path(f"{names[1]}.index").write_bytes(index)
         if size > 1:
-            with pytest.raises(ShardIndexError, match=r"1\.tar\.index: stale: the shard has \d+ bytes, but had 3072"):
+            with pytest.raises(ShardIndexError, match=r"1\.tar\.index: stale: the shard has \d+ bytes, but had 10240"):
                 IndexedShards(names)
             continue
         indexed = IndexedShards(names)
@@ -201,14 +201,14 @@ def test_a_shard_without_samples_is_compared_at_once(tmp_path):
     folders = [TarInfo(f"d{i}") for i in range(2)]
     for folder in folders:
         folder.type = DIRTYPE
-    Path(name).write_bytes(b"".join(folder.tobuf() for folder in folders) + bytes(2048))
+    Path(name).write_bytes(b"".join(folder.tobuf() for folder in folders) + bytes(9 << 10))
     build_index(name).save(name)
     assert len(IndexedShards(name)) == 0
     packed = Path(f"{name}.index").read_bytes()
     with TarWriter(name) as writer:
         for i in range(2):
             writer.write({"__key__": f"{i}", "cls": i})
-    assert os.path.getsize(name) == 3072
+    assert os.path.getsize(name) == 10240
     Path(f"{name}.index").write_bytes(packed)
     with pytest.raises(ShardIndexError, match=r"a\.tar\.index: stale"):
         IndexedShards(name)
