@@ -281,9 +281,9 @@ class ShardWriter(_Writer):
 
     *pattern* contains the shard number as ``{shard:06d}`` or ``%06d``. Both limits hold, even if only one is given: by
     default 100,000 samples and 3 GB (3 x 10**9 bytes); None is no limit. *max_bytes* is the size of the finished file
-    before compression; only a single larger sample exceeds it. Shards are never empty: without samples, none is
-    written. ``shards`` lists the finished shards, which remain if a later one is aborted. Shards of an earlier run
-    beyond the last one are not removed, but ``close`` logs a warning that names them.
+    before compression, a multiple of 10,240; only a single larger sample exceeds it. Shards are never empty: without
+    samples, none is written. ``shards`` lists the finished shards, which remain if a later one is aborted. Shards of an
+    earlier run beyond the last one are not removed, but ``close`` logs a warning that names them.
 
     With *index*, every uncompressed shard gets a sidecar ``<shard>.index`` when it is finished. ``close`` writes the
     manifest of all shards with their sample counts and sizes, named after the pattern: ``train-{shard:06d}.tar`` gives
