@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import io
 import json
+import os
 import random
+import re
 import socket
 import struct
 import tarfile
 import threading
+import tracemalloc
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from typing import Any
 from zlib import crc32
 
 import msgpack
@@ -23,8 +29,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, IndexedShards, Stream, mix, read_samples, readers
-from tarshards.errors import DecodeError, OpenError, StateError, TarError, TarshardsError, UrlError
+from tarshards import (
+    ArrayLoader,
+    IndexedShards,
+    Ledger,
+    ShardWriter,
+    Stream,
+    mix,
+    read_members,
+    read_msgpack,
+    read_samples,
+    readers,
+    webdataset,
+)
+from tarshards.errors import DecodeError, OpenError, SampleError, StateError, TarError, TarshardsError, UrlError
+from tarshards.formats.tfrecord import masked, read_records
 from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index
 from tarshards.run.jobs.job_folder import JobFolder
@@ -32,13 +51,17 @@ from tarshards.run.jobs.job_plan import JobPlan, make_plan
 from tarshards.run.jobs.scheduler import log_of, options_of, status_of
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.npy import parse_header
-from tarshards.storage import requests
+from tarshards.samples.lines import numbered_lines
+from tarshards.storage import compression, requests
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import parse_manifest
 from tarshards.storage.markers import read_marker, write_marker
 from tarshards.storage.opening import open_shard, open_url
 from tarshards.storage.remote import Remote
+from tarshards.verbs.check import check_shards
+from tarshards.verbs.repair import repair_shards
+from tarshards.webdataset import tariterators
 
 NUMBERS = [-1, 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64, 10**30, -(2**70), 1.5, float("inf"), float("nan")]
 VALUES = [*NUMBERS, None, True, "", "x", "\0", "\ud800", "9" * 50, [], [1], [[]], [None], ["a"], [[0, 1]], {}, {"a": 1}]
@@ -362,6 +385,122 @@ def test_an_index_with_changed_bytes(shard):
 @given(st.binary(max_size=80))
 def test_any_bytes_as_an_index(data):
     assert of_the_tree(lambda: Index.unpack(data, url="a.tar.index")) is not None
+
+
+# Decompression bombs.
+
+HELD = 1 << 22  # bytes that may be held, fewer than usual
+REASON = r"more than 4 MiB, and more than 200 times the compressed size, would be held .*\(max_ratio=, --max-ratio\)"
+
+
+@pytest.fixture(params=["zst", "gz", "bz2", "xz"])
+def bombed(request, tmp_path, monkeypatch) -> str:
+    """A compressed shard of three samples; that in the middle has a member of many zeros."""
+    monkeypatch.setattr(compression, "MAX_HELD", HELD)
+    with ShardWriter(str(tmp_path / f"a-%d.tar.{request.param}")) as writer:
+        for key, size in [("a", 3), ("b", 20 * HELD), ("c", 3)]:
+            writer.write({"__key__": key, "txt": bytes(size)})
+    return str(tmp_path / f"a-0.tar.{request.param}")
+
+
+def skipping(read: Callable[..., Any]) -> Callable[[str], list[str]]:
+    return lambda url: [sample["__key__"] for sample in read(url, on_error=Ledger(max_errors=1))]
+
+
+def in_batches(url: str) -> list[str]:
+    loader = ShardLoader(ShardDataset(url, on_error=Ledger(max_errors=1)), batch_size=1, num_workers=0)
+    return [key for batch in loader for key in batch["__key__"]]
+
+
+def by_facade(url: str) -> list[str]:
+    dataset = webdataset.WebDataset(url, shardshuffle=False, handler=webdataset.warn_and_continue)
+    return [sample["__key__"] for sample in dataset]
+
+
+def repaired(url: str) -> list[str]:
+    report, samples = repair_shards([url], f"{url}.repaired.tar")
+    assert (report.samples, report.lost, report.total("error"), samples) == (2, 1, 1, 2)
+    return skipping(read_samples)(f"{url}.repaired.tar")
+
+
+def checked(url: str) -> list[str]:
+    report = check_shards([url], decode=True)
+    assert (report.samples, report.lost, report.total("error")) == (2, 1, 1)
+    return ["a", "c"]
+
+
+READERS = {
+    "read_samples": skipping(read_samples),
+    "resync": skipping(partial(read_samples, on_damage="resync")),
+    "Stream": skipping(partial(Stream.from_shards, index=False)),
+    "ShardDataset": skipping(ShardDataset),
+    "ShardLoader": in_batches,
+    "check": checked,
+    "repair": repaired,
+    "webdataset": by_facade,
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("reader", READERS)
+def test_a_bomb_costs_its_sample_and_little_memory(bombed, reader):
+    READERS[reader](bombed)  # imports, and caches
+    tracemalloc.start()
+    keys = READERS[reader](bombed)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert keys == ["a", "c"]
+    assert peak < 200 * os.path.getsize(bombed) + 5 * HELD
+
+
+def test_each_reader_names_the_option_that_reads_a_bomb(bombed):
+    with pytest.raises(SampleError, match=rf": b\.txt: incomplete: {REASON}"):
+        list(read_samples(bombed))
+    with open_shard(bombed) as stream, pytest.raises(TarError, match=f"'b.txt': {REASON}"):
+        list(read_members(stream))
+    with pytest.raises(TarError, match=f"'b.txt': {REASON}"):
+        list(tariterators.tar_file_expander(tariterators.url_opener([{"url": bombed}])))
+    sizes = [3, 20 * HELD, 3]
+    with open_shard(bombed) as stream:
+        assert [len(member.data) for member in read_members(stream, max_ratio=1e9)] == sizes
+    with open_shard(bombed, max_ratio=1e9) as stream:
+        assert [len(member.data) for member in read_members(stream)] == sizes
+    resync = partial(read_samples, on_error=Ledger(), on_damage="resync")
+    for read in read_samples, resync, partial(Stream.from_shards, index=False), ShardDataset:
+        for options in {"max_ratio": 1e9}, {"remote": Remote(max_ratio=1e9)}:
+            assert [len(sample["txt"]) for sample in read(bombed, **options)] == sizes
+        with pytest.raises(ValueError, match="max_ratio must be a number of at least 1, not 0"):
+            list(read(bombed, max_ratio=0))
+
+
+@pytest.mark.parametrize("piece", [0, HELD // 2])
+def test_lines_and_records_that_are_bombs(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr(compression, "MAX_HELD", HELD)
+    line = bytes(20 * HELD) if not piece else (bytes(piece) + b"\n") * 10
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(line))
+    records = [bytes(20 * HELD)] if not piece else [bytes(piece)] * 10
+    data = [struct.pack("<QI", len(each), masked(struct.pack("<Q", len(each)))) for each in records]
+    data = [head + each + struct.pack("<I", masked(each)) for head, each in zip(data, records)]
+    (tmp_path / "a.tfrecord.gz").write_bytes(gzip.compress(b"".join(data)))
+    (tmp_path / "a.msgpack.gz").write_bytes(gzip.compress(b"".join(msgpack.packb({"x": each}) for each in records)))
+
+    def read_tfrecord() -> None:
+        with open_shard(str(tmp_path / "a.tfrecord.gz")) as stream:
+            deque(read_records(stream), 0)
+
+    actions = [
+        lambda: deque(numbered_lines(str(tmp_path / "a.jsonl.gz")), 0),
+        read_tfrecord,
+        lambda: deque(read_msgpack(str(tmp_path / "a.msgpack.gz")), 0),
+    ]
+    for action in actions:
+        tracemalloc.start()
+        error = of_the_tree(action)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert piece or re.search(REASON, str(error))
+        assert not piece or error is None or "max_ratio" not in str(error)
+        assert peak < 200 * len(line) // 1000 + 5 * HELD
 
 
 # Arrays.

@@ -25,6 +25,7 @@ from tarshards.cli.parameters import (
     keys_option,
     list_option,
     max_errors_option,
+    max_ratio_option,
     options,
     quiet_option,
     read_as,
@@ -159,7 +160,7 @@ def takes_shards(
 ) -> Callable[..., Any]:
     """Add SHARDS, --list, *ignore_zeros* and --split to a command; it gets all of them as ``ShardArguments``.
 
-    The value of --keep-metadata is included, if the tool has this option.
+    The value of --keep-metadata is included, if the tool has this option. --max-ratio applies to all that is read.
     """
 
     @wraps(command)
@@ -170,7 +171,7 @@ def takes_shards(
         return command(shards=ShardArguments(all_specs(shards, lists), ignore_zeros, split, keep_metadata), **values)
 
     ignore_zeros_option = click.option(*ignore_zeros, is_flag=True, help=IGNORE_ZEROS)
-    return options(list_option, ignore_zeros_option, split_option)(with_shards)
+    return options(list_option, ignore_zeros_option, split_option, max_ratio_option)(with_shards)
 
 
 class Input:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
@@ -94,12 +93,11 @@ def typed(name: str) -> Location:
 
 def read_as(**options: Any) -> None:
     """Set these fields of ``Remote`` for everything that this program reads; None keeps a default."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if given:
-        from tarshards.storage.remote import default, set_default
+    if any(value is not None for value in options.values()):
+        from tarshards.storage.remote import default, set_default, with_options
 
         with usage_errors():
-            set_default(replace(default(), **given))
+            set_default(with_options(None, **options) or default())
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -124,6 +122,14 @@ index_dir_option: Final = click.option(
     expose_value=False,
     callback=lambda context, parameter, folder: read_as(index_dir=folder),
     help="Indexes are in FOLDER, not beside the shards.",
+)
+max_ratio_option: Final = click.option(
+    "--max-ratio",
+    type=float,
+    metavar="N",
+    expose_value=False,
+    callback=lambda context, parameter, ratio: read_as(max_ratio=ratio),
+    help="Read members beyond 256 MiB of up to N times the compressed size.  [default: 200]",
 )
 quiet_option: Final = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 IGNORE_ZEROS = "Read concatenated archives as one, as GNU tar does."

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tarshards.cli.conversion import conversion_options, convert
-from tarshards.cli.parameters import FILE
+from tarshards.cli.parameters import FILE, max_ratio_option
 from tarshards.cli.program import refuse, tool
 
 
@@ -24,6 +24,7 @@ from tarshards.cli.program import refuse, tool
     metavar="PATTERN",
     help="Shards to write: out-%06d.tar, or out/%06d.gz for msgpack.",
 )
+@max_ratio_option
 @conversion_options
 def main(shards: tuple[str, ...], output: str, **options: Any) -> None:
     """Convert tar SHARDS to msgpack shards of Squirrel, or msgpack shards to tars, according to the suffix of -o.

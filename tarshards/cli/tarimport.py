@@ -8,7 +8,7 @@ import click
 
 from tarshards.cli.conversion import conversion_options, convert
 from tarshards.cli.output import check_suffix
-from tarshards.cli.parameters import FILE, size_option
+from tarshards.cli.parameters import FILE, max_ratio_option, size_option
 from tarshards.cli.program import tool
 
 FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "folder", "huggingface")
@@ -29,6 +29,7 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "fol
     "--types", metavar="NAME=TYPE,...", help="Types of columns of csv: text, int, float, bool, date, timestamp."
 )
 @size_option("1e9")
+@max_ratio_option
 @conversion_options
 def main(
     source: tuple[str, ...],

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from tarshards.errors import OpenError, SampleError, UrlError
 from tarshards.formats.pieces import Plan, RecordPiece, fail_rows, file_identity
 from tarshards.samples.ledger import Ledger
+from tarshards.storage.compression import read_held
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-from tarshards.storage.streams import read_at_most
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ class MdsPiece(RecordPiece):
     def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
             with open_shard(self.url) as stream:
-                data = read_at_most(stream, MOST_FILE + 1, 1 << 20)
+                data = read_held(stream, MOST_FILE + 1)
             if len(data) > MOST_FILE:
                 raise ValueError(f"more than {MOST_FILE:,} bytes")
             (count,) = struct.unpack_from("<I", data)

@@ -16,6 +16,7 @@ from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, T
 from tarshards.samples.codecs.basic import WITH_BYTES, check_types
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
+from tarshards.storage.compression import bomb_in
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
@@ -113,8 +114,10 @@ def _records(location: Location) -> Iterator[tuple[Any, str | None]]:
     try:
         with open_shard(location) as stream:
             while data := stream.read(PIECE):
-                unpacker.feed(data)
                 fed += len(data)
+                if reason := bomb_in(stream, fed - done):
+                    raise OpenError(reason, url=f"{location.name}: record {number}")
+                unpacker.feed(data)
                 for record in unpacker:
                     done = unpacker.tell()
                     yield record, refusals[0] if refusals else None

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from tarshards.errors import OpenError, SampleError
 from tarshards.formats.pieces import Plan, RecordPiece, fail_rows, file_identity
 from tarshards.samples.ledger import Ledger
+from tarshards.storage.compression import read_held
 from tarshards.storage.opening import open_shard
-from tarshards.storage.streams import read_at_most
 
 if TYPE_CHECKING:
     import numpy as np
 
 MOST_BYTES = 1 << 30  # most bytes of a record
-PIECE = 1 << 20  # bytes read at once
 STRIP = 64  # bytes; numpy computes the checksums of all strips of a record at once
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # the wire types of protobuf
 Field = tuple[int, int, Any]  # a field of a message: its number, wire type and value
@@ -66,7 +65,7 @@ def read_records(stream: BinaryIO) -> Iterator[bytes | None]:
     Raises EOFError if no more records can be found: the file ends within one, or a length does not match its
     checksum.
     """
-    while head := read_at_most(stream, 12, PIECE):
+    while head := read_held(stream, 12):
         if len(head) < 12:
             raise EOFError("the file ends within a record")
         length, checksum = struct.unpack("<QI", head)
@@ -74,7 +73,7 @@ def read_records(stream: BinaryIO) -> Iterator[bytes | None]:
             raise EOFError("not a TFRecord: the length of a record does not match its checksum")
         if length > MOST_BYTES:
             raise EOFError(f"a record of {length:,} bytes, more than {MOST_BYTES:,}")
-        data = read_at_most(stream, length + 4, PIECE)
+        data = read_held(stream, length + 4)
         if len(data) < length + 4:
             raise EOFError("the file ends within a record")
         yield data[:-4] if masked(data[:-4]) == int.from_bytes(data[-4:], "little") else None

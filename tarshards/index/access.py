@@ -25,7 +25,7 @@ from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import are_local
 from tarshards.storage.manifest import Shards, collector_paused
-from tarshards.storage.remote import Remote, with_index_dir
+from tarshards.storage.remote import Remote, with_options
 
 if TYPE_CHECKING:  # what reads local shards need not load what asks servers
     from tarshards.index.fetch import BlockFetcher
@@ -152,8 +152,9 @@ class SampleSequence(SampleReader, Sequence[Sample]):
         lazy: str | Iterable[str] | None = None,
         remote: Remote | None = None,
         index_dir: str | PathLike[str] | None = None,
+        max_ratio: float | None = None,
     ):
-        remote = with_index_dir(remote, index_dir)
+        remote = with_options(remote, index_dir=index_dir, max_ratio=max_ratio)
         shards = urls if isinstance(urls, Shards) else find_shards(urls, remote)
         self.shards: OpenShards = OpenShards(shards, FieldNames.of(fields), remote, lazy_fields(lazy, fields))
         self.urls: list[str] = self.shards.urls

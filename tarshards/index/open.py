@@ -23,6 +23,7 @@ from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile, MemberHeaders
 from tarshards.storage import tuning
+from tarshards.storage.compression import bomb
 from tarshards.storage.location import Location, names_of
 from tarshards.storage.manifest import Shards
 from tarshards.storage.ranges import LocalRanges, Ranges, most_open
@@ -164,7 +165,8 @@ class OpenShard:
             return first_header(ranges.read_up_to, start - BLOCK, low) >= header
 
         try:
-            return SpecialMembers(ranges.read_up_to).read(self.index.elsewhere[member], leave, begins)
+            contents = SpecialMembers(ranges.read_up_to, bomb=partial(bomb, max_ratio=self.location.remote.max_ratio))
+            return contents.read(self.index.elsewhere[member], leave, begins)
         except UnresolvedError as error:
             key, field = self.index.named(member)
             raise ShardIndexError(f"stale index: {error}; {REBUILD}", url=self.name, key=key, field=field) from error

@@ -18,7 +18,7 @@ from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location, are_local, are_remote
 from tarshards.storage.manifest import Shard, Shards
-from tarshards.storage.remote import Remote, default, with_index_dir
+from tarshards.storage.remote import Remote, default, with_options
 from tarshards.tar.read import ArchiveEnd
 
 log: logging.Logger = logging.getLogger("tarshards")
@@ -41,6 +41,8 @@ class Opening:
       read, and that is then left out; "skip" logs a warning of each, "raise" or None raises
     - *allow_pipe*: whether ``pipe:`` URLs may run their commands
     - *remote*: how shards of web servers and object stores are read; see ``Remote``
+    - *max_ratio*: a member of more than 256 MiB must not be more than this many times as large as its compressed shard,
+      or a sparse one as what is stored of it; None is 200. A decompression bomb would fill the memory
 
     The others are for shards that are read as streams; an index has the offsets of members:
 
@@ -69,6 +71,7 @@ class Opening:
     concatenated: bool = False
     allow_pipe: bool = False
     remote: Remote | None = None
+    max_ratio: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", FieldNames.of(self.fields))
@@ -84,7 +87,8 @@ class Opening:
             raise TypeError(f"remote must be a Remote, such as Remote(connections=32), not {shortened(self.remote)}")
         if self.index_dir is not None and not self.index:
             raise ValueError("index_dir= names the folder of indexes, and index=False reads none")
-        object.__setattr__(self, "remote", with_index_dir(self.remote, self.index_dir))
+        remote = with_options(self.remote, index_dir=self.index_dir, max_ratio=self.max_ratio)
+        object.__setattr__(self, "remote", remote)
         check_reading(self.on_error, self.on_damage, self.end, self.lazy_names)
 
     @property

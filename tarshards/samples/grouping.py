@@ -44,7 +44,7 @@ from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.opening import open_shard
-from tarshards.storage.remote import Remote
+from tarshards.storage.remote import Remote, with_options
 from tarshards.storage.streams import FileRange, failure
 from tarshards.tar.read import (
     LARGE,
@@ -83,6 +83,7 @@ def read_samples(
     concatenated: bool = False,
     lazy: str | Iterable[str] | None = None,
     remote: Remote | None = None,
+    max_ratio: float | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of all shards named by *urls*, a shard expression or a list of them.
 
@@ -91,6 +92,7 @@ def read_samples(
     shard, or after the damage if *on_damage* is "resync".
     """
     names = lazy_fields(lazy)
+    remote = with_options(remote, max_ratio=max_ratio)
     check_reading(on_error, on_damage, end, names)
     marks = {"concatenated": flag("concatenated", concatenated), "allow_pipe": flag("allow_pipe", allow_pipe)}
     find = partial(find_shards, urls, remote, **marks)
@@ -239,6 +241,7 @@ def read_shard(
                 url=name,
                 end=end,
                 concatenated=shard.concatenated,
+                max_ratio=location.remote.max_ratio,
                 ledger=ledger,
                 leave=leave,
                 run=partial(grouping.run, leave) if packs and leave is not None and not shard.keep_headers else None,

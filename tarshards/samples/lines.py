@@ -10,10 +10,11 @@ from io import BufferedReader, RawIOBase
 from itertools import islice
 from typing import Any, BinaryIO
 
-from tarshards.errors import DecodeError, SampleError, TarshardsError, visible
+from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError, visible
 from tarshards.samples.codecs.basic import encoding_of
 from tarshards.samples.keys import Sample, is_reserved, join_name
 from tarshards.samples.seen_keys import SeenKeys
+from tarshards.storage.compression import bomb_in
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 
@@ -62,13 +63,15 @@ class Utf8(RawIOBase):
     """The bytes of a text in UTF-8, without its byte order mark: *stream*, decoded if the mark says UTF-16 or UTF-32.
 
     ``mark`` is the size of the mark of a UTF-8 text, 0 without one, and None for another encoding, in which offsets in
-    the text are not those in the file. Raises DecodeError, with *name*, for bytes not in that encoding.
+    the text are not those in the file. Raises DecodeError, with *name*, for bytes not in that encoding, and OpenError
+    for a line that is a decompression bomb.
     """
 
     def __init__(self, stream: Any, name: str):
         self.stream = stream
         self._name = name
         self._decoder: codecs.IncrementalDecoder | None = None
+        self._held = 0  # bytes since the last newline, which are held until the line ends
         self.mark: int | None = 0
         head = b""
         while len(head) < len(codecs.BOM_UTF32) and (more := stream.read(len(codecs.BOM_UTF32) - len(head))):
@@ -86,6 +89,9 @@ class Utf8(RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._rest and (data := self.stream.read(len(buffer))):
+            self._held = len(data) - data.rindex(b"\n") if b"\n" in data else self._held + len(data)
+            if reason := bomb_in(self.stream, self._held):
+                raise OpenError(f"a line without end: {reason}", url=self._name)
             self._rest = self._decoded(data)
         if not self._rest:
             self._decoded(b"")

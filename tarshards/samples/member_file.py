@@ -9,7 +9,7 @@ from tarshards.errors import OpenError, TarError
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import KeyRule, Sample, is_reserved
 from tarshards.storage import tuning
-from tarshards.storage.compression import MAX_RATIO, Decompressed, decompressed
+from tarshards.storage.compression import Decompressed, decompressed
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import RangedFile, Ranges
 
@@ -241,7 +241,7 @@ class LazyMembers:
         if location.is_remote:
             self._ranges = ranges = location.ranges()
             stream: Any = MemberFile(location, ranges, 0, ranges.size, name=location.name)
-            stream = decompressed(stream, location.name, MAX_RATIO)
+            stream = decompressed(stream, location.name)
         else:
             stream = open_shard(location)
         try:

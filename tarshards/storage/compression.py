@@ -5,17 +5,22 @@ from __future__ import annotations
 import io
 import os
 import re
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage.location import Location
+from tarshards.storage.remote import default
 from tarshards.storage.streams import InputStream, OutputStream, failure
 
 HEAD = 10  # bytes that identify a compression
 
-MAX_RATIO = 200  # decompressed bytes for each compressed one, beyond the first MiB, by default
+# Bytes of one member, field, record or line that are held in memory, whatever they are decompressed from. Beyond that,
+# `Remote.max_ratio` limits them. Honest data exceeds one of both: archives of small members shrink 500-fold, and masks
+# 1,000-fold.
+MAX_HELD = 1 << 28
 
 _FEED = 1 << 16  # compressed bytes per read
 _PIECE = 1 << 20  # decompressed bytes per piece
@@ -40,16 +45,42 @@ class Decompressor(Protocol):
     def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
-def is_bomb(plain: int, packed: int, max_ratio: float = MAX_RATIO) -> bool:
-    """Return whether *packed* bytes that expand to *plain* bytes count as a decompression bomb.
+def bomb(plain: int, packed: int, max_ratio: float | None = None) -> str | None:
+    """Return why *plain* bytes that come out of *packed* bytes may not be held in memory; None if they may.
 
-    >>> is_bomb(1 << 20, 10), is_bomb(2 << 20, 10)
-    (False, True)
+    *max_ratio* is by default that of ``Remote``, or of the running program.
+
+    >>> bomb(1 << 28, 10), bomb(1 << 29, 1 << 22)
+    (None, None)
+    >>> print(bomb(1 << 29, 1 << 21))
+    more than 256 MiB, and more than 200 times the compressed size, would be held in memory (max_ratio=, --max-ratio)
     """
-    return plain > (1 << 20) + max_ratio * packed
+    max_ratio = default().max_ratio if max_ratio is None else max_ratio
+    if plain <= MAX_HELD or plain <= max_ratio * packed:
+        return None
+    ratio = f"{max_ratio:g} times the compressed size"
+    return f"more than {MAX_HELD >> 20} MiB, and more than {ratio}, would be held in memory (max_ratio=, --max-ratio)"
 
 
-def gunzip(data: bytes) -> bytes:
+def bomb_in(stream: Any, held: int, max_ratio: float | None = None) -> str | None:
+    """Return why *held* bytes, which come out of *stream* together, may not be held in memory; None if they may."""
+    if held <= MAX_HELD or not isinstance(stream, Decompressed):
+        return None
+    return bomb(held, stream.packed, stream.max_ratio if max_ratio is None else max_ratio)
+
+
+def read_held(stream: Any, size: int = sys.maxsize) -> bytes:
+    """Read the next *size* bytes, fewer only at the end; raise OpenError if they are a decompression bomb."""
+    parts, held = [], 0
+    while held < size and (data := stream.read(min(size - held, _PIECE))):
+        parts.append(data)
+        held += len(data)
+        if reason := bomb_in(stream, held):
+            raise OpenError(reason, url=stream.name)
+    return b"".join(parts)
+
+
+def gunzip(data: bytes, max_ratio: float | None = None) -> bytes:
     """Decompress gzip data of any number of members; raise ValueError for damaged data and decompression bombs."""
     if find_compression(data) != "gzip":
         raise ValueError("not gzip data")
@@ -57,22 +88,23 @@ def gunzip(data: bytes) -> bytes:
 
     whole = zlib.decompressobj(31)  # the usual case: one undamaged member
     with suppress(zlib.error):
-        plain = whole.decompress(data, (1 << 20) + MAX_RATIO * len(data))
+        plain = whole.decompress(data, MAX_HELD // 4)
         if whole.eof and not whole.unused_data:
             return plain
-    stream = Decompressed(io.BytesIO(data), "gzip", "", MAX_RATIO)
+    stream = Decompressed(io.BytesIO(data), "gzip", "", max_ratio, len(data))
     try:
-        return b"".join(iter(lambda: stream.read(_PIECE), b""))
+        return stream.readall()
     except OpenError as error:
         raise ValueError(error.reason) from error
 
 
-def decompressed(stream: io.RawIOBase, url: str, max_ratio: float) -> io.RawIOBase:
+def decompressed(stream: io.RawIOBase, url: str, max_ratio: float | None = None) -> io.RawIOBase:
     """Return a stream of the decompressed bytes of *stream*, or of its own bytes if it is not compressed."""
     try:
         head = b""
         while len(head) < HEAD and (data := stream.read(HEAD - len(head))):
             head += data
+        size = os.fstat(stream.fileno()).st_size if isinstance(stream, io.FileIO) else 0  # 0 for a pipe
         if stream.seekable():
             stream.seek(-len(head), os.SEEK_CUR)
         else:
@@ -83,7 +115,7 @@ def decompressed(stream: io.RawIOBase, url: str, max_ratio: float) -> io.RawIOBa
             raise failure(exc, url) from exc
         raise
     compression = find_compression(head)
-    return stream if compression is None else Decompressed(stream, compression, url, max_ratio)
+    return stream if compression is None else Decompressed(stream, compression, url, max_ratio, size)
 
 
 class Prefixed(InputStream):
@@ -105,14 +137,30 @@ class Prefixed(InputStream):
 
 
 class Decompressed(InputStream):
-    """The data of all the members of a compressed stream, each checked to its end."""
+    """The data of all the members of a compressed stream, each checked to its end.
 
-    def __init__(self, stream: io.RawIOBase | io.BytesIO, compression: str, url: str, max_ratio: float):
+    *size* is the compressed size, or 0 if it is unknown or not to be trusted. What is passed through may expand by any
+    ratio: whoever holds bytes that belong together asks ``bomb_in``, as ``read_held`` does.
+    """
+
+    def __init__(
+        self, stream: io.RawIOBase | io.BytesIO, compression: str, url: str, max_ratio: float | None, size: int = 0
+    ):
         self.name = url
-        self._stream, self._compression, self._max_ratio = stream, compression, max_ratio
+        self.max_ratio = max_ratio
+        self._stream, self._compression, self._size = stream, compression, size
         self._decoder: Decompressor | None = None
         self._input = self._output = b""
-        self._taken = self._made = self._position = 0
+        self._taken = self._position = 0
+
+    @property
+    def packed(self) -> int:
+        """The compressed size; as long as it is unknown, that of what has been read."""
+        return max(self._taken, self._size)
+
+    def readall(self) -> bytes:
+        """Return all that is left; raise OpenError for a decompression bomb."""
+        return read_held(self)
 
     def read_some(self, size: int) -> bytes:
         if self._position == len(self._output):
@@ -124,13 +172,8 @@ class Decompressed(InputStream):
     def _more(self) -> bytes:
         """Return the next piece of the data, b"" at the end."""
         output = b""
-        while not output:
-            if self._decoder is None and not self._next_member():
-                return b""
+        while not output and (self._decoder is not None or self._next_member()):
             output = self._decompress(self._decoder)  # type: ignore[arg-type]
-        self._made += len(output)
-        if is_bomb(self._made, self._taken, self._max_ratio):
-            raise self._error(f"more than {self._max_ratio:g} times the compressed size comes out (max_ratio)")
         return output
 
     def _decompress(self, decoder: Decompressor) -> bytes:

@@ -9,7 +9,15 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from tarshards.errors import TarshardsError
-from tarshards.storage.compression import ENCODINGS, HEAD, MAX_RATIO, compressed, decompressed, find_compression
+from tarshards.storage.compression import (
+    ENCODINGS,
+    HEAD,
+    bomb,
+    bomb_in,
+    compressed,
+    decompressed,
+    find_compression,
+)
 from tarshards.storage.derived import forget
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
@@ -43,14 +51,15 @@ def open_shard(
     mode: str = "rb",
     *,
     allow_pipe: bool = False,
-    max_ratio: float = MAX_RATIO,
+    max_ratio: float | None = None,
     sync: bool = True,
 ) -> BinaryIO:
     """Open *url* as `open_url` does, through its compression.
 
     Reading detects gzip, bzip2, xz, lzma, zstd and lz4 by their first bytes, never by the name, and also if a server
-    sends them with a Content-Encoding, which `open_url` refuses. Raises OpenError for damage, and for more decompressed
-    bytes than 1 MiB + *max_ratio* x the compressed size.
+    sends them with a Content-Encoding, which `open_url` refuses. Raises OpenError for damage. Data that passes through
+    may expand by any ratio; `read()`, of all that is left, and `read_members`, of one member, raise for more than both
+    256 MiB and *max_ratio* times the compressed size (by default 200, or that of ``Remote``).
 
     Writing compresses by the suffix (`.gz .tgz .bz2 .tbz2 .xz .txz .lzma .zst .tzst .lz4` and their variants); the same
     data gives the same bytes. Raises UrlError for the suffix of another format, such as `.br` or `.zip`. `close()`
@@ -63,7 +72,7 @@ def open_shard(
         stream.before_commit = partial(forget, location)
         shard: Any = compressed(stream, location)
     else:
-        shard = decompressed(stream, location.name, max_ratio)
+        shard = decompressed(stream, location.name, location.remote.max_ratio if max_ratio is None else max_ratio)
     return shard
 
 
@@ -73,17 +82,30 @@ PIECE = 1 << 20  # bytes copied at once
 class PlainFile:
     """The bytes of an uncompressed shard: its own file, or a copy.
 
-    *error* is the error that ended copying before the end of the shard, if any.
+    *source* is the stream that was copied, *error* the error that ended copying before the end of the shard, if any.
     """
 
     concatenated = False  #: whether the shard may consist of several archives
 
-    def __init__(self, file: Any, name: str, *, is_copy: bool = False, error: TarshardsError | None = None):
-        self.name = name
+    def __init__(
+        self,
+        file: Any,
+        location: Location,
+        *,
+        is_copy: bool = False,
+        source: Any = None,
+        error: TarshardsError | None = None,
+    ):
+        self.name = location.name
         self.is_copy = is_copy
+        self._source, self._max_ratio = source, location.remote.max_ratio
         self.error = error
         self.descriptor: Any = file.fileno()
         self.size: int = os.fstat(self.descriptor).st_size
+
+    def bomb(self, size: int, stored: int) -> str | None:
+        """Return why *size* bytes of a member, of which *stored* are stored, may not be held; None if they may."""
+        return bomb_in(self._source, size) or (bomb(size, stored, self._max_ratio) if stored < size else None)
 
     def read(self, offset: int, size: int) -> bytes:
         """Return the *size* bytes at *offset*, fewer at the end; several threads may call this at once."""
@@ -107,17 +129,20 @@ def _plain_file(location: Location) -> Iterator[PlainFile]:
     name = location.name
     if location.path is not None and os.path.isfile(location.path):  # a fifo can be opened only once
         with location.open() as file:
-            plain = PlainFile(file, name)
+            plain = PlainFile(file, location)
             if not find_compression(plain.read(0, HEAD)):
                 yield plain
                 return
     import tempfile
 
     errors: list[TarshardsError] = []
+    source: Any = None
 
     def pieces() -> Iterator[bytes]:
+        nonlocal source
         try:
             with open_shard(location) as stream:
+                source = stream
                 while data := stream.read(PIECE):
                     yield data
         except TarshardsError as caught:
@@ -134,4 +159,4 @@ def _plain_file(location: Location) -> Iterator[PlainFile]:
             copy.flush()
         if errors and not copy.tell():
             raise errors[0]
-        yield PlainFile(copy, name, is_copy=True, error=errors[0] if errors else None)
+        yield PlainFile(copy, location, is_copy=True, source=source, error=errors[0] if errors else None)

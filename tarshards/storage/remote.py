@@ -30,6 +30,8 @@ class Remote:
       the free space on its disk and their current size
     - *index_dir*: a folder for the indexes of shards, local ones too, and for the columns, manifests and key indexes
       that would otherwise be beside them; `tarindex --index-dir` fills it
+    - *max_ratio*: of a compressed shard, local ones too, a member of more than 256 MiB must not be more than this many
+      times as large as the shard: a decompression bomb would fill the memory
 
     Raises ValueError or TypeError for invalid values.
     """
@@ -42,6 +44,7 @@ class Remote:
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
     index_dir: str | os.PathLike[str] | None = None
+    max_ratio: float = 200
 
     def __post_init__(self) -> None:
         whole_number("connections", self.connections, 1)
@@ -51,6 +54,7 @@ class Remote:
                 whole_number(name, getattr(self, name), least)
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not self.timeout > 0:
             raise ValueError(f"timeout must be a number of seconds above 0, not {self.timeout!r}")
+        check_ratio(self.max_ratio)
         if self.storage_options is not None and not isinstance(self.storage_options, Mapping):
             raise TypeError(f"storage_options must be a dict, not {type(self.storage_options).__name__}")
         if self.cache_dir is None and self.cache_bytes is not None:
@@ -61,7 +65,7 @@ class Remote:
 
     def __hash__(self) -> int:
         folders = self.cache_dir, self.cache_bytes, self.index_dir
-        return hash((self.connections, self.ahead, self.timeout, self.retries, folders))
+        return hash((self.connections, self.ahead, self.timeout, self.retries, folders, self.max_ratio))
 
     def budget(self, processes: int = 1) -> int:
         """Return the bytes that one of *processes* on this host may fetch ahead."""
@@ -74,9 +78,16 @@ class Remote:
         return max(LEAST_AHEAD, self.budget())
 
 
-def with_index_dir(remote: Remote | None, index_dir: str | os.PathLike[str] | None) -> Remote | None:
-    """Return *remote*, or else the default options, with this *index_dir* unless it is None."""
-    return remote if index_dir is None else replace(remote or default(), index_dir=index_dir)
+def check_ratio(max_ratio: Any) -> None:
+    """Raise ValueError unless *max_ratio* is a number of at least 1."""
+    if isinstance(max_ratio, bool) or not isinstance(max_ratio, int | float) or not max_ratio >= 1:
+        raise ValueError(f"max_ratio must be a number of at least 1, not {max_ratio!r}")
+
+
+def with_options(remote: Remote | None, **options: Any) -> Remote | None:
+    """Return *remote*, or else the default options, with those of these *options* that are not None."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return replace(remote or default(), **given) if given else remote
 
 
 _default = Remote()

@@ -317,6 +317,7 @@ def decode(
     exif_transpose: bool = False,
     rotate: bool = True,
     allow_unsafe: bool = False,
+    max_ratio: float | None = None,
     on_error: ErrorPolicy = None,
     **by_field: Any,
 ) -> Iterator[Sample]:
@@ -331,7 +332,8 @@ def decode(
     that is not None is the value. All other fields are decoded by their extension. With *only*, fields that it does not
     name stay unchanged; values that are not bytes always do. A name that matches no field of the first 100 samples
     (fewer if the stream is shorter) causes a warning. With *exif_transpose*, imagespecs rotate images by their EXIF
-    orientation; videos are rotated unless *rotate* is False. *allow_unsafe* enables pickle and full torch.load.
+    orientation; videos are rotated unless *rotate* is False. *allow_unsafe* enables pickle and full torch.load. A field
+    of gzip or a zip (npz, pth) must not give both more than 256 MiB and *max_ratio* times its size, by default 200.
 
     A field that does not decode raises DecodeError with its origin; or *on_error*, a function or "skip", receives the
     error and the sample is left out.
@@ -342,7 +344,7 @@ def decode(
     [{'cls': 7.0, 'left.txt': 'seven', 'raw': b''}]
     """
     options: Any = {"only": only, "exif_transpose": exif_transpose, "rotate": rotate, "allow_unsafe": allow_unsafe}
-    decoding = decoding_of(images, *handlers, **options, **by_field)
+    decoding = decoding_of(images, *handlers, max_ratio=max_ratio, **options, **by_field)
     if isinstance(decoding, Decoding):
         samples = decoding.watched(samples)
     return _decode(samples, error_handler(on_error), decoding)

@@ -13,19 +13,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.parallel.forks import cached_property
-from tarshards.storage.compression import MAX_RATIO, is_bomb
+from tarshards.storage.compression import Decompressed, bomb
 from tarshards.storage.streams import read_at_most
 from tarshards.tar.read import (
     AFTER_END,
     BLOCK,
     LARGE,
     LINKS,
-    MAX_READ,
     MEMBER_LIMIT,
     SPARSE,
     Item,
     MemberCounter,
     Taker,
+    UnresolvedError,
     padding,
     scan,
 )
@@ -43,10 +43,6 @@ NO_WAY_BACK = (
     "to which pipes and compressed shards cannot go back: read an uncompressed file, or pack with "
     "`tar --hard-dereference --dereference`"
 )
-
-
-class UnresolvedError(Exception):
-    """A link or a sparse member has no content."""
 
 
 class Step(NamedTuple):
@@ -67,7 +63,8 @@ class SpecialMembers:
 
     All headers, including those of archives that follow, are read once, when the first link is followed. Members after
     damage are found only if *names* is passed, which returns the name of each member and the offset of its first
-    header.
+    header. A sparse member has no content if ``bomb(size, stored)`` returns why not, for the bytes that it holds and
+    stores.
     """
 
     def __init__(
@@ -76,19 +73,28 @@ class SpecialMembers:
         *,
         limit: int = MEMBER_LIMIT,
         names: Callable[[], Iterable[tuple[str, int]]] | None = None,
+        bomb: Callable[[int, int], str | None] = bomb,
     ):
-        self._read, self._limit = read, limit
+        self._read, self._limit, self._bomb = read, limit, bomb
         self._names = names or partial(_names, read, limit)
 
     @classmethod
-    def of(cls, stream: Any, reached: int, read: Read | None = None, *, limit: int) -> SpecialMembers:
+    def of(
+        cls, stream: Any, reached: int, read: Read | None = None, *, limit: int, max_ratio: float | None
+    ) -> SpecialMembers:
         """Return the special members of the archive in *stream*, which was read up to the offset *reached*.
 
         Without *read*, the stream itself is used if it can seek; links in other streams are not resolved.
         """
         if read is None and stream.seekable():
             read = partial(_read_at, stream, stream.tell() - reached)
-        return cls(read or _refuse, limit=limit)
+
+        def why_not(size: int, stored: int) -> str | None:
+            if isinstance(stream, Decompressed):
+                return bomb(size, min(stored, stream.packed), max_ratio or stream.max_ratio)
+            return bomb(size, stored, max_ratio)
+
+        return cls(read or _refuse, limit=limit, bomb=why_not)
 
     def deliver(
         self,
@@ -108,7 +114,7 @@ class SpecialMembers:
         """
         try:
             if kind == SPARSE:
-                return taker.add(name, expand(head, stored, self._limit), header, head)
+                return taker.add(name, expand(head, stored, self._limit, self._bomb), header, head)
             if self._read is _refuse:
                 raise UnresolvedError(f"{kind} to {link_target(head)!r}, {NO_WAY_BACK}")
             if steps := self.find(header):
@@ -179,7 +185,7 @@ class SpecialMembers:
         data = self._read(at, stored)
         if len(data) < stored:
             raise UnresolvedError(f"{name!r} is truncated")
-        data = expand(head, data, self._limit) if kind else data
+        data = expand(head, data, self._limit, self._bomb) if kind else data
         if len(data) != size:
             raise UnresolvedError(f"{len(data)} bytes in {name!r} instead of {size}")
         return data
@@ -266,18 +272,19 @@ def sparse_size(head: bytes) -> int:
     return _number(sizes[-1] if sizes else block[483:495], is_text=bool(sizes))
 
 
-def expand(head: bytes, stored: bytes, limit: int = MEMBER_LIMIT) -> bytes:
+def expand(
+    head: bytes, stored: bytes, limit: int = MEMBER_LIMIT, bomb: Callable[[int, int], str | None] = bomb
+) -> bytes:
     """Return the content of a sparse member with the headers *head* and the data *stored*.
 
-    Raises UnresolvedError for a map that contradicts the data or the size, for more than *limit* bytes, and for more
-    than both 64 MiB and 200 times the stored bytes, beyond the first MiB.
+    Raises UnresolvedError for a map that contradicts the data or the size, for more than *limit* bytes, and for what
+    *bomb* refuses.
     """
     size = sparse_size(head)
     if size > limit:
         raise UnresolvedError("a sparse member larger than the limit")
-    if size > MAX_READ and is_bomb(size, len(stored)):
-        reason = f"a sparse member of {size} bytes, more than {MAX_RATIO} times the {len(stored)} that are stored"
-        raise UnresolvedError(f"{reason}; pack it without --sparse")
+    if reason := bomb(size, len(stored)):
+        raise UnresolvedError(f"a sparse member of {size} bytes, of which {len(stored)} are stored: {reason}")
     pieces, at = _map(head, stored)
     content = bytearray(size)
     end = 0

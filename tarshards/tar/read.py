@@ -16,6 +16,7 @@ from io import BytesIO, RawIOBase
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 from tarshards.errors import SampleError, TarError, visible
+from tarshards.storage.compression import bomb_in
 
 if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
@@ -123,6 +124,10 @@ def with_headers(data: Any, headers: bytes) -> Any:
     return data
 
 
+class UnresolvedError(Exception):
+    """A link or a sparse member has no content, or the content of a member is a decompression bomb."""
+
+
 class Taker(Protocol[Item]):
     """Turns the members of an archive into items, such as members or samples."""
 
@@ -186,6 +191,7 @@ def read_members(
     end: ArchiveEnd = "required",
     concatenated: bool = False,
     limit: int = MEMBER_LIMIT,
+    max_ratio: float | None = None,
     ledger: MemberCounter | None = None,
     keep_headers: bool = False,
 ) -> Iterator[Member]:
@@ -199,13 +205,22 @@ def read_members(
     overwrote members then look like the end of an archive. With *keep_headers*, data is ``KeptBytes``.
 
     Raises TarError with the offset for a damaged member, a link without a target, a member of more than *limit* bytes,
-    a truncated archive (``end="optional"`` accepts truncation between members), and empty input; for members after
-    blocks of zeros and more zeros at the end than writers leave, unless *concatenated*; and for only zeros, unless they
-    are the two blocks of an archive without members.
+    a truncated archive (``end="optional"`` accepts truncation between members), and empty input; for a member of a
+    compressed archive, or a sparse one, of more than 256 MiB and *max_ratio* times the compressed or stored size (by
+    default that of ``open_shard``, or 200); for members after blocks of zeros and more zeros at the end than writers
+    leave, unless *concatenated*; and for only zeros, unless they are the two blocks of an archive without members.
     """
     taker = _Members(select, ledger, url or _name_of(stream), keep_headers)
     return read_archive(
-        stream, taker, url=url, select=select, end=end, concatenated=concatenated, limit=limit, ledger=ledger
+        stream,
+        taker,
+        url=url,
+        select=select,
+        end=end,
+        concatenated=concatenated,
+        limit=limit,
+        max_ratio=max_ratio,
+        ledger=ledger,
     )
 
 
@@ -218,6 +233,7 @@ def read_archive(
     end: ArchiveEnd = "required",
     concatenated: bool = False,
     limit: int = MEMBER_LIMIT,
+    max_ratio: float | None = None,
     ledger: MemberCounter | None = None,
     leave: Callable[[str, int, int], Any] | None = None,
     run: Callable[[int], tuple[Iterable[Item], int]] | None = None,
@@ -261,25 +277,30 @@ def read_archive(
             if (not kind or has_content(kind)) and (select is None or select(name)):
                 missing = stop - available
                 data: Any = None
+                refused = ""
                 if missing >= LARGE and leave is not None and not kind:
                     data = leave(name, base + start, stop - start)
                 if data is not None:
                     _pass_over(stream, stop - available, url, base + header)
                 else:
                     try:
-                        data = buffer[start:stop] + _read_rest(stream, missing, url, base + header)
+                        data = buffer[start:stop] + _read_rest(stream, missing, url, base + header, max_ratio)
+                    except UnresolvedError as error:
+                        refused = str(error)
                     except MemoryError:
                         origin = ": ".join(filter(None, (url, f"offset {base + header}")))
                         reason = f"{visible(name)}, {stop - start:,} bytes, does not fit into memory"
                         raise MemoryError(f"{origin}: {reason}") from None
-                if not kind:
+                if refused:
+                    yield from taker.refuse(name, refused, base + header)
+                elif not kind:
                     yield from taker.add(name, data, base + header, buffer[header:start])
                 else:
                     if contents is None:
                         from tarshards.tar.elsewhere import SpecialMembers
 
                         reached = base + max(stop, available)
-                        contents = SpecialMembers.of(stream, reached, anywhere, limit=limit)
+                        contents = SpecialMembers.of(stream, reached, anywhere, limit=limit, max_ratio=max_ratio)
                     yield from contents.deliver(
                         taker, name, kind, buffer[header:start], data, base + header, leave=leave, ledger=ledger
                     )
@@ -369,15 +390,22 @@ def scan_through(buffer: bytes, zeros: int, limit: int) -> tuple[list[ScannedMem
     return members, position, need, zeros, problem
 
 
-def _read_rest(stream: Any, size: int, url: str | None, offset: int) -> bytes:
-    """Read the last *size* bytes of the data of the member at *offset*; none if *size* is not positive."""
-    parts = []
-    while size > 0:
-        data = stream.read(size if size < MAX_READ else MAX_READ)
+def _read_rest(stream: Any, size: int, url: str | None, offset: int, max_ratio: float | None) -> bytes:
+    """Read the last *size* bytes of the data of the member at *offset*; none if *size* is not positive.
+
+    A decompression bomb is passed over, and then raises UnresolvedError.
+    """
+    parts, held = [], 0
+    while held < size:
+        data = stream.read(min(size - held, MAX_READ))
         if not data:
             raise TarError(NOT_YET if data is None else "truncated in this member", url=url, offset=offset)
         parts.append(data)
-        size -= len(data)
+        held += len(data)
+        if reason := bomb_in(stream, held, max_ratio):
+            parts.clear()
+            _pass_over(stream, size - held, url, offset)
+            raise UnresolvedError(reason)
     return b"".join(parts)
 
 

@@ -242,7 +242,7 @@ def tar_file_expander(
         url = Location.of(source["url"]).name
         more = {"archive": number, "__url__": url}
         try:
-            with decompressed(source["stream"], url, float("inf")) as stream:
+            with decompressed(source["stream"], url) as stream:
                 for _, members in groupby(read_members(stream, url=url), _key):
                     for name, value, offset in list(members):  # read first, so that no half sample is delivered
                         name = rename_files(name) if rename_files else name

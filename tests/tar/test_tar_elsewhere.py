@@ -180,8 +180,8 @@ DAMAGED = "a sparse member whose map is damaged"
         (sparse_1_0([b"0"], b"", size=b"99999999999999"), "a sparse member larger than the limit"),
         (
             sparse_1_0([b"0"], b"", size=b"9999999999"),
-            "a sparse member of 9999999999 bytes, more than 200 times the 512 that are stored; "
-            "pack it without --sparse",
+            "a sparse member of 9999999999 bytes, of which 512 are stored: more than 256 MiB, and more than 200 times "
+            "the compressed size, would be held in memory (max_ratio=, --max-ratio)",
         ),
         (pax(b"GNU.sparse.map=1,2,3", b"GNU.sparse.size=9") + entry(b"12", name=b"a.x"), DAMAGED),
         (pax(b"GNU.sparse.map=1,y", b"GNU.sparse.size=9") + entry(b"12", name=b"a.x"), DAMAGED),

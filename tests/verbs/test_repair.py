@@ -17,6 +17,7 @@ from tarshards import Ledger, read_samples, write_samples
 from tarshards.errors import OpenError
 from tarshards.samples.resync.reading import survey_file
 from tarshards.samples.resync.walking import Gap, walk
+from tarshards.storage.location import Location
 from tarshards.storage.opening import PlainFile, open_plain
 from tarshards.tar import _tar_py as twin
 from tarshards.tar.read import BLOCK, END, pack_header, padding
@@ -84,7 +85,7 @@ def plain(tmp_path):
         def fill(data: bytes, *, concatenated: bool = False) -> PlainFile:
             os.ftruncate(file.fileno(), 0)
             os.pwrite(file.fileno(), data, 0)
-            shard = PlainFile(file, "a.tar")
+            shard = PlainFile(file, Location("a.tar"))
             shard.concatenated = concatenated
             return shard
 

@@ -18,7 +18,8 @@ from tarshards.samples.codecs import array, basic, image
 from tarshards.samples.codecs import audio as sound
 from tarshards.samples.codecs import video as film
 from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, check_spec, decoder, encoder
-from tarshards.storage.compression import gunzip, is_bomb
+from tarshards.storage.compression import bomb, gunzip
+from tarshards.storage.remote import Remote
 
 __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
 
@@ -35,6 +36,7 @@ def decode_field(
     exif_transpose: bool = False,
     rotate: bool = True,
     allow_unsafe: bool = False,
+    max_ratio: float | None = None,
 ) -> Any:
     """Decode *data* by the extension of *field*; return the bytes unchanged if there is no decoder.
 
@@ -42,8 +44,8 @@ def decode_field(
     audio unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is a videospec (`video
     torchvideo`). With *exif_transpose* images are rotated by their EXIF orientation; videos are rotated by their
     metadata unless *rotate* is False. The extension ``gz`` is decompressed first, and the part before it selects the
-    decoder. Raises DecodeError with the field, also if gzip or a zip (npz, pth) would expand to more than 1 MiB + 200 x
-    the size of *data*.
+    decoder. Raises DecodeError with the field, also if gzip or a zip (npz, pth) would expand to more than both 256 MiB
+    and *max_ratio* times the size of *data*, by default 200.
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
     ({'boxes': 2}, 7, b'7')
@@ -71,9 +73,9 @@ def decode_field(
         return data
 
     try:
-        plain = gunzip(data) if gzipped else data
+        plain = gunzip(data, max_ratio) if gzipped else data
         if extension in array.ZIPPED:
-            array.check_zip(plain, len(data))
+            array.check_zip(plain, len(data), max_ratio)
         return decode(plain)
     except Exception as exc:
         raise DecodeError(reason_of(exc), field=field) from exc
@@ -123,11 +125,12 @@ def codec_of(field: str) -> tuple[str, bool]:
 
 def gzip(data: bytes) -> bytes:
     """Compress *data*, without a timestamp."""
-    # A long run of one byte shrinks a thousandfold, more than decode_field accepts; Huffman alone shrinks eightfold.
+    # A long run of one byte shrinks a thousandfold, more than decode_field accepts of much data; Huffman alone shrinks
+    # eightfold.
     for strategy in zlib.Z_DEFAULT_STRATEGY, zlib.Z_HUFFMAN_ONLY:
         stream = zlib.compressobj(wbits=31, strategy=strategy)
         packed = stream.compress(data) + stream.flush()
-        if not is_bomb(len(data), len(packed)):
+        if bomb(len(data), len(packed), Remote.max_ratio) is None:
             break
     return packed
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarshards.samples.codecs.registry import decoder, encoder, require
 from tarshards.samples.retry_parse import retry_parse
-from tarshards.storage.compression import MAX_RATIO, is_bomb
+from tarshards.storage.compression import bomb
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,8 +71,8 @@ def encode_npy(value: Any) -> bytes:
     return stream.getvalue()
 
 
-def check_zip(data: bytes, packed: int) -> None:
-    """Raise ValueError for a zip file that expands to more than gzip data of *packed* bytes may.
+def check_zip(data: bytes, packed: int, max_ratio: float | None) -> None:
+    """Raise ValueError for a zip file that expands to more than *packed* bytes may: see ``bomb``.
 
     Members must be stored or deflated, as numpy and torch write them; zipfile cannot limit other decompression.
     """
@@ -86,8 +86,8 @@ def check_zip(data: bytes, packed: int) -> None:
     for member in members:
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{member.filename!r} is neither stored nor deflated")
-    if is_bomb(sum(member.file_size for member in members), packed):
-        raise ValueError(f"more than {MAX_RATIO} times the compressed size would come out; save it uncompressed")
+    if reason := bomb(sum(member.file_size for member in members), packed, max_ratio):
+        raise ValueError(reason)
 
 
 @decoder("npz")

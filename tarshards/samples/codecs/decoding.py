@@ -13,6 +13,7 @@ from tarshards.samples.codecs.image import check_imagespec, decode_image
 from tarshards.samples.codecs.video import VIDEOSPECS, decode_video
 from tarshards.samples.fields import check_name, split_fields
 from tarshards.storage.compression import gunzip
+from tarshards.storage.remote import check_ratio
 
 PATIENCE = 100  # samples without a named field before a warning
 MOST_CHOICES = 10_000  # names of fields remembered
@@ -43,6 +44,7 @@ class ByExtension(NamedTuple):
     exif_transpose: bool
     rotate: bool
     allow_unsafe: bool
+    max_ratio: float | None
 
     @property
     def decoder(self) -> Handler:
@@ -68,6 +70,7 @@ class Decoding:
         self.handlers = handlers
         self.only: set[str] | None = None if only is None else {name for names in only for name in names}
         self.by_extension: Handler = by_extension.decoder
+        self.max_ratio = by_extension.max_ratio
         self.unseen: list[tuple[str, ...]] = [names for names, _ in functions] + list(only or ())
         self.samples: int = 0
         self._choices: dict[str, FieldChoice] = {}
@@ -79,7 +82,7 @@ class Decoding:
             return data
         try:
             if choice.function is not None:
-                return choice.function(gunzip(data) if choice.is_packed else data)
+                return choice.function(gunzip(data, self.max_ratio) if choice.is_packed else data)
             for handler in self.handlers:
                 if (value := handler(field, data)) is not None:
                     return value
@@ -141,6 +144,7 @@ def decoding_of(
     exif_transpose: bool = False,
     rotate: bool = True,
     allow_unsafe: bool = False,
+    max_ratio: float | None = None,
     on_error: Any = None,
     **by_field: Any,
 ) -> Callable[[str, bytes], Any]:
@@ -150,6 +154,8 @@ def decoding_of(
     """
     allow_unsafe = flag("allow_unsafe", allow_unsafe)
     exif_transpose, rotate = flag("exif_transpose", exif_transpose), flag("rotate", rotate)
+    if max_ratio is not None:
+        check_ratio(max_ratio)
     decoders = images, *others
     images, audio, video, handlers, named = None, None, None, [], []
     for decoder in decoders:
@@ -174,7 +180,7 @@ def decoding_of(
         raise TypeError("decode has no handler=: on_error= takes a function of the error; {'handler': f} names a field")
     named += [((name.lower(),), value) for name, value in by_field.items()]
     functions = tuple((names, _function(";".join(names), value, exif_transpose, rotate)) for names, value in named)
-    by_extension = ByExtension(images, audio, video, exif_transpose, rotate, allow_unsafe)
+    by_extension = ByExtension(images, audio, video, exif_transpose, rotate, allow_unsafe, max_ratio)
     if not functions and not handlers and only is None:
         return by_extension.decoder
     arguments = functions, tuple(handlers), None if only is None else _names(only), by_extension
@@ -208,7 +214,7 @@ def _function(field: str, value: Any, exif_transpose: bool, rotate: bool) -> Fun
     if callable(value):
         check_function(value, "decode")
         return value
-    hint = did_you_mean(field, ["images", "only", "exif_transpose", "rotate", "allow_unsafe", "on_error"])
+    hint = did_you_mean(field, ["images", "only", "exif_transpose", "rotate", "allow_unsafe", "max_ratio", "on_error"])
     raise TypeError(f"{field}= is a function of bytes, or an imagespec, for that field, not {shortened(value)}{hint}")
 
 

@@ -180,7 +180,7 @@ def read_member(file: PlainFile, found: FoundSample, number: int) -> bytes:
     reason = "changed while it was read"
     try:
         if number in found.elsewhere:
-            return SpecialMembers(file.read).read(found.elsewhere[number])
+            return SpecialMembers(file.read, bomb=file.bomb).read(found.elsewhere[number])
         if len(data := file.read(start, end - start)) == end - start:
             return data
     except UnresolvedError as error:

@@ -367,7 +367,7 @@ def group_found(
 
     A sample continues after a gap if its key does. It is yielded when complete, hence after a gap within it.
     """
-    contents = SpecialMembers(file.read, names=lambda: names_in(file))
+    contents = SpecialMembers(file.read, names=lambda: names_in(file), bomb=file.bomb)
     sample: FoundSample | None = None
     segment = 0  # counts the gaps and zeros so far
     after_gap = after_zeros = False  # whether one came after the last member of a sample
@@ -393,8 +393,10 @@ def group_found(
         for name, header, start, end, kind in piece:
             parts = split(name) if not kind or has_content(kind) else None
             steps: list[Step] | None = None
-            unresolved: UnresolvedError | None = None
-            if kind and parts is not None:
+            unresolved: UnresolvedError | str | None = None
+            if not kind:
+                unresolved = file.bomb(end - start, end - start)
+            elif parts is not None:
                 try:
                     steps = contents.find(header, whole=True)
                 except UnresolvedError as error:

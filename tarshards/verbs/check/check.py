@@ -84,6 +84,7 @@ class _Check:
                     self._check_index(shard, name, walked)
             except TarshardsError as error:
                 self.report.add_error("read", error)
+                self.report.unread += 1
             if survey is not None and self.on_survey is not None:
                 self.on_survey(file, survey)
 

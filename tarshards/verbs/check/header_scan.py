@@ -45,7 +45,7 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
     """Scan the headers of a plain shard; return None for any other shard, which must be inspected sample by sample.
 
     A plain shard is intact and has at most LARGEST bytes. It contains only samples and one end of archive: no other
-    members, no extended headers, and no names that DALI may misread.
+    members, no extended headers, no decompression bombs, and no names that DALI may misread.
     """
     if file.size > LARGEST:
         return None
@@ -57,6 +57,8 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
         return None
     count, width = len(arrays[0]) // 4, len(fields)
     offsets, sizes = (struct.unpack(f"<{count}Q", data) for data in arrays[2:])
+    if file.bomb(max(sizes), max(sizes)):
+        return None
     form = struct.pack(f"<{width}H", *range(width))
     starts: Sequence[int]
     lists: list[Any]

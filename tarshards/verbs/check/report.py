@@ -33,14 +33,15 @@ class Report(Contents):
     ``counts`` counts the findings by severity and kind; ``findings`` has the first SHOWN of each. ``samples`` counts
     whole samples, ``members`` their members, ``lost`` the other samples, ``joined`` the archives that follow another in
     their shard, ``skipped`` the members in no sample, by reason. ``damaged`` has, for each shard with a gap, the
-    numbers of its samples and bytes.
+    numbers of its samples and bytes; ``unread`` counts the shards that could not be opened or read to their end. Both
+    may have lost more samples than ``lost`` counts.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.findings: list[Finding] = []
         self.counts: Counter[tuple[str, str]] = Counter()
-        self.shards = self.bytes = self.members = self.lost = self.joined = 0
+        self.shards = self.bytes = self.members = self.lost = self.joined = self.unread = 0
         self.damaged: dict[str, dict[str, int]] = {}
         self.skipped: Counter[str] = Counter()
 
@@ -73,6 +74,7 @@ class Report(Contents):
             "samples": self.samples,
             "members": self.members,
             "lost": self.lost,
+            "unread": self.unread,
             "skipped": dict(sorted(self.skipped.items())),
             "fields": {
                 name: {**sizes.as_json(), "missing": self.samples - sizes.samples}
@@ -98,6 +100,9 @@ class Report(Contents):
             lines.append(
                 f"{visible(name)}: {counts['samples']} samples are whole, {counts['lost']} lost; bytes: {sizes}"
             )
+        lost = f"{self.lost} samples"
+        if self.damaged or self.unread:
+            lost = f"{lost} or more" if self.lost else "an unknown number of samples"
         lines += [
             *([""] if lines else []),
             f"shards    {self.shards}",
@@ -105,7 +110,7 @@ class Report(Contents):
             f"bytes     {self.bytes}",
             f"samples   {self.samples}",
             f"members   {self.members}",
-            f"lost      {self.lost} samples",
+            f"lost      {lost}",
             f"errors    {self.total('error')}",
             f"warnings  {self.total('warning')}",
         ]

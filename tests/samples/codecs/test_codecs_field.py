@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
@@ -17,11 +18,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from tarshards import write_samples
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples import codecs
 from tarshards.samples.codecs import decode_field, decoder, encode_field, encoder, registry
+from tarshards.storage import compression
+from tarshards.stream.ops import decode
 
 
 @pytest.fixture
@@ -231,12 +235,55 @@ def test_gzip_damaged_anywhere_never_gives_another_text():
             assert decode_field("txt.gz", packed[:place] + bytes([packed[place] ^ 0x21]) + packed[place + 1 :]) == text
 
 
-def test_gzip_bomb_is_refused_and_our_own_long_runs_are_not():
+def test_gzip_bomb_is_refused_and_our_own_long_runs_are_not(monkeypatch):
+    monkeypatch.setattr(compression, "MAX_HELD", 1 << 20)
     zeros = bytes(4 * 2**20)
-    with pytest.raises(DecodeError, match="more than 200 times the compressed size"):
-        decode_field("txt.gz", gzip.compress(zeros))
+    bomb = gzip.compress(zeros)
+    for data in bomb, bomb[: len(bomb) // 2], gzip.compress(zeros[: 2**20]) * 4:
+        with pytest.raises(DecodeError, match="more than 1 MiB, and more than 200 times the compressed size"):
+            decode_field("txt.gz", data)
+    assert decode_field("txt.gz", bomb, max_ratio=2000) == zeros.decode()
+    for options in {}, {"txt": bytes.decode}:
+        assert list(decode([{"txt.gz": bomb}], max_ratio=2000, **options)) == [{"txt.gz": zeros.decode()}]
+    with pytest.raises(DecodeError, match="more than 200 times"):
+        list(decode([{"txt.gz": bomb}], txt=bytes.decode))
+    with pytest.raises(ValueError, match="max_ratio must be a number of at least 1, not 0"):
+        list(decode([{"txt.gz": bomb}], max_ratio=0))
     assert decode_field("txt.gz", gzip.compress(zeros[: 2**20])) == zeros[: 2**20].decode()
     assert decode_field("txt.gz", encode_field("txt.gz", zeros.decode())) == zeros.decode()
+
+
+def test_a_bomb_of_gzip_takes_little_more_memory_than_is_allowed(monkeypatch):
+    monkeypatch.setattr(compression, "MAX_HELD", 1 << 22)
+    bomb = gzip.compress(bytes(1 << 27))
+    tracemalloc.start()
+    with pytest.raises(DecodeError, match="more than 200 times"):
+        decode_field("txt.gz", bomb)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200 * len(bomb) + 2 * 2**22
+
+
+@pytest.mark.parametrize("field", ["npy.gz", "json.gz", "npz", "npz.gz", "png", "tiff"])
+def test_masks_of_common_programs(field):
+    """Zeros almost everywhere, which shrink a thousandfold."""
+    mask = np.zeros((4096, 4096) if field != "json.gz" else (2048, 2048), np.uint8)
+    mask[100, 100:120] = 7
+    stream = io.BytesIO()
+    if field in ("png", "tiff"):
+        Image.fromarray(mask).save(stream, field, compression="tiff_deflate" if field == "tiff" else None)
+        assert (decode_field(field, stream.getvalue(), images="l8") == mask).all()
+        return
+    if "npz" in field:
+        np.savez_compressed(stream, mask=mask)
+    elif field == "npy.gz":
+        np.save(stream, mask)
+    else:
+        stream.write(json.dumps(mask.tolist()).encode())
+    data = gzip.compress(stream.getvalue()) if field.endswith(".gz") else stream.getvalue()
+    assert len(data) * 200 < mask.nbytes
+    found = decode_field(field, data)
+    assert (np.asarray(found["mask"] if "npz" in field else found) == mask).all()
 
 
 def test_errors_name_the_field_and_keep_the_cause():
