@@ -8,11 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tarshards import __version__
 from tarshards.index import members, sidecar
 from tarshards.samples import conditions
-from tarshards.storage import compression, expressions, manifest, ranges
+from tarshards.storage import compression, expressions, manifest, ranges, remote
 from tarshards.tar import _tar_py, read
 
 ROOT = Path(__file__).parents[1]
@@ -90,7 +91,9 @@ def test_the_limits_are_those_of_the_code():
     told = {name.partition(",")[0]: int(number.replace(",", "")) * units.get(unit, 1) for name, number, unit in rows}
     assert [*told.values()] == [
         read.MEMBER_LIMIT,
-        compression.MAX_RATIO,
+        compression.MAX_HELD,
+        remote.Remote.max_ratio,
+        Image.MAX_IMAGE_PIXELS,
         _tar_py.MAX_EXTENDED,
         read.MAX_END,
         expressions.MOST_SHARDS,

@@ -115,8 +115,8 @@ def _records(location: Location) -> Iterator[tuple[Any, str | None]]:
         with open_shard(location) as stream:
             while data := stream.read(PIECE):
                 fed += len(data)
-                if reason := bomb_in(stream, fed - done):
-                    raise OpenError(reason, url=f"{location.name}: record {number}")
+                if too_large := bomb_in(stream, fed - done):
+                    raise OpenError(too_large, url=f"{location.name}: record {number}")
                 unpacker.feed(data)
                 for record in unpacker:
                     done = unpacker.tell()
