@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tar_corpus import Drip, entry, header, pack, pax, read, read_whole, seal
 
 from tarshards.errors import TarError
+from tarshards.storage import compression
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError, expand
-from tarshards.tar.read import BLOCK, CHUNK, END
+from tarshards.tar.read import BLOCK, CHUNK, END, read_members
 
 NAMES = ["a", "b.x", "d/a", "d/b.x", "./a", "d/e/c", "d", "../a", "d/../a"]  # no absolute ones, which tarfile joins
 TYPES = [tarfile.REGTYPE, tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE]
@@ -146,6 +147,15 @@ def sparse_1_0(lines, data, size=b"100"):
     return pax(
         b"GNU.sparse.major=1", b"GNU.sparse.minor=0", b"GNU.sparse.realsize=" + size, b"GNU.sparse.name=a.x"
     ) + entry(body, name=b"GNUSparseFile.0/a.x")
+
+
+def test_a_sparse_member_with_less_stored_is_read_with_an_option(monkeypatch):
+    monkeypatch.setattr(compression, "MAX_HELD", 1 << 20)
+    archive = sparse_1_0([b"1", b"10", b"3"], b"abc", size=b"%d" % (1 << 21)) + END
+    with pytest.raises(TarError, match="of which 515 are stored: more than 1 MiB, and more than 200 times"):
+        list(read_members(io.BytesIO(archive)))
+    [member] = read_members(io.BytesIO(archive), max_ratio=1e4)
+    assert member.data == bytes(10) + b"abc" + bytes((1 << 21) - 13)
 
 
 def test_a_sparse_member_has_its_real_name_and_content():

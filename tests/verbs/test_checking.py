@@ -7,6 +7,7 @@ import io
 import json
 import pydoc
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -104,6 +105,8 @@ def test_what_cannot_be_read_to_its_end(tmp_path, kind):
     assert all(finding.url == a for finding in report.findings if finding.severity == "error")
     assert "b" in repr(list(read_samples(b)))
     assert report.samples >= 1
+    assert re.search("^lost      (an unknown number of samples|1 samples or more)$", str(report), re.MULTILINE)
+    assert report.as_json()["unread"] == (kind in ("gzip", "missing"))
 
 
 def test_fields_that_some_samples_lack(tmp_path):

@@ -14,6 +14,7 @@ from tarshards.loaders.arrays.readers.reader import Batch, Reader, stack
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.basic import decode_integer, decode_text, encoding_of
 from tarshards.samples.codecs.image import check_imagespec
+from tarshards.storage.remote import check_ratio
 
 
 class Numbers(Reader):
@@ -74,19 +75,20 @@ class Function(Reader):
 class Codec(Reader):
     """The codec of the field's extension."""
 
-    def __init__(self, images: str | None, pad: Any, field: str = ""):
+    def __init__(self, images: str | None, pad: Any, max_ratio: float | None, field: str = ""):
         self.images = images
         self.pad = pad
+        self.max_ratio = max_ratio
         self.field = field
 
     def open(self, field: str, payload: bytes) -> Reader:
         """Return the reader of the codec for the extension of *field*."""
-        return Codec(self.images, self.pad, field)
+        return Codec(self.images, self.pad, self.max_ratio, field)
 
     def decode(self, payload: bytes) -> Any:
         """Decode one payload; the caller adds field and key to an error."""
         try:
-            return decode_field(self.field, payload, images=self.images)
+            return decode_field(self.field, payload, images=self.images, max_ratio=self.max_ratio)
         except DecodeError as exc:
             raise DecodeError(exc.reason) from exc.__cause__
 
@@ -136,13 +138,16 @@ def json() -> Reader:
     return Plain("json")
 
 
-def decoded(images: str | None = None, *, pad: Any = None) -> Reader:
+def decoded(images: str | None = None, *, pad: Any = None, max_ratio: float | None = None) -> Reader:
     """What the codec of the field's extension gives, images by an imagespec -> an array, or a list.
 
     Numbers, and arrays of one dtype and shape, become an array with a row for each sample. With *pad*, so do arrays of
-    different shapes: it fills every axis up to the longest of the batch. Anything else becomes a list.
+    different shapes: it fills every axis up to the longest of the batch. Anything else becomes a list. *max_ratio* is
+    as for ``decode``.
     """
-    return Codec(check_imagespec(images), pad)
+    if max_ratio is not None:
+        check_ratio(max_ratio)
+    return Codec(check_imagespec(images), pad, max_ratio)
 
 
 def using(function: Callable[[bytes], Any], *, pad: Any = None) -> Reader:
