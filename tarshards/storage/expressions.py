@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from importlib import import_module
 from itertools import islice, product, starmap
 from operator import add
 from typing import Any
 
-from tarshards.errors import UrlError, shortened
+from tarshards.errors import UrlError, shortened, visible
+from tarshards.storage.compression import without_suffix
 from tarshards.storage.derived import COLUMNS, INDEX
 from tarshards.storage.location import CHAINED, FAMILIES, SEPARATOR, Location
 from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, Shards, parse_manifest
@@ -31,7 +33,20 @@ _RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\
 _NUMBERS = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 # Marks that only expressions have, not plain URLs, in names between NULs. Before each stands one rare character of it:
 # searching for that first is faster.
-_MARKS = (*zip("{}*?[#~", "{}*?[#~"), (":", "::"), ("@", "\0@"), ("j", ".json\0"))
+_MARKS = (
+    *zip("{}*?[#~", "{}*?[#~"),
+    (":", "::"),
+    ("@", "\0@"),
+    ("j", ".json\0"),
+    ("(", ".."),
+    ("<", ".."),
+    ("P", "_OP_"),
+)
+# Ranges as other tools write them: NeMo takes all these pairs for braces. Braces within a glob's class give a class for
+# each number: of its digits.
+_OTHER_RANGES = re.compile(
+    r"(?:\[|\(|<|_OP_)(?P<inner>-?\w+\.\.-?\w+?(?:\.\.-?\d+)?)(?:\]|\)|>|_CL_)|\[[!^]?(?P<class>\{[^\[\]{},]*\.\.[^\[\]{},]*\})\]"
+)
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # braceexpand's order
 _ENDLESS = 10**18
 _SHOWN = 500  # characters of an expression that an error shows
@@ -42,6 +57,9 @@ _NEVER_FILES = FAMILIES.keys() - {"pipe"}
 # Schemes of local files, including those of fsspec.
 _LOCAL = ("", "file", "local", "asynclocal")
 LONGEST_NAME = 255  # bytes of a part of a path, on all file systems of Linux
+# The number of a shard in its name without suffixes, such as `train-003`, `train-00003-of-00010` or `003.b`.
+_NUMBERED = re.compile(r"(.*?)(\d+)(-of-\d+|\D*)")
+_NAMED = 5  # missing numbers that a warning names
 # Endings of derived files, which globs leave out.
 _BESIDE = (INDEX, COLUMNS, ".idx", SUFFIX[1:])
 
@@ -60,9 +78,10 @@ def expand_urls(spec: Spec) -> list[str]:
       the name contains `::` or braces; URLs write `::` as `%3A%3A`.
     - `@file`: the specs in a text file, `@-` in stdin, one on each line; blank lines and lines that start with `#` are
       ignored. They may not name commands (`pipe:`).
-    - `*`, `?`, `[..]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
-      name takes precedence. `*` and `[..]` also list an object store (`s3://bucket/x-*.tar`), and `*` the folders of
-      a web server that supports WebDAV's PROPFIND (`http://host/dir/x-*.tar`).
+    - `*`, `?`, `[abc]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
+      name takes precedence. `*` and `[abc]` also list an object store (`s3://bucket/x-*.tar`), and `*` the folders of
+      a web server that supports WebDAV's PROPFIND (`http://host/dir/x-*.tar`). A warning names the shards that are
+      missing in a run of numbers. Ranges in other brackets, such as NeMo's `[0..3]` and `_OP_0..3_CL_`, are errors.
     - `~`: the home directory.
     - `train.shards.json`, or any local or remote name that ends in `.json`: the shards of that manifest; its
       names are relative to it.
@@ -291,14 +310,18 @@ def _parts(spec: str) -> Iterator[str]:
 
 def expand_braces(part: str, file: Location | None = None) -> Iterator[str]:
     """Yield the names that *part* expands to; errors name *file*, if *part* is from one."""
+    other = _OTHER_RANGES.search(part) if ".." in part else None
     # Without braces a backslash is an ordinary character, so that a list of plain names expands to itself.
-    if "{" not in part and "}" not in part:
+    if "{" not in part and "}" not in part and other is None:
         return iter([part])
     where = Location(part).name
     url = where if len(where) <= _SHOWN else f"{where[:_SHOWN]}..."
     said = ""
     if file is not None:
         url, said = file.name, f"{shortened(where)}: "
+    if other is not None and not Location(part).is_stream and not _is_there(_to_slash(part, other.end()), file):
+        ours = other["class"] or f"{{{other['inner']}}}"
+        raise UrlError(f"{said}{other[0]} is not a range here; write {ours}", url=url)
     count = _count(part)
     if count > MOST_SHARDS:
         raise UrlError(f"{said}{count:,} names{' or more' * (count == _ENDLESS)}; {TOO_MANY}", url=url)
@@ -314,6 +337,17 @@ def expand_braces(part: str, file: Location | None = None) -> Iterator[str]:
         raise UrlError(f"{said}braces are nested too deeply", url=url) from None
     except ValueError as exc:
         raise UrlError(f"{said}unbalanced braces", url=url) from Location(part).safe(exc)
+
+
+def _to_slash(path: str, offset: int) -> str:
+    """Return the beginning of *path* up to the first slash after *offset*."""
+    return path[: f"{path}/".index("/", offset)]
+
+
+def _is_there(name: str, file: Location | None) -> bool:
+    """Return whether a local file or folder has exactly this name, relative to *file* or the current folder."""
+    location = Location.of(name if file is None else resolve(file, name)).expanduser()
+    return location.path is not None and os.path.lexists(location.path)
 
 
 def _ranges(part: str) -> Iterator[str] | None:
@@ -429,7 +463,61 @@ def _shards_of(location: Location) -> Shards:
         folder = str(location.path).rpartition("/")[0]
         gone = f": there is no folder {folder}" if folder and not (os.path.isdir(folder) or "*" in folder) else ""
         raise UrlError(f"no file matches{gone}", url=location.name)
+    if urls != [location.url] and (missing := _missing_numbers([Location(url).base for url in urls])):
+        _warn_of_gaps(location.name, len(urls), missing)
     return Shards(urls)
+
+
+def _missing_numbers(names: list[str]) -> str:
+    """Return the missing ones, as text, of the runs of numbers that the *names* of files have; "" if none is missing.
+
+    Names are a run if they differ in one number only, and if at least half of its numbers, and three, are there.
+
+    >>> _missing_numbers(["a-0.tar", "a-1.tar", "a-3.tar", "b-7.tar"]), _missing_numbers(["y2019.tar", "y2024.tar"])
+    ('a-2.tar', '')
+    """
+    runs: dict[tuple[str, str, int], list[int]] = {}
+    first_name, last_name = (_NUMBERED.fullmatch(without_suffix(name)) for name in (names[0], names[-1]))
+    if first_name and last_name and first_name[1] == last_name[1]:
+        if int(last_name[2]) - int(first_name[2]) == len(names) - 1:
+            return ""  # the usual case, also of very many shards
+    for name in names:
+        stem = without_suffix(name)
+        if match := _NUMBERED.fullmatch(stem):
+            before, number, after = match.groups()
+            width = len(number) if number.startswith("0") and len(number) > 1 else 0
+            runs.setdefault((before, after + name[len(stem) :], width), []).append(int(number))
+    gaps: list[str] = []
+    count = 0
+    for (before, after, width), numbers in _joined(runs).items():
+        found = {*numbers}
+        first, last = min(found), max(found)
+        absent = last - first + 1 - len(found)
+        if not 0 < absent <= len(found) or len(found) < 3:
+            continue
+        count += absent
+        rest = islice((number for number in range(first, last) if number not in found), _NAMED - len(gaps))
+        gaps += [f"{before}{number:0{width}d}{after}" for number in rest]
+    return ", ".join(gaps) + f" and {count - len(gaps)} more" * (count > len(gaps))
+
+
+def _joined(runs: dict[tuple[str, str, int], list[int]]) -> dict[tuple[str, str, int], list[int]]:
+    """Join the numbers with and without zeros before them, of one width: `098` to `100`."""
+    for (before, after, width), numbers in list(runs.items()):
+        if width:
+            wide = [number for number in runs.get((before, after, 0), ()) if len(str(number)) == width]
+            numbers += wide
+            if wide:
+                runs[before, after, 0] = [number for number in runs[before, after, 0] if len(str(number)) != width]
+    return {run: numbers for run, numbers in runs.items() if numbers}
+
+
+@lru_cache(64)  # a warning once
+def _warn_of_gaps(pattern: str, count: int, missing: str) -> None:
+    import logging
+
+    words = f"{pattern} matches {count} shards, and not {missing}; braces name all of a run: {{000..012}}"
+    logging.getLogger("tarshards").warning("%s", visible(words))
 
 
 def _plain(url: str) -> str:

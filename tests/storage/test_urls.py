@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from range_server import serving
 
+from tarshards import webdataset
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import expressions
 from tarshards.storage.expressions import Shard, _count, expand_shards, expand_urls, relative_to, shards_in
@@ -263,6 +264,62 @@ def test_globs_of_file_urls(here):
 def test_a_glob_without_a_match_is_an_error(here):
     with pytest.raises(UrlError, match=r"x-\*\.tar: no file matches"):
         expand_urls("x-*.tar")
+
+
+def test_a_glob_that_skips_shards_of_a_run_says_so_once(here, caplog):
+    make(here, *(f"a_{number}.tar" for number in range(13)), *(f"b-{number:02d}.tar.zst" for number in (8, 9, 10, 12)))
+    make(here, *(f"y{year}.tar" for year in (2001, 2015)), *(f"c-{i:05d}-of-00004.tar" for i in (0, 1, 3)))
+    make(here, *(f"d-{number}.tar" for number in range(0, 100, 5)), *(f"e-{number:03d}.tar" for number in range(60)))
+    for pattern in (
+        "a_*.tar",
+        "a_[0-2].tar",
+        "y*.tar",
+        "d-*.tar",
+        "e-*.tar",
+        "e-0[0-9]*.tar",
+        "a_{0..2}.tar",
+        "a_0*.tar",
+    ):
+        assert expand_urls(pattern)
+    assert not caplog.messages
+    skips = {
+        "a_[124-7].tar": "matches 6 shards, and not a_3.tar; braces",
+        "b-*": "matches 4 shards, and not b-11.tar.zst; braces",
+        "c-*.tar": "matches 3 shards, and not c-00002-of-00004.tar; braces",
+        "e-0[024]*.tar": "matches 30 shards, and not e-010.tar, e-011.tar, e-012.tar, e-013.tar, e-014.tar and 15",
+    }
+    for pattern, words in skips.items():
+        for _ in range(2):
+            expand_urls(pattern)
+        assert [message for message in caplog.messages if message.startswith(f"{pattern} {words}")] == caplog.messages
+        assert len(caplog.messages) == 1
+        caplog.clear()
+
+
+RANGES = ["[0..3]", "[0..12]", "[a..d]", "(0..3)", "<0..3>", "_OP_0..3_CL_", "_OP_-1..8..2_CL_", "[000..012]"]
+
+
+@pytest.mark.parametrize("words", [*RANGES, "[{0..3}]", "[{0..12}]", "[!{a..d}]"])
+def test_ranges_of_other_tools_say_ours(here, words):
+    make(here, *(f"a_{number}.tar" for number in range(13)))
+    inner = words.strip("[]()<>{}!").removeprefix("_OP_").removesuffix("_CL_")
+    name = f"a_{words}.tar"
+    (here / "list").write_text(f"a_0.tar\n{name}\n")
+    reason = re.escape(f"{words} is not a range here; write {{{inner}}}")
+    for spec in name, f"http://host/{name}", [name, "b.tar"], "@list", f"b.tar::{name}":
+        with pytest.raises(UrlError, match=reason):
+            expand_urls(spec)
+    with pytest.raises(UrlError, match=reason):
+        shards_in(Location("sets.yaml"), [name])
+    with pytest.raises(UrlError, match=reason):
+        webdataset.WebDataset(f"a_{words}.tar")
+
+
+def test_names_with_such_letters_are_names(here):
+    make(here, "run(1..2)/a-0.tar", "run(1..2)/a-1.tar", "b[0..3].tar", "c_OP_0..1_CL_.tar")
+    assert expand_urls("run(1..2)/a-*.tar") == ["run(1..2)/a-0.tar", "run(1..2)/a-1.tar"]
+    for name in "b[0..3].tar", "c_OP_0..1_CL_.tar", "pipe:cat [0..3]", "../x/(a).tar", "http://host/a?b=[1]&c=..":
+        assert expand_urls(name) == [name]
 
 
 def test_the_home_directory(here, monkeypatch):
