@@ -431,10 +431,12 @@ TAR_ENDING = re.compile(
     rf"\.(tar|{'|'.join(suffix[1:] for suffix in SUFFIXES if suffix.startswith('.t'))})(\.\w+)?$", re.IGNORECASE
 )
 
-#: Suffixes of other formats, which a tar must not have: other compressions, archives and tables.
-_OTHERS = (
-    *(".Z", ".taZ", ".tZ", ".z", ".br", ".lz", ".lzo", ".tzo", ".sz", ".zip", ".7z", ".rar"),
-    *(".parquet", ".arrow", ".tfrecord", ".npz", ".h5"),
+#: The beginnings of suffixes that a tar must not have: those of other compressions, archives and tables, and what looks
+#: like a compression, such as `.gzip` and `.gz-000`.
+_OTHERS = re.compile(
+    r"\.(?:t?(?:gz|bz|xz|lz|zst|zip|7z)|(?:t?a?z|tzo|brotli|br|sz|snappy|zz|zlib|deflate|lrz|rar)(?![a-z])"
+    r"|(?:parquet|arrow|tfrecord|npz|h5)(?![a-z]))",
+    re.IGNORECASE,
 )
 
 
@@ -467,10 +469,11 @@ def named_compression(location: Location) -> str | None:
     ('gzip', None)
     """
     suffix = "" if location.is_stream else os.path.splitext(location.base)[1]
-    if suffix in _OTHERS or suffix.lower() in _OTHERS:
+    compression = None if suffix == ".taZ" else SUFFIXES.get(suffix.lower())  # compress, while .taz is gzip
+    if compression is None and _OTHERS.match(suffix):
         known = " ".join(SUFFIXES)
         raise UrlError(f"the suffix {suffix} is not supported; those that compress are {known}", url=location.name)
-    return SUFFIXES.get(suffix.lower())
+    return compression
 
 
 def without_suffix(base: str) -> str:

@@ -478,9 +478,8 @@ def _missing_numbers(names: list[str]) -> str:
     """
     runs: dict[tuple[str, str, int], list[int]] = {}
     first_name, last_name = (_NUMBERED.fullmatch(without_suffix(name)) for name in (names[0], names[-1]))
-    if first_name and last_name and first_name[1] == last_name[1]:
-        if int(last_name[2]) - int(first_name[2]) == len(names) - 1:
-            return ""  # the usual case, also of very many shards
+    if first_name and last_name and int(last_name[2]) - int(first_name[2]) == len(names) - 1:
+        return ""  # the usual case, also of very many shards
     for name in names:
         stem = without_suffix(name)
         if match := _NUMBERED.fullmatch(stem):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from programs import need
 from soak import SOAK
 
-from tarshards import ShardWriter, Stream, read_samples
+from tarshards import ShardWriter, Stream, TarWriter, read_samples, webdataset, write_samples
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import compression
 from tarshards.storage.compression import COMPRESSIONS
@@ -356,12 +356,31 @@ def test_other_suffixes_stay_plain(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["a.tar.Z", "a.taZ", "a.tar.br", "a.tar.lz", "a.tar.lzo", "a.tar.zip", "a.ZIP", "a.7z", "w-0.parquet", "a.tar.sz"],
+    [
+        *("a.tar.Z", "a.taZ", "a.tZ", "a.tar.br", "a.tar.lz", "a.tar.lzo", "a.tar.zip", "a.ZIP", "a.7z", "a.tar.sz"),
+        *("a.tar.gzip", "a.tar.GZIP", "a.tgz2", "a.tar.gz2", "a.tar.bzip2", "a.tar.zstandard", "a.tar.lzip", "a.tzip"),
+        *("a.tar.brotli", "a.tar.snappy", "a.tar.zz", "a.tar.lz77", "a.tz", "w-0.parquet", "a.jsonl.gzip", "a.h5"),
+    ],
 )
 def test_a_name_that_promises_another_format_is_refused(tmp_path, name):
-    with pytest.raises(UrlError, match=rf"{re.escape(name)}: the suffix \.\w+ is not .* \.gz \.tgz .* \.lz4 \.tlz4$"):
-        open_shard(str(tmp_path / name), "wb")
+    refusal = rf"{re.escape(name)}: the suffix \.\w+ is not .* \.gz \.tgz .* \.lz4 \.tlz4$"
+    actions = [lambda: open_shard(str(tmp_path / name), "wb"), lambda: TarWriter(tmp_path / name)]
+    actions += [lambda: write_samples([{"__key__": "a", "txt": "a"}], tmp_path / name)]
+    actions += [lambda: webdataset.TarWriter(str(tmp_path / name)), lambda: ShardWriter(tmp_path / f"%d{name}")]
+    for action in actions:
+        with pytest.raises(UrlError, match=refusal):
+            action()
+    with pytest.raises(UrlError, match=r"the suffix \.gz-%d is not"):
+        ShardWriter(tmp_path / "a.tar.gz-%d")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["a.tar.tmp", "a.tar.1", "a.tar.part", "a.zh", "a.brain", "a.tsv", "a.tar.new", "a.zebra"]
+)
+def test_any_other_name_is_one_of_a_plain_tar(tmp_path, name):
+    write_samples([{"__key__": "a", "txt": "a"}], tmp_path / name)
+    assert compression.find_compression((tmp_path / name).read_bytes()) is None
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):

@@ -89,8 +89,10 @@ def check_imagespec(images: Any) -> str | None:
 def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> Any:
     """Decode an image: uint8, or float32 in [0, 1]; numpy HWC, torch CHW (both HW for L), or PIL.
 
-    Animations give their first frame, and 16 bits become 8, except for ``l16``: uint16, 257 times the value of 8 bits.
-    EXIF orientation is applied with *exif_transpose*. Raises an error for damaged and truncated images.
+    Animations give their first frame. The 16 bits of a grey image become 8 in uint8 and PIL images, and stay 16 in
+    float32 and in ``l16``: uint16, 257 times the value of 8 bits. Of 16-bit colours, Pillow decodes 8 bits, so that
+    float32 and ``l16`` are refused. EXIF orientation is applied with *exif_transpose*. Raises an error for damaged and
+    truncated images.
     """
     import numpy as np
 
@@ -100,13 +102,15 @@ def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> A
     if container == "pil":
         return _to_picture(data, mode, pixels, orientation)
     if pixels is None:
-        pixels = np.array(_decode_pillow(data, mode, keeps_16_bits=element == "uint16"))
+        pixels = np.array(_decode_pillow(data, mode, keeps_16_bits=element != "uint8"))
+        if pixels.dtype == np.uint16 and mode != "L":
+            pixels = np.stack([pixels] * 3 + [np.full_like(pixels, 65535)] * (mode == "RGBA"), axis=2)
     if orientation != 1:
         pixels = np.ascontiguousarray(oriented(pixels, orientation))
     if element == "uint16" and pixels.dtype == np.uint8:
         pixels = pixels * np.uint16(257)
     if element == "float32":
-        pixels = pixels.astype(np.float32) / 255
+        pixels = pixels.astype(np.float32) / np.iinfo(pixels.dtype).max
     if container == "numpy":
         return pixels
     torch = require("torch", extra="torch")
@@ -243,9 +247,24 @@ def _decode_pillow(data: bytes, mode: str, *, keeps_16_bits: bool = False) -> Im
             return image
     elif image.mode in ("I", "F"):
         raise ValueError(f"32-bit pixels (mode {image.mode}) do not convert to 8 bits; register a decoder of your own")
+    elif keeps_16_bits and _has_deep_colours(image, data):
+        reason = f"more than 8 bits a channel, of which Pillow decodes 8 in colours (mode {image.mode})"
+        raise ValueError(f"{reason}: decode rgb8 or l8, or register a decoder of your own")
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert(mode)
+
+
+def _has_deep_colours(image: Image.Image, data: bytes) -> bool:
+    """Return whether a channel of an image that is not grey has more than the 8 bits that Pillow decodes."""
+    if image_headers.bits_of(data, image.format or "") > 8:
+        return True
+    tiles: Any = getattr(image, "tile", ())
+    for _, _, _, arguments in tiles:
+        layout, *more = (arguments,) if isinstance(arguments, str) else arguments or ("",)
+        if ";16" in str(layout) or (image.format == "PPM" and more and more[0] > 255):
+            return True
+    return False
 
 
 def _verify_png(data: bytes) -> None:

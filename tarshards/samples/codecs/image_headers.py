@@ -111,6 +111,20 @@ def check_jpeg2000(data: bytes) -> None:
         raise DecodeError(f"a truncated JPEG 2000: no end of the codestream in {len(data)} bytes")
 
 
+def bits_of(data: bytes, kind: str) -> int:
+    """Return the bits of a channel in a JPEG 2000, AVIF or HEIF image, the *kind* as Pillow names it; else 0.
+
+    Sources: ITU-T T.800, A.5.1 (SIZ); ISO/IEC 23008-12, 6.5.6 (the property pixi).
+    """
+    if kind == "JPEG2000" and (start := data.find(JPEG2000_CODESTREAM)) >= 0:
+        count = int.from_bytes(data[start + 40 : start + 42], "big")
+        return max(((each & 127) + 1 for each in data[start + 42 : start + 42 + 3 * count : 3]), default=0)
+    if kind in ("AVIF", "HEIF") and (start := data.find(b"pixi", 0, 1 << 16)) >= 0:
+        count = data[start + 8] if len(data) > start + 8 else 0
+        return max(data[start + 9 : start + 9 + count], default=0)
+    return 0
+
+
 def icon_images(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each image in an icon: a PNG, or a BMP without its file header; nothing for other bytes.
 

@@ -4,6 +4,7 @@ import io
 import re
 import struct
 import sys
+import zlib
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from tarshards import readers
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.draws import draws_of
-from tarshards.samples.codecs import decode_field, encode_field
+from tarshards.samples.codecs import decode_field, encode_field, image_headers
 from tarshards.samples.codecs.image import EXTENSIONS, IMAGESPECS, decode_image, is_sound_jpeg
 from tarshards.stream.ops import decode
 
@@ -146,6 +147,77 @@ def test_16_bit_grey_is_kept_where_it_is_asked_for(field):
     got = decode_field(field, data, images="l16")
     assert (got.dtype, np.array_equal(got, grey)) == (np.uint16, True)
     assert np.array_equal(decode_field(field, data, images="l8"), grey >> 8)
+
+
+@pytest.mark.parametrize("field", ["png", "tif", "pgm", "jp2"])
+def test_16_bit_grey_is_kept_in_floats(field):
+    grey = np.arange(600, dtype=np.uint16).reshape(20, 30) * 109
+    data = encode_field(field, grey)
+    exact = grey.astype(np.float32) / 65535
+    opaque = np.stack([exact] * 3 + [np.ones_like(exact)], axis=2)
+    assert np.array_equal(decode_field(field, data, images="l"), exact)
+    assert np.array_equal(decode_field(field, data, images="rgb"), opaque[:, :, :3])
+    assert np.array_equal(decode_field(field, data, images="rgba"), opaque)
+    assert np.array_equal(decode_field(field, data, images="rgb8"), np.stack([grey >> 8] * 3, axis=2))
+    if find_spec("torch"):
+        assert np.array_equal(decode_field(field, data, images="torchrgb").numpy(), np.stack([exact] * 3))
+    upper = encode_field(field, (grey >> 8) * 257)
+    assert np.allclose(decode_field(field, upper, images="l"), (grey >> 8) / np.float32(255), rtol=1e-6)
+
+
+def png_of_16_bits(pixels: np.ndarray, colour: int) -> bytes:
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    height, width = pixels.shape[:2]
+    head = struct.pack(">IIBBBBB", width, height, 16, colour, 0, 0, 0)
+    chunks = b"IHDR" + head, b"IDAT" + zlib.compress(rows), b"IEND"
+    packed = [struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+
+
+def tiff_of_16_bits(pixels: np.ndarray, photometric: int) -> bytes:
+    height, width, channels = pixels.shape
+    tags = {256: width, 257: height, 259: 1, 262: photometric, 277: channels, 278: height, 279: pixels.nbytes, 284: 1}
+    start = 8 + 2 + 12 * (len(tags) + 2) + 4
+    tags |= {258: start, 273: start + 2 * channels}
+    forms = {258: (3, channels)}  # the others are one number of 32 bits
+    entries = [struct.pack("<HHII", tag, *forms.get(tag, (4, 1)), value) for tag, value in sorted(tags.items())]
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(entries) + bytes(4)
+    return head + struct.pack(f"<{channels}H", *[16] * channels) + pixels.astype("<u2").tobytes()
+
+
+DEEP = np.random.default_rng(0).integers(0, 1 << 16, (16, 16, 4), np.uint16)
+SMOOTH = Image.fromarray(np.full((32, 32, 3), 90, np.uint8))
+BARE = saved(SMOOTH, "JPEG2000", no_jp2=True)
+SIZ = BARE.index(b"\xff\x51") + 40
+COLOURS = {
+    "rgb.png": png_of_16_bits(DEEP[:, :, :3], 2),
+    "grey_alpha.png": png_of_16_bits(DEEP[:, :, :2], 4),
+    "rgba.png": png_of_16_bits(DEEP, 6),
+    "rgb.tiff": tiff_of_16_bits(DEEP[:, :, :3], 2),
+    "cmyk.tiff": tiff_of_16_bits(DEEP, 5),
+    "ppm": b"P6 16 16 65535\n" + DEEP[:, :, :3].astype(">u2").tobytes(),
+    "of_1000.ppm": b"P6 16 16 1000\n" + (DEEP[:, :, :3] % 1001).astype(">u2").tobytes(),
+    "j2k": BARE[:SIZ] + b"\x0b\1\1" * 3 + BARE[SIZ + 9 :],  # the header of 12 bits; Pillow writes only 8
+}
+
+
+@pytest.mark.parametrize("field", COLOURS)
+def test_16_bit_colours_do_not_become_256_levels_where_more_are_asked_for(field):
+    for imagespec in "l16", "rgb", "l", "torchrgb", "rgba":
+        with pytest.raises(DecodeError, match=r"more than 8 bits a channel, of which Pillow decodes 8 in .* rgb8"):
+            decode_field(field, COLOURS[field], images=imagespec)
+    if field != "j2k":
+        assert decode_field(field, COLOURS[field], images="rgb8").dtype == np.uint8
+        assert decode_field(field, COLOURS[field], images="pil").mode == "RGB"
+
+
+def test_the_bits_of_a_channel_are_in_the_header():
+    data = saved(SMOOTH, "AVIF")
+    assert [image_headers.bits_of(*each) for each in ((data, "AVIF"), (BARE, "JPEG2000"), (data, "PNG"))] == [8, 8, 0]
+    ten = data.replace(b"pixi\0\0\0\0\3\x08\x08\x08", b"pixi\0\0\0\0\3\n\n\n")  # which Pillow does not write
+    assert image_headers.bits_of(ten, "HEIF") == 10
+    for length in range(len(data)):
+        assert image_headers.bits_of(data[:length], "AVIF") in (0, 8)
 
 
 @pytest.mark.parametrize("field", ["jpg", "png", "cmyk.jpg", "webp"])
