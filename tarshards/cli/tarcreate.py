@@ -151,12 +151,12 @@ def _count(samples: Iterator[Sample], output: Location) -> None:
 def _show_classes(folder: str, target: Location | None) -> None:
     from tarshards.samples.lines import escape
     from tarshards.samples.tree import list_classes
-    from tarshards.storage.opening import open_url
+    from tarshards.storage.opening import open_shard
 
     rows = [(escape(name.encode(errors="surrogateescape")), number) for name, number in list_classes(folder).items()]
     if target is None:
         for name, number in rows:
             say(f"class {number} is {name}")
         return
-    with open_url(target, "wb") as file:
+    with open_shard(target, "wb") as file:
         file.write("".join(f"{name}\t{number}\n" for name, number in rows).encode())

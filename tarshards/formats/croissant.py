@@ -24,6 +24,7 @@ from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import Spec, expand_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
+from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
@@ -110,7 +111,7 @@ def write_card(target: str | os.PathLike[str] | Location, splits: Mapping[str, S
     beside = Location("card.json") if location.is_stream else location
     plain = location.url == "-" and sys.stdout.isatty()  # a terminal might interpret characters in names of shards
     text = json.dumps(make_card(splits, beside=beside, **about), indent=2, ensure_ascii=plain) + "\n"
-    with location.open("wb") as stream:
+    with open_shard(location, "wb") as stream:
         stream.write(text.encode("utf-8", "backslashreplace"))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
-from tarshards.storage.opening import open_url
+from tarshards.storage.opening import open_shard
 from tarshards.verbs.show import fields_of, is_image
 from tarshards.view.media_types import has_media
 from tarshards.view.page_text import dumped, whole_page
@@ -25,7 +25,7 @@ def write_contact_sheet(samples: Iterable[Sample], target: str | Location, *, ti
     """
     count = 0
     begin, end = whole_page(title, {"transport": "embedded", "name": title})
-    with open_url(target, "wb") as file:
+    with open_shard(target, "wb") as file:
         file.write(f'{begin[:-1]}, "samples": [\n'.encode())
         for sample in samples:
             row = {"number": count, "key": sample["__key__"], "shard": sample.get("__url__", "")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -89,6 +90,14 @@ def test_a_card_says_what_was_said(here):
     bare = make_card({"val": SPLITS["val"]}, name="digits")
     assert bare["description"] == "digits: 3 samples in 1 tar shards."
     assert not {"license", "creator", "citeAs", "version", "datePublished", "url"} & set(bare)
+
+
+def test_the_suffix_of_a_card_selects_its_compression(here):
+    write_card("digits.json", SPLITS, **ABOUT)
+    write_card("digits.json.gz", SPLITS, **ABOUT)
+    assert gzip.decompress(Path("digits.json.gz").read_bytes()) == Path("digits.json").read_bytes()
+    with pytest.raises(UrlError, match=r"the suffix \.gzip is not supported"):
+        write_card("digits.json.gzip", SPLITS, **ABOUT)
 
 
 def test_every_shard_is_listed_with_its_size_and_checksum(here):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
 import json
@@ -109,6 +110,13 @@ def test_pictures_are_scaled_down(tmp_path, mode, kind):
     head, data = source.split(",")
     assert head == f"data:image/{kind};base64"
     assert Image.open(io.BytesIO(base64.b64decode(data))).size == (240, 120)
+
+
+def test_the_suffix_of_a_contact_sheet_selects_its_compression(tmp_path):
+    sample = {"__key__": "a", "txt": b"a"}
+    for name in "a.html", "a.html.gz":
+        write_contact_sheet([sample], tmp_path / name, title="a")
+    assert gzip.decompress((tmp_path / "a.html.gz").read_bytes()) == (tmp_path / "a.html").read_bytes()
 
 
 def test_a_contact_sheet_that_breaks_off_leaves_none(tmp_path):

@@ -114,7 +114,7 @@ def check_jpeg2000(data: bytes) -> None:
 def bits_of(data: bytes, kind: str) -> int:
     """Return the bits of a channel in a JPEG 2000, AVIF or HEIF image, the *kind* as Pillow names it; else 0.
 
-    Sources: ITU-T T.800, A.5.1 (SIZ); ISO/IEC 23008-12, 6.5.6 (the property pixi).
+    Sources: ITU-T T.800, A.5.1; ISO/IEC 23008-12, 6.5.6 (the property pixi).
     """
     if kind == "JPEG2000" and (start := data.find(JPEG2000_CODESTREAM)) >= 0:
         count = int.from_bytes(data[start + 40 : start + 42], "big")

@@ -188,7 +188,7 @@ def tiff_of_16_bits(pixels: np.ndarray, photometric: int) -> bytes:
 DEEP = np.random.default_rng(0).integers(0, 1 << 16, (16, 16, 4), np.uint16)
 SMOOTH = Image.fromarray(np.full((32, 32, 3), 90, np.uint8))
 BARE = saved(SMOOTH, "JPEG2000", no_jp2=True)
-SIZ = BARE.index(b"\xff\x51") + 40
+COMPONENTS = BARE.index(b"\xff\x51") + 40
 COLOURS = {
     "rgb.png": png_of_16_bits(DEEP[:, :, :3], 2),
     "grey_alpha.png": png_of_16_bits(DEEP[:, :, :2], 4),
@@ -197,7 +197,7 @@ COLOURS = {
     "cmyk.tiff": tiff_of_16_bits(DEEP, 5),
     "ppm": b"P6 16 16 65535\n" + DEEP[:, :, :3].astype(">u2").tobytes(),
     "of_1000.ppm": b"P6 16 16 1000\n" + (DEEP[:, :, :3] % 1001).astype(">u2").tobytes(),
-    "j2k": BARE[:SIZ] + b"\x0b\1\1" * 3 + BARE[SIZ + 9 :],  # the header of 12 bits; Pillow writes only 8
+    "j2k": BARE[:COMPONENTS] + b"\x0b\1\1" * 3 + BARE[COMPONENTS + 9 :],  # the header of 12 bits; Pillow writes only 8
 }
 
 
