@@ -170,8 +170,8 @@ def test_zeros_after_gzip_and_xz_are_padding(tmp_path, suffix, zeros):
 @pytest.fixture
 def held(monkeypatch) -> int:
     """The bytes that may be held whatever their ratio, fewer than usual."""
-    monkeypatch.setattr(compression, "MAX_HELD", 1 << 22)
-    return 1 << 22
+    monkeypatch.setattr(compression, "MAX_HELD", 1 << 20)
+    return 1 << 20
 
 
 def test_what_passes_through_may_expand_by_any_ratio(tmp_path, suffix, held):
@@ -181,20 +181,20 @@ def test_what_passes_through_may_expand_by_any_ratio(tmp_path, suffix, held):
         assert sum(map(len, iter(lambda: stream.read(1 << 16), b""))) == 20 * held
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert peak < 5 * held
+    assert peak < 12 * held  # a window of xz has 8 MiB
 
 
 def test_bombs_are_refused_before_they_are_held(tmp_path, suffix, held):
-    (tmp_path / "shard").write_bytes(python[suffix](bytes(20 * held)))
+    (tmp_path / "shard").write_bytes(python[suffix](bytes(30 * held)))
     for url in str(tmp_path / "shard"), f"pipe:cat {tmp_path}/shard":
         with open_shard(url, allow_pipe=True) as stream:
             tracemalloc.start()
-            with pytest.raises(OpenError, match=r"more than 4 MiB, and more than 200 times .*\(max_ratio=, "):
+            with pytest.raises(OpenError, match=r"more than 1 MiB, and more than 200 times .*\(max_ratio=, "):
                 stream.read()
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-        assert peak < 200 * os.path.getsize(tmp_path / "shard") + 6 * held  # a window of xz has 8 MiB
-        assert read(url, max_ratio=1e9, allow_pipe=True) == bytes(20 * held)
+        assert peak < 200 * os.path.getsize(tmp_path / "shard") + 12 * held
+        assert read(url, max_ratio=1e9, allow_pipe=True) == bytes(30 * held)
 
 
 def test_either_limit_alone_is_no_bomb(tmp_path, suffix, held):
@@ -207,17 +207,16 @@ def test_archives_of_small_members_of_every_suffix(tmp_path, suffix):
     texts = {
         "label": lambda number: {"cls": b"%d" % (number % 10)},
         "caption": lambda number: {"cls": b"%d" % (number % 1000), "txt": b"a photo of a cat"},
-        "empty": lambda number: {"txt": b""},
     }
     for name, fields in texts.items():
         with ShardWriter(str(tmp_path / f"{name}-%d.tar.{suffix}")) as writer:
-            for number in range(3000):
+            for number in range(2500):
                 writer.write({"__key__": f"{number:07d}", **fields(number)})
         url = f"{tmp_path}/{name}-0.tar.{suffix}"
-        assert sum(1 for _ in read_samples(url)) == 3000
-        assert sum(1 for _ in Stream.from_shards(url, index=False)) == 3000
+        assert sum(1 for _ in read_samples(url)) == 2500
+        assert sum(1 for _ in Stream.from_shards(url, index=False)) == 2500
         report = check_shards([url])
-        assert (report.samples, report.lost, report.total("error")) == (3000, 0, 0)
+        assert (report.samples, report.lost, report.total("error")) == (2500, 0, 0)
 
 
 def test_windows_that_are_too_large_are_refused(tmp_path):
