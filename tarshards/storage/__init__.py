@@ -13,7 +13,7 @@ Read in this order:
   constants of all three
 - ``ahead``: the queue of requests made before their bytes are needed, and the reader of files from beginning to end
 - ``local``, ``stdio``, ``http``, ``pipe``, ``fsspec_``: one family of schemes each; ``webdav``: the folders of web
-  servers
+  servers; ``bash_line``: names filled into a line of bash
 - ``compression``: one table of compressions, read by their first bytes and written by their suffixes
 - ``ranges``: bytes in any order; local files are mapped
 - ``cache``: blocks of remote files on a local disk, shared by the processes of the host; ``shared``: bytes in memory,

@@ -7,7 +7,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import EncodeError, OpenError, OpError, SampleError, TarshardsError
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from tarshards.parallel.children import ChildGroup
 
 MAX_SERIES = 500  # series of shards that are written at once; each keeps a file open
+BRACES = re.compile(r"(?<!\$)\{\}")
 LONGEST = 256  # bytes; file systems allow only shorter names
 
 Route = Callable[[Sample], str]
@@ -189,8 +189,9 @@ def route_by_ratios(ratios: Mapping[str, float], *, seed: int = 0) -> Route:
 class ShardCommand:
     """Run a bash *command* for each shard that it is called with, at most *jobs* at a time.
 
-    The name of the shard is in ``$TAR_SHARD`` and replaces each ``{}``, quoted. If the command succeeds and *delete* is
-    set, the shard is removed. If it fails, the next call or ``close`` raises OpError.
+    The name of the shard is in ``$TAR_SHARD`` and replaces each ``{}``, so that it remains one word, within quotes too;
+    a call raises OpError if it cannot. If the command succeeds and *delete* is set, the shard is removed. If it fails,
+    the next call or ``close`` raises OpError.
     """
 
     def __init__(self, command: str, *, jobs: int = 1, delete: bool = False):
@@ -202,9 +203,13 @@ class ShardCommand:
     def __call__(self, shard: str) -> None:
         while len(self._running) >= self.jobs:
             self._wait()
+        from tarshards.storage.bash_line import fill_line
         from tarshards.storage.pipe import start
 
-        command = self.command.replace("{}", quote(shard))
+        try:
+            command = fill_line(self.command, BRACES, lambda match: shard)
+        except ValueError as error:
+            raise OpError(f"{error}; the shard is kept", url=Location.of(shard).name) from error
         environment = {**os.environ, "TAR_SHARD": shard}
         group = start(command, f"pipe:{command}", environment=environment, stdin=os.devnull, stdout=2)
         self._running.append((shard, group))

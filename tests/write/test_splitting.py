@@ -262,6 +262,19 @@ def test_enough_shards_end_a_pipe_well(tmp_path, path_with_tools):
     assert sorted(path.name for path in tmp_path.glob("a-*")) == ["a-000000.tar", "a-000001.tar"]
 
 
+def test_the_name_of_a_shard_is_no_command(tmp_path, path_with_tools):
+    labels = ["$(touch hit)", "it's", '"q"', "`touch hit`", "a b"]
+    write_samples([{"__key__": str(i), "txt": label} for i, label in enumerate(labels)], str(tmp_path / "all.tar"))
+    line = """tarsplit -q all.tar --by txt -o 'x-{txt}-%d.tar' --post 'cp "{}" "copy of "{}'"""
+    done = shell(line, tmp_path, path_with_tools)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {path.name for path in tmp_path.glob("copy*")} == {f"copy of x-{label}-0.tar" for label in labels}
+    assert not (tmp_path / "hit").exists()
+    reason = r"x-\$y.tar: 'x-\$y.tar' cannot replace \{\} in backquotes: .*; the shard is kept"
+    with pytest.raises(OpError, match=reason):
+        ShardCommand("echo `cat {}`")("x-$y.tar")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_in_a_command(tmp_path, path_with_tools, number):
     write_samples(SAMPLES, str(tmp_path / "all.tar"))

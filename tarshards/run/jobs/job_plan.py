@@ -8,17 +8,19 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain, dropwhile, pairwise, product
 from typing import Any, NamedTuple
 
 from tarshards.errors import StateError, UrlError
+from tarshards.storage.bash_line import Slot, code_refusal, fill_line, parser_of
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.markers import digest_of
 from tarshards.storage.redaction import has_credentials, redacted, secrets_of
 
 VERSION = 1
-PLACEHOLDER = re.compile(r"\{(?:(#)|(\d*)([./]?))\}")
+PLACEHOLDER = re.compile(r"(?<!\$)\{(?:(#)|(\d*)([./]?))\}")  # ${1} and ${#} are bash's
 #: Our tools that replace a file only with --overwrite.
 TOOLS = {
     *("lines2tar", "tar2json", "tar2tsv", "tarcard", "tarcat", "tarcheck", "tarconvert", "tarcreate", "tarexport"),
@@ -64,10 +66,14 @@ class JobPlan(NamedTuple):
         return [item for task in self.tasks for item in task]
 
     def arguments(self, item: Item) -> list[str]:
-        """Return the program to run for *item*, and its arguments."""
+        """Return the program to run for *item*, and its arguments.
+
+        In a line of bash, an argument of a shell's -c too, each value remains one word. Raises ValueError for a value
+        that would be parsed as code.
+        """
         if self._is_line:
-            return ["bash", "-c", fill(self.command[0], item, quote=shlex.quote)]
-        return [fill(word, item) for word in self.command]
+            return ["bash", "-c", fill_line(self.command[0], PLACEHOLDER, partial(value_of, item))]
+        return [_fill_argument(self.command, number, item) for number in range(len(self.command))]
 
     def output_of(self, item: Item) -> str | None:
         """Return the URL that the command writes for *item*, or None if it is unknown."""
@@ -178,8 +184,8 @@ class JobPlan(NamedTuple):
         return plan
 
 
-def fill(word: str, item: Item, *, quote: Any = str) -> str:
-    r"""Fill an item's values into *word*.
+def fill(word: str, item: Item) -> str:
+    """Fill an item's values into *word*.
 
     ``{}`` and ``{1}`` are the value of the first source, ``{2}`` that of the second; ``{.}`` and ``{2.}`` are without
     the extension (``.tar.gz`` is one), ``{/}`` and ``{2/}`` the base name; ``{#}`` is the item's number, from 1.
@@ -187,20 +193,30 @@ def fill(word: str, item: Item, *, quote: Any = str) -> str:
     >>> fill("{} {.} {/} {#} {2} {shard:06d}", Item(0, ("d/a.tar.gz", "x")))
     'd/a.tar.gz d/a a.tar.gz 1 x {shard:06d}'
     """
+    return PLACEHOLDER.sub(partial(value_of, item), word)
 
-    def value(match: re.Match[str]) -> str:
-        count, source, change = match.groups()
-        if count:
-            return str(item.number + 1)
-        text = item.values[int(source or 1) - 1]
-        if change == ".":
-            text = re.sub(r"(\.tar\.\w+|\.[^./]+)$", "", text)
-        elif change == "/":
-            text = text.rpartition("/")[2]
-        filled: str = quote(text)
-        return filled
 
-    return PLACEHOLDER.sub(value, word)
+def value_of(item: Item, placeholder: re.Match[str]) -> str:
+    """Return the value of *item* that replaces *placeholder*."""
+    count, source, change = placeholder.groups()
+    if count:
+        return str(item.number + 1)
+    text = item.values[int(source or 1) - 1]
+    if change == ".":
+        return re.sub(r"(\.tar\.\w+|\.[^./]+)$", "", text)
+    return text.rpartition("/")[2] if change == "/" else text
+
+
+def _fill_argument(command: Sequence[str], number: int, item: Item) -> str:
+    """Return the argument *number* of *command* for *item*; if a shell parses it, it is a line of bash."""
+    word, value = command[number], partial(value_of, item)
+    if (found := PLACEHOLDER.search(word)) and (parser := parser_of(command[:number], word)):
+        program, is_shell = parser
+        if is_shell:
+            return fill_line(word, PLACEHOLDER, value)
+        slot = Slot(found, refusal=code_refusal(program, found[0]))
+        return PLACEHOLDER.sub(lambda match: slot._replace(match=match).filled(value(match)), word)
+    return fill(word, item)
 
 
 def make_plan(
@@ -217,7 +233,8 @@ def make_plan(
 
     Each source is an expression like those of shards. *inputs* and *outputs* are expressions of the same length
     instead, for ``{1}`` and ``{2}``; the markers are then written beside the outputs, else in the folder *state*, or
-    beside the argument of ``-o`` in the command. Raises ValueError if two items would write the same output.
+    beside the argument of ``-o`` in the command. Raises ValueError if two items would write the same output, and for an
+    item that bash or another program would parse as code.
     """
     if (inputs is None) != (outputs is None) or (inputs is not None) == bool(sources):
         raise ValueError("give the items either by sources or by inputs and outputs")
@@ -235,6 +252,8 @@ def make_plan(
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", name):
         raise ValueError(f"{name!r} is not a job name: up to 40 of a-z, 0-9 and inner -, the first a letter")
     plan = JobPlan(name, command, output, state, tuple((item,) for item in items))
+    for item in items:
+        plan.arguments(item)  # raises ValueError for a value that the command cannot have
     if output is not None or state is not None:
         check_markers(plan)
     return plan
@@ -258,6 +277,8 @@ def _check_types(plan: JobPlan) -> None:
         raise TypeError("a word is not a str, or an item has no number or value")
     for sources in {len(item.values) for item in plan.items}:
         _check_placeholders((*plan.command, plan.output or ""), sources)
+    for item in plan.items:
+        plan.arguments(item)  # an earlier version may have written it
 
 
 def _check_placeholders(command: tuple[str, ...], sources: int) -> None:

@@ -31,6 +31,24 @@ def test_every_item_runs_once(tarjob):
     assert sum(ran().values()) == 20
 
 
+def test_names_of_shards_are_no_commands(tarjob):
+    names = ["$(touch hit).tar", "a b.tar", "it's.tar", '"q".tar', "new\nline.tar", "back\\slash.tar", "$HOME.tar"]
+    for folder in ("in", "out"):
+        Path(folder).mkdir()
+    for name in names:
+        Path("in", name).write_text(name)
+    assert tarjob("-s", "in/*.tar", "--", """test -f "{}" && cat '{}' >"out/{/}" """)[0] == 0
+    assert tarjob("-s", "in/*.tar", "-q", "--", "bash", "-c", 'cmp "{}" out/{/}') == (0, "", "")
+    assert {path.name: path.read_text() for path in Path("out").iterdir()} == {name: name for name in names}
+    assert not Path("hit").exists()
+    code, _, errors = tarjob("-s", "in/$(*", "--", "echo `cat {}`")
+    cure = 'begin the line with name={}; and write "$name" there'
+    assert (code, errors.splitlines()[-1]) == (
+        2,
+        f"Error: 'in/$(touch hit).tar' cannot replace {{}} in backquotes: {cure}",
+    )
+
+
 def test_what_fails_is_run_again_after_the_others(tarjob):
     fails_twice = f"{COUNT} test {{}} != 1 || test $(grep -c 1 ran) -ge 3"
     assert tarjob("-s", "{0..3}", "-j", 1, "--", fails_twice)[0] == 0

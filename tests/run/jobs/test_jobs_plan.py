@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tarshards.errors import StateError, UrlError
-from tarshards.run.jobs.job_plan import TOOLS, Item, JobPlan, fill, group_tasks, make_plan
+from tarshards.run.jobs.job_plan import PLACEHOLDER, TOOLS, Item, JobPlan, fill, group_tasks, make_plan
+from tarshards.storage.markers import digest_of
 
 SEED = ["tarproc", "-p", "16", "-c", "run-ocr *.png", "gs://g1000/scanned-{}.tar", "-o", "gs://g1000/ocr-{}.tar"]
 
@@ -67,6 +69,59 @@ def test_a_line_of_bash_gets_quoted_items():
         ["bash", "-c", "cat 'a b' | wc -c"],
         ["bash", "-c", "cat c | wc -c"],
     ]
+
+
+HOSTILE = "it's $(touch hit).tar"
+DOUBLE_QUOTED = "test -f '{}' && cat \"{}\""
+
+
+@pytest.mark.parametrize(
+    ("command", "filled"),
+    [
+        ([DOUBLE_QUOTED], ["bash", "-c", "test -f ''{}'' && cat \"\"{}\"\""]),
+        (["echo ${1} ${#} $# {#} {}"], ["bash", "-c", "echo ${1} ${#} $# 1 {}"]),
+        (["echo", "${1}", "{}"], ["echo", "${1}", HOSTILE]),
+        (["nice", "bash", "-c", "cat {}; echo ${1}"], ["nice", "bash", "-c", "cat {}; echo ${1}"]),
+        (["tarproc", "-c", 'cp sample.txt "{}"', "{}"], ["tarproc", "-c", 'cp sample.txt ""{}""', HOSTILE]),
+        (["tarproc", "--command=cp a {}", "{}"], ["tarproc", "--command=cp a {}", HOSTILE]),
+        (["tarsplit", "--post", "cp {} x"], ["tarsplit", "--post", "cp {} x"]),
+        (["wc", "-c", "{}"], ["wc", "-c", HOSTILE]),
+        (['eval "x=$(printf %q {})"'], ["bash", "-c", 'eval "x=$(printf %q {})"']),
+    ],
+)
+def test_a_value_is_quoted_for_the_shell_that_reads_it(command, filled):
+    plan = make_plan(command, [[HOSTILE, "b"]], state="s")
+    assert plan.arguments(plan.items[0]) == [word.replace("{}", quote(HOSTILE)) for word in filled]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["echo `cat {}`"], ['x="${x:-{}}"; y'], ["echo $(( {} + 1 ))"], ["cat <<E\n{}\nE\n"], ["echo \\{}"]),
+        *(["bash -c 'test -f {}'"], ['ssh host "cat {}"'], ['x=$(bash -c "cat {}")'], ["eval 'x={}'"]),
+        *(["ssh", "host", "cat {}"], ["python3", "-c", "open('{}')"], ["perl", "-ne", "print '{}'"]),
+        *(["awk", "/{}/", "a"], ["sed", "-i", "-e", "s/x/{}/", "a"], ["tarproc --command='cp a {}' b"]),
+        *(["x='{} "], ['"$(case a in b) echo {};; esac)"'], ["(( x<<2 )); echo {}"]),
+    ],
+)
+def test_a_value_that_would_be_code_is_refused(command):
+    message = r"\$\(touch hit\).* cannot replace \{\} (in|after) .*: (begin the line with|pass)"
+    with pytest.raises(ValueError, match=message):
+        make_plan(command, [["a.tar", HOSTILE]], state="s")
+    plan = make_plan(command, [["a.tar"]], state="s")
+    assert plan.arguments(plan.items[0])[-len(command) :] == [word.replace("{}", "a.tar") for word in command]
+    with pytest.raises(StateError, match=r"not a plan of tarjob: .* cannot replace"):
+        JobPlan.loads(plan._replace(tasks=((Item(0, (HOSTILE,)),),)).dumps())
+
+
+@pytest.mark.parametrize(
+    ("command", "item"),
+    [("tarcat '{}' -o \"x{/}\"; cat {} <<E\n{} `echo {}`\nE\n", "d/a.tar"), ("tarcat {} >out-{.}", "d/a b.tar")],
+)
+def test_markers_of_earlier_versions_are_still_valid(command, item):
+    plan = make_plan([command], [[item]], state="s")
+    line = PLACEHOLDER.sub(lambda match: quote(fill(match[0], plan.items[0])), command)
+    assert plan.digest(plan.items[0]) == digest_of((item,), ["bash", "-c", line])
 
 
 @pytest.mark.parametrize(
