@@ -209,7 +209,8 @@ class ShardCommand:
         try:
             command = fill_line(self.command, BRACES, lambda match: shard)
         except ValueError as error:
-            raise OpError(f"{error}; the shard is kept", url=Location.of(shard).name) from error
+            reason = f"the command for this shard was not run: {error}"
+            raise OpError(reason, url=Location.of(shard).name) from error
         environment = {**os.environ, "TAR_SHARD": shard}
         group = start(command, f"pipe:{command}", environment=environment, stdin=os.devnull, stdout=2)
         self._running.append((shard, group))
