@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
-from tarshards.errors import OpenError
+from tarshards.errors import OpenError, visible
 from tarshards.storage.location import Location
-from tarshards.storage.streams import is_missing
+from tarshards.storage.streams import failure, is_missing
+
+log: logging.Logger = logging.getLogger("tarshards")
 
 Record = dict[str, Any]
+Version = list[int | None]
+Versions = dict[str, Version | None]
 
 MAX_BYTES = 1 << 24  # of a marker
 
@@ -49,28 +55,55 @@ def write_marker(url: str | Location, record: Record) -> None:
         stream.write(json.dumps(record).encode() + b"\n")
 
 
-def find_made(url: str | Location, digest: str | None, output: Location | None = None) -> Record | None:
+def find_made(
+    url: str | Location,
+    digest: str | None,
+    output: Location | None = None,
+    *,
+    earlier: str | None = None,
+    inputs: Versions | None = None,
+) -> Record | None:
     """Return the record at *url* if ``is_made`` holds for it, else None.
 
-    A record with this digest is removed if its output is missing. Otherwise it would become valid as soon as a new
-    output exists, even if files written after the output, such as its index, are still missing.
+    Any other record is removed, since the output will be made: the record would be valid for the new output as soon as
+    that exists, before its index does, or when the work is what it was again.
     """
     record = read_marker(url)
-    if is_made(record, digest, output):
+    if is_made(record, digest, output, earlier=earlier, inputs=inputs):
         return record
-    if is_of(record, digest):
+    if record:
         remove_marker(url)
     return None
 
 
-def is_made(record: Record | None, digest: str | None, output: Location | None = None) -> bool:
-    """Return whether a marker records the work with this *digest*, and *output*, if given, still exists."""
-    return is_of(record, digest) and (output is None or output.exists())
+def is_made(
+    record: Record | None,
+    digest: str | None,
+    output: Location | None = None,
+    *,
+    earlier: str | None = None,
+    inputs: Versions | None = None,
+) -> bool:
+    """Return whether a marker records the work with this *digest*, and *output*, if given, still exists.
+
+    No input of *inputs* may have another version than in the record, but it may be missing by now; a record without
+    inputs is of an earlier release.
+    """
+    if not is_of(record, digest, earlier=earlier):
+        return False
+    recorded = (record or {}).get("inputs", {})
+    if any(version is not None and recorded.get(name, version) != version for name, version in (inputs or {}).items()):
+        return False
+    return output is None or output.exists()
 
 
-def is_of(record: Record | None, digest: str | None) -> bool:
-    """Return whether a marker records the work with this *digest*; None matches a marker without a digest."""
-    return bool(record) and record.get("digest") == digest  # type: ignore[union-attr]
+def is_of(record: Record | None, digest: str | None, *, earlier: str | None = None) -> bool:
+    """Return whether a marker records the work with this *digest*; None matches a marker without a digest.
+
+    *earlier* is the digest that an earlier release gave the same work, if it gave another one.
+    """
+    found = record.get("digest") if record else None
+    return bool(record) and (found == digest or (earlier is not None and found == earlier))
 
 
 def make_once(
@@ -78,23 +111,69 @@ def make_once(
     digest: str | None,
     make: Callable[[], Record],
     *,
+    earlier: str | None = None,
+    inputs: Versions | None = None,
     output: Location | None = None,
     resume: bool = True,
 ) -> tuple[Record, bool]:
     """Return the record of an output, and whether an earlier call made the output; if none did, call *make*.
 
-    *make* makes the output and returns its record, which is written to *url* with *digest*. ``find_made`` decides
-    whether the record of an earlier call is valid; without *resume*, none is.
+    *make* makes the output and returns its record, which is written to *url* with *digest* and *inputs*. ``find_made``
+    decides whether the record of an earlier call is valid; without *resume*, none is.
     """
     if not resume:
         with suppress(OpenError):  # of a server that removes nothing
             remove_marker(url)
-    elif (record := find_made(url, digest, output)) is not None:
+    elif (record := find_made(url, digest, output, earlier=earlier, inputs=inputs)) is not None:
         return record, True
     made = make()
-    record = made if digest is None else {"digest": digest, **made}
+    record = ({} if digest is None else {"digest": digest}) | ({} if inputs is None else {"inputs": inputs}) | made
     write_marker(url, record)
     return record, False
+
+
+def version_of(url: str | Location) -> Version:
+    """Return values that change when a file is written to: its size and, if it is local, its time in nanoseconds.
+
+    The list is empty for a stream. Raises OpenError if the file is missing.
+    """
+    location = Location.of(url)
+    if location.is_stream:
+        return []
+    if location.path is None:
+        return [location.size()]
+    try:
+        status = os.stat(location.path)
+    except OSError as error:
+        raise failure(error, location.name) from error
+    return [status.st_size, status.st_mtime_ns]
+
+
+def versions_of(urls: Iterable[str | Location]) -> Versions:
+    """Return the printable names of files with their versions, None for a missing one."""
+    found: Versions = {}
+    for location in map(Location.of, urls):
+        try:
+            found[location.name] = version_of(location)
+        except OpenError as error:
+            if not is_missing(error):
+                raise
+            found[location.name] = None
+    return found
+
+
+def say_kept(outputs: Sequence[str], kept: int, *, of_all: bool = True, unsure: int = 0, cure: str = "") -> None:
+    """Log how many of the *outputs* were *kept* from an earlier run; with ``of_all=False`` they may become more.
+
+    A change of the code or the inputs of the *unsure* ones would not be noticed: they have markers of an earlier
+    release. *cure* says how to make all outputs again.
+    """
+    if kept:
+        name = visible(Location.of(outputs[0]).name) + ", ..." * (len(outputs) > 1)
+        number = f"{kept} of {len(outputs)}" if of_all else str(kept)
+        note = f", {unsure} by an earlier release, which did not record code and inputs" if unsure else ""
+        outputs_are = "output" if number == "1" else "outputs"
+        log.warning("%s: %s %s kept from an earlier run%s%s", name, number, outputs_are, note, cure)
 
 
 def remove_marker(url: str | Location) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 from collections import deque
@@ -31,14 +30,13 @@ from tarshards.samples.grouping import encode_sample
 from tarshards.samples.keys import Sample
 from tarshards.samples.tree import read_tree, tree_digest
 from tarshards.storage.claims import Claims
+from tarshards.storage.code_digest import digest_code, name_unknown
 from tarshards.storage.derived import forget
 from tarshards.storage.location import Location, look_up
-from tarshards.storage.markers import digest_of, read_marker, write_marker
+from tarshards.storage.markers import digest_of, is_of, log, read_marker, say_kept, write_marker
 from tarshards.storage.streams import is_missing
 from tarshards.stream.stream import Stream
 from tarshards.write.shards import ShardWriter, TarWriter, open_claimed, shard_name
-
-log: logging.Logger = logging.getLogger("tarshards")
 
 CHUNK = 32  # items per call
 AHEAD = 4  # calls per process that are running, or wait for an earlier call to finish
@@ -66,11 +64,12 @@ def write_dataset(
     executor. With *sync*, each file is flushed to the disk before it gets its name, so that a call can be resumed even
     after a power loss. *sha256* is as in ``ShardWriter``.
 
-    To resume an interrupted call, repeat it: it keeps the finished shards if *pattern*, *max_bytes* and *to_sample* are
-    the same, the shards are unchanged, and the dataset is the same. A dataset is recognized by its type and length, and
-    by converting and comparing up to 512 random items of those written; a folder also by the name, size and time of
-    every file. If anything differs, a warning is logged, the shards of the interrupted call are removed, and writing
-    starts over. A call after a completed one also starts over.
+    To resume an interrupted call, repeat it: it keeps the finished shards, and logs how many, if *pattern*, *max_bytes*
+    and *to_sample* are the same, the shards are unchanged, and the dataset is the same. *to_sample* and the class or
+    generator of the dataset are compared by their code, constants, defaults and closure, not by the code of other
+    functions that they call; a dataset also by its length, and by converting and comparing up to 512 random items of
+    those written; a folder by the name, size and time of every file. If anything differs, a warning is logged, the
+    shards of the interrupted call are removed, and writing starts over. A call after a completed one also starts over.
 
     Raises OpError for an item that cannot be read or converted, SampleError for one that is not a sample, and
     EncodeError for a value that does not encode; the messages have the number of the item. Raises OpenError while
@@ -83,12 +82,16 @@ def write_dataset(
         check_function(to_sample, "to_sample=")
         check_sent(to_sample, executor, "to_sample=")
     source = _Source(dataset)
+    codes = [digest_code(to_sample), digest_code(getattr(dataset, "gi_code", type(dataset)))]
+    name_unknown(log.warning, "write_dataset", codes[0])
     function: Callable[[Any], Any]
     encode = _Encoder(source.sequence, to_sample)
     with ExitStack() as stack:
         claims = stack.enter_context(Claims())
         claims.take(shard_name(pattern, 0))  # the journal may belong to a running call
-        journal = _Journal(location, digest_of(pattern, max_bytes, source.identity, _name_of(to_sample)))
+        earlier = digest_of(pattern, max_bytes, source.identity, _name_of(to_sample))
+        digest = digest_of(pattern, max_bytes, source.identity, [code.digest for code in codes])
+        journal = _Journal(location, digest, earlier)
         if executor is None:
             from tarshards.parallel.process_pool import ProcessPool, call_shared
 
@@ -104,6 +107,9 @@ def write_dataset(
         if journal.shards and (reason := journal.changed_shard() or journal.changed_item(source, encoded)):
             source.restart(reason, journal.name)
             journal.discard(reason)
+        is_unsure = journal.shards and journal.found != digest
+        kept = len(journal.shards)
+        say_kept(journal.shards, kept, of_all=False, unsure=kept if is_unsure else 0)
         writer = stack.enter_context(
             ShardWriter(
                 pattern,
@@ -127,6 +133,7 @@ def write_dataset(
 
 
 def _name_of(function: Any) -> str:
+    """Return the identifier of a function in the journals of releases up to 0.2."""
     try:
         return pickle.dumps(function).hex()
     except Exception:
@@ -205,9 +212,12 @@ class _Source:
 
 
 class _Journal:
-    """The record of a call's shards, in a file beside the first shard, with digests of some items (marks)."""
+    """The record of a call's shards, in a file beside the first shard, with digests of some items (marks).
 
-    def __init__(self, pattern: Location, digest: str):
+    *found* is the digest of the call that was interrupted; *earlier* is that of the same call in an earlier release.
+    """
+
+    def __init__(self, pattern: Location, digest: str, earlier: str):
         self.pattern, self.digest, self._rank = pattern, digest, 0
         self._location = pattern.at(shard_name(pattern, 0)).sibling(".writing")
         self.name = self._location.name
@@ -219,7 +229,8 @@ class _Journal:
         self._sizes: list[int | None] = begun.get("sizes", [])
         self._marks = {int(number): mark for number, mark in begun.get("marks", {}).items()}
         self._discarded: int = begun.get("discarded", 0)  # shards of an earlier call that remain to be removed
-        if self.shards and begun.get("digest") != digest:
+        self.found: str | None = begun.get("digest")
+        if self.shards and not is_of(begun, digest, earlier=earlier):
             self.discard("its dataset or its options differ")
         elif self._discarded:
             self._remove_discarded()

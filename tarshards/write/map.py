@@ -19,11 +19,12 @@ from tarshards.samples.grouping import read_shard
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
 from tarshards.storage.claims import Claims
+from tarshards.storage.code_digest import digest_code, name_unknown
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import common_name, expand_shards, expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
-from tarshards.storage.markers import digest_of, make_once
+from tarshards.storage.markers import digest_of, log, make_once, say_kept, versions_of
 from tarshards.write.once import at_shard, run_all
 from tarshards.write.shards import made_shard, name_leftovers, shard_name, write_shard
 
@@ -72,9 +73,12 @@ def map_shards(
     and *allow_pipe* allows inputs named ``pipe:command`` to run their commands.
 
     Each output is written atomically, and with *sync* flushed to the disk, followed by its index and the marker
-    ``OUTPUT.done``; a later call with *resume* skips outputs with this marker. The manifest of the outputs and the
-    report ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has its own
-    output, and OpenError while another writer writes one of the local outputs.
+    ``OUTPUT.done``. A later call with *resume* keeps an output with this marker if the names of both shards, the
+    function and the input are the same, and logs how many it kept. The function is compared by its code, constants,
+    defaults and closure, not by the code of other functions that it calls; a local input by its size and time, a remote
+    one by its size, and its digest if a manifest has it. The manifest of the outputs and the report
+    ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has its own output, and
+    OpenError while another writer writes one of the local outputs.
     """
     from tarshards.index.manifests import Writing, update_manifests, with_digests
 
@@ -83,10 +87,13 @@ def map_shards(
     names = output_names(outputs, len(shards))
     named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
     handler = error_handler(on_error)
-    work = _ShardTask(function, per_sample, handler is not None, resume, _name_of(function))
+    code = digest_code(function)
+    name_unknown(log.warning, "map_shards", code)
+    work = _ShardTask(function, per_sample, handler is not None, resume, _name_of(function), code.digest)
     ledger = Ledger.of(handler)
     reports: dict[int, ShardReport] = {}
     first: dict[int, BaseException] = {}
+    unsure = 0  # outputs that an earlier release made
     with ExitStack() as stack:
         executor = executor or stack.enter_context(ProcessPool())  # its processes begin with the first call
         check_sent(function, executor, "map_shards")
@@ -101,7 +108,8 @@ def map_shards(
             todo = []
             for (number, (shard, target)), result, error in outcomes:
                 if error is None:
-                    reports[number], quarantined = result
+                    reports[number], quarantined, is_unsure = result
+                    unsure += is_unsure
                     for entry in quarantined:
                         ledger(_error_of(entry))
                     continue
@@ -113,6 +121,8 @@ def map_shards(
                     reports[number] = ShardReport(shard.url, target.url, error=str(failure))
                     ledger(failure)
         rows = [reports[number] for number in sorted(reports)]
+        kept = sum(row.resumed for row in rows)
+        say_kept(names, kept, unsure=unsure, cure="; resume=False makes them again")
         _write_report(Location.of(common_name(names) + ".report.jsonl", sync=sync), rows)
         made = [row for row in rows if row.error is None and not Location.of(row.output).is_stream]
         entries = [made_shard(row.output, row.samples_out, row.bytes) for row in made]
@@ -154,11 +164,16 @@ class _ShardTask:
     forgiving: bool
     resume: bool
     name: str
+    code: str
 
-    def __call__(self, pair: tuple[int, tuple[Shard, Location]]) -> tuple[ShardReport, list[Quarantined]]:
+    def __call__(self, pair: tuple[int, tuple[Shard, Location]]) -> tuple[ShardReport, list[Quarantined], bool]:
+        """Return the report, the samples that failed, and whether an earlier release made the output."""
         _, (shard, target) = pair
         url, output = shard.url, target.url
-        digest = digest_of(url, output, self.per_sample, self.name)
+        earlier = digest_of(url, output, self.per_sample, self.name)
+        source = shard.location()
+        digest = digest_of(url, output, self.per_sample, self.code, shard.digest if source.is_remote else None)
+        inputs = versions_of([source])
         failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
 
         def make() -> dict[str, Any]:
@@ -171,9 +186,12 @@ class _ShardTask:
             return {"report": _recorded(report)}
 
         marker = target.sibling(".done")
-        record, resumed = make_once(marker, digest, make, output=target, resume=self.resume)
+        record, resumed = make_once(
+            marker, digest, make, earlier=earlier, inputs=inputs, output=target, resume=self.resume
+        )
         urls = {"input": url, "output": output}  # with their credentials
-        return ShardReport(**{**record["report"], **urls, "resumed": resumed}), failures.quarantined
+        report = ShardReport(**{**record["report"], **urls, "resumed": resumed})
+        return report, failures.quarantined, "inputs" not in record
 
     def _each(self, samples: Iterable[Sample], failures: Ledger) -> Iterator[Sample]:
         for sample in samples:
@@ -190,7 +208,7 @@ class _ShardTask:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Return an identifier of a function, with its bound arguments, that is the same in every process."""
+    """Return the identifier of a function in the markers of releases up to 0.2."""
     try:
         return digest_of(pickle.dumps(function).hex())
     except Exception:

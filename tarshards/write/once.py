@@ -15,7 +15,7 @@ from tarshards.samples.ledger import Ledger
 from tarshards.storage.claims import Claims
 from tarshards.storage.derived import forget
 from tarshards.storage.location import Location
-from tarshards.storage.markers import digest_of, make_once, read_marker, remove_marker, write_marker
+from tarshards.storage.markers import digest_of, make_once, read_marker, remove_marker, say_kept, write_marker
 from tarshards.storage.streams import taken
 from tarshards.stream.ops import progress as show_progress
 
@@ -82,7 +82,9 @@ class Unit(Protocol):
 class _Task:
     forgiving: bool
 
-    def __call__(self, unit: Unit) -> dict[str, Any]:
+    def __call__(self, unit: Unit) -> tuple[dict[str, Any], bool]:
+        """Return the record of the output, and whether an interrupted run made it."""
+
         def make() -> dict[str, Any]:
             failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
             made = unit.make(failures)
@@ -90,7 +92,7 @@ class _Task:
 
         digest = digest_of(unit.output.url, *unit.identity)
         output = unit.output if unit.is_file else None
-        return make_once(unit.output.sibling(".done"), digest, make, output=output)[0]
+        return make_once(unit.output.sibling(".done"), digest, make, output=output)
 
 
 def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:
@@ -124,6 +126,7 @@ def _make_all(units: Sequence[Unit], ledger: Ledger, executor: Executor | None, 
     write_marker(_begun(units), {"outputs": len(units)})
     task = _Task(ledger.max_errors > 0)
     made: dict[int, dict[str, Any]] = {}
+    kept = 0
     try:
         with ExitStack() as stack:
             numbers = {id(unit): number for number, unit in enumerate(units)}
@@ -133,6 +136,8 @@ def _make_all(units: Sequence[Unit], ledger: Ledger, executor: Executor | None, 
                 if error is not None:
                     ledger(at_shard(error, unit.output.url))
                     continue
+                result, is_kept = result
+                kept += is_kept
                 failed = result["failed"]
                 made[numbers[id(unit)]] = {**result["made"], "output": unit.output.url}
                 ledger.count(samples=failed, streamed=failed, failed=failed)
@@ -142,6 +147,7 @@ def _make_all(units: Sequence[Unit], ledger: Ledger, executor: Executor | None, 
         for unit in units:
             _sweep(unit.output)
         raise
+    say_kept([unit.output.url for unit in units], kept)
     return [made[number] for number in sorted(made)]
 
 

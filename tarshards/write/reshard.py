@@ -29,9 +29,9 @@ from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import expand_shards
-from tarshards.storage.location import Location
+from tarshards.storage.location import Location, look_up
 from tarshards.storage.manifest import Shard, manifest_url
-from tarshards.storage.markers import digest_of, find_made, make_once, write_marker
+from tarshards.storage.markers import digest_of, find_made, make_once, say_kept, version_of, write_marker
 from tarshards.storage.ranges import most_held
 from tarshards.stream import ops
 from tarshards.tar.read import pack_members
@@ -120,7 +120,8 @@ def reshard(
     does not depend on *executor* (default: a ``ProcessPool`` of all cores).
 
     Between the passes, all samples are stored in a folder beside the first output, or in *tmpdir*; it needs as much
-    space as the inputs. After an interruption, the same call resumes from this folder, which is removed at the end.
+    space as the inputs. After an interruption, the same call resumes from this folder if the sizes and times of the
+    inputs are the same, and logs how many shards it kept. The folder is removed at the end.
     With *sync*, its files and each output are flushed to the disk before they count as done, to survive a power loss.
     *ledger* counts the samples read, and the members that belong to no sample.
 
@@ -156,7 +157,9 @@ def reshard(
         for location in (plan.output(0), Location(folder)):  # the folders of two calls may have the same name
             location.make_folder()
             claims.take(location)
-        _prepare(plan, digest_of(urls, sizes, output_pattern, buckets, plan.seed, rekey, cut, ENTRY, *rules))
+        work = output_pattern, buckets, plan.seed, rekey, cut, ENTRY, *rules
+        versions = list(look_up(version_of, urls))
+        is_unsure = _prepare(plan, digest_of(urls, versions, *work), digest_of(urls, sizes, *work))
         if executor is None:
             from tarshards.parallel.process_pool import ProcessPool
 
@@ -179,8 +182,10 @@ def reshard(
         found = _run(_Gather(plan), spans, executor, lambda span: plan.output(span[0]).url, progress)
         made = with_digests(
             Shard(url, samples, size, indexed=size is not None)
-            for url, samples, size in (found[span] for span in spans)
+            for url, samples, size, _ in (found[span] for span in spans)
         )
+        kept = sum(is_kept for *_, is_kept in found.values())
+        say_kept([shard.url for shard in made], kept, unsure=kept if is_unsure else 0)
         write_manifest(pattern.at(manifest), made)
         name_leftovers(output_pattern, len(made))
         os.unlink(f"{folder}/{RECORD}")  # first: without it, nothing resumes from a half-removed folder
@@ -209,11 +214,16 @@ def _cut(max_bytes: int | None, max_samples: int | None, shards: int | None) -> 
     return Cut(MAX_BYTES if not given else max_bytes, max_samples, shards)
 
 
-def _prepare(plan: _Resharding, digest: str) -> None:
-    """Create the folder, or keep the folder of an interrupted call with the same arguments."""
-    if find_made(plan.file(RECORD), digest) is None:
+def _prepare(plan: _Resharding, digest: str, earlier: str) -> bool:
+    """Create the folder, or keep the folder of an interrupted call with the same arguments and inputs.
+
+    Return whether it is of an earlier release, which gave the call the digest *earlier*.
+    """
+    found = find_made(plan.file(RECORD), digest, earlier=earlier)
+    if found is None:
         shutil.rmtree(plan.folder, ignore_errors=True)
         write_marker(plan.file(RECORD), {"digest": digest})
+    return found is not None and found["digest"] != digest
 
 
 def _run(
@@ -366,11 +376,12 @@ class _Gather:
 
     plan: _Resharding
 
-    def __call__(self, span: tuple[int, int, int, tuple[int, ...]]) -> tuple[str, int, int | None]:
+    def __call__(self, span: tuple[int, int, int, tuple[int, ...]]) -> tuple[str, int, int | None, bool]:
+        """Return the URL, the samples and the bytes of the shard, and whether an interrupted call wrote it."""
         number, low, high, starts = span
         target, marker = self.plan.output(number), self.plan.file(f"shard-{number:06d}.done")
-        record, _ = make_once(marker, None, partial(self._gather, target, low, high, starts), output=target)
-        return (target.url, *record["shard"][1:])
+        record, is_kept = make_once(marker, None, partial(self._gather, target, low, high, starts), output=target)
+        return target.url, *record["shard"][1:], is_kept
 
     def _gather(self, target: Location, low: int, high: int, starts: tuple[int, ...]) -> dict[str, Any]:
         target.make_folder()

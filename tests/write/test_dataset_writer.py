@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,8 @@ from tarshards import EncodeError, OpError, SampleError, ShardWriter, StateError
 from tarshards.errors import OpenError
 from tarshards.parallel.process_pool import ProcessPool
 from tarshards.samples import tree
+from tarshards.storage.code_digest import CodeDigest
+from tarshards.storage.markers import digest_of, read_marker, write_marker
 from tarshards.write.dataset import write_dataset
 
 
@@ -200,10 +203,46 @@ def test_the_same_dataset_goes_on(caplog, make):
     assert written() == texts(rows())
     assert {name: identity(name) for name in before} == before
     assert done > 100
-    assert caplog.records == []
+    kept = sum(name.endswith(".tar") for name in before)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"out-0000.tar, ...: {kept} outputs kept from an earlier run"
+    ]
     resumed = contents("out-*")
     write(make())
     assert contents("out-*") == resumed
+
+
+def a_copy(sample):
+    return dict(sample)
+
+
+@pytest.mark.parametrize("edited", ["to_sample", "generator"])
+def test_nothing_made_by_other_code_is_kept(caplog, edited):
+    """Other code makes other samples of a few items, which need not be among those that are compared."""
+    first, second = (lambda sample: sample), (lambda sample: {**sample, "cls": 3} if sample["txt"] == "" else sample)
+    if edited == "to_sample":
+        interrupt(Sequence(stop=500), to_sample=first)
+        write(Sequence(), to_sample=second)
+    else:
+        interrupt(first(sample) for sample in rows(stop=500))
+        write(second(sample) for sample in rows())
+    assert written() == texts(map(second, rows()))
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.endswith("but its dataset or its options differ: removed, to start over")
+
+
+def test_a_journal_of_an_earlier_version_is_continued(caplog, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("tarshards.write.dataset.digest_code", lambda value: CodeDigest("of an earlier version"))
+        interrupt(Sequence(stop=500), to_sample=a_copy)
+    record = read_marker("out-0000.tar.writing")
+    identity = ["Sequence", None, 600]
+    digest = digest_of("out-%04d.tar", 50_000, identity, pickle.dumps(a_copy).hex())
+    write_marker("out-0000.tar.writing", {**record, "digest": digest})
+    write(Sequence(), to_sample=a_copy)
+    assert written() == texts(rows())
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.endswith("by an earlier release, which did not record code and inputs")
 
 
 @pytest.mark.parametrize("count", [150, 550, 650])

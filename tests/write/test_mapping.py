@@ -6,19 +6,22 @@ import faulthandler
 import json
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from pickle import dumps
 
 import pytest
 from inline import Inline
 
-from tarshards import Ledger, OpError, TarError, TarWriter, read_samples
+from tarshards import Ledger, OpError, TarError, TarWriter, expand_urls, read_samples
 from tarshards.index.build import build_index
 from tarshards.index.manifests import write_manifest
 from tarshards.index.sidecar import Index
 from tarshards.parallel.process_pool import ProcessPool
 from tarshards.storage.manifest import Shard
+from tarshards.storage.markers import digest_of
 from tarshards.write.map import map_shards, output_names
 
 
@@ -210,6 +213,99 @@ def test_resuming_does_only_what_is_not_done(shards):
     assert [(row.samples_out, row.bytes) for row in again] == [(row.samples_out, row.bytes) for row in first]
     assert not any(row.resumed for row in map_shards(upper, shards, "out-{0..7}.tar", resume=False))
     assert not any(row.resumed for row in map_shards(partial(crash, how="", shard=9), shards, "out-{0..7}.tar"))
+
+
+def mapped(function, shards="in-{0..7}.tar", **options) -> list[int]:
+    """Map the shards; return the numbers of those that were kept."""
+    options = {"executor": Inline(), "per_sample": True, **options}
+    rows = map_shards(function, shards, f"out-{{0..{len(expand_urls(shards)) - 1}}}.tar", **options)
+    return [number for number, row in enumerate(rows) if row.resumed]
+
+
+def add(name: str, body: str, **values):
+    """A function of this module of this name with this body."""
+    exec(f"def {name}(sample):\n    {body}\n", values)
+    values[name].__module__ = __name__
+    return values[name]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (add("upper_one", "return {'up': sample['txt'].upper()}"), upper_one),
+        (add("upper_one", "return {'cls': 1}"), add("upper_one", "return {'cls': 2}")),
+        (lambda sample: {"cls": 1}, lambda sample: {"cls": 2}),
+        (lambda sample, n=1: {"cls": n}, lambda sample, n=2: {"cls": n}),
+        ((lambda n: lambda sample: {"cls": n})(1), (lambda n: lambda sample: {"cls": n})(2)),
+        (partial(lambda sample, n: {"cls": n}, n=1), partial(lambda sample, n: {"cls": n}, n=2)),
+    ],
+)
+def test_an_edited_function_makes_its_outputs_again(shards, caplog, first, second):
+    assert mapped(first, "in-{0..1}.tar") == []
+    same = second is upper_one  # the first case is the same code in another place
+    assert mapped(first, "in-{0..1}.tar") == [0, 1]
+    assert [record.getMessage() for record in caplog.records] == [
+        "out-0.tar, ...: 2 of 2 outputs kept from an earlier run; resume=False makes them again"
+    ]
+    made = list(read_samples("out-{0..1}.tar"))
+    assert mapped(second, "in-{0..1}.tar") == ([0, 1] if same else [])
+    assert (list(read_samples("out-{0..1}.tar")) == made) is same
+    assert len(caplog.records) == 1 + same
+
+
+def test_a_rewritten_input_is_mapped_again(shards):
+    assert mapped(upper_one) == []
+    before = Path("in-3.tar").stat()
+    Path("in-3.tar").write_bytes(Path("in-3.tar").read_bytes().replace(b"text", b"TEXT"))
+    os.utime("in-3.tar", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    Path("in-5.tar").unlink()  # nothing says that its output is not what it was
+    assert mapped(upper_one) == [0, 1, 2, 4, 5, 6, 7]
+    assert mapped(upper_one) == [*range(8)]
+
+
+def test_an_output_of_another_function_has_no_marker_of_the_first(shards, monkeypatch):
+    """A run that is killed between an output and its marker must not make the marker of an earlier run valid."""
+    first, second = (lambda sample: {"cls": 1}), (lambda sample: {"cls": 2})
+    assert mapped(first) == []
+    with monkeypatch.context() as patch:
+        patch.setattr("tarshards.storage.markers.write_marker", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            mapped(second)
+    assert mapped(first) == [*range(1, 8)]
+    assert {sample["cls"] for sample in read_samples("out-{0..7}.tar")} == {b"1"}
+
+
+def test_markers_of_an_earlier_version_are_kept_and_told(shards, caplog):
+    mapped(upper_one)
+    for number in range(8):
+        marker = Path(f"out-{number}.tar.done")
+        record = json.loads(marker.read_text())
+        del record["inputs"]
+        function = digest_of(dumps(upper_one).hex())
+        record["digest"] = digest_of(f"in-{number}.tar", f"out-{number}.tar", True, function)
+        marker.write_text(json.dumps(record))
+    Path("out-2.tar").unlink()
+    assert mapped(upper_one) == [0, 1, 3, 4, 5, 6, 7]
+    assert [record.getMessage() for record in caplog.records] == [
+        "out-0.tar, ...: 7 of 8 outputs kept from an earlier run, 7 by an earlier release, which did not record code "
+        "and inputs; resume=False makes them again"
+    ]
+    assert mapped(upper_one) == [*range(8)]
+    assert "8 of 8 outputs kept from an earlier run, 7 by an earlier release" in caplog.records[-1].getMessage()
+
+
+def test_what_cannot_be_compared_is_named_once(shards, caplog):
+    lock = threading.Lock()
+
+    def locked(sample):
+        with lock:
+            return sample
+
+    assert mapped(locked) == []
+    name = f"{test_what_cannot_be_compared_is_named_once.__name__}.<locals>.locked"
+    told = f"map_shards: a change of lock of {name} (lock) is not noticed when outputs are kept"
+    assert [record.getMessage() for record in caplog.records] == [told]
+    assert mapped(locked) == [*range(8)]
 
 
 @pytest.mark.parametrize("resume", [True, False])

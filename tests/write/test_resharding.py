@@ -234,6 +234,34 @@ def test_another_call_begins_anew():
     assert sorted(order("out.shards.json")) == list(range(2000))
 
 
+@pytest.mark.parametrize("is_rewritten", [False, True])
+def test_an_interrupted_call_is_continued_if_its_inputs_are_the_same(monkeypatch, caplog, is_rewritten):
+    make(200, 2)
+    save = Index.save
+
+    def killed(index, location, **options):
+        if location.url == "out-004.tar":
+            raise KeyboardInterrupt
+        save(index, location, **options)
+
+    def run():
+        reshard("in.shards.json", "out-%03d.tar", max_samples=20, executor=Inline())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    if is_rewritten:
+        path, (first, *_) = Path("in-00.tar"), samples("in-00.tar")
+        before = path.stat()
+        path.write_bytes(path.read_bytes().replace(first[1], first[1][::-1]))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    run()
+    assert sorted(samples("out.shards.json")) == sorted(samples("in.shards.json"))
+    told = "out-000.tar, ...: 4 of 10 outputs kept from an earlier run"
+    assert [record.getMessage() for record in caplog.records] == ([] if is_rewritten else [told])
+
+
 def test_killed_while_it_removes_its_folder(monkeypatch):
     """In any order of removing the folder's files, the rest is not resumed from."""
     make()

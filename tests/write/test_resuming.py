@@ -90,9 +90,15 @@ def samples(series):
 
 
 @pytest.mark.parametrize(("kept", "run"), RUNS.items(), ids=[names.partition("-")[0][:8] for names in RUNS])
-def test_what_an_earlier_version_made_is_kept(kept, run):
+def test_what_an_earlier_version_made_is_kept(caplog, kept, run):
     before = {name: os.open(name, os.O_RDONLY) for name in kept.split()}  # so that no inode is used again
     run()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (run is not by_job)  # the tool tells it
+    did_record_inputs = kept.startswith(("imported", "exported", "folder"))
+    for line in told:
+        assert " kept from an earlier run" in line
+        assert ("by an earlier release" in line) is not did_record_inputs
     for name, descriptor in before.items():
         assert os.path.samestat(os.stat(name), os.fstat(descriptor)), name
         os.close(descriptor)
