@@ -20,6 +20,6 @@ Read in this order:
   shared with the processes that are forked later
 - ``manifest``: wids JSON, and its name; ``derived``: files that are derived from a shard and removed when
   it is replaced
-- ``locks``: file locks; ``claims``: names that one writer at a time may write; ``markers``: records of complete outputs;
-  ``code_digest``: digests of the functions that made them
+- ``locks``: file locks; ``claims``: names that one writer at a time may write; ``markers``: records of complete
+  outputs; ``code_digest``: digests of the functions that made them
 """

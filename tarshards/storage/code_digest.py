@@ -15,6 +15,7 @@ import sysconfig
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import blake2b
+from importlib.machinery import PathFinder
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -49,6 +50,25 @@ def digest_source(source: bytes) -> str:
     with suppress(SyntaxError, ValueError):
         return _Walk().digest(compile(source, "", "exec", dont_inherit=True), "").hex()
     return _join("source", source).hex()
+
+
+def digest_module(name: str) -> str | None:
+    """Return the ``digest_source`` of a module, found as a program in this folder would; None if it has no source.
+
+    The module is not imported.
+    """
+    folders: Any = ["", *sys.path]
+    spec = None
+    try:
+        for part in name.split("."):
+            spec = PathFinder.find_spec(part if spec is None else f"{spec.name}.{part}", folders)
+            folders = [] if spec is None else spec.submodule_search_locations or []
+        if spec is None or not str(spec.origin).endswith(".py"):
+            return None
+        with open(str(spec.origin), "rb") as file:
+            return digest_source(file.read())
+    except (OSError, ImportError, ValueError, AttributeError):
+        return None
 
 
 def _name_of(value: Any) -> str:

@@ -19,6 +19,7 @@ from tarshards.run.samples.runners import Work
 from tarshards.run.samples.scratch import Scratch, encoded_fields
 from tarshards.run.samples.slot import Reply, reason
 from tarshards.samples.keys import Sample, join_name
+from tarshards.storage.markers import log
 
 LOOK_AHEAD = 4  # samples per slot that are queued or running, or wait for an earlier one
 SMALL = 1 << 26  # bytes of samples; below this limit quick slots may have more of them queued
@@ -171,7 +172,8 @@ class _Run:
 
     def __init__(self, work: Work, halt: Halt | None, ordered: bool):
         self.work, self.halt, self.ordered = work, halt, ordered
-        self.identity = work.identity()
+        self.identity, self.earlier_identity = work.identity(), work.identity(with_code=False)
+        self.begun = self.kept = self.unsure = 0  # samples: all, found in the journal, and those of an earlier release
         self.journal: Journal | None = None
         self.joblog: Joblog | None = None
         self.halted_by: OpError | None = None
@@ -193,6 +195,7 @@ class _Run:
             if state is not None:
                 self.journal = Journal(state, retry_failed=retry_failed)
                 stack.callback(self.journal.close)
+                stack.callback(self._say_kept)
             if joblog is not None:
                 self.joblog = Joblog(joblog, append=state is not None)
                 stack.callback(self.joblog.close)
@@ -246,6 +249,11 @@ class _Run:
                     raise failed
                 return
 
+    def _say_kept(self) -> None:
+        if self.kept:
+            note = f", {self.unsure} by an earlier release, which did not record code" if self.unsure else ""
+            log.warning("results of %d of %d samples kept from an earlier run%s", self.kept, self.begun, note)
+
     def _begin(self, index: int, sample: Sample) -> None:
         """Queue a sample, or finish it if the journal has its result."""
         queued = QueuedSample(index, sample)
@@ -259,9 +267,14 @@ class _Run:
         queued.size = _size([queued.fields])
         self.read += queued.size
         found = None
+        self.begun += 1
         if self.journal is not None:
             queued.name = identity(self.identity, sample, queued.fields)
             found = self.journal.find(queued.name)
+            if found is None and self.earlier_identity != self.identity:
+                found = self.journal.find(identity(self.earlier_identity, sample, queued.fields))
+                self.unsure += found is not None
+            self.kept += found is not None
         if found is None:
             self.dispatcher.add(queued)
         elif found.failure is None:

@@ -17,6 +17,7 @@ from tarshards.errors import SampleError, TarshardsError
 from tarshards.parallel.children import GRACE, PIPE, ChildGroup, ending, wait_for
 from tarshards.run.samples.folder import pack, remove, unpack, write_all
 from tarshards.samples.keys import Sample
+from tarshards.storage.code_digest import digest_module
 
 STDERR = 2
 PIPE_BUF = select.PIPE_BUF  # bytes that a pipe accepts at once when poll reports it writable
@@ -65,13 +66,19 @@ class Work(NamedTuple):
             return [script] if os.access(script, os.X_OK) else [bash(), script]
         return [bash(), "-c", str(self.command if self.server is None else self.server)]
 
-    def identity(self) -> str:
-        """Return a text that identifies the work; a script is identified by its contents."""
+    def identity(self, *, with_code: bool = True) -> str:
+        """Return a text that identifies the work: a script by its contents, a function by the code of its module.
+
+        Without *with_code*, it is the text of releases up to 0.2, which identified a function by its name.
+        """
         script = None
         if self.script is not None:
             with open(self.script, "rb") as file:
                 script = file.read().hex()
-        return json.dumps([self.command, script, self.server, self.python, self.subdirs, self.add_log, *self.strip])
+        parts = [self.command, script, self.server, self.python, self.subdirs, self.add_log, *self.strip]
+        if with_code and self.python is not None and (code := digest_module(self.python.partition(":")[0])):
+            parts.append(code)
+        return json.dumps(parts)
 
 
 def bash() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from failing_close import fail_to_close
 from soak import SOAK
@@ -111,6 +113,51 @@ def test_what_is_done_is_not_run_again_unless_it_is_something_else(counted, tmp_
     for line, ran in (("true", 2), ("true", 0), ("echo", 2)):
         script.write_text(f'echo "$TAR_KEY" >>{tmp_path}/runs; {line}\n')
         assert len(counted(samples(), None, script=str(script))) == ran
+
+
+LINES = """
+from pathlib import Path
+
+def function(sample):  # the first
+    with open("runs", "a") as file:
+        print(sample["__key__"], file=file)
+    return helper()
+
+def helper():
+    return {"txt": b"1"}
+"""
+
+
+def test_a_function_is_identified_by_the_code_of_its_module(counted, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    samples = [{"__key__": key, "__url__": "a.tar", "txt": b"x"} for key in ("k1", "k2")]
+    (tmp_path / "package").mkdir()
+    edits = (
+        (LINES, 2),
+        (LINES, 0),
+        (LINES.replace("# the first", "# commented\n"), 0),
+        (LINES.replace('b"1"', 'b"2"'), 2),
+        (LINES, 0),
+    )
+    for text, ran in edits:
+        (tmp_path / "package/steps.py").write_text(text)
+        assert len(counted(samples, None, python="package.steps:function")) == ran
+    assert {record.getMessage() for record in caplog.records} == {
+        "results of 2 of 2 samples kept from an earlier run",
+    }
+    assert "package.steps" not in sys.modules
+
+
+def test_a_journal_of_an_earlier_version_is_continued(counted, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    samples = [{"__key__": key, "__url__": "a.tar", "txt": b"x"} for key in ("k1", "k2")]
+    (tmp_path / "steps.py").write_text(LINES)
+    with monkeypatch.context() as patch:
+        patch.setattr("tarshards.run.samples.runners.digest_module", lambda name: None)
+        assert counted(samples[:1], None, python="steps:function") == ["k1"]
+    assert counted(samples, None, python="steps:function") == ["k2"]
+    told = "results of 1 of 2 samples kept from an earlier run, 1 by an earlier release, which did not record code"
+    assert [record.getMessage() for record in caplog.records] == [told]
 
 
 def test_failures_stand_until_they_are_to_be_run_again(counted, tmp_path):
