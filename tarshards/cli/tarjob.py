@@ -216,6 +216,8 @@ def _run(**options: Any) -> None:
         _attend(plan, folder, wanted, backend, quiet=quiet)
     with usage_errors():
         status = submit(plan, folder, backend, wanted)
+    if status.done and not quiet:
+        say(status.kept())
     if status.ended:
         _finish(plan, status, [], quiet)
     if wait:
@@ -281,6 +283,8 @@ def _attend(plan: Any, folder: Any, options: Any, backend: str, *, quiet: bool, 
     with folder.locked() as killed:
         folder.save(plan, engine=backend, options=asdict(options), parts=[])
         begun = survey(plan)
+        if begun.done and not quiet:
+            say(begun.kept())
         with Display(plan, begun, quiet=quiet) as display:
             status = run_local(
                 plan,

@@ -91,7 +91,9 @@ def is_made(
     """
     if not is_of(record, digest, earlier=earlier):
         return False
-    recorded = (record or {}).get("inputs", {})
+    recorded = (record or {}).get("inputs")
+    if not isinstance(recorded, dict):
+        recorded = {}
     if any(version is not None and recorded.get(name, version) != version for name, version in (inputs or {}).items()):
         return False
     return output is None or output.exists()

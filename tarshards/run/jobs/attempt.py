@@ -76,15 +76,16 @@ class Attempt:
             raise failure(error, self._location.name) from error
         return True
 
-    def begin(self, record: Record, earlier: Record | None) -> None:
+    def begin(self, record: Record, *earlier: Record | None) -> None:
         """Remove the files of earlier attempts, and write the record that this one has started.
 
-        *earlier* is the record of the last failure. Raises OpenError if the record cannot be written.
+        *earlier* are the records of the last failure and of a success with other code or inputs. Raises OpenError if
+        the record cannot be written.
         """
         if not self._files:
             return
         made: set[str] = set()
-        for found in (self._read(), earlier):
+        for found in (self._read(), *earlier):
             if found is not None and found.get("digest") == self._digest:
                 made.update(Location(url).recorded for url in found.get("absent", ()))
         for url in [url for url, is_ours in self._files.items() if is_ours]:

@@ -8,15 +8,17 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, dropwhile, pairwise, product
 from typing import Any, NamedTuple
 
 from tarshards.errors import StateError, UrlError
 from tarshards.storage.bash_line import Slot, code_refusal, fill_line, parser_of
+from tarshards.storage.code_digest import digest_module, digest_source
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
-from tarshards.storage.markers import digest_of
+from tarshards.storage.markers import Record, Versions, digest_of, is_made, is_of, versions_of
 from tarshards.storage.redaction import has_credentials, redacted, secrets_of
 
 VERSION = 1
@@ -28,6 +30,8 @@ TOOLS = {
     *("tarshow", "tarsort", "tarsplit", "tarview"),
 }
 EXPANDED = re.compile(r"[$`*?~]")  # what bash replaces
+SCRIPT = re.compile(r"\.(py|sh|bash|pl|rb|R|jl|js|lua|awk|sed|jq)$")
+LONGEST_SCRIPT = 1 << 20  # bytes that are compared
 SLOTS = re.compile(r"\0(?:-[pj]\0?|--parallel[=\0])(\d+)(?=\0)")  # in words that are separated by \0
 NUMBERED = re.compile(r"%\d*d|\{shard")  # a pattern for several outputs, not one name
 
@@ -51,7 +55,8 @@ class Item(NamedTuple):
 class JobPlan(NamedTuple):
     """A command and its tasks, each of one or more items.
 
-    Markers are written beside *output*, which has placeholders like the command, or in the folder *state*.
+    Markers are written beside *output*, which has placeholders like the command, or in the folder *state*. *code* is a
+    digest of the scripts that the command names, as they were when the plan was made.
     """
 
     name: str
@@ -59,6 +64,7 @@ class JobPlan(NamedTuple):
     output: str | None
     state: str | None
     tasks: tuple[tuple[Item, ...], ...]
+    code: str = ""
 
     @property
     def items(self) -> list[Item]:
@@ -112,6 +118,24 @@ class JobPlan(NamedTuple):
             found.setdefault(fill(self.output, item), False)
         kept = {url: Location(url).scheme in ("", "file") for url in found if not Location(url).is_stream}
         return {url: found[url] for url, is_local in kept.items() if is_local or found[url]}
+
+    def inputs_of(self, item: Item) -> Versions:
+        """Return the local files that the command for *item* names and does not write, each with its version."""
+        words = [word for words in self._commands for word in words if PLACEHOLDER.search(word)]
+        named = {fill(word, item) for word in words if not (self._is_line and EXPANDED.search(word))}
+        named |= {name.partition("=")[2] for name in named if name.startswith("--")} | {*item.values}
+        return _versions(named - {*self.files_of(item), self.output_of(item)})
+
+    def is_done(self, item: Item, record: Record | None) -> bool:
+        """Return whether a marker records that *item* is done, by the same code and with inputs as they are now.
+
+        A marker of an earlier release records neither.
+        """
+        if record is None or not is_of(record, self.digest(item)):
+            return False
+        code, inputs = record.get("code"), _versions(set(record.get("inputs", ())))
+        is_same = not (self.code and code) or code == self.code
+        return is_same and is_made(record, self.digest(item), self.local_output(item), inputs=inputs)
 
     @property
     def cores(self) -> int | None:
@@ -252,6 +276,7 @@ def make_plan(
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", name):
         raise ValueError(f"{name!r} is not a job name: up to 40 of a-z, 0-9 and inner -, the first a letter")
     plan = JobPlan(name, command, output, state, tuple((item,) for item in items))
+    plan = plan._replace(code=_code_of(plan._commands))
     for item in items:
         plan.arguments(item)  # raises ValueError for a value that the command cannot have
     if output is not None or state is not None:
@@ -270,7 +295,7 @@ def check_markers(plan: JobPlan) -> None:
 
 def _check_types(plan: JobPlan) -> None:
     """Raise TypeError or ValueError for anything that ``dumps`` never writes."""
-    texts = [plan.name, *plan.command, *(word for word in (plan.output, plan.state) if word is not None)]
+    texts = [plan.name, plan.code, *plan.command, *(word for word in (plan.output, plan.state) if word is not None)]
     texts += [value for item in plan.items for value in item.values]
     items = all(type(item.number) is int and item.values for item in plan.items)
     if not items or not all(isinstance(text, str) for text in texts):
@@ -300,6 +325,30 @@ def _outputs_in(words: Sequence[str]) -> list[str]:
 
 def _is_tool(word: str) -> bool:
     return os.path.basename(word) in TOOLS
+
+
+def _versions(names: set[Any]) -> Versions:
+    """Return the versions of those *names* that are local files."""
+    files = (name for name in names if isinstance(name, str) and os.path.isfile(name))
+    return versions_of(sorted(name for name in files if Location.of(name).path is not None))
+
+
+def _code_of(commands: Iterable[Sequence[str]]) -> str:
+    """Return a digest of the scripts and Python modules in commands, empty if there are none."""
+    found: dict[str, str] = {}
+    for words in commands:
+        for before, word in pairwise(["", *words]):
+            option, _, value = word.rpartition("=") if word.startswith("--") else (before, "", word)
+            if PLACEHOLDER.search(value):
+                continue
+            if option in ("--python", "-m") and (code := digest_module(value.partition(":")[0])):
+                found[value] = code
+            elif option == "--script" or "/" in value or SCRIPT.search(value):
+                with suppress(OSError), open(value, "rb") as file:
+                    text = file.read(LONGEST_SCRIPT) if os.path.isfile(value) else b""
+                    if SCRIPT.search(value) or option == "--script" or text.startswith(b"#!"):
+                        found[value] = digest_source(text) if value.endswith(".py") else digest_of(text.hex())
+    return digest_of(found) if found else ""
 
 
 def _slots_of(words: list[str]) -> list[int]:

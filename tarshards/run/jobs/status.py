@@ -11,7 +11,7 @@ from tarshards.errors import visible
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.run.jobs.worker import PERMANENT
 from tarshards.storage.location import look_up
-from tarshards.storage.markers import Record, is_made, is_of, read_marker
+from tarshards.storage.markers import Record, is_of, read_marker
 
 SHOWN = 20  # failures in a table
 ON_TERMINAL: Any = {"mininterval": 0.2}
@@ -24,18 +24,27 @@ IN_LOG: Any = {  # a line every 30 seconds, and none at the start
 
 @dataclass
 class Status:
-    """The items of a job that are done or have failed; *running* comes from the scheduler."""
+    """The items of a job that are done or have failed; *running* comes from the scheduler.
+
+    *unsure* are items that are done according to a marker of an earlier release, without their code and inputs.
+    """
 
     total: int
     done: set[int] = field(default_factory=set)
     failed: dict[int, Record] = field(default_factory=dict)
     running: int = 0
     ended: bool = True
+    unsure: int = 0
 
     @property
     def complete(self) -> bool:
         """Whether every item is done."""
         return len(self.done) == self.total
+
+    def kept(self) -> str:
+        """A line that says how many items an earlier run has done, empty if none."""
+        note = f", {self.unsure} by an earlier release, which did not record code and inputs" if self.unsure else ""
+        return f"{len(self.done)} of {self.total} items kept from an earlier run{note}" if self.done else ""
 
     def permanent(self) -> set[int]:
         """The items that failed permanently, with status 42."""
@@ -50,8 +59,9 @@ def survey(plan: JobPlan, known: Status | None = None) -> Status:
     status = Status(len(plan.items), done=set(known.done if known else ()))
     open_items = [item for item in plan.items if item.number not in status.done]
     for item, record in _records(plan, open_items, "done"):
-        if is_made(record, plan.digest(item), plan.local_output(item)):
+        if plan.is_done(item, record):
             status.done.add(item.number)
+            status.unsure += "inputs" not in (record or {})
     open_items = [item for item in open_items if item.number not in status.done]
     for item, record in _records(plan, open_items, "failed"):
         if record is not None and is_of(record, plan.digest(item)):

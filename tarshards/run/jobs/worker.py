@@ -17,7 +17,7 @@ from tarshards.run.guard import Guard, end_all
 from tarshards.run.jobs.attempt import Attempt
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.location import Location
-from tarshards.storage.markers import find_made, read_marker, remove_marker, write_marker
+from tarshards.storage.markers import Record, read_marker, remove_marker, write_marker
 
 PERMANENT = 42  # the exit status of a command that will never succeed
 FAILED = 1
@@ -81,13 +81,16 @@ class Worker:
         with Attempt(plan, item) as attempt:
             if not attempt.lock(lambda: self.stopped):
                 return ItemResult(item, None)
-            if find_made(plan.marker(item), plan.digest(item), plan.local_output(item)) is not None:
+            done = read_marker(plan.marker(item))
+            if plan.is_done(item, done):
                 attempt.end()  # its record was left by a killed worker
                 return ItemResult(item, 0)
             earlier = read_marker(plan.marker(item, "failed"))
-            record = {"digest": plan.digest(item), "item": item.names, "host": socket.gethostname()}
-            attempt.begin(record, earlier)
-            begun = time.time()
+            record: Record = {"digest": plan.digest(item), "item": item.names, "host": socket.gethostname()}
+            attempt.begin(record, earlier, done)
+            if done:  # of other code or inputs: it must not become valid again
+                remove_marker(plan.marker(item))
+            begun, inputs = time.time(), plan.inputs_of(item)
             status, line = self._execute(item, log, attempt.descriptor)
             if status is None:
                 return ItemResult(item, None)
@@ -95,6 +98,10 @@ class Worker:
             if status == 0 and output is not None and not Location.of(output).exists():
                 status, line = FAILED, f"the command succeeded, but did not write {Location.of(output).name}"
             if status == 0:
+                after = plan.inputs_of(item)
+                record["inputs"] = {name: version for name, version in inputs.items() if after.get(name) == version}
+                record |= {"code": plan.code} if plan.code else {}
+                record |= {"absent": attempt.absent} if attempt.absent else {}
                 write_marker(plan.marker(item), {**record, "seconds": round(time.time() - begun, 3)})
                 if earlier is not None:
                     remove_marker(plan.marker(item, "failed"))

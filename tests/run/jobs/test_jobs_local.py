@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from running import TARJOB
 from soak import rounds
+
+from tarshards import read_samples, write_samples
 
 COUNT = "echo {} >>ran; "
 
@@ -47,6 +50,85 @@ def test_names_of_shards_are_no_commands(tarjob):
         2,
         f"Error: 'in/$(touch hit).tar' cannot replace {{}} in backquotes: {cure}",
     )
+
+
+def make_shards(count: int = 3) -> None:
+    for number in range(count):
+        write_samples([{"__key__": f"{number}", "txt": f"text {number}"}], f"in-{number}.tar")
+
+
+def rewrite(name: str, text: str) -> None:
+    before = os.stat(name)
+    write_samples([{"__key__": "new", "txt": text}], name)
+    os.utime(name, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+def test_an_item_with_another_input_is_run_again(tarjob):
+    make_shards()
+    line = "-s", "{0..2}", "--", "tarcat", "-q", "in-{}.tar", "-o", "out-{}.tar"
+    assert tarjob(*line)[2] == "tarjob: 3 items done\n"
+    times = {name: os.stat(name).st_mtime_ns for name in ("out-0.tar", "out-2.tar")}
+    rewrite("in-1.tar", "text 1")
+    assert tarjob("status")[0] == 1
+    assert tarjob(*line)[::2] == (0, "tarjob: 2 of 3 items kept from an earlier run\ntarjob: 3 items done\n")
+    assert [sample["__key__"] for sample in read_samples("out-1.tar")] == ["new"]
+    assert {name: os.stat(name).st_mtime_ns for name in times} == times
+    os.unlink("in-1.tar")  # an input that is gone is not another one
+    assert tarjob(*line)[2] == "tarjob: 3 of 3 items kept from an earlier run\ntarjob: 3 items done\n"
+
+
+@pytest.mark.parametrize(
+    "line", [f"{COUNT}sha1sum in-{{}}.tar >sum-{{}}; cp sum-{{}} copy-{{}}", f"{COUNT}touch in-{{}}.tar"]
+)
+def test_what_a_command_writes_is_no_input(tarjob, line):
+    make_shards()
+    for run in range(3):
+        rewrite("in-0.tar", f"text {run}")
+        assert tarjob("-s", "{0..2}", "-j", 1, "--", line)[0] == 0
+    again = 3 if "sha1sum" in line else 1
+    assert ran() == {"0": again, "1": 1, "2": 1}
+
+
+@pytest.mark.parametrize("command", [["./step.sh", "{}"], ["python3", "step.py", "{}"], ["python3 -m step {}; true"]])
+def test_an_edited_script_runs_again(tarjob, command):
+    def edit(text: str) -> None:
+        Path("step.sh").write_text(f"#!/bin/sh\necho $1 >>ran; x={text}\n")
+        Path("step.sh").chmod(0o755)
+        Path("step.py").write_text(f"import sys\nprint(sys.argv[1], file=open('ran', 'a'))\nx = {text}\n")
+
+    line = "-s", "{0..2}", "--state", "state", "-q", "--", *command
+    for text, runs in (("1", 3), ("1", 3), ("2", 6)):
+        edit(text)
+        assert tarjob(*line)[0] == 0
+        assert sum(ran().values()) == runs
+
+
+def test_markers_of_an_earlier_version_are_kept_and_told(tarjob):
+    make_shards()
+    line = "-s", "in-*.tar", "--state", "state", "--", f"{COUNT} ./step.sh"
+    Path("step.sh").write_text("#!/bin/sh\n")
+    Path("step.sh").chmod(0o755)
+    assert tarjob(*line)[0] == 0
+    for path in Path("state").glob("*.done"):
+        record = json.loads(path.read_text())
+        del record["inputs"], record["code"]
+        path.write_text(json.dumps(record))
+    rewrite("in-1.tar", "text 1")
+    Path("step.sh").write_text("#!/bin/sh\necho\n")
+    note = ", 3 by an earlier release, which did not record code and inputs"
+    assert tarjob(*line)[2] == f"tarjob: 3 of 3 items kept from an earlier run{note}\ntarjob: 3 items done\n"
+
+
+@pytest.mark.parametrize(
+    "found", [[], "x", {"in-0.tar": 3}, {"http://127.0.0.1:1/x": [1]}, {"": None}, {"in-0.tar": [[]]}]
+)
+def test_no_marker_is_trusted(tarjob, found):
+    make_shards(1)
+    line = "-s", "in-*.tar", "--state", "state", "-q", "--", f"{COUNT} true"
+    assert tarjob(*line)[0] == 0
+    (path,) = Path("state").glob("*.done")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "inputs": found, "code": found}))
+    assert tarjob(*line) == (0, "", "")
 
 
 def test_what_fails_is_run_again_after_the_others(tarjob):
