@@ -153,6 +153,10 @@ class _ExportedShard:
         about = [self.format, *file_identity(self.shard.url), self.columns.fields, self.columns.omit, schema]
         return [*about, *self.repeated]
 
+    @property
+    def inputs(self) -> list[str]:
+        return [self.shard.url]
+
     def make(self, ledger: Ledger) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
             fail_rows(ledger, type(error)(error.reason, **origin_of(sample), field=error.field))

@@ -114,6 +114,11 @@ class _ImportedShard:
     def identity(self) -> list[Any]:
         return [type(self.piece).__name__, self.template, *self.piece.identity]
 
+    @property
+    def inputs(self) -> list[str]:
+        url = getattr(self.piece, "url", None)
+        return [] if url is None else [url]
+
     def make(self, ledger: Ledger) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
             fail_rows(ledger, type(error)(error.reason, **origin_of(sample), field=error.field))

@@ -43,7 +43,6 @@ from tarshards.samples.lines import Utf8, open_text
 from tarshards.samples.rows import csv_rows, json_rows
 from tarshards.samples.tree import class_of, list_classes, read_files, walk_tree
 from tarshards.storage.location import Location
-from tarshards.storage.markers import version_of
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import RangedFile
 from tarshards.storage.streams import failure
@@ -153,8 +152,13 @@ class Plan(NamedTuple):
 def file_identity(url: str) -> list[Any]:
     """Return a value that identifies a file, and changes when the file is written to."""
     location = Location.of(url)
-    name = location.identity if location.path is None else os.path.abspath(location.path)
-    return [name, *version_of(location)]
+    if location.path is None:
+        return [location.identity, location.size()]
+    try:
+        status = os.stat(location.path)
+    except OSError as error:
+        raise failure(error, location.name) from error
+    return [os.path.abspath(location.path), status.st_size, status.st_mtime_ns]
 
 
 def fail_rows(ledger: Ledger, error: Exception, rows: int = 1) -> None:

@@ -3,7 +3,7 @@
 A digest covers the code of a function, its constants and nested functions, its defaults and its closure, and so the
 arguments of a partial, the state of a callable object and the methods of its class. It covers no file names, line
 numbers, comments or addresses, and sets in any order are equal. It does not cover what the function refers to by global
-names: functions that it calls, modules, constants. Functions and classes of installed packages count by their names.
+names: functions that it calls, modules, constants. Functions and classes of other installed packages count by name.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import copyreg
 import functools
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import blake2b
@@ -19,10 +20,9 @@ from importlib.machinery import PathFinder
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-PLAIN = (type(None), bool, int, float, complex, str, type(...), type(NotImplemented))
-#: Attributes of a class that do not change what it does, or differ between processes.
-OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "_abc_impl"}
-OF_CLASSES |= {"__firstlineno__", "__static_attributes__", "__slotnames__", "__annotate_func__"}
+PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented)}
+#: Attributes of a class that are code.
+CODE = (FunctionType, staticmethod, classmethod, property, functools._lru_cache_wrapper)
 
 
 class CodeDigest(NamedTuple):
@@ -40,14 +40,15 @@ def digest_code(function: Any) -> CodeDigest:
     >>> digest_code(lambda x: x + 1) == digest_code(lambda x: x + 2)
     False
     """
-    walk = _Walk()
-    digest = walk.digest(function, _name_of(function), is_first=True)
+    walk = _Walk(_package_of(function))
+    digest = walk.digest(function, _name_of(function))
     return CodeDigest(digest.hex(), tuple(dict.fromkeys(walk.unknown)))
 
 
 def digest_source(source: bytes) -> str:
     """Return a digest of Python source that does not depend on its comments and layout."""
-    with suppress(SyntaxError, ValueError):
+    with suppress(SyntaxError, ValueError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         return _Walk().digest(compile(source, "", "exec", dont_inherit=True), "").hex()
     return _join("source", source).hex()
 
@@ -69,6 +70,15 @@ def digest_module(name: str) -> str | None:
             return digest_source(file.read())
     except (OSError, ImportError, ValueError, AttributeError):
         return None
+
+
+def _package_of(function: Any) -> str:
+    """Return the package of a function, whose code counts even if it is installed; none for one of Python."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    module = getattr(function, "__module__", None) or type(function).__module__
+    package = str(module).partition(".")[0]
+    return "" if isinstance(function, type) or package in sys.stdlib_module_names else package
 
 
 def _name_of(value: Any) -> str:
@@ -99,16 +109,15 @@ def _is_installed(module: str) -> bool:
 class _Walk:
     """One traversal of a value: its digest is made from those of its parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, package: str = "") -> None:
+        self.package = package
         self.unknown: list[str] = []
         self._open: list[int] = []  # the objects that contain the current one, by address
         self._done: dict[int, tuple[Any, bytes]] = {}  # with the object, so that its address stays its own
 
-    def digest(self, value: Any, where: str, *, is_first: bool = False) -> bytes:
-        if isinstance(value, PLAIN) and type(value) in PLAIN:
-            return _join(type(value).__name__, repr(value).encode(errors="surrogatepass"))
-        if type(value) in (bytes, bytearray):
-            return _join("bytes", bytes(value))
+    def digest(self, value: Any, where: str) -> bytes:
+        if type(value) in PLAIN:
+            return _join("plain", repr(value).encode(errors="surrogatepass"))
         address = id(value)
         if address in self._done:
             return self._done[address][1]
@@ -116,7 +125,7 @@ class _Walk:
             return _join("cycle", b"%d" % (len(self._open) - self._open.index(address)))
         self._open.append(address)
         try:
-            made = self._of_parts(value, where, is_first)
+            made = self._of_parts(value, where)
         except RecursionError:
             made = self._by_name(value, where)
         finally:
@@ -127,19 +136,30 @@ class _Walk:
     def _all(self, values: Iterable[Any], where: str) -> list[bytes]:
         return [self.digest(value, where) for value in values]
 
-    def _of_parts(self, value: Any, where: str, is_first: bool) -> bytes:
+    def _is_installed(self, module: str) -> bool:
+        return module.partition(".")[0] != self.package and _is_installed(module)
+
+    def _of_parts(self, value: Any, where: str) -> bytes:
         kind: Any = type(value)
         if kind in (tuple, list):
+            if PLAIN.issuperset(map(type, value)):  # in one step: there may be millions
+                return _join(f"{kind.__name__} of plain", "\0".join(map(repr, value)).encode(errors="surrogatepass"))
             return _join(kind.__name__, *self._all(value, where))
         if kind in (set, frozenset):
+            if PLAIN.issuperset(map(type, value)):
+                return _join("set of plain", "\0".join(sorted(map(repr, value))).encode(errors="surrogatepass"))
             return _join("set", *sorted(self._all(value, where)))
         if kind is dict:
+            if PLAIN.issuperset(map(type, value)) and PLAIN.issuperset(map(type, value.values())):
+                return _join(
+                    "dict of plain", "\0".join(sorted(map(repr, value.items()))).encode(errors="surrogatepass")
+                )
             pairs = [self.digest(name, where) + self.digest(item, f"{where}[{name!r}]") for name, item in value.items()]
             return _join("dict", *sorted(pairs))
         if kind is CodeType:
             return self._of_code(value, where)
         if kind is FunctionType:
-            return self._of_function(value, where, is_first)
+            return self._of_function(value, where)
         if kind is MethodType:
             return _join("method", *self._all((value.__func__, value.__self__), where))
         if kind is ModuleType:
@@ -153,7 +173,7 @@ class _Walk:
         if kind is property:
             return _join("property", *self._all((value.fget, value.fset, value.fdel), where))
         if isinstance(value, type):
-            return self._of_class(value, where, is_first)
+            return self._of_class(value, where)
         return self._of_object(value, where)
 
     def _of_code(self, code: CodeType, where: str) -> bytes:
@@ -162,8 +182,8 @@ class _Walk:
         tables = code.co_code, getattr(code, "co_exceptiontable", b"")
         return _join("code", *self._all((numbers, *names, *tables, code.co_consts), where))
 
-    def _of_function(self, function: FunctionType, where: str, is_first: bool) -> bytes:
-        if not (is_first or function.__closure__) and _is_installed(str(function.__module__)):
+    def _of_function(self, function: FunctionType, where: str) -> bytes:
+        if not function.__closure__ and self._is_installed(str(function.__module__)):
             return _join("name", f"{function.__module__}.{function.__qualname__}".encode())
         parts = [function.__code__, function.__defaults__, function.__kwdefaults__]
         made = self._all(parts, function.__qualname__)
@@ -176,19 +196,19 @@ class _Walk:
                 made.append(self.digest(content, f"{name} of {function.__qualname__}"))
         return _join("function", *made)
 
-    def _of_class(self, kind: type, where: str, is_first: bool) -> bytes:
+    def _of_class(self, kind: type, where: str) -> bytes:
         name = f"{kind.__module__}.{kind.__qualname__}".encode()
-        if not is_first and _is_installed(kind.__module__):
+        if self._is_installed(kind.__module__):
             return _join("name", name)
         parts = self._all(kind.__bases__, where)
         for attribute, value in sorted(vars(kind).items()):
-            is_descriptor = hasattr(type(value), "__get__") and not isinstance(
-                value, FunctionType | staticmethod | classmethod | property | functools._lru_cache_wrapper
-            )
-            if attribute not in OF_CLASSES and not is_descriptor:  # of slots, and of cached properties
+            value = (
+                getattr(value, "func", value) if hasattr(type(value), "__set_name__") else value
+            )  # cached properties
+            is_special = attribute.startswith("__") or attribute == "_abc_impl"  # names, places and slots of the class
+            is_member = hasattr(type(value), "__get__") or is_special  # what makes instances, not what they do
+            if (isinstance(value, CODE) and not attribute.startswith("__annotate")) or not is_member:
                 parts.append(_join(attribute, self.digest(value, f"{attribute} of {kind.__qualname__}")))
-            elif func := getattr(value, "func", None):
-                parts.append(_join(attribute, self.digest(func, f"{attribute} of {kind.__qualname__}")))
         return _join("class", kind.__qualname__.encode(), *parts)
 
     def _of_object(self, value: Any, where: str) -> bytes:

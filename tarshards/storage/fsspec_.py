@@ -729,6 +729,11 @@ class Store(Transport):
         size = Requests(location).attempt(lambda: find_info(store, path)).get("size")
         return None if size is None else int(size)
 
+    def version(self, location: Location) -> list[Any]:
+        store, path = find_store(location)
+        size, name, value = version_of(Requests(location).attempt(lambda: find_info(store, path)))
+        return [size, name, str(value)]
+
     def remove(self, location: Location) -> None:
         store, path = find_store(location)
         try:

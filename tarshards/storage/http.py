@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 from tarshards.errors import OpenError
@@ -35,6 +36,11 @@ class Http(Transport):
 
     def probe(self, location: Location) -> None:
         begin_transfer(Address(location), 1).close()
+
+    def version(self, location: Location) -> list[Any]:
+        with closing(begin_transfer(Address(location), 1)) as transfer:
+            version = transfer.version
+        return [] if version is None else [version.size, version.etag, version.modified]
 
     def glob(self, location: Location) -> list[str]:
         from tarshards.storage.webdav import matching

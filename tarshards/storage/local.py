@@ -60,6 +60,21 @@ class Local(Transport):
         except (OSError, ValueError) as exc:
             raise failure(exc, location.name) from exc
 
+    def version(self, location: Location) -> list[Any]:
+        path = str(location.path)
+        try:
+            status = os.stat(path)
+            if not stat.S_ISDIR(status.st_mode):
+                return [status.st_size, status.st_mtime_ns]
+            below = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in sorted(names)]
+            found = [(os.path.relpath(name, path), os.stat(name)) for name in sorted(below)]
+        except (OSError, ValueError) as exc:
+            raise failure(exc, location.name) from exc
+        from hashlib import blake2b
+
+        text = "".join(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n" for name, status in found)
+        return [blake2b(text.encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()]
+
     def remove(self, location: Location) -> None:
         try:
             os.unlink(str(location.path))

@@ -549,6 +549,13 @@ class Location:
         """Return its size in bytes, None if it is unknown; raise OpenError if it does not exist."""
         return self._transport.size(self)
 
+    def version(self) -> list[Any]:
+        """Return values that change when it is written to, none for a stream; raise OpenError if it is missing.
+
+        They are its size with its time or its ETag; a folder has a digest of the sizes and times of its files.
+        """
+        return self._transport.version(self)
+
     def remove(self) -> None:
         """Remove it, if it exists; raise OpenError if that fails, or its scheme cannot remove."""
         self._transport.remove(self)
@@ -621,6 +628,9 @@ class Transport:
 
     def size(self, location: Location) -> int | None:
         return None
+
+    def version(self, location: Location) -> list[Any]:
+        return []
 
     def remove(self, location: Location) -> None:
         raise OpenError("a stream, which cannot be removed", url=location.name)

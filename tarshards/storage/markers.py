@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -12,13 +11,12 @@ from typing import Any
 
 from tarshards.errors import OpenError, visible
 from tarshards.storage.location import Location
-from tarshards.storage.streams import failure, is_missing
+from tarshards.storage.streams import is_missing
 
 log: logging.Logger = logging.getLogger("tarshards")
 
 Record = dict[str, Any]
-Version = list[int | None]
-Versions = dict[str, Version | None]
+Versions = dict[str, list[Any] | None]
 
 MAX_BYTES = 1 << 24  # of a marker
 
@@ -134,29 +132,12 @@ def make_once(
     return record, False
 
 
-def version_of(url: str | Location) -> Version:
-    """Return values that change when a file is written to: its size and, if it is local, its time in nanoseconds.
-
-    The list is empty for a stream. Raises OpenError if the file is missing.
-    """
-    location = Location.of(url)
-    if location.is_stream:
-        return []
-    if location.path is None:
-        return [location.size()]
-    try:
-        status = os.stat(location.path)
-    except OSError as error:
-        raise failure(error, location.name) from error
-    return [status.st_size, status.st_mtime_ns]
-
-
 def versions_of(urls: Iterable[str | Location]) -> Versions:
     """Return the printable names of files with their versions, None for a missing one."""
     found: Versions = {}
     for location in map(Location.of, urls):
         try:
-            found[location.name] = version_of(location)
+            found[location.name] = location.version()
         except OpenError as error:
             if not is_missing(error):
                 raise

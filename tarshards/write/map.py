@@ -75,8 +75,8 @@ def map_shards(
     Each output is written atomically, and with *sync* flushed to the disk, followed by its index and the marker
     ``OUTPUT.done``. A later call with *resume* keeps an output with this marker if the names of both shards, the
     function and the input are the same, and logs how many it kept. The function is compared by its code, constants,
-    defaults and closure, not by the code of other functions that it calls; a local input by its size and time, a remote
-    one by its size, and its digest if a manifest has it. The manifest of the outputs and the report
+    defaults and closure, not by the code of other functions that it calls; an input by its size with its time or ETag.
+    The manifest of the outputs and the report
     ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has its own output, and
     OpenError while another writer writes one of the local outputs.
     """
@@ -171,9 +171,8 @@ class _ShardTask:
         _, (shard, target) = pair
         url, output = shard.url, target.url
         earlier = digest_of(url, output, self.per_sample, self.name)
-        source = shard.location()
-        digest = digest_of(url, output, self.per_sample, self.code, shard.digest if source.is_remote else None)
-        inputs = versions_of([source])
+        digest = digest_of(url, output, self.per_sample, self.code)
+        inputs = versions_of([shard.location()])
         failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
 
         def make() -> dict[str, Any]:

@@ -15,7 +15,15 @@ from tarshards.samples.ledger import Ledger
 from tarshards.storage.claims import Claims
 from tarshards.storage.derived import forget
 from tarshards.storage.location import Location
-from tarshards.storage.markers import digest_of, make_once, read_marker, remove_marker, say_kept, write_marker
+from tarshards.storage.markers import (
+    digest_of,
+    make_once,
+    read_marker,
+    remove_marker,
+    say_kept,
+    versions_of,
+    write_marker,
+)
 from tarshards.storage.streams import taken
 from tarshards.stream.ops import progress as show_progress
 
@@ -73,6 +81,11 @@ class Unit(Protocol):
     @property
     def identity(self) -> list[Any]: ...
 
+    @property
+    def inputs(self) -> list[str]:
+        """The URLs of the files that the output is made from, as far as they are known."""
+        ...
+
     def make(self, ledger: Ledger) -> dict[str, Any]:
         """Write the output, pass errors of rows to *ledger*, and return a description of the output in JSON's types."""
         ...
@@ -92,7 +105,8 @@ class _Task:
 
         digest = digest_of(unit.output.url, *unit.identity)
         output = unit.output if unit.is_file else None
-        return make_once(unit.output.sibling(".done"), digest, make, output=output)
+        inputs = versions_of(unit.inputs)
+        return make_once(unit.output.sibling(".done"), digest, make, inputs=inputs, output=output)
 
 
 def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:

@@ -31,7 +31,7 @@ from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location, look_up
 from tarshards.storage.manifest import Shard, manifest_url
-from tarshards.storage.markers import digest_of, find_made, make_once, say_kept, version_of, write_marker
+from tarshards.storage.markers import digest_of, find_made, make_once, say_kept, write_marker
 from tarshards.storage.ranges import most_held
 from tarshards.stream import ops
 from tarshards.tar.read import pack_members
@@ -158,7 +158,7 @@ def reshard(
             location.make_folder()
             claims.take(location)
         work = output_pattern, buckets, plan.seed, rekey, cut, ENTRY, *rules
-        versions = list(look_up(version_of, urls))
+        versions = list(look_up(Location.version, urls))
         is_unsure = _prepare(plan, digest_of(urls, versions, *work), digest_of(urls, sizes, *work))
         if executor is None:
             from tarshards.parallel.process_pool import ProcessPool

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
+import range_server
 from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline
@@ -30,6 +31,7 @@ from tarshards import (
     write_samples,
 )
 from tarshards.errors import OpenError, SampleError, TarshardsError, UrlError
+from tarshards.formats import importing
 from tarshards.formats.importing import row_to_sample
 from tarshards.formats.naming import SUFFIX
 from tarshards.samples.codecs import decode_field
@@ -228,6 +230,29 @@ def test_a_killed_run_does_only_what_is_left_and_sees_what_was_changed(tmp_path,
     write_lines(tmp_path / "a.jsonl", ({"n": 100 + n} for n in range(9)))
     shards = import_dataset(source, pattern, **options)
     assert [sample["n.json"] for sample in read_samples(shards)] == [b"%d" % (100 + n) for n in range(9)]
+
+
+def test_a_remote_input_that_was_changed_after_an_interrupt_is_imported_again(tmp_path, monkeypatch):
+    (tmp_path / "site").mkdir()
+    files = [write_lines(tmp_path / f"site/{n}.jsonl", [{"n": n}]) for n in range(3)]
+    with range_server.serving(tmp_path / "site") as site:
+        urls = [f"{site.url}/{Path(file).name}" for file in files]
+        make = partial(import_dataset, urls, str(tmp_path / "o-%d.tar"), executor=Inline(), sync=False)
+        write = importing.write_shard
+
+        def interrupted(samples, output, **options):
+            if output.url.endswith("o-2.tar"):
+                raise KeyboardInterrupt
+            return write(samples, output, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(importing, "write_shard", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                make()
+        for n in range(3):
+            write_lines(tmp_path / f"site/{n}.jsonl", [{"n": n + 5}])
+        site.etag = '"v2"'
+        assert [sample["n.json"] for sample in read_samples(make())] == [b"5", b"6", b"7"]
 
 
 def test_a_file_that_was_removed_after_a_kill_is_made_again(tmp_path, kill_at):

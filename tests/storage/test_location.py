@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 import pickle
 import subprocess
 import sys
@@ -256,6 +258,29 @@ def test_sizes_and_what_exists(tmp_path):
             action(gone)
     assert Location.of("-").exists()
     assert Location.of("-").size() is None
+
+
+def test_a_file_that_is_written_to_has_another_version(tmp_path):
+    (tmp_path / "folder/inner").mkdir(parents=True)
+    files = tmp_path / "a.tar", tmp_path / "folder/inner/chunk"
+    for path in files:
+        path.write_bytes(b"data")
+    with serving(tmp_path) as site:
+        names = files[0], tmp_path / "folder", f"{site.url}/a.tar", "memory://v/a.tar"
+        places = [Location.of(name) for name in names]
+        fsspec.filesystem("memory").pipe("/v/a.tar", b"data")
+        first = [place.version() for place in places]
+        assert [place.version() for place in places] == first == json.loads(json.dumps(first))
+        for path in files:
+            path.write_bytes(b"DATA")
+            os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+        site.etag = '"v2"'
+        fsspec.filesystem("memory").pipe("/v/a.tar", b"DATA")
+        assert [place.version() == before for place, before in zip(places, first)] == [False] * 4
+        assert Location.of("-").version() == []
+        for gone in (tmp_path / "b.tar", f"{site.url}/b.tar", "memory://v/b.tar"):
+            with pytest.raises(OpenError, match=r"b\.tar"):
+                Location.of(gone).version()
 
 
 def test_folders(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 from pickle import dumps
 
 import pytest
+import range_server
 from inline import Inline
 
 from tarshards import Ledger, OpError, TarError, TarWriter, expand_urls, read_samples
@@ -261,6 +262,15 @@ def test_a_rewritten_input_is_mapped_again(shards):
     Path("in-5.tar").unlink()  # nothing says that its output is not what it was
     assert mapped(upper_one) == [0, 1, 2, 4, 5, 6, 7]
     assert mapped(upper_one) == [*range(8)]
+
+
+def test_a_rewritten_remote_input_is_mapped_again(shards, tmp_path):
+    with range_server.serving(tmp_path) as site:
+        inputs = f"{site.url}/in-{{0..1}}.tar"
+        assert mapped(upper_one, inputs) == []
+        assert mapped(upper_one, inputs) == [0, 1]
+        site.etag = '"v2"'
+        assert mapped(upper_one, inputs) == []
 
 
 def test_an_output_of_another_function_has_no_marker_of_the_first(shards, monkeypatch):
