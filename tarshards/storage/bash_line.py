@@ -81,12 +81,14 @@ def split_line(line: str, placeholder: re.Pattern[str]) -> tuple[str | Slot, ...
 def parser_of(words: Sequence[str], begun: str = "") -> tuple[str, bool] | None:
     """Return the program that parses the word after *words* as code, and whether as a line of bash or sh.
 
-    That word has *begun* with this text, which may be an option.
+    That word has *begun* with this text, which may be an option or ``pipe:``.
 
     >>> parser_of(["timeout", "9", "/bin/bash", "-ec"]), parser_of(["python3", "-c"]), parser_of(["wc", "-c"])
     (('bash', True), ('python3', False), None)
     """
     words = [*words, *re.findall(r"^(--[\w-]+)=", begun)]
+    if re.match(r"(--[\w-]+=)?pipe:", begun, re.IGNORECASE):
+        return "pipe:", True
     for number, word in enumerate(words):
         program, rest = os.path.basename(word), words[number + 1 :]
         if program in EVALUATORS:
@@ -119,6 +121,7 @@ class _LineReader:
         self.line, self.placeholder = line, placeholder
         self.at = self.done = 0
         self.parts: list[str | Slot] = []
+        self.word_at = 0  # where the current word begins
         self.lost = ""  # after this, it is unknown which quotes are open
         self.open = ""  # this has no end
 
@@ -127,7 +130,6 @@ class _LineReader:
         place: str = "",
         *,
         words: Sequence[str] = (),
-        begun: str = "",
         risk: str | None = None,
         within: str = "",
     ) -> str:
@@ -138,7 +140,7 @@ class _LineReader:
         slot = Slot(match, place, risk)
         if within or self.lost:
             slot = slot._replace(refusal=_with_cure(slot, within or f"after {self.lost}"))
-        elif parser := parser_of(words, begun):
+        elif parser := parser_of(words, re.sub(r"\$?['\"\\]", "", self.line[self.word_at : self.at])):
             slot = slot._replace(refusal=code_refusal(parser[0], match[0]))
         self.parts += [self.line[self.done : self.at], slot]
         self.at = self.done = match.end()
@@ -185,7 +187,9 @@ class _LineReader:
         while self.at < len(line):
             begin, char = self.at, line[self.at]
             if char not in " \t\n;&|()<>":
-                if text := self.slot(words=words, begun=word, risk=self.risk(words, word)):
+                if not begun:
+                    self.word_at = begin
+                if text := self.slot(words=words, risk=self.risk(words, word)):
                     word, begun = word + text, True
                     continue
                 if char == "#" and not begun:
@@ -199,7 +203,7 @@ class _LineReader:
                             self.lose("a word that is continued on the next line")
                     word += "" if (text := self.escape()) == "\n" or is_joined else text
                 elif char in "'\"`$":
-                    self.quoted(words, word)
+                    self.quoted(words)
                     word += line[begin : self.at].strip("\"'$")
                 else:
                     word, self.at = word + char, self.at + 1
@@ -235,23 +239,23 @@ class _LineReader:
         if end:
             self.open = "$( without )"
 
-    def quoted(self, words: Sequence[str], begun: str) -> None:
+    def quoted(self, words: Sequence[str]) -> None:
         """Read what begins with a quote, a backquote or a dollar sign."""
         char = self.line[self.at]
         if char == "'" or self.is_at("$'"):
-            self.single("'" if char == "'" else "$'", words, begun)
+            self.single("'" if char == "'" else "$'", words)
         elif char == '"' or self.is_at('$"'):
             self.at += 1 + (char == "$")
-            self.double(words, begun)
+            self.double(words)
         elif char == "`":
             self.backquotes()
         else:
             self.dollar()
 
-    def single(self, place: str, words: Sequence[str], begun: str) -> None:
+    def single(self, place: str, words: Sequence[str]) -> None:
         self.at += len(place)
         while self.at < len(self.line):
-            if self.slot(place, words=words, begun=begun):
+            if self.slot(place, words=words):
                 continue
             if self.is_at("'"):
                 self.at += 1
@@ -262,9 +266,9 @@ class _LineReader:
                 self.at += 1
         self.open = f"{place} without an end"
 
-    def double(self, words: Sequence[str], begun: str) -> None:
+    def double(self, words: Sequence[str]) -> None:
         while self.at < len(self.line):
-            if self.slot('"', words=words, begun=begun):
+            if self.slot('"', words=words):
                 continue
             char = self.line[self.at]
             if char == '"':
@@ -281,11 +285,13 @@ class _LineReader:
         self.open = '" without an end'
 
     def dollar(self) -> None:
+        word_at = self.word_at
         if self.is_at("$(("):
             self.enclosed("$((", "(", ")", 2)
         elif self.is_at("$("):
             self.at += 2
             self.commands([], end=")")
+            self.word_at = word_at
         elif self.is_at("${"):
             self.enclosed("${", "{", "}", 1)
         elif self.is_at("$["):

@@ -228,7 +228,11 @@ def value_of(item: Item, placeholder: re.Match[str]) -> str:
     text = item.values[int(source or 1) - 1]
     if change == ".":
         return re.sub(r"(\.tar\.\w+|\.[^./]+)$", "", text)
-    return text.rpartition("/")[2] if change == "/" else text
+    if change != "/":
+        return text
+    name, before = text.rpartition("/")[2], placeholder.string[: placeholder.start()]
+    is_word = not before or before[-1] in " \t\n='\""
+    return f"./{name}" if is_word and name.lower().startswith("pipe:") else name  # a file, no command
 
 
 def _fill_argument(command: Sequence[str], number: int, item: Item) -> str:

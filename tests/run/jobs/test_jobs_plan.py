@@ -86,6 +86,7 @@ DOUBLE_QUOTED = "test -f '{}' && cat \"{}\""
         (["tarproc", "--command=cp a {}", "{}"], ["tarproc", "--command=cp a {}", HOSTILE]),
         (["tarsplit", "--post", "cp {} x"], ["tarsplit", "--post", "cp {} x"]),
         (["wc", "-c", "{}"], ["wc", "-c", HOSTILE]),
+        (["tarcat", "{}", "-o", "pipe:cat >x-{}"], ["tarcat", HOSTILE, "-o", "pipe:cat >x-{}"]),
         (['eval "x=$(printf %q {})"'], ["bash", "-c", 'eval "x=$(printf %q {})"']),
     ],
 )
@@ -100,7 +101,8 @@ def test_a_value_is_quoted_for_the_shell_that_reads_it(command, filled):
         *(["echo `cat {}`"], ['x="${x:-{}}"; y'], ["echo $(( {} + 1 ))"], ["cat <<E\n{}\nE\n"], ["echo \\{}"]),
         *(["bash -c 'test -f {}'"], ['ssh host "cat {}"'], ['x=$(bash -c "cat {}")'], ["eval 'x={}'"]),
         *(["ssh", "host", "cat {}"], ["python3", "-c", "open('{}')"], ["perl", "-ne", "print '{}'"]),
-        *(["awk", "/{}/", "a"], ["sed", "-i", "-e", "s/x/{}/", "a"], ["tarproc --command='cp a {}' b"]),
+        *(["tarcat x -o 'pipe:cat >{}'"], ["x=\"$(tarcat --output=pipe:'cat >'{})\""], ["awk", "/{}/", "a"]),
+        *(["sed", "-i", "-e", "s/x/{}/", "a"], ["tarproc --command='cp a {}' b"]),
         *(["x='{} "], ['"$(case a in b) echo {};; esac)"'], ["(( x<<2 )); echo {}"]),
     ],
 )
@@ -112,6 +114,11 @@ def test_a_value_that_would_be_code_is_refused(command):
     assert plan.arguments(plan.items[0])[-len(command) :] == [word.replace("{}", "a.tar") for word in command]
     with pytest.raises(StateError, match=r"not a plan of tarjob: .* cannot replace"):
         JobPlan.loads(plan._replace(tasks=((Item(0, (HOSTILE,)),),)).dumps())
+
+
+def test_the_base_name_of_a_file_is_no_command():
+    plan = make_plan(["tarcat", "{}", "-o", "{/}", "x-{/}"], [["in/pipe:touch hit"]], state="s")
+    assert plan.arguments(plan.items[0])[1:] == ["in/pipe:touch hit", "-o", "./pipe:touch hit", "x-pipe:touch hit"]
 
 
 @pytest.mark.parametrize(
