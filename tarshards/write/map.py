@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from tarshards.errors import OpError, check_function
@@ -73,10 +74,10 @@ def map_shards(
     and *allow_pipe* allows inputs named ``pipe:command`` to run their commands.
 
     Each output is written atomically, and with *sync* flushed to the disk, followed by its index and the marker
-    ``OUTPUT.done``. A later call with *resume* keeps an output with this marker if the names of both shards, the
-    function and the input are the same, and logs how many it kept. The function is compared by its code, constants,
-    defaults and closure, not by the code of other functions that it calls; an input by its size with its time or ETag.
-    The manifest of the outputs and the report
+    ``OUTPUT.done``. A later call with *resume* keeps outputs with this marker, and logs how many, if the names of both
+    shards, the function and the input are the same, and unless samples failed, which only *on_error* allows. The
+    function is compared by its code, constants, defaults and closure, not by the code of other functions that it calls;
+    an input by its size with its time or ETag. The manifest of the outputs and the report
     ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has its own output, and
     OpenError while another writer writes one of the local outputs.
     """
@@ -185,9 +186,10 @@ class _ShardTask:
             return {"report": _recorded(report)}
 
         marker = target.sibling(".done")
-        record, resumed = make_once(
-            marker, digest, make, earlier=earlier, inputs=inputs, output=target, resume=self.resume
-        )
+        once = partial(make_once, marker, digest, make, earlier=earlier, inputs=inputs, output=target)
+        record, resumed = once(resume=self.resume)
+        if resumed and record["report"]["failed"] and not self.forgiving:  # made by a call that left out what failed
+            record, resumed = once(resume=False)
         urls = {"input": url, "output": output}  # with their credentials
         report = ShardReport(**{**record["report"], **urls, "resumed": resumed})
         return report, failures.quarantined, "inputs" not in record

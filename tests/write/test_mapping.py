@@ -273,6 +273,14 @@ def test_a_rewritten_remote_input_is_mapped_again(shards, tmp_path):
         assert mapped(upper_one, inputs) == []
 
 
+def test_an_output_that_lacks_failed_samples_is_kept_only_where_they_may_fail(shards):
+    assert mapped(fail_on_odd, "in-{0..1}.tar", on_error="skip") == []
+    assert mapped(fail_on_odd, "in-{0..1}.tar", on_error="skip") == [0, 1]
+    with pytest.raises(OpError, match="1-1"):
+        mapped(fail_on_odd, "in-{0..1}.tar")
+    assert mapped(fail_on_odd, "in-{0..1}.tar", on_error="skip") == [0]
+
+
 def test_an_output_of_another_function_has_no_marker_of_the_first(shards, monkeypatch):
     """A run that is killed between an output and its marker must not make the marker of an earlier run valid."""
     first, second = (lambda sample: {"cls": 1}), (lambda sample: {"cls": 2})

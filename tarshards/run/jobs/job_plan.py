@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, dropwhile, pairwise, product
 from typing import Any, NamedTuple
 
@@ -78,8 +78,15 @@ class JobPlan(NamedTuple):
         that would be parsed as code.
         """
         if self._is_line:
-            return ["bash", "-c", fill_line(self.command[0], PLACEHOLDER, partial(value_of, item))]
-        return [_fill_argument(self.command, number, item) for number in range(len(self.command))]
+            return ["bash", "-c", _fill_code(self.command[0], item, ("bash", True))]
+        words = zip(self.command, _parsers(self.command))
+        return [fill(word, item) if parser is None else _fill_code(word, item, parser) for word, parser in words]
+
+    def check_values(self) -> None:
+        """Raise ValueError if the command cannot have the value of an item."""
+        if self._is_line or any(_parsers(self.command)):
+            for item in self.items:
+                self.arguments(item)
 
     def output_of(self, item: Item) -> str | None:
         """Return the URL that the command writes for *item*, or None if it is unknown."""
@@ -235,16 +242,22 @@ def value_of(item: Item, placeholder: re.Match[str]) -> str:
     return f"./{name}" if is_word and name.lower().startswith("pipe:") else name  # a file, no command
 
 
-def _fill_argument(command: Sequence[str], number: int, item: Item) -> str:
-    """Return the argument *number* of *command* for *item*; if a shell parses it, it is a line of bash."""
-    word, value = command[number], partial(value_of, item)
-    if (found := PLACEHOLDER.search(word)) and (parser := parser_of(command[:number], word)):
-        program, is_shell = parser
-        if is_shell:
-            return fill_line(word, PLACEHOLDER, value)
-        slot = Slot(found, refusal=code_refusal(program, found[0]))
-        return PLACEHOLDER.sub(lambda match: slot._replace(match=match).filled(value(match)), word)
-    return fill(word, item)
+@lru_cache(16)
+def _parsers(command: tuple[str, ...]) -> tuple[tuple[str, bool] | None, ...]:
+    """Return the program that parses each word of *command* as code, None for words that are not, or have no value."""
+    found = (parser_of(command[:number], word) for number, word in enumerate(command))
+    return tuple(parser if PLACEHOLDER.search(word) else None for parser, word in zip(found, command))
+
+
+def _fill_code(word: str, item: Item, parser: tuple[str, bool]) -> str:
+    """Fill an item's values into code for the program *parser*, in a line of bash each as one word."""
+    program, is_line = parser
+    value = partial(value_of, item)
+    if is_line:
+        return fill_line(word, PLACEHOLDER, value)
+    return PLACEHOLDER.sub(
+        lambda match: Slot(match, refusal=code_refusal(program, match[0])).filled(value(match)), word
+    )
 
 
 def make_plan(
@@ -281,8 +294,7 @@ def make_plan(
         raise ValueError(f"{name!r} is not a job name: up to 40 of a-z, 0-9 and inner -, the first a letter")
     plan = JobPlan(name, command, output, state, tuple((item,) for item in items))
     plan = plan._replace(code=_code_of(plan._commands))
-    for item in items:
-        plan.arguments(item)  # raises ValueError for a value that the command cannot have
+    plan.check_values()
     if output is not None or state is not None:
         check_markers(plan)
     return plan
@@ -306,8 +318,7 @@ def _check_types(plan: JobPlan) -> None:
         raise TypeError("a word is not a str, or an item has no number or value")
     for sources in {len(item.values) for item in plan.items}:
         _check_placeholders((*plan.command, plan.output or ""), sources)
-    for item in plan.items:
-        plan.arguments(item)  # an earlier version may have written it
+    plan.check_values()  # an earlier version may have written it
 
 
 def _check_placeholders(command: tuple[str, ...], sources: int) -> None:
