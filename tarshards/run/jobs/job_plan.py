@@ -195,7 +195,8 @@ class JobPlan(NamedTuple):
         """
         tasks = [[[item.number, *item.values] for item in task] for task in self.tasks]
         head = {"format": "tarjob-plan", "version": VERSION, **self._asdict(), "tasks": None}
-        del head["tasks"]
+        for name in ["tasks"] if self.code else ["tasks", "code"]:  # an earlier release knows no code
+            del head[name]
         lines = ",\n".join(json.dumps(task, separators=(",", ":")) for task in tasks)
         return f'{json.dumps(head)[:-1]}, "tasks": [\n{lines}\n]}}\n'
 
