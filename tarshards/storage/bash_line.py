@@ -14,6 +14,8 @@ from functools import lru_cache
 from shlex import quote
 from typing import NamedTuple
 
+from tarshards.storage.location import Location
+
 #: How a quoted text ends and begins again around a value.
 AROUND = {"'": ("'", "'"), '"': ('"', '"'), "$'": ("'", "$'")}
 HEREDOC = re.compile(r"""<<(-?)[ \t]*((?:'[^'\n]*'|"[^"$`\\\n]*"|\\[^\n]|[^\s;&|()<>'"\\`$])+)""")
@@ -42,7 +44,8 @@ class Slot(NamedTuple):
         if quoted == value and not (self.risk and re.search(self.risk, value)):
             return value
         if self.refusal is not None:
-            raise ValueError(f"{value!r} cannot replace {self.match[0]} {self.refusal}")
+            name = Location(value).name if "://" in value else value  # without credentials
+            raise ValueError(f"{name!r} cannot replace {self.match[0]} {self.refusal}")
         if self.place == "#":
             return quoted.replace("\n", " ")
         end, begin = AROUND.get(self.place, ("", ""))

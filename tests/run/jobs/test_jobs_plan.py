@@ -116,6 +116,13 @@ def test_a_value_that_would_be_code_is_refused(command):
         JobPlan.loads(plan._replace(tasks=((Item(0, (HOSTILE,)),),)).dumps())
 
 
+def test_a_refusal_shows_no_credentials():
+    with pytest.raises(ValueError, match="cannot replace") as caught:
+        make_plan(["echo `cat {}`"], [["http://me:secret@host/a.tar?X-Amz-Signature=hidden"]], state="s")
+    assert "http://host/a.tar" in str(caught.value)
+    assert not re.search("secret|hidden", str(caught.value))
+
+
 def test_the_base_name_of_a_file_is_no_command():
     plan = make_plan(["tarcat", "{}", "-o", "{/}", "x-{/}"], [["in/pipe:touch hit"]], state="s")
     assert plan.arguments(plan.items[0])[1:] == ["in/pipe:touch hit", "-o", "./pipe:touch hit", "x-pipe:touch hit"]
