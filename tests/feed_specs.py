@@ -40,6 +40,7 @@ def add_noise(batch: Any, rng: np.random.Generator) -> Any:
 
 
 FIELDS = {"npy": readers.array(), "cls": readers.integer(), "txt": readers.ragged("u1")}
+FIELDS["rows:npy"] = readers.ragged("<i8")
 
 
 def arrays() -> ArrayLoader:

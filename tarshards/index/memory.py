@@ -92,6 +92,18 @@ class Payloads:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    def beginnings(self, size: int) -> list[bytes]:
+        """Return copies of the first *size* bytes of each payload, or of all that it has.
+
+        Raises OSError if a payload is in a mapped file that has shrunk.
+        """
+        sizes = np.minimum(self.sizes, size)
+        ends = np.cumsum(sizes)
+        out = np.empty(int(sizes.sum()), np.uint8)
+        pack(out, self.addresses, sizes)
+        data = out.tobytes()
+        return [data[begin:end] for begin, end in zip((ends - sizes).tolist(), ends.tolist())]
+
     def __iter__(self) -> Iterator[bytes]:
         return (self[i] for i in range(len(self)))
 

@@ -47,8 +47,8 @@ class BatchMaker:
         if isinstance(packing.lengths, str):
             from tarshards.index.lengths import lengths_of
 
-            lengths = lengths_of(self.stream.source.shards, packing.lengths)
-            packing = packing.with_lengths(lengths // self.unit(packing.lengths))
+            lengths = lengths_of(self.stream.source.shards, packing.lengths, self.unit(packing.lengths))
+            packing = packing.with_lengths(lengths)
         self.packing = packing
 
     def unit(self, field: str) -> int:

@@ -47,14 +47,36 @@ def by_fields(urls, packing, **options):
     return ShardLoader(dataset, 1, fields={"ids": readers.ragged("<i4")}, packing=packing)
 
 
-all_three = pytest.mark.parametrize("make", [in_threads, in_processes, by_fields])
+def npy_in_threads(urls, packing, **options):
+    dataset = Stream.from_shards(urls, shuffle=True, seed=3, **options)
+    return ArrayLoader(dataset, 1, fields={"ids:npy": readers.ragged()}, packing=packing)
+
+
+def npy_by_fields(urls, packing, **options):
+    dataset = ShardDataset(urls, shuffle=True, seed=3, **options)
+    return ShardLoader(dataset, 1, fields={"ids:npy": readers.ragged("<i4")}, packing=packing)
+
+
+of_all = pytest.mark.parametrize("make", [in_threads, in_processes, by_fields, npy_in_threads, npy_by_fields])
 
 
 def rows_of(loader) -> list[list[int]]:
     return [np.asarray(row["ids"]).tolist() for row in loader]
 
 
-@pytest.mark.parametrize(("make", "field"), [(in_threads, "ids"), (by_fields, "ids"), (in_processes, "npy")])
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        *(
+            (in_threads, "ids"),
+            (by_fields, "ids"),
+            (in_processes, "npy"),
+            (npy_in_threads, "npy"),
+            (npy_by_fields, "npy"),
+        ),
+        *((in_threads, "npy"), (npy_by_fields, "NPY")),
+    ],
+)
 def test_lengths_come_from_the_index(urls, make, field):
     """Of ``npy`` the rows, and of raw arrays the elements that their reader makes, as if they were given."""
     assert rows_of(make(urls, pack(field, 512))) == rows_of(make(urls, pack(LENGTHS, 512)))
@@ -70,13 +92,27 @@ def test_of_other_fields_bytes_are_the_lengths(urls):
     assert boxes == [row["__key__"] for row in in_threads(urls, bucket(LENGTHS, budget=800))]
 
 
+@pytest.mark.parametrize("make", [npy_in_threads, npy_by_fields])
+def test_buckets_of_npy(urls, make):
+    batches = list(make(urls, bucket("npy", budget=800)))
+    assert [batch["__key__"] for batch in batches] == [
+        batch["__key__"] for batch in make(urls, bucket(LENGTHS, budget=800))
+    ]
+    for batch in batches:
+        values, offsets = map(np.asarray, batch["ids"])
+        assert np.diff(offsets).tolist() == LENGTHS[[*map(int, batch["__key__"])]].tolist()
+        assert (values[offsets[:-1]] == [1000 * int(key) for key in batch["__key__"]]).all()
+
+
 def test_headers_of_npy_may_differ_in_length_and_dtype(tmp_path):
+    wide = np.dtype([(f"a column with a long name, number {i}", "f4") for i in range(9)])
     arrays = [np.zeros(3, "<i4"), np.zeros((5, 2), "<f8"), np.zeros(4, "<i2"), np.zeros(0, "u1")]
+    arrays += [np.zeros(6, wide), np.zeros(7, wide)]
     with ShardWriter(tmp_path / "a-%02d.tar") as writer:
         for i, array in enumerate(arrays):
             writer.write({"__key__": f"{i}", "npy": array})
     dataset = ShardDataset(str(tmp_path / "a.shards.json"))
-    assert lengths_of(dataset.source.shards, "npy").tolist() == [3, 5, 4, 0]
+    assert lengths_of(dataset.source.shards, "npy").tolist() == [3, 5, 4, 0, 6, 7]
 
 
 def test_lengths_of_remote_shards(folder):
@@ -95,6 +131,19 @@ def test_a_column_has_the_lengths_too(tmp_path):
     urls = str(tmp_path / "c.shards.json")
     build_columns(urls, "json.tokens")
     assert lengths_of(ShardDataset(urls).source.shards, "tokens").tolist() == list(range(1, 8))
+
+
+@pytest.mark.interop
+def test_a_column_that_is_named_as_a_field_has_the_lengths_as_they_are(tmp_path):
+    pytest.importorskip("pyarrow")
+    with ShardWriter(tmp_path / "c-%02d.tar", max_samples=3) as writer:
+        for i in range(7):
+            writer.write({"__key__": f"{i}", "json": {"ids": i + 1}, "ids": np.arange(i + 1, dtype="<i4").tobytes()})
+    urls = str(tmp_path / "c.shards.json")
+    build_columns(urls, "json.ids")
+    loader = in_threads(urls, pack("ids", 7))
+    assert loader.maker.packing.known.tolist() == list(range(1, 8))
+    assert max(map(len, rows_of(loader))) == 7
 
 
 def test_of_selections_joins_and_mixtures(urls):
@@ -122,7 +171,7 @@ def pieces_of(rows) -> list[int]:
 ALL = sorted(1000 * i + e for i, length in enumerate(LENGTHS) for e in range(length))
 
 
-@all_three
+@of_all
 def test_every_element_of_long_samples_comes_once(urls, make):
     loader = make(urls, pack(LENGTHS, 64, overlong="split"))
     rows = rows_of(loader)
@@ -137,7 +186,7 @@ def test_every_element_of_long_samples_comes_once(urls, make):
     assert rows_of(loader) != rows, "another epoch"
 
 
-@all_three
+@of_all
 def test_pieces_are_stretches_of_a_sample(urls, make):
     for row in make(urls, pack(LENGTHS, 64, overlong="split")):
         bounds = np.asarray(row["cu_seqlens"]).tolist()
@@ -146,7 +195,7 @@ def test_pieces_are_stretches_of_a_sample(urls, make):
             assert (piece[0] % 64, np.diff(piece).tolist()) == (0, [1] * (len(piece) - 1))
 
 
-@all_three
+@of_all
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_run_resumes_in_the_middle_of_a_sample(urls, make, ranks):
     packing = pack(LENGTHS, 64, overlong="split")
@@ -166,7 +215,7 @@ def test_a_run_resumes_in_the_middle_of_a_sample(urls, make, ranks):
     assert pieces_of(before + after) == ALL
 
 
-@all_three
+@of_all
 @pytest.mark.parametrize("tail", ["pad", "drop"])
 def test_ranks_take_equal_steps_and_the_sums_close(urls, make, tail):
     loaders = [make(urls, pack("npy", 64, overlong="split"), world=World(r, 3), tail=tail) for r in range(3)]
@@ -185,7 +234,7 @@ def test_workers_make_the_same_rows(urls):
     assert alone == first
 
 
-@all_three
+@of_all
 @pytest.mark.parametrize("wrong", [LENGTHS + 1, np.maximum(LENGTHS - 1, 1), np.minimum(LENGTHS, 64)])
 def test_lengths_that_are_wrong_lose_nothing(urls, make, wrong):
     with pytest.raises(SampleError, match=r"\d+ elements, where pack\(\) was given \d+"):

@@ -64,7 +64,7 @@ def faulty(tmp_path_factory) -> str:
 def fields() -> dict:
     image = readers.image(24, crop="random_resized", flip=0.5, layout="CHW")
     numbers = {"x.npy": readers.array(), "label:cls": readers.integer(), "number:cls": int}
-    return {"image:png;jpg": image, **numbers, "bin": readers.ragged()}
+    return {"image:png;jpg": image, **numbers, "bin": readers.ragged(), "rows:x.npy": readers.ragged()}
 
 
 IMAGES = {"jpg": readers.image(24, crop="random_resized", flip=0.5), "cls": readers.integer()}

@@ -33,7 +33,7 @@ WAYS = {
     ],
     "integer": [("cls", "integer()")],
     "json": [("json", "json()")],
-    "ragged": [("text.txt", "ragged()"), ("raw", "ragged('<u2')")],
+    "ragged": [("text.txt", "ragged()"), ("raw", "ragged('<u2')"), ("x.npy", "ragged()")],
     "text": [("text.txt", "text()")],
     "using": [("raw", "using(len)"), ("raw", "using(lambda data: data[-1])")],
     "video": [("mp4", "video(2, 8)"), ("mp4", "video(2, start='random')")],

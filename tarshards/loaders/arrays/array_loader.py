@@ -23,7 +23,6 @@ from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import SampleError, flag, shortened, whole_number
 from tarshards.index.mapped_fields import Failures, MappedFields, find_in_bytes
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.assembly import (
     AssembledBatch,
     Assembler,
@@ -42,7 +41,7 @@ from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import defer_signals
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.ledger import Tally
-from tarshards.stream.collate import not_as_long, sequences
+from tarshards.stream.collate import sequences
 from tarshards.stream.following import Count
 from tarshards.stream.other_names import explains
 from tarshards.stream.sources import PlannedSource, Progress, check_replayed, version_of
@@ -100,7 +99,7 @@ class ArrayBatchMaker(BatchMaker):
 
     def unit(self, field: str) -> int:
         for term, reader in zip(self.assembler.terms, self.assembler.readers):
-            if field in term.alternatives and isinstance(reader, Ragged):
+            if isinstance(reader, Ragged) and field.lower() in map(str.lower, term.alternatives):
                 return reader.dtype.itemsize
         return 1
 
@@ -131,24 +130,10 @@ class ArrayBatchMaker(BatchMaker):
         else:  # a sample may come several times in a mixture's epoch, never alike
             numbers = part.plan.unpacked.state(0)["position"] + part.sample_positions
         located = self._locate(part.shards, part.numbers, numbers, part)
-        return located if part.begins is None or self.packing is None else self._cut(located, part, self.packing)
-
-    def _cut(self, located: LocatedSamples, part: Part, packing: Packing) -> LocatedSamples:
-        """Return the samples with the pieces of their ragged fields that *part* has."""
-        lengths, begins = self.planned_lengths(part, packing), np.asarray(part.begins)
-        payloads = list(located.fields.payloads)
-        for number, reader in enumerate(self.assembler.readers):
-            if not isinstance(reader, Ragged):
-                continue
-            whole, size = payloads[number], reader.dtype.itemsize
-            for row in np.flatnonzero(np.maximum(whole.sizes // size, 1) != lengths).tolist():
-                if row not in located.fields.failures:
-                    url, key = located.names[located.shards[row]], located.fields.keys[row]
-                    raise SampleError(not_as_long(int(whole.sizes[row]) // size, int(lengths[row])), url=url, key=key)
-            sizes = np.clip(whole.sizes - begins * size, 0, packing.capacity * size)
-            addresses = whole.addresses + (begins * size).astype(np.uint64)
-            payloads[number] = Payloads.known(whole.buffers, whole.number, addresses, sizes)
-        return replace(located, fields=located.fields._replace(payloads=payloads))
+        if part.begins is None or self.packing is None:
+            return located
+        begins, lengths = np.asarray(part.begins, np.int64), self.planned_lengths(part, self.packing)
+        return replace(located, pieces=np.stack([begins, np.full_like(begins, self.packing.capacity), lengths], axis=1))
 
     def substitution(self, part: Part) -> Substitution | None:
         """Return what gives substitutes for samples of *part*, None if they are not to be replaced."""

@@ -6,7 +6,7 @@ import copy
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,9 +19,11 @@ from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError
 from tarshards.index.mapped_fields import BatchKeys, Failures, LocatedFields
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers import reader_of
+from tarshards.loaders.arrays.readers.arrays import Ragged
 from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.samples.fields import Term, parse_terms
 from tarshards.storage.streams import words
+from tarshards.stream.collate import not_as_long
 
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 
@@ -37,13 +39,15 @@ ALONE = sys.getrefcount(_one[0])  # the count of an object that only a list refe
 class LocatedSamples:
     """The samples of a batch and the addresses of their fields.
 
-    *numbers* seed their random draws, *shards* are the indices of their URLs in *names*.
+    *numbers* seed their random draws, *shards* are the indices of their URLs in *names*. Of samples that are split, a
+    row of *pieces* has the element that a piece begins at, the most that it has, and how many the sample has to have.
     """
 
     fields: LocatedFields
     numbers: np.ndarray
     shards: np.ndarray
     names: Sequence[str]
+    pieces: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -51,7 +55,8 @@ class LocatedSamples:
     def cut(self, begin: int, end: int) -> LocatedSamples:
         """Return the samples from *begin* to *end*."""
         fields, part = self.fields.part(begin, end), slice(begin, end)
-        return LocatedSamples(fields, self.numbers[part], self.shards[part], self.names)
+        pieces = None if self.pieces is None else self.pieces[part]
+        return LocatedSamples(fields, self.numbers[part], self.shards[part], self.names, pieces)
 
     def replaced(self, at: list[int], others: LocatedSamples) -> LocatedSamples:
         """Return the samples, copied before, with copies of *others* instead of those *at* some rows."""
@@ -240,6 +245,8 @@ class Assembler:
             kept = np.delete(kept, list(failures))
             fields = fields.keep(kept)
         columns, failed = self._read(fields.payloads, draws[kept] if failures else draws, number)
+        if samples.pieces is not None:
+            self._cut(columns, samples, kept, failed)
         if failed:
             located = {kept[i]: self._located(error, samples, kept[i], column) for i, (column, error) in failed.items()}
             failures = {**failures, **{int(row): error for row, error in located.items()}}
@@ -264,6 +271,20 @@ class Assembler:
                 failed.setdefault(row, (i, error))
             columns.append(column)
         return columns, failed
+
+    def _cut(self, columns: list[Any], samples: LocatedSamples, kept: np.ndarray, failed: Container[int]) -> None:
+        """Cut the ragged columns to the pieces of the *kept* samples; raise SampleError for one of another length."""
+        assert samples.pieces is not None
+        begins, most, lengths = samples.pieces[kept].T
+        for reader, column in zip(self.readers, columns):
+            if not isinstance(reader, Ragged):
+                continue
+            counts = reader.counts(column)
+            for i in np.flatnonzero(np.maximum(counts, 1) != lengths).tolist():
+                if i not in failed:
+                    url, key = samples.names[samples.shards[kept[i]]], samples.fields.keys[kept[i]]
+                    raise SampleError(not_as_long(int(counts[i]), int(lengths[i])), url=url, key=key)
+            reader.cut(column, begins, most)
 
     def _draws(self, key: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         return np.zeros(len(numbers), np.uint64) if self.is_quick else fold(key, numbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from io import BytesIO
 from typing import NamedTuple
 
@@ -11,8 +12,19 @@ import numpy as np
 from tarshards.errors import DecodeError
 from tarshards.samples.retry_parse import retry_parse
 
+MAGIC = b"\x93NUMPY"
+HEAD = 128  # bytes of the header that numpy writes before an array with few axes
 MAX_HEADER = 1 << 16  # bytes; numpy's own limit is 10,000 characters
 MAX_EXTENT = 1 << 40  # elements of an array, counting empty axes as length 1
+
+# A header as numpy writes it for a plain dtype: its length, the dtype, the order and the shape. Without numpy's parser,
+# which is Python's own, it takes a tenth of the time.
+EXTENT = rb"(?:0|[1-9]\d{0,17})"
+PLAIN = re.compile(
+    MAGIC + rb"\x01\0(..)\{'descr': '([<>|][a-zA-Z]\d*)', 'fortran_order': (False|True), "
+    rb"'shape': \((|%b,|%b(?:, %b)+)\), \} {0,999}\n" % (EXTENT, EXTENT, EXTENT),
+    re.DOTALL,
+)
 
 
 class ArrayHeader(NamedTuple):
@@ -23,11 +35,17 @@ class ArrayHeader(NamedTuple):
     prefix: bytes
 
 
-def parse_header(payload: bytes) -> ArrayHeader:
-    """Read the header of a .npy file (numpy.lib.format).
+def is_npy(field: str) -> bool:
+    """Return whether *field* is named as one of .npy files."""
+    return field.rpartition(".")[2].lower() == "npy"
+
+
+def parse_header(payload: bytes, size: int | None = None) -> ArrayHeader:
+    """Read the header of a .npy file (numpy.lib.format), or of one of *size* bytes, which begins with *payload*.
 
     Raises DecodeError if there is none, if the number of elements differs from it, or if their order is not C's.
     """
+    size = len(payload) if size is None else size
     try:
         (shape, is_fortran, dtype), head = retry_parse(_read_header, payload)
     except Exception as exc:  # numpy falls back to Python's tokenizer, which raises any error
@@ -36,8 +54,8 @@ def parse_header(payload: bytes) -> ArrayHeader:
         raise DecodeError("an array of Python objects or in Fortran order; decoded() reads the latter")
     if not dtype.itemsize or not all(type(extent) is int and extent >= 0 for extent in shape):
         raise DecodeError(f"not a .npy file: an array of {dtype} and shape {shape}")
-    if len(payload) - head != dtype.itemsize * math.prod(shape) or math.prod(filter(None, shape)) > MAX_EXTENT:
-        raise DecodeError(f"{len(payload) - head} bytes are not {dtype} of shape {shape}, as its header says")
+    if size - head != dtype.itemsize * math.prod(shape) or math.prod(filter(None, shape)) > MAX_EXTENT:
+        raise DecodeError(f"{size - head} bytes are not {dtype} of shape {shape}, as its header says")
     return ArrayHeader(dtype, shape, payload[:head])
 
 
@@ -52,6 +70,14 @@ def rows_in_header(beginning: bytes) -> int:
 
 def _read_header(payload: bytes) -> tuple[tuple[tuple[int, ...], bool, np.dtype], int]:
     """Return the shape, whether the order is Fortran's, the dtype, and the size of the header in bytes."""
+    if plain := PLAIN.match(payload):
+        length, dtype, is_fortran, shape = plain.groups()
+        if plain.end() == 10 + int.from_bytes(length, "little"):
+            return (
+                tuple(map(int, re.findall(rb"\d+", shape))),
+                is_fortran == b"True",
+                np.dtype(dtype.decode()),
+            ), plain.end()
     from numpy.lib import format
 
     stream = BytesIO(payload[:MAX_HEADER])

@@ -1,5 +1,6 @@
 """Arrays of constant size, gathered as they lie, and of any length, one after the other."""
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -74,6 +75,12 @@ def opened(reader, data, field):
         (array(), b"nonsense", "npy", "not a .npy file"),
         (array(), npy(np.ones(3))[:20], "npy", "not a .npy file"),
         (array(), npy(np.ones((3, 2), order="F")), "npy", "Fortran"),
+        (
+            image(shape=(2, 3, 3)),
+            npy(np.ones((3, 2, 3), "u1")),
+            "npy",
+            r"shape \(3, 2, 3\), and \(2, 3, 3\) was requested",
+        ),
         (array("f4"), b"abcde", "raw", "5 bytes are no whole number of float32"),
     ],
 )
@@ -100,6 +107,89 @@ def test_ragged_rows_are_one_after_the_other(rows, parts):
     values, offsets = whole(ragged("<u2"), [np.array(row, "<u2").tobytes() for row in rows], parts=parts)
     assert (values.dtype, offsets.dtype) == (np.dtype("<u2"), np.dtype(np.int64))
     assert [values[begin:end].tolist() for begin, end in pairwise(offsets)] == rows
+
+
+@given(
+    dtype=ANY,
+    shape=hnp.array_shapes(min_dims=0, max_dims=2, min_side=1, max_side=3),
+    rows=st.lists(st.integers(0, 40), min_size=1, max_size=9),
+    parts=st.integers(1, 3),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_ragged_npy_is_the_rows_that_numpy_saved(dtype, shape, rows, parts):
+    """Of every dtype and order of bytes, whether the dtype is given or found in the headers."""
+    total = np.arange(sum(rows) * int(np.prod(shape))).astype("i1").astype(dtype).reshape(-1, *shape)
+    arrays = np.split(total, np.cumsum(rows)[:-1])
+    for reader in ragged(), ragged(dtype):
+        values, offsets = whole(reader, [*map(npy, arrays)], field="ids.npy", parts=parts)
+        assert (values.dtype, values.shape, values.tobytes()) == (total.dtype, total.shape, total.tobytes())
+        assert offsets.tolist() == [0, *np.cumsum(rows)]
+
+
+def test_ragged_npy_of_one_number_or_with_long_headers():
+    values, offsets = whole(ragged("<i8"), [npy(np.int64(7)), npy(np.arange(2))], field="x.npy")
+    assert (values.tolist(), offsets.tolist()) == ([7, 0, 1], [0, 1, 3])
+    dtype = np.dtype([(f"a column with a long name, number {i}", ">f4") for i in range(9)])
+    rows = [np.ones(3, dtype), np.zeros(0, dtype), np.zeros(2, dtype)]
+    values, offsets = whole(ragged(), [*map(npy, rows)], field="x.npy")
+    assert (values.dtype, values.tobytes(), offsets.tolist()) == (
+        dtype,
+        b"".join(r.tobytes() for r in rows),
+        [0, 3, 3, 5],
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (npy(np.arange(3, dtype="<i8")), r"rows of int64 of shape \(\), where the first sample has rows of uint16 of"),
+        (npy(np.arange(3, dtype=">u2")), r"rows of >u2 of shape \(\), where the first"),
+        (npy(np.zeros((3, 2), "<u2")), r"rows of uint16 of shape \(2,\), where the first"),
+        (npy(np.zeros((3, 2), "<u2", "F")), "in Fortran order"),
+        (npy(np.arange(3, dtype="<u2"))[:-1], r"5 bytes are not uint16 of shape \(3,\), as its header says"),
+        (npy(np.arange(3, dtype="<u2"))[:40], "not a .npy file: EOF"),
+        (b"ab", "not a .npy file: EOF"),
+        (b"", "not a .npy file: EOF"),
+    ],
+)
+def test_ragged_npy_of_another_form_fails_alone(data, reason):
+    good = npy(np.arange(3, dtype="<u2"))
+    opened = ragged("<u2").open("ids.npy", good)
+    batch = opened.make(3)
+    failed = opened.read(batch, 0, Payloads.of([good, data, good]), np.zeros(3, np.uint64))
+    assert list(failed) == [1]
+    assert re.search(reason, str(failed[1]))
+    assert opened.join(batch[[0, 2]])[0].tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_first_npy_of_another_form_is_no_ragged_array():
+    with pytest.raises(DecodeError, match=r"the array has the dtype int64, and uint16 was requested"):
+        ragged("<u2").open("ids.npy", npy(np.arange(3)))
+    with pytest.raises(DecodeError, match=r"an array of shape \(3, 0\) has rows without elements"):
+        ragged().open("ids.npy", npy(np.zeros((3, 0))))
+
+
+def test_npy_is_no_raw_array():
+    """Elements of its header would come before its own."""
+    file = npy(np.arange(3, dtype="<u2"))
+    unnamed = "a .npy file, in a field of raw arrays: its name has to end in .npy"
+    with pytest.raises(DecodeError, match=unnamed):
+        array("<u2").open("ids", file)
+    for reader in array("<u2", (3,)), ragged("<u2"):
+        _, failed = read(reader, [file[-6:], file, file[-6:]], field="ids")
+        assert {row: str(error) for row, error in failed.items()} == {1: unnamed}
+    values, _ = whole(ragged(), [file, file], field="ids")
+    assert values.tobytes() == 2 * file, "all are bytes"
+
+
+@pytest.mark.parametrize("field", ["x.npz", "x.pt", "pth", "wav", "left.png", "x.ten", "npy.gz", "msgpack", "mp4"])
+def test_a_file_with_a_header_is_no_raw_array(field):
+    extension = field.rpartition(".")[2]
+    for reader in array("<i4"), array("<f4", (3,)), ragged("<u2"):
+        with pytest.raises(TypeError, match=rf"{field} is no raw array of \w+: .{extension} is a format; decoded\(\)"):
+            reader.open(field, b"")
+    assert whole(ragged("u1"), [b"PK", b"RIFF"], field=field)[0].tobytes() == b"PKRIFF"
+    assert whole(array("u1"), [b"PK", b"RI"], field=field).tobytes() == b"PKRI"
 
 
 def test_a_ragged_row_of_half_an_element_fails_alone():

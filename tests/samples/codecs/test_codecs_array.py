@@ -21,6 +21,7 @@ from with_torch import torch
 
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples.codecs import decode_field, encode_field
+from tarshards.samples.codecs import npy as npy_codec
 from tarshards.storage import compression
 
 numbers = hnp.boolean_dtypes() | hnp.integer_dtypes() | hnp.floating_dtypes() | hnp.complex_number_dtypes()
@@ -29,6 +30,21 @@ shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 tensors = hnp.arrays(
     hnp.integer_dtypes(endianness="<") | hnp.floating_dtypes(endianness="<", sizes=(16, 32, 64)), shapes
 )
+
+
+@given(hnp.arrays(dtypes, shapes), st.binary(max_size=3), st.integers(0, 200))
+@settings(max_examples=300)
+def test_a_plain_header_is_read_as_numpy_reads_it(array, other, at):
+    """By a pattern, also where some bytes of it are others."""
+    file = io.BytesIO()
+    np.save(file, array)
+    data = file.getvalue()
+    for header in data, data[:at] + other + data[at + len(other) :]:
+        if npy_codec.PLAIN.match(header):
+            found, size = npy_codec._read_header(header)
+            stream = io.BytesIO(header)
+            np.lib.format.read_magic(stream)
+            assert (found, size) == (np.lib.format.read_array_header_1_0(stream), stream.tell())
 
 
 def same(got, wanted):

@@ -1,4 +1,8 @@
-"""Raw arrays and .npy files of one dtype and shape, or of any length: a batch is one copy of many payloads."""
+"""Raw arrays and .npy files of one dtype and shape, or of any length: a batch is one copy of many payloads.
+
+A field is one of .npy files by its name. Raw arrays have no header: a payload that has one, by its name or its first
+bytes, is refused, since its elements would be those of the header.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,12 @@ from tarshards.errors import DecodeError
 from tarshards.index import memory
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.reader import Batch, Reader
-from tarshards.samples.codecs.npy import parse_header
+from tarshards.samples.codecs import audio, image, video
+from tarshards.samples.codecs.npy import HEAD, MAGIC, MAX_HEADER, ArrayHeader, is_npy, parse_header
+
+# Extensions of files with headers, or of compressed ones.
+FORMATS = frozenset(("gz", "npz", "pt", "pth", "pkl", "pickle", "pyd", "ten", "tb", "tenbin", "mp", "msg", "msgpack"))
+FORMATS |= {"cbor"} | image.EXTENSIONS | audio.EXTENSIONS | video.EXTENSIONS
 
 
 class Rows(Reader):
@@ -64,10 +73,7 @@ class Rows(Reader):
         """Return the errors of payloads with another size or prefix."""
         if not self.prefix and (payloads.sizes == self.size).all():
             return {}
-        failed = {
-            int(i): DecodeError(f"{payloads.sizes[i]} bytes instead of {self.size} for {self._form()}")
-            for i in np.flatnonzero(payloads.sizes != self.size)
-        }
+        failed = {i: self._other_size(payloads, i) for i in np.flatnonzero(payloads.sizes != self.size).tolist()}
         rows = np.flatnonzero(payloads.sizes == self.size)
         addresses = payloads.addresses[rows]
         begun = 0
@@ -75,6 +81,11 @@ class Rows(Reader):
             begun += other + 1
             failed[int(rows[begun - 1])] = self._other_header()
         return failed
+
+    def _other_size(self, payloads: Payloads, row: int) -> DecodeError:
+        if not self.prefix and payloads[row : row + 1].beginnings(len(MAGIC)) == [MAGIC]:
+            return _unnamed()
+        return DecodeError(f"{payloads.sizes[row]} bytes instead of {self.size} for {self._form()}")
 
     def _other_header(self) -> DecodeError:
         return DecodeError(f"its .npy header differs from that of the first sample, {self._form()}")
@@ -94,44 +105,102 @@ class Array(Reader):
 
     def learns(self, field: str) -> bool:
         """Return whether dtype or shape, or the header of .npy files, come from the first payload."""
-        return self.dtype is None or self.shape is None or field.rpartition(".")[2] == "npy"
+        return self.dtype is None or self.shape is None or is_npy(field)
 
     def open(self, field: str, payload: bytes) -> Rows:
         """Return the reader of payloads with the dtype, shape and header of this one."""
-        if field.rpartition(".")[2] == "npy":
-            rows = Rows(*parse_header(payload))
-            for name in "dtype", "shape":
-                given, found = getattr(self, name), getattr(rows, name)
-                if given is not None and given != found:
-                    raise DecodeError(f"the array has the {name} {found}, and {given} was requested")
-            return rows
+        if is_npy(field):
+            return Rows(*header_as(payload, dtype=self.dtype, shape=self.shape))
         if self.dtype is None:
             raise TypeError(f"of raw arrays the dtype must be given: array(dtype, shape) for {field}")
+        check_raw(field, self.dtype)
         if self.shape is not None:
             return Rows(self.dtype, self.shape)
-        if self.dtype.itemsize == 0 or len(payload) % self.dtype.itemsize:
+        if self.dtype.itemsize > 1 and payload.startswith(MAGIC):
+            raise _unnamed()
+        if len(payload) % self.dtype.itemsize:
             raise DecodeError(_no_whole_number(len(payload), self.dtype))
         return Rows(self.dtype, (len(payload) // self.dtype.itemsize,))
 
 
 class Ragged(Reader):
-    """Arrays of any length: a batch holds their addresses until ``join``, which copies those that did not fail."""
+    """Arrays of any length: a batch holds their addresses until ``join``, which copies those that did not fail.
+
+    Rows of *shape* are the elements that are counted. Those of .npy files, which have a *header*, are of the dtype and
+    the *shape* of the first.
+    """
 
     is_quick = True
 
-    def __init__(self, dtype: np.dtype):
-        self.dtype = dtype
+    def __init__(self, dtype: np.dtype | None, shape: tuple[int, ...] = (), header: bool = False):
+        self.given = dtype
+        self.dtype: np.dtype[Any] = np.dtype(np.uint8) if dtype is None else dtype
+        self.shape = shape
+        self.header = header
+        self.row: int = self.dtype.itemsize * math.prod(shape)
+
+    def learns(self, field: str) -> bool:
+        """Return whether dtype and shape of the rows are in the header of a .npy file."""
+        return is_npy(field)
+
+    def open(self, field: str, payload: bytes) -> Ragged:
+        """Return the reader of rows as those of the first payload."""
+        if not is_npy(field):
+            check_raw(field, self.dtype)
+            return Ragged(self.dtype)
+        dtype, shape, _ = header_as(payload, dtype=self.given)
+        if 0 in shape[1:]:
+            raise DecodeError(f"an array of shape {shape} has rows without elements")
+        return Ragged(dtype, shape[1:], True)
 
     def make(self, count: int) -> np.ndarray:
         """Return an array for addresses and sizes, of shape (count, 2)."""
         return np.empty((count, 2), np.int64)
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Keep the addresses and sizes of the payloads."""
+        """Keep the addresses and sizes of the elements of the payloads."""
         rows = batch[first : first + len(payloads)]
         rows[:, 0], rows[:, 1] = payloads.addresses.view(np.int64), payloads.sizes
-        odd = np.flatnonzero(payloads.sizes % self.dtype.itemsize) if self.dtype.itemsize > 1 else ()
-        return {int(i): DecodeError(_no_whole_number(payloads.sizes[i], self.dtype)) for i in odd}
+        failed: dict[int, DecodeError] = {}
+        if self.header:
+            skipped = np.zeros(len(payloads), np.int64)
+            for i, head in enumerate(payloads.beginnings(HEAD)):
+                try:
+                    skipped[i] = self._header_size(payloads, i, head)
+                except DecodeError as error:
+                    failed[i] = error
+            rows[:, 0] += skipped
+            rows[:, 1] -= skipped
+        elif self.dtype.itemsize > 1:
+            for i in np.flatnonzero(payloads.sizes % self.dtype.itemsize).tolist():
+                failed[i] = DecodeError(_no_whole_number(payloads.sizes[i], self.dtype))
+            if MAGIC in (heads := payloads.beginnings(len(MAGIC))):
+                failed |= {i: _unnamed() for i, head in enumerate(heads) if head == MAGIC}
+        return failed
+
+    def _header_size(self, payloads: Payloads, row: int, head: bytes) -> int:
+        """Return the size of the header of a .npy file that begins with *head*."""
+        try:
+            header = parse_header(head, int(payloads.sizes[row]))
+        except DecodeError:  # a longer one, perhaps
+            (head,) = payloads[row : row + 1].beginnings(MAX_HEADER)
+            header = parse_header(head, int(payloads.sizes[row]))
+        if header.dtype != self.dtype or header.shape[1:] != self.shape:
+            found, first = (
+                f"rows of {of.dtype} of shape {shape}" for of, shape in ((header, header.shape[1:]), (self, self.shape))
+            )
+            raise DecodeError(f"{found}, where the first sample has {first}")
+        return len(header.prefix)
+
+    def cut(self, batch: np.ndarray, begins: np.ndarray, most: np.ndarray) -> None:
+        """Keep of each array the rows from the one at *begins* on, and at *most* so many."""
+        skipped = begins * self.row
+        batch[:, 0] += skipped
+        batch[:, 1] = np.clip(batch[:, 1] - skipped, 0, most * self.row)
+
+    def counts(self, batch: np.ndarray) -> np.ndarray:
+        """Return the number of rows of each array."""
+        return batch[:, 1] // self.row
 
     def join(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return all payloads end to end, and the offset of each."""
@@ -141,10 +210,31 @@ class Ragged(Reader):
         """Return all payloads end to end, and the offset of each."""
         addresses, sizes = batch.T.copy()
         offsets = np.zeros(len(batch) + 1, np.int64)
-        np.cumsum(sizes // self.dtype.itemsize, out=offsets[1:])
-        values = empty(int(offsets[-1]), self.dtype)
+        np.cumsum(self.counts(batch), out=offsets[1:])
+        values = empty(int(offsets[-1]) * math.prod(self.shape), self.dtype)
         memory.pack(values, addresses.view(np.uint64), sizes)
-        return values, offsets
+        return values.reshape(-1, *self.shape), offsets
+
+
+def header_as(payload: bytes, **given: Any) -> ArrayHeader:
+    """Return the header of a .npy file; raise DecodeError unless it has what is *given* of it."""
+    header = parse_header(payload)
+    for name, value in given.items():
+        if value is not None and value != (found := getattr(header, name)):
+            raise DecodeError(f"the array has the {name} {found}, and {value} was requested")
+    return header
+
+
+def check_raw(field: str, dtype: np.dtype) -> None:
+    """Raise TypeError if *field* is in a format whose bytes are no elements of *dtype*; all are bytes."""
+    extension = field.rpartition(".")[2]
+    if dtype.itemsize > 1 and extension in FORMATS:
+        cure = "decoded(), another reader or a function reads it; array('u1') and ragged('u1') give its bytes"
+        raise TypeError(f"{field} is no raw array of {dtype}: .{extension} is a format; {cure}")
+
+
+def _unnamed() -> DecodeError:
+    return DecodeError("a .npy file, in a field of raw arrays: its name has to end in .npy")
 
 
 def _no_whole_number(size: int, dtype: np.dtype) -> str:
@@ -164,11 +254,15 @@ def array(dtype: Any = None, shape: tuple[int, ...] | None = None) -> Reader:
     return Array(dtype, shape)
 
 
-def ragged(dtype: Any = "u1") -> Reader:
-    """Raw bytes of any length (token ids) -> (values, offsets): sample i is ``values[offsets[i]:offsets[i + 1]]``.
+def ragged(dtype: Any = None) -> Reader:
+    """Raw bytes, or ``.npy``, of any length (token ids) -> (values, offsets): see below.
 
-    *values* is an array of *dtype* and shape (total,) with the samples end to end; *offsets* is int64, shape (n + 1,).
+    Sample i is ``values[offsets[i]:offsets[i + 1]]``. *values* is an array of *dtype* with the samples end to end, of
+    shape (total,), or (total, ...) of the rows of ``.npy``; *offsets* is int64, shape (n + 1,). Raw bytes are uint8
+    unless *dtype* says otherwise; a ``.npy`` field says it itself, and all samples must have rows like the first's.
     """
+    if dtype is None:
+        return Ragged(None)
     dtype = np.dtype(dtype)
     if dtype.hasobject or not dtype.itemsize:
         raise TypeError(f"{dtype} has no form in bytes")

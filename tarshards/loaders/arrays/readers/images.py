@@ -19,10 +19,10 @@ from tarshards.errors import DecodeError, shortened, whole_number
 from tarshards.index import memory
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers import crops
-from tarshards.loaders.arrays.readers.arrays import Rows
+from tarshards.loaders.arrays.readers.arrays import Rows, header_as
 from tarshards.loaders.arrays.readers.reader import Batch, Reader, failure, sides_of, stack
 from tarshards.samples.codecs.image import decode_image, open_image, oriented, read_orientation
-from tarshards.samples.codecs.npy import parse_header
+from tarshards.samples.codecs.npy import is_npy
 
 Crop = Literal["none", "center", "random_resized"]
 Layout = Literal["HWC", "CHW"]
@@ -213,14 +213,14 @@ class Images(Reader):
 
     def learns(self, field: str) -> bool:
         """Return whether the shape is in the header of a .npy file."""
-        return self.shape is None and field.rpartition(".")[2] == "npy"
+        return is_npy(field)
 
     def open(self, field: str, payload: bytes) -> Reader:
         """Return the reader of raw images, or of encoded ones."""
+        if is_npy(field):
+            return RawImages(Rows(*header_as(payload, shape=self.shape)), self.view)
         if self.shape is not None:
             return RawImages(Rows(np.dtype(np.uint8), self.shape), self.view)
-        if field.rpartition(".")[2] == "npy":
-            return RawImages(Rows(*parse_header(payload)), self.view)
         return EncodedImages(self.view)
 
 
