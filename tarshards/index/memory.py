@@ -98,11 +98,20 @@ class Payloads:
         Raises OSError if a payload is in a mapped file that has shrunk.
         """
         sizes = np.minimum(self.sizes, size)
-        ends = np.cumsum(sizes)
+        data, ends = self._joined(sizes), np.cumsum(sizes)
+        return [data[begin:end] for begin, end in zip((ends - sizes).tolist(), ends.tolist())]
+
+    def find_beginning(self, prefix: bytes) -> list[int]:
+        """Return the rows of the payloads that begin with *prefix*; the errors are those of ``beginnings``."""
+        if prefix not in self._joined(np.minimum(self.sizes, len(prefix))):
+            return []
+        return [row for row, beginning in enumerate(self.beginnings(len(prefix))) if beginning == prefix]
+
+    def _joined(self, sizes: np.ndarray) -> bytes:
+        """Return the first *sizes* bytes of the payloads, end to end."""
         out = np.empty(int(sizes.sum()), np.uint8)
         pack(out, self.addresses, sizes)
-        data = out.tobytes()
-        return [data[begin:end] for begin, end in zip((ends - sizes).tolist(), ends.tolist())]
+        return out.tobytes()
 
     def __iter__(self) -> Iterator[bytes]:
         return (self[i] for i in range(len(self)))

@@ -15,6 +15,7 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
 from tarshards.loaders.passes import Pass, Passes, ResumableLoader, measured
 from tarshards.parallel.calls import bounded_map
+from tarshards.samples.codecs.npy import is_npy
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
@@ -242,18 +243,19 @@ class LoaderSource(EncodedSource):
 
 
 def samples_of(batch: Any) -> list[Sample]:
-    """Return the samples of a batch that has a row for each, bytes where the column is a ragged one of bytes."""
+    """Return the samples of a batch that has a row for each, bytes where the column is a ragged one of raw bytes."""
     if isinstance(batch, list) and not batch:  # a ShardLoader's without samples
         return []
     if not isinstance(batch, dict):
         raise TypeError(f"DALI takes loaders whose batches are dicts of fields, not {type(batch).__name__}")
-    columns = {name: _rows(value) for name, value in batch.items()}
+    columns = {name: _rows(name, value) for name, value in batch.items()}
     return [dict(zip(columns, row)) for row in zip(*columns.values(), strict=True)]
 
 
-def _rows(column: Any) -> Iterable[Any]:
+def _rows(name: str, column: Any) -> Iterable[Any]:
     if not isinstance(column, tuple):
         return column
     values, offsets = (np.asarray(part) for part in column)
     rows = [values[begin:end] for begin, end in pairwise(offsets.tolist())]
-    return [row.tobytes() for row in rows] if values.dtype == np.uint8 else rows
+    is_raw = values.dtype == np.uint8 and values.ndim == 1 and not is_npy(name)
+    return [row.tobytes() for row in rows] if is_raw else rows

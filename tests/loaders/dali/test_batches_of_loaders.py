@@ -10,6 +10,7 @@ from fed import fed
 from feed_specs import DATA
 
 from tarshards import dali
+from tarshards.loaders.dali.external_source import samples_of
 
 pytest.importorskip("zmq")
 
@@ -85,6 +86,17 @@ def test_bad_images_are_left_out_or_masked(folder):
         assert sorted(masked) == sorted(bad)
         remote.ledger.check()
         assert remote.ledger.samples == COUNT
+
+
+def test_ragged_rows_of_npy_stay_arrays():
+    """Their bytes are no .npy file, which a field of that name would be decoded as."""
+    values, offsets = np.arange(6, dtype=np.uint8), np.array([0, 2, 6])
+    samples = samples_of({"jpg": (values, offsets), "x.npy": (values, offsets), "y": (values.reshape(6, 1), offsets)})
+    assert [sample["jpg"] for sample in samples] == [bytes([0, 1]), bytes([2, 3, 4, 5])]
+    assert [(sample["x.npy"].tolist(), sample["y"].shape) for sample in samples] == [
+        ([0, 1], (2, 1)),
+        ([2, 3, 4, 5], (4, 1)),
+    ]
 
 
 def test_what_is_not_for_loaders(folder):

@@ -142,9 +142,12 @@ def test_ragged_npy_of_one_number_or_with_long_headers():
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (npy(np.arange(3, dtype="<i8")), r"rows of int64 of shape \(\), where the first sample has rows of uint16 of"),
-        (npy(np.arange(3, dtype=">u2")), r"rows of >u2 of shape \(\), where the first"),
-        (npy(np.zeros((3, 2), "<u2")), r"rows of uint16 of shape \(2,\), where the first"),
+        (
+            npy(np.arange(3, dtype="<i8")),
+            r"its rows are int64 of shape \(\), and those of the first uint16 of shape \(\)",
+        ),
+        (npy(np.arange(3, dtype=">u2")), r"its rows are >u2 of shape \(\), and"),
+        (npy(np.zeros((3, 2), "<u2")), r"its rows are uint16 of shape \(2,\), and"),
         (npy(np.zeros((3, 2), "<u2", "F")), "in Fortran order"),
         (npy(np.arange(3, dtype="<u2"))[:-1], r"5 bytes are not uint16 of shape \(3,\), as its header says"),
         (npy(np.arange(3, dtype="<u2"))[:40], "not a .npy file: EOF"),

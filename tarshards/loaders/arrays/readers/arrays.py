@@ -85,12 +85,13 @@ class Rows(Reader):
     def _other_size(self, payloads: Payloads, row: int) -> DecodeError:
         if not self.prefix and payloads[row : row + 1].beginnings(len(MAGIC)) == [MAGIC]:
             return _unnamed()
-        return DecodeError(f"{payloads.sizes[row]} bytes instead of {self.size} for {self._form()}")
+        return DecodeError(f"{payloads.sizes[row]} bytes instead of {self.size} for {self.form}")
 
     def _other_header(self) -> DecodeError:
-        return DecodeError(f"its .npy header differs from that of the first sample, {self._form()}")
+        return DecodeError(f"its .npy header differs from that of the first sample, {self.form}")
 
-    def _form(self) -> str:
+    @property
+    def form(self) -> str:
         return f"{self.dtype} of shape {self.shape}"
 
 
@@ -174,8 +175,7 @@ class Ragged(Reader):
         elif self.dtype.itemsize > 1:
             for i in np.flatnonzero(payloads.sizes % self.dtype.itemsize).tolist():
                 failed[i] = DecodeError(_no_whole_number(payloads.sizes[i], self.dtype))
-            if MAGIC in (heads := payloads.beginnings(len(MAGIC))):
-                failed |= {i: _unnamed() for i, head in enumerate(heads) if head == MAGIC}
+            failed |= {i: _unnamed() for i in payloads.find_beginning(MAGIC)}
         return failed
 
     def _header_size(self, payloads: Payloads, row: int, head: bytes) -> int:
@@ -186,10 +186,10 @@ class Ragged(Reader):
             (head,) = payloads[row : row + 1].beginnings(MAX_HEADER)
             header = parse_header(head, int(payloads.sizes[row]))
         if header.dtype != self.dtype or header.shape[1:] != self.shape:
-            found, first = (
-                f"rows of {of.dtype} of shape {shape}" for of, shape in ((header, header.shape[1:]), (self, self.shape))
+            first = Rows(self.dtype, self.shape).form
+            raise DecodeError(
+                f"its rows are {header.dtype} of shape {header.shape[1:]}, and those of the first {first}"
             )
-            raise DecodeError(f"{found}, where the first sample has {first}")
         return len(header.prefix)
 
     def cut(self, batch: np.ndarray, begins: np.ndarray, most: np.ndarray) -> None:
@@ -255,11 +255,11 @@ def array(dtype: Any = None, shape: tuple[int, ...] | None = None) -> Reader:
 
 
 def ragged(dtype: Any = None) -> Reader:
-    """Raw bytes, or ``.npy``, of any length (token ids) -> (values, offsets): see below.
+    """Raw bytes, or ``.npy``, of any length (token ids) -> (values, offsets), the samples end to end.
 
-    Sample i is ``values[offsets[i]:offsets[i + 1]]``. *values* is an array of *dtype* with the samples end to end, of
-    shape (total,), or (total, ...) of the rows of ``.npy``; *offsets* is int64, shape (n + 1,). Raw bytes are uint8
-    unless *dtype* says otherwise; a ``.npy`` field says it itself, and all samples must have rows like the first's.
+    Sample i is ``values[offsets[i]:offsets[i + 1]]``. *values* is an array of *dtype* and shape (total,), of the rows
+    of ``.npy`` (total, ...); *offsets* is int64, shape (n + 1,). Without a *dtype*, raw bytes are uint8, and arrays in
+    ``.npy`` have that of the first. All ``.npy`` must have rows of one dtype and shape.
     """
     if dtype is None:
         return Ragged(None)
