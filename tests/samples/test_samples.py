@@ -8,6 +8,8 @@ import io
 import os
 import tarfile
 import threading
+from contextlib import closing
+from itertools import islice
 
 import pytest
 import webdataset
@@ -149,6 +151,28 @@ def test_breaking_off_closes_the_shard_and_is_unaudited(make_shards):
     assert not before.files()
     assert ledger.unaudited
     assert (ledger.samples, ledger.shards) == (1, 0)
+
+
+def test_what_was_not_delivered_is_not_counted(tmp_path):
+    """Neither samples nor fields, when the consumer stops at any of them, or a faulty one is an error."""
+    name, sizes = str(tmp_path / "a.tar"), [1, 2, 3, 1, 0, 2, 40, 1]
+    with tarfile.open(name, "w") as tar:
+        for number, size in enumerate(sizes):
+            for field in range(size) if size else ["x", "x"]:  # a field that comes twice
+                tar.addfile(tarfile.TarInfo(f"{number}.{field}"))
+    for stop in range(len(sizes)):
+        ledger = Ledger()
+        with closing(read_samples(name, on_error=ledger)) as samples:
+            taken = list(islice(samples, min(stop, 4)))
+            if stop > 4:
+                with pytest.raises(SampleError, match=r"4\.x: duplicate field"):
+                    list(samples)
+        assert (ledger.samples, ledger.members) == (len(taken), sum(sizes[: len(taken)]))
+    ledger = Ledger(max_errors=1)
+    with closing(read_samples(name, on_error=ledger)) as samples:
+        for sample in islice(samples, 6):
+            sample.clear()  # consumers may change what they get
+    assert (ledger.samples, ledger.members) == (6, sum(sizes[:7]))
 
 
 def test_directories_and_links_are_counted(tmp_path):
