@@ -144,22 +144,27 @@ class SampleChoice(NamedTuple):
                 raise lacking_keys(sorted(missing), len(wanted))
             chosen &= have
         if self.where is not None:
-            by_columns = self._by_columns(shards)
+            by_columns = self._by_columns(shards, among[chosen])
             if by_columns is not None:
-                return chosen & by_columns[among]
+                return by_columns[among]
             if self.fields is not None:
                 named = Shards(shards.urls, samples=shards.counts.tolist(), size=shards.sizes.tolist())
                 shards = SampleSequence(named, fields=self.fields, remote=shards.shards.remote)
             chosen[chosen] = _meet(shards, self.where, among[chosen], self.on_error, self.executor)
         return chosen
 
-    def _by_columns(self, shards: SampleSequence) -> NDArray[np.bool_] | None:
-        """Return which samples meet the condition if it names columns, otherwise None."""
+    def _by_columns(self, shards: SampleSequence, among: NDArray[Any]) -> NDArray[np.bool_] | None:
+        """Return which samples are among these and meet the condition if it names columns, otherwise None."""
         if not isinstance(self.where, str) or self.fields is not None:
             return None
         from tarshards.index.where import by_columns
 
-        return by_columns(shards, Condition(self.where))
+        return by_columns(
+            shards,
+            Condition(self.where),
+            among=lambda: np.isin(np.arange(int(shards.counts.sum())), among),
+            on_error=self.on_error,
+        )
 
 
 def _listed(keys: Keys, name: str) -> frozenset[str]:

@@ -298,6 +298,13 @@ class ShardColumns(NamedTuple):
                 {KEY: [key.encode(errors="surrogateescape").decode(errors="replace") for key in index.keys]}
             )
         for name, column in values.items():
+            if (
+                not isinstance(column, pa.Array)
+                and bool in (kinds := {*map(type, column)} - {type(None)})
+                and len(kinds) > 1
+            ):
+                kind = next(kind.__name__ for kind in kinds if kind is not bool)
+                raise SampleError(f"column {name}: bool and {kind} make no column", url=shard.name)
             try:
                 array = column if isinstance(column, pa.Array) else pa.array(column)
             except (ValueError, TypeError, OverflowError) as error:
@@ -599,6 +606,17 @@ def _read_columns(shard: Location) -> tuple[bytes, SidecarHead] | None:
 def load_columns(shards: SampleSequence, names: Collection[str]) -> pa.Table | None:
     """Return the columns *names* of all samples, in the order of *shards*; None if the first shard has none of them.
 
+    The errors are those of ``load_tables``.
+    """
+    tables = load_tables(shards, names)
+    if tables is None:
+        return None
+    return require("pyarrow", extra="arrow").concat_tables(tables, promote_options="permissive")
+
+
+def load_tables(shards: SampleSequence, names: Collection[str]) -> list[pa.Table] | None:
+    """Return the columns *names* of the samples of each of *shards*; None if the first shard has none of them.
+
     Raises ShardIndexError if some of them are missing, in this or another shard, or the columns are stale. A shard that
     has been copied or changed since they were made is compared with them by the fields that they were made from.
     """
@@ -634,4 +652,4 @@ def load_columns(shards: SampleSequence, names: Collection[str]) -> pa.Table | N
                 f"stale: the contents of {fields} have changed; rebuild it with {cure}",
                 url=columns_location(location).name,
             )
-    return require("pyarrow", extra="arrow").concat_tables(tables, promote_options="permissive")
+    return tables

@@ -1,24 +1,27 @@
-"""Conditions on columns: ``Condition`` by Arrow's compute functions; no file is read, no code is run.
+"""Conditions on columns: ``Condition`` with the meaning that it has for samples; no file is read, no code is run.
 
-Constants, functions and nulls have the same meaning as for samples. Columns are evaluated whole, including operands of
-``and`` and ``or`` that do not matter.
+Arrow's compute functions evaluate whole columns where their results, and their types, are Python's. Where they are not,
+or fail (other types, numbers beyond 64 bits, NaN, letters beyond ASCII), each row is evaluated like a sample. What
+columns do not keep of samples is refused by name: see ``_check``.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
-from typing import Any
+from itertools import compress, repeat
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tarshards.errors import OpError, TarshardsError
+from tarshards.errors import OpError
 from tarshards.index.access import SampleSequence
-from tarshards.index.columns import KEY, load_columns
+from tarshards.index.columns import KEY, load_tables
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.conditions import Compiler, Condition, Evaluate, RefusedError, shard_of
+from tarshards.samples.ledger import ErrorPolicy, error_handler
 
 COMPARED = {
     ast.Eq: "equal",
@@ -29,8 +32,10 @@ COMPARED = {
     ast.GtE: "greater_equal",
 }
 COMPUTED = {ast.Add: "add_checked", ast.Sub: "subtract_checked", ast.Mult: "multiply_checked"}
-METHODS = {"lower": "utf8_lower", "upper": "utf8_upper", "strip": "utf8_trim_whitespace"}
+OF_ASCII = {"lower": "ascii_lower", "upper": "ascii_upper", "strip": "ascii_trim"}
+WHITE = "".join(character for character in map(chr, range(128)) if character.isspace())  # as Python's strip has it
 PATTERNS = {"startswith": "starts_with", "endswith": "ends_with"}
+NULLABLE = {"json", "jsn", "mp", "msg", "msgpack", "cbor"}  # fields that a sample can have, with null in them
 
 
 def names_of(condition: Condition) -> set[str] | None:
@@ -52,47 +57,165 @@ def names_of(condition: Condition) -> set[str] | None:
     return names
 
 
-def by_columns(shards: SampleSequence, condition: Condition) -> NDArray[np.bool_] | None:
+def by_columns(
+    shards: SampleSequence,
+    condition: Condition,
+    *,
+    among: Callable[[], NDArray[np.bool_]] | None = None,
+    on_error: ErrorPolicy = None,
+) -> NDArray[np.bool_] | None:
     """Return which samples of *shards* meet a condition by their columns; None if it names none of these.
 
-    Raises ShardIndexError if some of its names are columns and others are not, OpError if it fails, and
-    ValueError for a condition that columns cannot answer.
+    Samples that *among* does not return do not meet it. Raises ShardIndexError if some of its names are columns and
+    others are not, and ValueError for a condition that columns cannot answer. Of a sample for which it fails, an
+    OpError is raised, or goes to *on_error*.
     """
     names = names_of(condition)
     if not names or not (wanted := names - {"key", "shard"}):
         return None
-    table = load_columns(shards, sorted(wanted) + [KEY] * ("key" in names))
-    if table is None:
+    tables = load_tables(shards, sorted(wanted) + [KEY] * ("key" in names))
+    if tables is None:
         return None
-    columns = {name: table.column(name) for name in table.column_names}
-    if "key" in names:
-        columns["key"] = columns[KEY]
-    if "shard" in names:
-        pa = require("pyarrow", extra="arrow")
-        bases = pa.array([shard_of({"__url__": url}) for url in shards.urls])
-        columns["shard"] = bases.take(pa.array(np.repeat(np.arange(len(bases)), shards.counts)))
-    return meets(condition, columns, len(table))
+    handle = error_handler(on_error)
+    ends = np.cumsum(shards.counts)
+    chosen = np.ones(int(ends[-1]), np.bool_) if among is None else among()
+    alike: dict[Any, list[int]] = {}  # shards by the types of their columns, which are evaluated together
+    for number, table in enumerate(tables):
+        alike.setdefault(tuple(table.schema.types), []).append(number)
+    for numbers in alike.values():
+        table = require("pyarrow", extra="arrow").concat_tables([tables[number] for number in numbers])
+        rows = np.concatenate([np.arange(ends[number] - shards.counts[number], ends[number]) for number in numbers])
+        columns = {name: table.column(name) for name in table.column_names}
+        if "key" in names:
+            columns["key"] = _keys(shards, numbers, columns.pop(KEY))
+        if "shard" in names:
+            columns["shard"] = [
+                base
+                for number in numbers
+                for base in repeat(shard_of({"__url__": shards.urls[number]}), int(shards.counts[number]))
+            ]
+
+        def fail(row: int, error: OpError, rows: NDArray[np.int64] = rows) -> None:
+            number = int(np.searchsorted(ends, rows[row], "right"))
+            key = shards.shards.index(number).key(int(rows[row] - ends[number] + shards.counts[number]))
+            located = OpError(error.reason, url=shards.shards.names[number], key=key)
+            located.__cause__ = error.__cause__
+            if handle is None:
+                raise located
+            handle(located)
+
+        chosen[rows] = meets(condition, columns, len(rows), among=chosen[rows], fail=fail)
+    return chosen
 
 
-def meets(condition: Condition, columns: dict[str, Any], rows: int) -> NDArray[np.bool_]:
-    """Return which of the *rows* of Arrow's *columns* meet a condition; the errors are those of ``by_columns``."""
-    compiler = ColumnCompiler(condition.expression, columns)
+def _keys(shards: SampleSequence, numbers: list[int], column: Any) -> Any:
+    """Return the keys of some shards; from their indexes, if some are no Unicode, which columns cannot hold."""
+    compute = require("pyarrow.compute", extra="arrow")
+    if not compute.any(compute.match_substring(column, "\ufffd")).as_py():
+        return column
+    return [key for number in numbers for key in shards.shards.index(number).keys]
+
+
+def _raise(row: int, error: OpError) -> NoReturn:
+    raise error
+
+
+def meets(
+    condition: Condition,
+    columns: Mapping[str, Any],
+    rows: int,
+    *,
+    among: NDArray[np.bool_] | None = None,
+    fail: Callable[[int, OpError], None] = _raise,
+) -> NDArray[np.bool_]:
+    """Return which of the *rows* of *columns*, Arrow's or lists of text, meet a condition; *among* these, if given.
+
+    The errors are those of ``by_columns``; *fail* is called with a row for which the condition fails, and the error.
+    """
+    pa, compute = require("pyarrow", extra="arrow"), require("pyarrow.compute", extra="arrow")
+    arrays: dict[str, Any] = {}
+    for name, column in columns.items():
+        try:
+            arrays[name] = _plain(column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column))
+        except UnicodeEncodeError:  # a name of bytes that are no Unicode
+            arrays[name] = None
+    compiler = ColumnCompiler(condition.expression, arrays)
+    of_samples = compiler.check(condition.tree)
+    test = compiler.test(condition.tree)
     try:
-        found = compiler.test(condition.tree)(columns)
-    except (TarshardsError, RefusedError):
-        raise
+        found = test(arrays)
     except Exception as error:
-        reason = f"{condition.expression!r} fails: {type(error).__name__}: {str(error).splitlines()[0]}"
-        raise OpError(reason) from error
+        if not of_samples and isinstance(error, Unlike):
+            raise compiler.unasked(condition.tree) from None
+        if not of_samples:  # dates and others that no sample has have Arrow's meaning alone
+            reason = f"{condition.expression!r} fails: {type(error).__name__}: {str(error).splitlines()[0]}"
+            raise OpError(reason) from error
+        return _by_rows(condition, {**columns, **arrays}, columns, rows, among, fail)
     if not compiler.is_array(found):
-        return np.full(rows, found is True)
-    return compiler.compute.fill_null(found, False).to_numpy(zero_copy_only=False)
+        met = np.full(rows, found is True)
+    else:
+        met = compute.fill_null(found, False).to_numpy(zero_copy_only=False)
+    return met if among is None else met & among
+
+
+def _by_rows(
+    condition: Condition,
+    arrays: Mapping[str, Any],
+    columns: Mapping[str, Any],
+    rows: int,
+    among: NDArray[np.bool_] | None,
+    fail: Callable[[int, OpError], None],
+) -> NDArray[np.bool_]:
+    """Return what ``meets`` does, each row evaluated like a sample."""
+    met = np.zeros(rows, np.bool_)
+    lists = [columns[name] if arrays[name] is None else arrays[name].to_pylist() for name in arrays]
+    every = zip(range(rows), zip(*lists) if lists else repeat(()))
+    for row, values in every if among is None else compress(every, among.tolist()):
+        try:
+            met[row] = condition.holds(_Row(zip(arrays, values)))
+        except OpError as error:
+            fail(row, error)
+    return met
+
+
+class _Row(dict[str, Any]):
+    """The values of a row, by the names of columns."""
+
+    @property
+    def fields(self) -> _Row:
+        return self
+
+    def has(self, field: str) -> bool:
+        return self[field] is not None
+
+
+def _plain(column: Any) -> Any:
+    """Return a column with one type for whole numbers, one for others and one for text, if it has other such types."""
+    pa = require("pyarrow", extra="arrow")
+    types, kind = pa.types, column.type
+    if types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if types.is_integer(kind):
+        try:
+            return column.cast(pa.int64())
+        except pa.ArrowInvalid:  # rows have Python's integers
+            return column
+    if types.is_floating(kind):
+        return column.cast(pa.float64())
+    if types.is_large_binary(kind) or types.is_binary_view(kind) or types.is_fixed_size_binary(kind):
+        return column.cast(pa.binary())
+    return column.cast(pa.string()) if types.is_large_string(kind) or types.is_string_view(kind) else column
+
+
+class Unlike(Exception):
+    """Arrow's result might differ from Python's."""
 
 
 class ColumnCompiler(Compiler):
-    """Compiles conditions on *columns*, Arrow's arrays by name."""
+    """Compiles conditions on *columns*, Arrow's arrays by name, None for those that Arrow cannot hold."""
 
-    def __init__(self, expression: str, columns: dict[str, Any]):
+    def __init__(self, expression: str, columns: Mapping[str, Any]):
         super().__init__(expression)
         self.pa: Any = require("pyarrow", extra="arrow")
         self.compute: Any = require("pyarrow.compute", extra="arrow")
@@ -102,10 +225,74 @@ class ColumnCompiler(Compiler):
         reason = "cannot be asked of columns; give a function of a sample, or fields= to read samples"
         return self.refused(f"{ast.unparse(node)} {reason}")
 
+    def check(self, tree: ast.expr) -> bool:
+        """Return whether all columns that *tree* names have types that samples have.
+
+        Raises RefusedError for what may differ between a sample and its columns: objects, which have null there for
+        what a sample lacks, other than in a test for null; text made from fractions, and methods that are given some,
+        since columns of both kinds of numbers have fractions only; whether values are identical; and whether a sample
+        has a field that can be null.
+        """
+        of_samples = True
+        tested: set[ast.AST] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                for op, *pair in zip(node.ops, sides, sides[1:]):
+                    nulls = [isinstance(each, ast.Constant) and each.value is None for each in pair]
+                    if isinstance(op, ast.Is | ast.IsNot) and not any(nulls):
+                        raise self.unasked(node)
+                    if any(nulls) and isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot) and len(sides) == 2:
+                        tested |= {*pair}
+            elif isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                is_method = isinstance(node.func, ast.Attribute)
+                arguments = node.args[1:] if is_method or name == "int" else node.args if name == "str" else []
+                within = [each for argument in arguments for each in ast.walk(argument)]
+                if any(isinstance(each, ast.Name) and self._has_fractions(each.id) for each in within):
+                    raise self.unasked(node)
+            elif isinstance(node, ast.Name) and not self._is_value(node.id):
+                of_samples = False
+                if self.pa.types.is_nested(self.columns[node.id].type) and node not in tested:
+                    raise self.unasked(node)
+        return of_samples
+
+    def _is_value(self, name: str) -> bool:
+        """Return whether samples have values like those of the column of a *name*, if there is one."""
+        types = self.pa.types
+        tests = types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_string, types.is_binary
+        kind = self._innermost(name)
+        return kind is None or any(test(kind) for test in tests)
+
+    def _has_fractions(self, name: str) -> bool:
+        kind = self._innermost(name)
+        return kind is not None and bool(self.pa.types.is_floating(kind))
+
+    def _innermost(self, name: str) -> Any:
+        """Return the type of the values in a column, or in its lists; None if there is no column of a *name*."""
+        column, types = self.columns.get(name), self.pa.types
+        kind = None if column is None else column.type
+        while kind is not None and (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+            kind = kind.value_type
+        return kind
+
+    def _name(self, node: ast.Name) -> Evaluate:
+        super()._name(node)
+
+        def named(columns: Mapping[str, Any]) -> Any:
+            column = columns[node.id]
+            if column is None or self.pa.types.is_binary(column.type) or column.type == self.pa.uint64():
+                raise Unlike
+            return column
+
+        return named
+
     def is_array(self, value: Any) -> bool:
         return isinstance(value, self.pa.Array | self.pa.ChunkedArray)
 
-    def by_arrays(self, of_arrays: Callable[..., Any], of_values: Callable[..., Any]) -> Callable[..., Any]:
+    def by_arrays(
+        self, of_arrays: Callable[..., Any], of_values: Callable[..., Any], *, takes_lists: bool = False
+    ) -> Callable[..., Any]:
         """Return the function *of_arrays* where an argument is one, *of_values* otherwise; null where one is null."""
 
         def applied(*values: Any) -> Any:
@@ -114,9 +301,16 @@ class ColumnCompiler(Compiler):
                 return of_values(*values)
             if type(None) in map(type, values) or any(self.pa.types.is_null(array.type) for array in arrays):
                 return self.pa.nulls(len(arrays[0]))
+            if not takes_lists:
+                self._check_no_lists(*values)
             return of_arrays(*values)
 
         return applied
+
+    def _check_no_lists(self, *values: Any) -> None:
+        """Raise Unlike if a list is among *values*, which Arrow would take for a column."""
+        if any(isinstance(value, list | tuple | set) for value in values):
+            raise Unlike
 
     def truth(self, value: Any) -> Any:
         """Return the truth of *value* as in Python: False for 0, and for empty texts and lists."""
@@ -127,7 +321,7 @@ class ColumnCompiler(Compiler):
             return value
         if types.is_null(kind):
             return value.cast(self.pa.bool_())
-        if types.is_string(kind) or types.is_large_string(kind):
+        if types.is_string(kind):
             return compute.not_equal(value, "")
         if types.is_list(kind):
             return compute.not_equal(compute.list_value_length(value), 0)
@@ -155,7 +349,15 @@ class ColumnCompiler(Compiler):
     def _chosen(self, truth: Any, body: Any, otherwise: Any) -> Any:
         if not self.is_array(truth):
             return body if truth else otherwise
+        self._check_alike(body, otherwise)
         return self.compute.if_else(self.compute.fill_null(truth, False), body, otherwise)
+
+    def _check_alike(self, *values: Any) -> None:
+        """Raise Unlike unless *values* have one type, so that whole numbers do not become fractions."""
+        self._check_no_lists(*values)
+        kinds = {value.type if self.is_array(value) else self.pa.scalar(value).type for value in values}
+        if len(kinds - {self.pa.null()}) > 1:
+            raise Unlike
 
     def _boolop(self, node: ast.BoolOp) -> Evaluate:
         values = [*map(self.value, node.values)]
@@ -171,35 +373,50 @@ class ColumnCompiler(Compiler):
 
     def signed(self, node: ast.UnaryOp) -> Callable[[Any], Any]:
         negative = isinstance(node.op, ast.USub)
-        return self.by_arrays(
-            lambda value: self.compute.negate_checked(value) if negative else value, super().signed(node)
-        )
+
+        def computed(value: Any) -> Any:
+            self._check_numbers(value)
+            return self.compute.negate_checked(value) if negative else value
+
+        return self.by_arrays(computed, super().signed(node))
+
+    def _check_numbers(self, *values: Any) -> None:
+        """Raise Unlike unless *values* are arrays of numbers, or numbers."""
+        types = self.pa.types
+        for value in values:
+            kind = value.type if self.is_array(value) else self.pa.scalar(value).type
+            if not (types.is_integer(kind) or types.is_floating(kind)):
+                raise Unlike
 
     def arithmetic(self, node: ast.BinOp) -> Callable[[Any, Any], Any]:
         def computed(left: Any, right: Any) -> Any:
             if type(node.op) in COMPUTED:
                 return getattr(self.compute, COMPUTED[type(node.op)])(left, right)
+            self._check_numbers(left, right)
             if isinstance(node.op, ast.Div):
                 return self.compute.divide_checked(self._as_float(left), self._as_float(right))
-            return self._divided(left, right, node)
+            return self._divided(left, right, node.op)
 
         return self.by_arrays(computed, super().arithmetic(node))
 
     def _as_float(self, value: Any) -> Any:
-        return value.cast(self.pa.float64()) if self.is_array(value) else float(value)
+        if self.is_array(value):
+            return value.cast(self.pa.float64())
+        if float(value) != value and value == value:
+            raise Unlike
+        return float(value)
 
-    def _divided(self, left: Any, right: Any, node: ast.BinOp) -> Any:
+    def _divided(self, left: Any, right: Any, op: ast.operator) -> Any:
         """Return the quotient or remainder of whole numbers, rounded down."""
         compute = self.compute
         for value in (left, right):
-            kind = value.type if self.is_array(value) else self.pa.scalar(value).type
-            if not self.pa.types.is_integer(kind):
-                raise self.unasked(node)
+            if not self.pa.types.is_integer(value.type if self.is_array(value) else self.pa.scalar(value).type):
+                raise Unlike
         quotient = compute.divide_checked(left, right)
         rest = compute.subtract_checked(left, compute.multiply_checked(quotient, right))
         differ = compute.xor(compute.less(rest, 0), compute.less(right, 0))
         lower = compute.and_(compute.not_equal(rest, 0), differ).cast(self.pa.int64())
-        if isinstance(node.op, ast.FloorDiv):
+        if isinstance(op, ast.FloorDiv):
             return compute.subtract_checked(quotient, lower)
         return compute.add_checked(rest, compute.multiply_checked(lower, right))
 
@@ -207,67 +424,94 @@ class ColumnCompiler(Compiler):
         def computed(left: Any, right: Any) -> Any:
             if type(op) in COMPARED:
                 return getattr(self.compute, COMPARED[type(op)])(left, right)
-            if not isinstance(op, ast.In | ast.NotIn):
-                raise self.unasked(node)
             if self.is_array(left) and isinstance(right, list | tuple | set):
-                found = self.compute.is_in(left, value_set=self.pa.array(right))
+                wanted = {self.pa.int64(): int, self.pa.string(): str}.get(left.type)
+                if {wanted} | {*map(type, right)} != {wanted}:
+                    raise Unlike
+                found = self.compute.is_in(left, value_set=self.pa.array(right, left.type))
                 found = self.compute.if_else(self.compute.is_valid(left), found, None)
             elif isinstance(left, str) and self.is_array(right):
                 found = self.compute.match_substring(right, left)
             else:
-                raise self.unasked(node)
+                raise Unlike
             return found if isinstance(op, ast.In) else self.negate(found)
 
-        return self.by_arrays(computed, super().compared(op, node))
+        return self.by_arrays(computed, super().compared(op, node), takes_lists=isinstance(op, ast.In | ast.NotIn))
 
     def function(self, name: str, node: ast.Call) -> Callable[..., Any]:
         def computed(*values: Any) -> Any:
+            types, compute = self.pa.types, self.compute
             if name in ("min", "max") and len(values) > 1:
-                return getattr(self.compute, f"{name}_element_wise")(*values, skip_nulls=False)
+                self._check_alike(*values)
+                for value in values:
+                    if (
+                        self.is_array(value)
+                        and types.is_floating(value.type)
+                        and compute.any(compute.is_nan(value)).as_py()
+                    ):
+                        raise Unlike  # Arrow leaves NaN out
+                return getattr(compute, f"{name}_element_wise")(*values, skip_nulls=False)
             if len(values) != 1:
-                raise self.unasked(node)
+                raise Unlike
             (value,) = values
             if name == "len":
-                is_list = self.pa.types.is_list(value.type)
-                return self.compute.list_value_length(value) if is_list else self.compute.utf8_length(value)
+                return compute.list_value_length(value) if types.is_list(value.type) else compute.utf8_length(value)
             if name == "abs":
-                return self.compute.abs_checked(value)
+                return compute.abs_checked(value)
             if name == "bool":
                 return self.truth(value)
             if name == "float":
+                self._check_numbers(value)
                 return value.cast(self.pa.float64())
-            raise self.unasked(node)
+            raise Unlike
 
         return self.by_arrays(computed, super().function(name, node))
 
     def method(self, name: str, node: ast.Call) -> Callable[..., Any]:
         def computed(value: Any, *arguments: Any) -> Any:
-            if self.is_array(value) and name in METHODS and not arguments:
-                return getattr(self.compute, METHODS[name])(value)
+            if self.is_array(value) and name in OF_ASCII and not arguments:
+                if not self.compute.all(self.compute.string_is_ascii(value)).as_py():
+                    raise Unlike
+                options = {"characters": WHITE} if name == "strip" else {}
+                return getattr(self.compute, OF_ASCII[name])(value, **options)
             if self.is_array(value) and name in PATTERNS and [*map(type, arguments)] == [str]:
                 return getattr(self.compute, PATTERNS[name])(value, arguments[0])
-            raise self.unasked(node)
+            raise Unlike
 
-        return self.by_arrays(computed, super().method(name, node))
+        applied = self.by_arrays(computed, super().method(name, node))
+
+        def called(value: Any, *arguments: Any) -> Any:
+            if len(arguments) > 1 and any(map(self.is_array, (value, *arguments))):
+                raise Unlike  # a null among the further ones does not make the result null
+            return applied(value, *arguments)
+
+        return called
 
     def has(self, node: ast.Call) -> Evaluate:
         (field,) = node.args
-        if not isinstance(field, ast.Constant) or field.value not in self.columns:
+        if not isinstance(field, ast.Constant) or field.value not in self.columns or field.value in NULLABLE:
             raise self.unasked(node)
         return lambda columns: self.compute.is_valid(columns[field.value])
 
-    def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Evaluate:
-        values = [*map(self.value, node.elts)]
+    def _list(self, node: ast.List) -> Evaluate:
+        return self._display(super()._list(node))
 
-        def listed(columns: dict[str, Any]) -> list[Any]:
-            found = [value(columns) for value in values]
+    def _tuple(self, node: ast.Tuple) -> Evaluate:
+        return self._display(super()._tuple(node))
+
+    def _set(self, node: ast.Set) -> Evaluate:
+        return self._display(super()._set(node))
+
+    def _display(self, made: Evaluate) -> Evaluate:
+        """Return a function that makes a list, tuple or set, unless an array would be in it."""
+
+        def listed(columns: dict[str, Any]) -> Any:
+            found = made(columns)
             if any(map(self.is_array, found)):
-                raise self.unasked(node)
+                raise Unlike
             return found
 
         return listed
-
-    _tuple = _set = _list
 
     def _subscript(self, node: ast.expr) -> Evaluate:
         raise self.unasked(node)

@@ -66,8 +66,12 @@ class Condition:
         return Condition, (self.expression,)
 
     def __call__(self, sample: Sample) -> bool:
+        return self.holds(_Names(sample), sample)
+
+    def holds(self, names: Any, sample: Sample | None = None) -> bool:
+        """Return whether the condition holds of *names*, a mapping of each to its value; *sample* is for errors."""
         try:
-            return self._test(_Names(sample)) is True
+            return self._test(names) is True
         except TarshardsError:
             raise
         except Exception as error:

@@ -159,18 +159,21 @@ def by_columns(
     first = Location.of(shards[0].url)
     if first.is_stream or not first.described.sibling(COLUMNS).is_taken():
         return None
+    import numpy as np
+
     from tarshards.index.access import SampleSequence
     from tarshards.index.where import by_columns
 
-    indexed = SampleSequence(shards)
-    found = by_columns(indexed, condition)
+    indexed, ledger = SampleSequence(shards), Ledger.of(on_error)
+    among = None
+    if wanted is not None:
+        among = lambda: np.array([wanted({"__key__": key}) for key in indexed.shards.each_key()], np.bool_)  # noqa: E731
+    found = by_columns(indexed, condition, among=among, on_error=ledger)
     if found is None:
         return None
     if shards[0].keep_headers:
         raise ValueError("samples found by columns are read without the headers that --keep-metadata needs")
-    if wanted is not None:
-        found &= [wanted({"__key__": key}) for key in indexed.shards.each_key()]
-    return read_numbers(indexed, found.nonzero()[0], Ledger.of(on_error))
+    return read_numbers(indexed, found.nonzero()[0], ledger)
 
 
 def read_numbers(indexed: SampleSequence, numbers: Any, ledger: Ledger) -> Iterator[Sample]:

@@ -19,8 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from range_server import serving
 from rewritten import without_digest
@@ -33,15 +31,12 @@ from tarshards.index.columns import attach_columns, build_columns, parse_columns
 from tarshards.index.inventory import read_head
 from tarshards.index.lengths import lengths_of
 from tarshards.index.refresh import refresh_indexes
-from tarshards.samples.conditions import Condition
 from tarshards.storage import derived
 from tarshards.storage.location import Location
 
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-    from tarshards.index.where import meets
 except ImportError:
     pa = None
 
@@ -495,144 +490,6 @@ def test_names_that_are_no_columns(shards):
         Stream.from_shards(shards).select("score > 1", fields="json")
     with pytest.raises(ValueError, match="cannot be asked of columns"):
         Stream.from_shards(shards).select("score > 1 and str(score) == 'x'")
-
-
-VALUES = {
-    "i": st.integers(-5, 5) | st.integers(-(2**62), 2**62),
-    "f": st.floats(allow_nan=False, width=32) | st.sampled_from([0.0, -0.5]),
-    "b": st.booleans(),
-    "s": st.text("aäB ", max_size=3),
-    "l": st.lists(st.integers(0, 3), max_size=2),
-}
-ROWS = st.lists(
-    st.fixed_dictionaries({name: st.none() | each for name, each in VALUES.items()}), min_size=1, max_size=6
-)
-NUMBERS = st.sampled_from(
-    ["i", "f", "i + 1", "-i", "abs(f)", "i * 2", "i // 3", "i % -4", "f / 2", "len(s)", "len(l)", "max(i, 2)"]
-)
-TERMS = st.one_of(
-    st.tuples(
-        NUMBERS, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), NUMBERS | st.sampled_from(["0", "1.5", "-3"])
-    ),
-    st.tuples(st.just("1 <"), NUMBERS, st.just("<= 3")),
-    st.tuples(st.just("s"), st.sampled_from(["==", "!=", "<", ">="]), st.sampled_from(["''", "'a'", "'ä '"])),
-    st.tuples(st.sampled_from(["s in ('a', 'B')", "'ä' in s", "i in [1, 2, -3]", "s not in ['']", "i not in {1}"])),
-    st.tuples(st.sampled_from(["b", "not b", "s", "i", "not f", "l", "b == True", "has('i')", "1"])),
-    st.tuples(st.sampled_from(["s.startswith('a')", "s.lower() == 'b'", "s.strip() == 'a'", "not s.endswith(' ')"])),
-    st.tuples(st.sampled_from(["(i if b else f) > 0", "bool(s) == b", "float(i) < f", "i if b else f > 1"])),
-    st.tuples(st.sampled_from(["i is None", "f is not None", "None != s", "(i or 1) < 3", "(s and 'a') == s"])),
-    st.tuples(st.sampled_from(["(b or i > 1) == b", "not (i > f or b)", "b > None", "len(s) + None > i", "None"])),
-).map(" ".join)
-CONDITIONS = st.recursive(
-    TERMS,
-    lambda inner: (
-        st.tuples(inner, st.sampled_from([" and ", " or "]), inner).map(lambda each: "({}{}{})".format(*each))
-        | inner.map("not ({})".format)
-    ),
-    max_leaves=5,
-)
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(rows=ROWS, condition=CONDITIONS)
-@example(rows=[{"i": -7, "f": 0.0, "b": True, "s": "", "l": []}], condition="i // 3 == -3 and i % 3 == 2")
-@example(rows=[dict.fromkeys(VALUES)], condition="not (b and i > 3) or s is not None")
-def test_conditions_mean_the_same_of_columns_and_samples(rows, condition):
-    asked = Condition(condition)
-    types = {"i": pa.int64(), "f": pa.float64(), "b": pa.bool_(), "s": pa.string(), "l": pa.list_(pa.int64())}
-    columns = {name: pa.array([row[name] for row in rows], of) for name, of in types.items()}
-    try:
-        found = meets(asked, columns, len(rows)).tolist()
-    except OpError as error:
-        if "overflow" in str(error) or "not in range" in str(error):  # of 64 bits, of floats
-            return
-        raise
-    assert found == [asked({"__key__": "", **row}) for row in rows]
-
-
-@settings(deadline=None)
-@given(rows=ROWS, condition=TERMS)
-def test_null_meets_neither_a_comparison_nor_its_negation(rows, condition):
-    types = {"i": pa.int64(), "f": pa.float64(), "b": pa.bool_(), "s": pa.string(), "l": pa.list_(pa.int64())}
-    columns = {name: pa.array([row[name] for row in rows], of) for name, of in types.items()}
-    try:
-        meeting, negated = (meets(Condition(asked), columns, len(rows)) for asked in (condition, f"not ({condition})"))
-    except OpError:
-        return
-    if "has(" not in condition:
-        named = [name for name in types if name in names(condition)]
-        for row, one, other in zip(rows, meeting, negated):
-            if not ({row[name] is None for name in named} - {False}) or re.search(" if |None| or | and ", condition):
-                continue
-            assert not one
-            assert not other
-    assert not (meeting & negated).any()
-
-
-def names(condition):
-    from tarshards.index.where import names_of
-
-    return names_of(Condition(condition))
-
-
-@pytest.mark.parametrize(
-    ("condition", "expected"),
-    [
-        ("i is None", [False, True]),
-        ("i == None", [False, True]),
-        ("i != None and f > 0", [True, False]),
-        ("has('i')", [True, False]),
-        ("i > 0 or f > 0", [True, True]),
-        ("not has('i') or i > 3", [False, True]),
-        ("not i > 3", [True, False]),
-        ("i in (1, 2)", [True, False]),
-        ("i not in (2, 3)", [True, False]),
-        ("not (i > 3 and f > 1)", [True, True]),
-        ("not (i > 3 or f > 1)", [True, False]),
-        ("not (i > 3 if f > 1 else i > 5)", [True, False]),
-        ("(i or 0) < 1", [False, True]),
-        ("(i and 5) == 5", [True, False]),
-        ("f > 0 if i > 3 else f < 1", [True, True]),
-        ("0 < i < 3 or None", [True, False]),
-        ("max(i, None) is None", [True, True]),
-        ("n > 3 or abs(n) is None and n.lower() is None", [True, True]),
-    ],
-)
-def test_nulls(condition, expected):
-    columns = {"i": pa.array([1, None]), "f": pa.array([0.5, 0.5]), "n": pa.array([None, None])}
-    assert meets(Condition(condition), columns, 2).tolist() == expected
-    rows = ({"__key__": "", "i": i, "f": 0.5, "n": None} for i in (1, None))
-    assert [Condition(condition)(row) for row in rows] == expected
-
-
-@pytest.mark.parametrize(
-    ("condition", "words"),
-    [
-        ("i / 0 > 1", "divide by zero"),
-        ("i // 0 > 1", "divide by zero"),
-        ("s > 1", "NotImplemented"),
-        ("i + 9223372036854775807 > 0", "overflow"),
-    ],
-)
-def test_conditions_that_fail(condition, words):
-    with pytest.raises(OpError, match=words):
-        meets(Condition(condition), {"i": pa.array([1, 2]), "s": pa.array(["a", "b"])}, 2)
-
-
-@pytest.mark.parametrize(
-    "condition",
-    [
-        "open('/etc/passwd')",
-        "read_csv('/etc/passwd') == s",
-        "s.__class__ == 1",
-        "(lambda: 1)()",
-        "s == f'{i}'",
-        "i ** 9 > 1",
-    ],
-)
-def test_a_condition_opens_nothing_and_runs_nothing(condition):
-    with pytest.raises(ValueError, match=r"not an expression|not allowed|no function|no attribute"):
-        Condition(condition)
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
