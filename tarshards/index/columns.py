@@ -563,10 +563,10 @@ def attach_columns(urls: Any, table: Any, *, key: str = KEY, sync: bool = True) 
         raise SampleError("several rows have this key", url=origin, key=str(repeated[0]["values"]))
     shards = expand_shards(urls)
     samples = SampleSequence(shards)
-    own = pa.array(samples.keys, pa.string())
-    found = compute.index_in(own, value_set=keys.combine_chunks())
+    own = [key.encode(errors="surrogateescape") for key in samples.keys]  # some may be no Unicode
+    found = compute.index_in(pa.array(own, pa.binary()), value_set=keys.cast(pa.binary()).combine_chunks())
     if len(own) and found.null_count == len(own):
-        raise SampleError(f"no row has the key of a sample, such as {own[0]}", url=origin)
+        raise SampleError(f"no row has the key of a sample, such as {samples.shards.key(0)}", url=origin)
     wanted, begin, written = rows.select(names).take(found), 0, []
     for shard, count in zip(shards, samples.counts.tolist()):
         location, part = Location.of(shard.url, sync=sync), wanted.slice(begin, count)

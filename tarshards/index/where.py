@@ -150,7 +150,8 @@ def meets(
         if not of_samples:  # dates and others that no sample has have Arrow's meaning alone
             reason = f"{condition.expression!r} fails: {type(error).__name__}: {str(error).splitlines()[0]}"
             raise OpError(reason) from error
-        return _by_rows(condition, {**columns, **arrays}, columns, rows, among, fail)
+        values = {name: columns[name] if each is None else each.to_pylist() for name, each in arrays.items()}
+        return _by_rows(condition, values, rows, among, fail)
     if not compiler.is_array(found):
         met = np.full(rows, found is True)
     else:
@@ -160,19 +161,17 @@ def meets(
 
 def _by_rows(
     condition: Condition,
-    arrays: Mapping[str, Any],
-    columns: Mapping[str, Any],
+    values: Mapping[str, list[Any]],
     rows: int,
     among: NDArray[np.bool_] | None,
     fail: Callable[[int, OpError], None],
 ) -> NDArray[np.bool_]:
     """Return what ``meets`` does, each row evaluated like a sample."""
     met = np.zeros(rows, np.bool_)
-    lists = [columns[name] if arrays[name] is None else arrays[name].to_pylist() for name in arrays]
-    every = zip(range(rows), zip(*lists) if lists else repeat(()))
-    for row, values in every if among is None else compress(every, among.tolist()):
+    every = zip(range(rows), zip(*values.values()) if values else repeat(()))
+    for row, each in every if among is None else compress(every, among.tolist()):
         try:
-            met[row] = condition.holds(_Row(zip(arrays, values)))
+            met[row] = condition.holds(_Row(zip(values, each)))
         except OpError as error:
             fail(row, error)
     return met
@@ -489,9 +488,10 @@ class ColumnCompiler(Compiler):
 
     def has(self, node: ast.Call) -> Evaluate:
         (field,) = node.args
-        if not isinstance(field, ast.Constant) or field.value not in self.columns or field.value in NULLABLE:
+        name = field.value if isinstance(field, ast.Constant) else None
+        if name not in self.columns or name in NULLABLE or name in (KEY, "key", "shard"):
             raise self.unasked(node)
-        return lambda columns: self.compute.is_valid(columns[field.value])
+        return lambda columns: self.compute.is_valid(columns[name])
 
     def _list(self, node: ast.List) -> Evaluate:
         return self._display(super()._list(node))

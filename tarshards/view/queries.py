@@ -164,7 +164,7 @@ class Found:
         """Return the samples that meet the condition by columns; None if it needs more than columns."""
         if self.viewed.sequence is None:
             return None
-        return by_columns(self.viewed.sequence, self._condition)
+        return by_columns(self.viewed.sequence, self._condition, on_error=self._fail)
 
     def _where(self, numbers: np.ndarray) -> np.ndarray:
         """Return the samples that meet the condition."""
@@ -182,7 +182,7 @@ class Found:
                 self._fail(error)
         return numbers[mask]
 
-    def _fail(self, error: TarshardsError, samples: int = 1) -> None:
+    def _fail(self, error: Exception, samples: int = 1) -> None:
         self.failed += samples
         self.reason = self.reason or str(error)
 

@@ -543,6 +543,10 @@ def test_the_tools(shards, tmp_path):
     assert (done.stdout.split(), done.returncode) == (["027"], 0)
     done = run("printf '027\nx\n' | tarcat --keys - --where 'n > 3' 'a-{0..2}.tar' -o y.tar", tmp_path)
     assert (done.returncode, done.stderr) == (1, "tarcat: no sample has 1 of 2 keys: x\n")
+    done = run("tarcat --where '58 // n > 2' -f txt 'a-{0..2}.tar' >/dev/null", tmp_path)
+    assert (done.returncode, "a-0.tar: 000: '58 // n > 2' fails: ZeroDivisionError" in done.stderr) == (1, True)
+    done = run("tarcat --max-errors 1 --where '58 // n > 2' 'a-{0..2}.tar' | targrep -l .", tmp_path)
+    assert done.stdout.split() == [f"{i:03d}" for i in range(1, 20)], done.stderr
     done = run("tarcat --where 'n > 3 and width > 2' 'a-{0..2}.tar' >/dev/null", tmp_path)
     assert (done.returncode, "no column width; there are n, length" in done.stderr) == (1, True)
     done = run("tarindex -q --columns json.a b.tar", tmp_path)

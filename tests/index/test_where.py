@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tarshards import ShardWriter, Stream, build_columns
+from tarshards import ShardWriter, Stream, attach_columns, build_columns
 from tarshards.errors import OpError, SampleError
 from tarshards.samples.conditions import Condition, RefusedError
 
@@ -179,6 +179,7 @@ def test_many_conditions(rows, condition):
         ("'ab'.find('b', f) == 1", "'ab'.find('b', f)"),
         ("b is True", "b is True"),
         ("has('json')", "has('json')"),
+        *(("has('key')", "has('key')"), ("has('shard')", "has('shard')"), ("has('__key__')", "has('__key__')")),
         ("has('a' + 'b')", "has('a' + 'b')"),
         ("day < d2.strip()", "day < d2.strip()"),
     ],
@@ -190,6 +191,7 @@ def test_what_columns_do_not_keep_of_samples_is_refused_by_name(condition, refus
         "x": pa.array([[{"a": 1}], []]),
         "f": pa.array([1, 0.5]),
         "b": pa.array([True, False]),
+        **dict.fromkeys(["key", "shard", "__key__"], pa.array(["a", "b"])),
         "json": pa.array([None, 1]),
         "day": pa.array([datetime.date(2026, 1, 2)] * 2),
         "d2": pa.array([datetime.date(2026, 1, 2)] * 2),
@@ -359,3 +361,19 @@ def test_truths_beside_numbers_make_no_column(tmp_path):
                 writer.write({"__key__": f"{i}", "json": {"x": value}})
         with pytest.raises(SampleError, match="column x: "):
             build_columns(f"{tmp_path}/{number}-0.tar", "json.x")
+
+
+def test_keys_that_are_no_unicode(tmp_path):
+    """A table has none of them, and columns have another letter in their place."""
+    with ShardWriter(f"{tmp_path}/a-%d.tar", index=True) as writer:
+        for key in "a", "b\udcff", "b\ufffd":
+            writer.write({"__key__": key, "cls": 1})
+    url = f"{tmp_path}/a-0.tar"
+    build_columns(url, "cls")
+    for key in "a", "b\udcff", "b\ufffd":
+        chosen = Stream.from_shards(url).select(f"cls == 1 and key == {key!a}")
+        assert [each["__key__"] for each in chosen] == [key]
+    attached = attach_columns(url, pa.table({"__key__": ["b\ufffd", "a"], "rank": [2, 0]}))
+    assert (attached.samples_without, attached.rows_without) == (1, 0)
+    chosen = Stream.from_shards(url).select("rank is None or rank == 2")
+    assert [each["__key__"] for each in chosen] == ["b\udcff", "b\ufffd"]

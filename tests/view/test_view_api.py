@@ -104,6 +104,9 @@ def test_a_column_orders_and_filters_without_reading(tmp_path):
     api = ViewApi(urls)
     assert keys(api, where="score >= 0.5") == KEYS[50:]
     assert keys(api, order="-score") == KEYS[::-1]
+    found = api.rows({"begin": "0", "count": "100", "where": "1 / score >= 2"})  # the first has a score of 0
+    assert ([row["key"] for row in found["rows"]], found["failed"]) == (KEYS[1:51], 1)
+    assert "float division by zero" in found["reason"]
     assert api.histogram({})["of"][:3] == ["class:cls", "column:width", "column:score"]
     bars = api.histogram({"of": "column:score"})["bars"]
     assert sum(bar["count"] for bar in bars) == 60
