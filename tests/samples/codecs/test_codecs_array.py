@@ -32,7 +32,7 @@ tensors = hnp.arrays(
 )
 
 
-@given(hnp.arrays(dtypes, shapes), st.binary(max_size=3), st.integers(0, 200))
+@given(hnp.arrays(numbers | hnp.datetime64_dtypes(), shapes), st.binary(max_size=3), st.integers(0, 200))
 @settings(max_examples=300)
 def test_a_plain_header_is_read_as_numpy_reads_it(array, other, at):
     """By a pattern, also where some bytes of it are others."""
