@@ -33,15 +33,15 @@ ITEMS = ("SLURM_ARRAY_TASK_ID", "TARJOB_RUN")
 class World:
     """One worker of one rank: *rank* of *world_size*, *worker* of *num_workers*, all counted from 0.
 
-    *seed* is equal in the workers of one pass over a DataLoader (None outside of workers). Raises WorldError for a rank
-    or worker that does not exist, and TypeError for anything but integers.
+    *iterator* is a number that all workers of one iterator over a DataLoader share, and no others (None outside of
+    workers). Raises WorldError for a rank or worker that does not exist, and TypeError for anything but integers.
     """
 
     rank: int = 0
     world_size: int = 1
     worker: int = 0
     num_workers: int = 1
-    seed: int | None = None
+    iterator: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("rank", "world_size", "worker", "num_workers"):
@@ -71,7 +71,7 @@ class World:
         info = data.get_worker_info() if data else None
         if info is None:
             return cls(rank, world_size)
-        return cls(rank, world_size, info.id, info.num_workers, info.seed - info.id)
+        return cls(rank, world_size, info.id, info.num_workers, _iterator_of(info))
 
     def check_announced(self, epoch: int) -> None:
         """Log a warning, once, if this was detected as the only rank, and a launcher has started several processes.
@@ -79,7 +79,7 @@ class World:
         Ranks are not taken from the launcher's variables, since parts of a sweep, and jobs that have shards of their
         own, have them too. Of the workers, the first does it in the first *epoch*.
         """
-        if self.world_size == 1 and self.worker == 0 and (self.seed is None or epoch == 0) and not _are_known():
+        if self.world_size == 1 and self.worker == 0 and (self.iterator is None or epoch == 0) and not _are_known():
             _log_unannounced()
 
     @property
@@ -110,6 +110,24 @@ class World:
     def positions(self, total: int) -> range:
         """The positions of this worker in a sequence of *total*, divided as in ``share``."""
         return range(self.rank, total, self.world_size)[self.worker :: self.num_workers]
+
+
+def _iterator_of(info: Any) -> int:
+    """Return a number for the iterator that started this worker: of the pipe through which all its workers answer.
+
+    It made that pipe for itself, and no other pipe of the host has the same number meanwhile. Where pipes have none,
+    this relies on the iterator having started its workers one after the other; where there are neither, on torch's base
+    seed, which iterators share if their generators are equal.
+    """
+    from multiprocessing import current_process
+
+    process: Any = current_process()
+    try:
+        queue = process._args[process._target.__code__.co_varnames.index("data_queue")]
+        pipe = os.fstat(queue._writer.fileno()).st_ino
+        return hash((process._parent_pid, pipe or process._identity[-1] - info.id))
+    except (AttributeError, IndexError, OSError, ValueError):
+        return int(info.seed) - int(info.id)
 
 
 def _process_group() -> Any:

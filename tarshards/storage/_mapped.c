@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -301,8 +302,24 @@ static PyObject *begin_flush(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Write a word of memory that processes share, if no other process has written it meanwhile. */
+static PyObject *replace_word(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer memory;
+    Py_ssize_t number;
+    long long before, after;
+    if (!PyArg_ParseTuple(args, "w*nLL:replace_word", &memory, &number, &before, &after)) return NULL;
+    int64_t *word = (int64_t *)memory.buf + number, expected = before;
+    int is_word = number >= 0 && number < memory.len / 8 && (uintptr_t)memory.buf % 8 == 0;
+    int replaced = is_word && __atomic_compare_exchange_n(word, &expected, after, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    PyBuffer_Release(&memory);
+    if (!is_word) return PyErr_Format(PyExc_IndexError, "word %zd", number);
+    return PyBool_FromLong(replaced);
+}
+
 static PyMethodDef functions[] = {
     {"begin_flush", begin_flush, METH_VARARGS, "Start writing *size* bytes at *offset* of a descriptor to the disk."},
+    {"replace_word", replace_word, METH_VARARGS, "Write word *number* of shared memory if it is still *before*; return whether it was."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,5 @@
 import os
+from typing import Any
 
 class Mapping:
     """A file mapped for reading; also a buffer."""
@@ -20,3 +21,6 @@ class Mapping:
 
 def begin_flush(descriptor: int, offset: int, size: int, /) -> None:
     """Start writing bytes of a file to the disk, without waiting; flushing the file reports errors."""
+
+def replace_word(memory: Any, number: int, before: int, after: int, /) -> bool:
+    """Write word *number*, of 64 bits, of shared memory if it is still *before*; return whether it was."""

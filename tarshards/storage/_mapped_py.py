@@ -6,10 +6,30 @@ Nothing is mapped: if the file has shrunk, copying from a mapping would kill the
 from __future__ import annotations
 
 import os
+from struct import Struct
+from threading import Lock
+from typing import Any
+
+_word = Struct("=q")
+_lock = Lock()
 
 
 def begin_flush(descriptor: int, offset: int, size: int) -> None:
     """Do nothing: flushing writes all bytes."""
+
+
+def replace_word(memory: Any, number: int, before: int, after: int) -> bool:
+    """Write word *number* of shared memory if it is still *before*; return whether it was.
+
+    Only the native twin sees what another process writes at the same moment.
+    """
+    with memoryview(memory).cast("B") as view, _lock:
+        if not 0 <= number < len(view) // _word.size:
+            raise IndexError(f"word {number}")
+        if _word.unpack_from(view, _word.size * number) != (before,):
+            return False
+        _word.pack_into(view, _word.size * number, after)
+        return True
 
 
 class Mapping:

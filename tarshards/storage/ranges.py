@@ -14,9 +14,11 @@ from tarshards.storage.streams import failure
 try:
     from tarshards.storage._mapped import Mapping
     from tarshards.storage._mapped import begin_flush as begin_flush
+    from tarshards.storage._mapped import replace_word as replace_word
 except ImportError:
     from tarshards.storage._mapped_py import Mapping  # type: ignore[assignment]
     from tarshards.storage._mapped_py import begin_flush as begin_flush
+    from tarshards.storage._mapped_py import replace_word as replace_word
 
 MOST_MAPPED = 24_000  # files with two mappings each; the kernel allows a process 65,530 mappings (vm.max_map_count)
 

@@ -97,6 +97,9 @@ class Stream(SampleOps):
         self._resumed: dict[str, Any] | None = None
         self._progress: Progress | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_progress": None}  # that of a pass under way, which a copy is not part of
+
     @classmethod
     @takes(ShardOptions)
     def from_shards(cls, given: ShardOptions) -> Stream:
@@ -240,7 +243,7 @@ class Stream(SampleOps):
     def __iter__(self) -> Iterator[Any]:
         self._progress = None
         # A worker begins the epoch now, not at the first sample, so that the states of all workers are of one epoch.
-        return closed_at_exit(self._run(None if self.world.seed is None else self._begin()))
+        return closed_at_exit(self._run(None if self.world.iterator is None else self._begin()))
 
     def _begin(self) -> Progress:
         """Begin the next epoch, or the rest of a loaded state's epoch."""

@@ -6,12 +6,15 @@ import multiprocessing
 import os
 import pickle
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from copy import deepcopy
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy, deepcopy
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,7 @@ from soak import SOAK, rounds, some
 from torch.utils.data import DataLoader
 
 from tarshards import ArrayLoader, Ledger, ShardDataset, ShardLoader, Stream, World, readers, torch_iterable
-from tarshards.errors import TarshardsError, WorldError
+from tarshards.errors import StateError, TarshardsError, WorldError
 from tarshards.loaders.torch.shard_dataset import SharedEpochCounter
 
 pytestmark = [
@@ -233,58 +236,164 @@ def test_repeat_in_workers(make_shards, workers):
 
 
 @pytest.mark.soak
-def test_worker_tables_agree_from_any_interleaving():
-    """Eight threads stand for workers that begin a pass at the same moment."""
-    for seed in range(rounds(200)):
+def test_workers_agree_from_any_interleaving():
+    """Ten threads stand for the workers of three iterators that begin passes at the same moment."""
+    iterators = [0] * 5 + [1] * 3 + [2] * 2
+    for _ in range(rounds(200)):
         counter = SharedEpochCounter()
-        copies = [pickle.loads(pickle.dumps(counter)) for _ in range(8)]
-        for copy in copies:
-            copy._words = counter._words
+        copies = [copy(counter) for _ in iterators]
+        for each in copies:
+            each._words = counter._words
         begun: list[list[int]] = [[] for _ in copies]
-        barrier = threading.Barrier(8)
+        barrier = threading.Barrier(len(copies))
 
-        def work(worker, seed=seed, copies=copies, begun=begun, barrier=barrier):
+        def work(worker, copies=copies, begun=begun, barrier=barrier):
             barrier.wait()
             for _ in range(3):
-                begun[worker].append(copies[worker].begin(World(0, 1, worker, 8, seed=seed)))
+                begun[worker].append(copies[worker].begin(World(0, 1, worker, 10, iterator=iterators[worker])))
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(copies))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert begun == [[0, 1, 2]] * 8
+        by_iterator = [begun[0], begun[5], begun[8]]
+        assert begun == [by_iterator[iterator] for iterator in iterators]
+        assert sorted([*by_iterator[0], *by_iterator[1], *by_iterator[2]]) == list(range(9))
+
+
+def counters(epoch: int = 0) -> list[SharedEpochCounter]:
+    """Counters in the same memory, as three workers have them."""
+    made = [SharedEpochCounter(epoch) for _ in range(3)]
+    for each in made:
+        each._words = made[0]._words
+    return made
+
+
+@pytest.mark.parametrize("of_same_pass", [True, False])
+def test_a_pass_that_another_worker_begins_meanwhile(monkeypatch, of_same_pass):
+    """Between reading the words and adding one."""
+    slow, fast, _ = counters(2)
+    add = SharedEpochCounter._add
+
+    def add_late(self, *args):
+        monkeypatch.setattr(SharedEpochCounter, "_add", add)
+        begun.append(fast.begin(World(0, 1, 1, 2, iterator=1 if of_same_pass else 2)))
+        return add(self, *args)
+
+    begun: list[int] = []
+    monkeypatch.setattr(SharedEpochCounter, "_add", add_late)
+    assert slow.begin(World(0, 1, 0, 2, iterator=1)) == (2 if of_same_pass else 3)
+    assert begun == [2]
 
 
 class Torn(np.ndarray):
-    """A table into which another worker writes two passes while it is copied."""
+    """Words to which others are added while they are copied: one before and one after what is copied by then."""
 
-    meanwhile: Callable[[], None] | None = None
+    meanwhile: Callable[[], Any] | None = None
 
     def copy(self, *args):
-        rows = [np.array(self[0])]
+        first = np.array(self[:3])
         meanwhile, Torn.meanwhile = Torn.meanwhile, None
         if meanwhile is not None:
             meanwhile()
-        return np.array([*rows, *map(np.array, self[1:])])
+        return np.concatenate((first, np.array(self[3:])))
 
 
-def test_a_table_that_is_written_while_it_is_copied(monkeypatch):
-    monkeypatch.setattr(SharedEpochCounter, "EPOCHS", 3)  # the third epoch is in the first row
-    counters = [SharedEpochCounter(2) for _ in range(2)]
-    counters[1]._words = counters[0]._words
-    slow, fast = (partial(c.begin, World(0, 1, worker, 2, seed=1)) for worker, c in enumerate(counters))
-    assert [slow(), fast()] == [2, 2]
-    table = SharedEpochCounter._table
-    monkeypatch.setattr(SharedEpochCounter, "_table", property(lambda self: table.fget(self).view(Torn)))
-    monkeypatch.setattr(Torn, "meanwhile", lambda: begun.extend((fast(), fast())))
-    begun: list[int] = []
-    assert [slow(), slow()] == begun == [3, 4]
+@pytest.mark.parametrize(("iterator", "epoch"), [(0, 2), (1, 3), (2, 4)])
+def test_words_that_are_written_while_they_are_copied(monkeypatch, iterator, epoch):
+    slow, *fast = counters(2)
+    monkeypatch.setattr(slow, "_words", SimpleNamespace(numpy=lambda: fast[0]._words.numpy().view(Torn)))
+    monkeypatch.setattr(Torn, "meanwhile", lambda: [each.begin(World(iterator=i)) for i, each in enumerate(fast)])
+    assert slow.begin(World(iterator=iterator)) == epoch
 
 
-def test_more_workers_than_the_table_holds():
-    with pytest.raises(WorldError, match="256"):
-        SharedEpochCounter().begin(World(0, 1, 256, 300, seed=1))
+def test_a_ring_of_passes_turns_over(monkeypatch):
+    monkeypatch.setattr(SharedEpochCounter, "PASSES", 4)
+    one, other, _ = counters()
+    for epoch in range(20):
+        assert [each.begin(World(0, 1, 0, 2, iterator=1)) for each in (one, other)] == [epoch] * 2
+        assert one.next == other.next == epoch + 1
+    one.set(3)
+    assert [one.begin(World()), one.begin(World()), other.next] == [3, 4, 5]
+
+
+def test_setting_the_epoch_leaves_a_pass_under_way_as_it_is():
+    one, other, _ = counters()
+    assert one.begin(World(0, 1, 0, 2, iterator=1)) == 0
+    one.set(5)
+    assert other.begin(World(0, 1, 1, 2, iterator=1)) == 0, "a worker that begins late"
+    assert other.begin(World(0, 1, 1, 2, iterator=1)) == 5
+
+
+def test_there_may_be_many_workers_and_epochs():
+    counter = SharedEpochCounter()
+    assert counter.begin(World(0, 1, 256, 300, iterator=1)) == 0
+    most = (1 << 30) - 1
+    with pytest.raises(StateError, match=f"epoch {most}: workers share numbers below {most}"):
+        counter.begin(World(), most)
+    with pytest.raises(StateError, match=f"epoch {most}"):
+        ShardDataset.set_epoch(SimpleNamespace(epochs=counter), most + 1)
+    assert counter.begin(World(), most - 1) == most - 1
+
+
+class Alternating(multiprocessing.context.ForkContext):
+    """Starts processes of two threads in turn."""
+
+    def __init__(self):
+        self.turns = threading.Barrier(2)
+
+    def Process(self, *args, **options):
+        self.turns.wait()
+        process = multiprocessing.get_context("fork").Process(*args, **options)
+        self.turns.wait()
+        return process
+
+
+class Iterators(torch.utils.data.IterableDataset):
+    """Yields which iterator a worker believes that it is of, and the number of its process."""
+
+    def __iter__(self):
+        yield World.detect().iterator, multiprocessing.current_process()._identity[-1]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_know_their_iterator(persistent):
+    """Although their seeds are equal, and those of both were started in turn."""
+    context = Alternating()
+
+    def run() -> list[tuple[int, int]]:
+        options: dict[str, Any] = {"multiprocessing_context": context, "persistent_workers": persistent}
+        return list(loader_of_two(Iterators(), generator=torch.Generator().manual_seed(0), **options))
+
+    with ThreadPoolExecutor(2) as threads:
+        one, other = (future.result() for future in [threads.submit(run) for _ in range(2)])
+    assert len({iterator for iterator, _ in one}) == len({iterator for iterator, _ in other}) == 1
+    assert one[0][0] != other[0][0]
+    numbers = sorted([*one, *other], key=lambda each: each[1])
+    assert numbers[0][0] != numbers[1][0], "their processes alternate"
+
+
+def loader_of_two(dataset, **options):
+    return DataLoader(dataset, batch_size=None, num_workers=2, **options)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_that_begins_late_joins_its_pass(make_shards, tmp_path, method):
+    """Another pass has begun and ended, and the epoch was set."""
+    dataset = ShardDataset(make_shards(8), shuffle=True)
+    wait = partial(_wait_for, tmp_path / "go")
+    outer = iter(loader(dataset, 2, method, worker_init_fn=wait, generator=torch.Generator().manual_seed(0)))
+    begun = [next(outer)]
+    assert sorted(classes(loader(dataset, 1, generator=torch.Generator().manual_seed(0)))) == list(range(24))
+    dataset.set_epoch(5)
+    (tmp_path / "go").touch()
+    assert sorted(classes([*begun, *outer])) == list(range(24))
+
+
+def _wait_for(path, worker: int) -> None:
+    while worker == 1 and not path.exists():
+        time.sleep(0.01)
 
 
 def test_indexing_says_what_to_do(make_shards):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import re
 import signal
@@ -11,7 +12,9 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+from forked import in_child
 from leftovers import Leftovers
 from programs import load_kernel
 from with_torch import needs_torch
@@ -255,3 +258,35 @@ foreign[0]
         done = run("_mapped", prefix + code, path)
         assert done.returncode == -signal.SIGBUS
         assert ("Fatal Python error: Bus error" in done.stderr) == bool(prefix)
+
+
+@pytest.mark.parametrize("module", ["_mapped", "_mapped_py"])
+def test_a_word_is_replaced_if_it_is_as_expected(module):
+    replace_word = load_kernel(f"tarshards.storage.{module}").replace_word
+    words = np.array([5, -1, 1 << 62])
+    assert not replace_word(words, 1, 5, 7)
+    assert replace_word(words, 1, -1, -(1 << 63))
+    assert replace_word(words, 2, 1 << 62, 0)
+    assert words.tolist() == [5, -(1 << 63), 0]
+    for number in (-1, 3, 1 << 60):
+        with pytest.raises(IndexError, match=f"word {number}"):
+            replace_word(words, number, 5, 6)
+    with pytest.raises(TypeError):
+        replace_word(bytes(8), 0, 0, 1)
+
+
+@pytest.mark.forks
+def test_processes_replace_a_word_one_after_the_other():
+    replace_word = load_kernel("tarshards.storage._mapped").replace_word
+    word = np.frombuffer(mmap.mmap(-1, 8), np.int64)
+
+    def count() -> bool:
+        done = 0
+        while done < 2000:
+            before = int(word[0])
+            done += replace_word(word, 0, before, before + 1)
+        return True
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(in_child, [count] * 3)) == [0, 0, 0]
+    assert word[0] == 6000

@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, WorldError
+from tarshards.storage.ranges import replace_word
 from tarshards.stream.op import BoundOp
 from tarshards.stream.shard_options import ShardOptions, takes
 from tarshards.stream.sources import Progress, open_shards
@@ -31,7 +32,7 @@ class TorchStream(Stream, IterableDataset):
         is_spawning = get_spawning_popen() is not None
         if is_spawning:
             self._refuse_second_sharding()
-        return {**self.__dict__, "_progress": None, "_spawned_by": (os.getpid(), self.world) if is_spawning else None}
+        return super().__getstate__() | {"_spawned_by": (os.getpid(), self.world) if is_spawning else None}
 
     def __iter__(self) -> Iterator[Any]:
         self._refuse_second_sharding()
@@ -53,7 +54,7 @@ class TorchStream(Stream, IterableDataset):
         if ranks is None and self._spawned_by is not None and parent is not None and parent.pid == self._spawned_by[0]:
             ranks = self._spawned_by[1]  # a spawned worker has no process group
         here = World.detect(ranks)
-        if here.seed is None:
+        if here.iterator is None:
             return self._world or World.detect()
         if self._world is not None and self._world.num_workers > 1:
             raise WorldError("world= names a worker, and the DataLoader has workers of its own")
@@ -146,65 +147,69 @@ def torch_iterable(stream: Stream, *, world: World | None = None) -> TorchStream
 class SharedEpochCounter(EpochCounter):
     """Counts the epochs of one dataset over all its copies in worker processes.
 
-    A table in shared memory records, for each of the last epochs, for which pass over a DataLoader each worker began
-    it. A worker that begins a pass joins the first epoch that others have begun for this pass and it has not; otherwise
-    it begins the next one. Workers that begin at the same time get the same result, so no lock is needed: an entry is
-    one 64-bit word, epoch + 1 in the high bits and the pass in the low bits. The last word is the first epoch.
+    A ring of words in shared memory has the last passes in the order in which they began. The first worker of a pass
+    that begins it adds a word, and the others find it there. They know the pass by the iterator that they belong to,
+    and by how many passes they have begun for it. A word has a bit that changes with each turn of the ring, the number
+    of the epoch after the pass, and the pass, or 0 if nobody will look for it. A word is only written over the one that
+    was read there, so all processes have the same order, however they interleave.
     """
 
-    EPOCHS, WORKERS, PASS_BITS = 8, 256, 40
+    PASSES, TURN, EPOCH_BITS, PASS_BITS = 1024, 62, 30, 32
 
     def __init__(self, epoch: int = 0):
         # An anonymous mapping, which forked children inherit; torch shares it when a copy is sent to another process.
-        self._words = torch.frombuffer(mmap(-1, 8 * (self.EPOCHS * self.WORKERS + 1)), dtype=torch.int64)
-        self._words[-1] = epoch
-        self._passes = 0
-
-    @property
-    def _table(self) -> np.ndarray:
-        return self._words.numpy()[:-1].reshape(self.EPOCHS, self.WORKERS)
+        self._words = torch.frombuffer(mmap(-1, 8 * self.PASSES), dtype=torch.int64)
+        self._words[0] = 1 << self.TURN
+        self._begun = 0  # passes, by this worker
+        self.set(epoch)
 
     def begin(self, world: World, epoch: int | None = None) -> int:
         """Return the epoch that begins now in this worker, the same for all workers of one pass; or *epoch*."""
-        if world.worker >= self.WORKERS:
-            raise WorldError(f"worker {world.worker}: there can be {self.WORKERS} at most")
-        if epoch is not None and epoch >= 1 << (62 - self.PASS_BITS):
-            raise StateError(
-                f"the state has epoch {epoch}, and workers share numbers below {1 << (62 - self.PASS_BITS)}"
-            )
-        self._passes += 1
-        mask = (1 << self.PASS_BITS) - 1
-        this_pass = hash((world.seed, self._passes, os.urandom(8) if world.seed is None else 0)) & mask
-        table = self._snapshot()
-        rows, workers = np.nonzero((table != 0) & (table & mask == this_pass))
-        epochs = (table[rows, workers] >> self.PASS_BITS) - 1
-        own = epochs[workers == world.worker].max(initial=-1)
-        if epoch is None:
-            epoch = int(epochs[epochs > own].min(initial=self._next(table)))
-        else:  # later epochs that other passes have begun are invalid
-            self._table[(table >> self.PASS_BITS > epoch) & (table & mask != this_pass)] = 0
-        self._table[epoch % self.EPOCHS, world.worker] = (epoch + 1) << self.PASS_BITS | this_pass
-        return epoch
+        this_pass = 0
+        if world.iterator is not None:
+            self._begun += 1
+            this_pass = 1 + hash((world.iterator, self._begun)) % ((1 << self.PASS_BITS) - 1)
+        while True:
+            words, last = self._read()
+            if this_pass:
+                epochs = self._after(words[words & (1 << self.PASS_BITS) - 1 == this_pass]) - 1
+                if len(found := epochs if epoch is None else epochs[epochs == epoch]):
+                    return int(found[0])
+            begun = int(self._after(words[last])) if epoch is None else epoch
+            if self._add(words, last, begun + 1, this_pass):
+                return begun
 
-    def _snapshot(self) -> np.ndarray:
-        """Return a consistent snapshot of the table: concurrent writes must not be seen partially."""
-        earlier, table = None, self._table.copy()
-        while earlier is None or (table != earlier).any():
-            earlier, table = table, self._table.copy()
-        return table
+    def _read(self) -> tuple[np.ndarray, int]:
+        """Return the words, and where the last one is.
 
-    def _next(self, table: np.ndarray) -> int:
-        return int(table.max() >> self.PASS_BITS or self._words[-1])
+        Of those written meanwhile some may be missing; ``_add`` then fails, as the place of the first is taken.
+        """
+        words = self._words.numpy().copy()
+        turns = words >> self.TURN
+        return words, (int((turns != turns[0]).argmax()) or self.PASSES) - 1
+
+    def _after(self, words: Any) -> Any:
+        """Return the numbers of the epochs after the passes of *words*."""
+        return words >> self.PASS_BITS & (1 << self.EPOCH_BITS) - 1
+
+    def _add(self, words: np.ndarray, last: int, after: int, this_pass: int) -> bool:
+        """Add a word to those that were read; return False if another process has added one meanwhile."""
+        if after >> self.EPOCH_BITS:
+            raise StateError(f"epoch {after - 1}: workers share numbers below {(1 << self.EPOCH_BITS) - 1}")
+        place, turn = (last + 1) % self.PASSES, int(words[last]) >> self.TURN
+        word = (turn ^ (place == 0)) << self.TURN | after << self.PASS_BITS | this_pass
+        return replace_word(self._words.numpy(), place, int(words[place]), word)
 
     @property
     def next(self) -> int:
         """The epoch that would begin now."""
-        return self._next(self._table)
+        words, last = self._read()
+        return int(self._after(words[last]))
 
     def set(self, epoch: int) -> None:
         """Set the next epoch, also in persistent workers."""
-        self._words.zero_()
-        self._words[-1] = epoch
+        while not self._add(*self._read(), epoch, 0):
+            pass
 
     def copy(self) -> SharedEpochCounter:
         """Return an independent counter that continues from here."""
@@ -212,4 +217,5 @@ class SharedEpochCounter(EpochCounter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._words.share_memory_()  # shares again a copy that came by value; shared memory stays shared
+        if not self._words.is_shared():  # a copy that came by value, and is independent
+            self.__init__(self.next)  # type: ignore[misc]
