@@ -6,7 +6,7 @@ import copy
 import os
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -79,14 +79,17 @@ class RemoteLoader(ResumableLoader):
         self._local = loader_of(spec)
         self.passes: Passes = self._local.passes
         self._prefetch = None if prefetch is None else whole_number("prefetch", prefetch, 1)
-        self._feeders = Feeders(
-            feeders,
+        self._connect = partial(
+            Feeders,
+            feeders if isinstance(feeders, str) else list(feeders),
             identity(spec, self._local),
             keys=None if keys is None else os.fspath(keys),
             encrypted=encrypted,
             patience=patience,
             timeout=timeout,
         )
+        self._connected = [self._connect()]
+        self._idle = [*self._connected]  # those of no pass: for feeders, each is a consumer, which has one at a time
 
     def make_batches(self, this: Pass) -> Generator[Any, None, None]:
         return self._local.finished(self._fed(this))
@@ -100,15 +103,28 @@ class RemoteLoader(ResumableLoader):
         left_out = maker.left_out(plan, rank)
         loop = source.loop(plan, this.world, shares, whole=this.state is None, left_out=left_out)
         request = {"epoch": this.epoch, "state": this.state, "rank": rank, "ranks": plan.ranks}
-        self._feeders.connect()
         group = -(-plan.block_and_reach[1] // (maker.size * plan.ranks))
-        delivery = Delivery(self._feeders, uuid4().hex, request, len(shares), window=self._prefetch, group=group)
-        try:
-            with closing(loop.run(partial(self._receive, delivery))) as batches:
-                yield from batches
-        finally:
-            delivery.leave()
+        with self._feeders() as feeders:
+            delivery = Delivery(feeders, uuid4().hex, request, len(shares), window=self._prefetch, group=group)
+            try:
+                with closing(loop.run(partial(self._receive, delivery))) as batches:
+                    yield from batches
+            finally:
+                delivery.leave()
         self.ledger.audit([loop.tally])
+
+    @contextmanager
+    def _feeders(self) -> Iterator[Feeders]:
+        """Connect to the feeders for a pass, besides the other passes that are alive."""
+        if not self._idle:
+            self._connected.append(self._connect())
+            self._idle.append(self._connected[-1])
+        feeders = self._idle.pop()
+        try:
+            feeders.connect()
+            yield feeders
+        finally:
+            self._idle.append(feeders)
 
     def _receive(self, delivery: Delivery, parts: Iterable[Part]) -> Iterator[Any]:
         """Yield the batches of *parts* as they are delivered, and count their samples."""
@@ -130,7 +146,8 @@ class RemoteLoader(ResumableLoader):
 
     def close(self) -> None:
         """Close the connections to the feeders."""
-        self._feeders.close()
+        for feeders in self._connected:
+            feeders.close()
 
 
 class _ReadElsewhere:

@@ -242,7 +242,7 @@ def test_a_batch_that_one_feeder_cannot_read_waits_for_another_that_comes_late(m
 
     thread = threading.Timer(0.5, begin)
     with fed("arrays", threads=1) as early:
-        addresses = [*early._feeders._names, f"tcp://127.0.0.1:{port}"]
+        addresses = [*early._connected[0]._names, f"tcp://127.0.0.1:{port}"]
         loader = RemoteLoader("feed_specs:arrays", addresses, timeout=20)
         thread.start()
         assert batches(loader) == expected
@@ -273,7 +273,7 @@ def test_messages_of_others_do_not_end_a_feeder():
 
     expected = batches(feed_specs.arrays())
     with fed("arrays") as loader, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        address = next(iter(loader._feeders._names))
+        address = next(iter(loader._connected[0]._names))
         dealer.connect(address)
         for frames in ([b""], [b"\xc1"], [b"x", b"y"], [b"\x81\xa4kind\xa4make"], [b"\x80"]):
             dealer.send_multipart(frames)
@@ -285,7 +285,7 @@ def test_at_most_prefetch_batches_are_made_ahead():
         iterator = iter(loader)
         next(iterator)
         threading.Event().wait(0.5)
-        made = ask_status(loader._feeders._names, keys=None, encrypted=True)
+        made = ask_status(loader._connected[0]._names, keys=None, encrypted=True)
         assert sum(words["batches"] for words in made.values()) <= 4
         iterator.close()
 
@@ -293,7 +293,7 @@ def test_at_most_prefetch_batches_are_made_ahead():
 def test_status_says_who_waits():
     with fed("slow") as loader:
         list(loader)
-        (words,) = ask_status(loader._feeders._names, keys=None, encrypted=True).values()
+        (words,) = ask_status(loader._connected[0]._names, keys=None, encrypted=True).values()
         assert words["batches"] == len(loader)
         assert 0 < words["making"] <= 1
         assert words["queued"] == 0
@@ -303,7 +303,7 @@ def test_status_says_who_waits():
 
 def test_names_are_looked_up(monkeypatch):
     with fed("arrays") as running:
-        port = running._feeders._names[0].rpartition(":")[2]
+        port = running._connected[0]._names[0].rpartition(":")[2]
         loader = RemoteLoader("feed_specs:arrays", f"dns:127.0.0.1:{port}", encrypted=False, timeout=20)
         assert len(batches(loader)) == len(loader)
         loader.close()
