@@ -88,7 +88,9 @@ class Passes:
         if self.steps is None and isinstance(self.stream.source, ShardSource):
             self.stream.source.check_steps(this.world.world_size)
         self._resumed, self.has_jumped = None, False
-        self.stream.epochs.begin(World(), this.epoch if this.state else None)
+        epoch = self.stream.epochs.begin(World(), this.epoch if this.state else None)
+        if epoch != this.epoch:  # a pass in another thread has begun meanwhile
+            this = self._fresh(epoch)
         if this.state and self._announced is not None:
             self._ahead = this.epoch - self._announced
         this.delivered = this.passed
@@ -259,10 +261,14 @@ class Passes:
         """Return the pass that would begin now."""
         world, state = self.world, self._resumed
         if state is None:
-            epoch = self.stream.epochs.next
-            return Pass(epoch, world, self.maker.plan(epoch, world.world_size))
+            return self._fresh(self.stream.epochs.next)
         plan = self.maker.plan(state["epoch"], world.world_size, state)
         return Pass(state["epoch"], world, plan, state, 0 if plan is None else self._before(plan, state))
+
+    def _fresh(self, epoch: int) -> Pass:
+        """Return a pass over a whole epoch."""
+        world = self.world
+        return Pass(epoch, world, self.maker.plan(epoch, world.world_size))
 
     def _before(self, plan: PlannedEpoch, state: Mapping[str, Any]) -> int:
         """Return the number of batches before *state*; if an earlier release did not save it, compute it."""

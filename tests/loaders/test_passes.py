@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import pytest
@@ -102,6 +102,25 @@ def test_an_epoch_of_a_stream_begins_when_its_first_sample_is_asked_for(make_sha
         assert stream.state_dict()["epoch"] == expected.state_dict()["epoch"]
         assert list(stream) == list(expected)
         iter(expected)
+
+
+@every_loader
+def test_passes_that_begin_at_once_are_of_different_epochs(data, make):
+    """The second one begins while the first is looking up its plan."""
+    dataset = data()
+    one, other = make(dataset), make(dataset)
+    plan, batches = one.passes.maker.plan, []
+
+    def plan_late(*args):
+        one.passes.maker.plan = plan
+        batches.append(next(other_batches))
+        return plan(*args)
+
+    one.passes.maker.plan, other_batches = plan_late, iter(other)
+    epochs = [classes(one), classes([*batches, *other_batches])]
+    assert epochs[0] != epochs[1]
+    assert [sorted(chain.from_iterable(each)) for each in epochs] == [list(range(100))] * 2
+    assert one.state_dict()["epoch"] == 2
 
 
 @every_loader
