@@ -143,8 +143,10 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         if this.plan is not None and isinstance(self._batches.maker, FieldsBatchMaker):
             self._batches.maker.open()  # once, for all workers
         order = _PassOrder(this.epoch, this.state, this.world.rank, this.world.world_size)
-        with self._batches.ordered(order, this.plan, self._arenas) as arenas:
-            messages = DataLoader.__iter__(self)
+        own = self._apart() if self._batches.is_taken else self
+        with own._batches.ordered(order, this.plan, own._arenas) as arenas:
+            messages = DataLoader.__iter__(own)
+        own._batches.is_taken = own.persistent_workers
         all_made = messages if arenas is None else arenas.receive(messages)
         tallies, replayed, arrived = [], this.passed, Tally()
         try:
@@ -166,11 +168,20 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
             if replayed:
                 check_replayed(this.last, None)
         finally:
+            own._batches.is_taken = False
             self.ledger.add(arrived)
         if this.plan is not None and len(tallies) < max(1, self.num_workers):
             raise AuditError(f"only {len(tallies)} of {self.num_workers} workers reported what they read")
         if this.plan is not None:
             self.ledger.audit([*tallies, arrived])
+
+    def _apart(self) -> ShardLoader:
+        """Return a loader with workers of its own, for a pass that begins while another one has the persistent ones."""
+        other = copy.copy(self)
+        batches = other._batches = copy.copy(self._batches)
+        batches._mailbox, batches._arenas, batches.is_taken = None, None, False
+        vars(other).update(dataset=batches, persistent_workers=False, _iterator=None)  # torch refuses to set them
+        return other
 
     def _arenas(self) -> Arenas | None:
         """Return shared memory for the workers; without a plan each batch waits for the next before it is delivered."""
@@ -313,6 +324,7 @@ class _Batches(IterableDataset[Any]):
         self.made_of = made_of  # the loader's arguments
         self._order: _PassOrder | None = None
         self._arenas: Arenas | None = None  # of workers that begin now, or persist
+        self.is_taken = False  # whether a pass that is alive has the workers that persist
         # Persistent workers have a copy of this from their start; each pass's order reaches them in shared memory.
         self._mailbox = torch.zeros(MAILBOX, dtype=torch.uint8).share_memory_() if persistent else None
 
