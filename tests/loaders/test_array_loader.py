@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from functools import partial
-from itertools import count, islice
+from itertools import count, islice, zip_longest
 
 import numpy as np
 import pytest
@@ -96,7 +96,14 @@ def augmented(urls, size=32, **options) -> ArrayLoader:
 
 def frozen(batch) -> dict:
     """The bytes of a batch."""
-    return {field: value.tobytes() if isinstance(value, np.ndarray) else list(value) for field, value in batch.items()}
+    return {
+        field: value.tobytes() if isinstance(value, np.ndarray) else [frozen_or_key(each) for each in value]
+        for field, value in batch.items()
+    }
+
+
+def frozen_or_key(value: np.ndarray | str) -> bytes | str:
+    return value if isinstance(value, str) else value.tobytes()
 
 
 def labels(batches) -> list[int]:
@@ -369,6 +376,46 @@ def test_reused_buffers_stay_until_the_next_but_one_is_asked_for(urls):
             last = batch, frozen(batch)
             addresses.add(batch["x.npy"].__array_interface__["data"][0])
     assert len(addresses) == 6
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_live_passes_reuse_their_own_buffers(tmp_path, index):
+    urls = write(tmp_path, (sample(i, txt=b"t" * i) for i in range(SAMPLES)), index=index)
+    options: dict = {"fields": FIELDS | {"txt": read_ragged()}, "index": index}
+    expected = [
+        [frozen(batch) for batch in epoch] for plain in [loader(urls, 16, **options)] for epoch in (plain, plain)
+    ]
+    loading, addresses = loader(urls, 16, options={"reuse": True}, **options), set()
+    for turn in range(3):
+        loading.set_epoch(0)
+        passes = [[], []]
+        for batches in zip_longest(loading, loading):
+            for own, batch in zip(passes, batches):
+                if batch is not None:
+                    own.append(frozen(batch))
+                    addresses.add(address(batch["x.npy"]))
+        assert passes == expected, turn
+    assert len(addresses) <= 2 * (6 if index else 7), "the memory of passes that have ended is used again"
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("taken", [1, 2, 5])
+def test_the_last_batches_of_a_pass_that_was_left_stay_until_the_next_but_one(tmp_path, index, taken):
+    urls = write(tmp_path, (sample(i) for i in range(SAMPLES)), index=index)
+    loading = loader(urls, 16, index=index, options={"reuse": True})
+    addresses = set()
+    for _ in range(4):
+        left, last = iter(loading), []
+        for batch in islice(left, taken):
+            last = [*last[-1:], batch]
+            addresses.add(address(batch["x.npy"]))
+        left.close()
+        before = list(map(frozen, last))
+        following = iter(loading)
+        next(following)
+        following.close()
+        assert list(map(frozen, last[-1:])) == before[-1:], "one batch was requested after it"
+    assert len(addresses) <= (6 if index else 7)
 
 
 def address(array) -> int:

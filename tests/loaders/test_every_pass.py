@@ -94,10 +94,6 @@ def arrays(data: Any, *_: Any) -> Any:
     return ArrayLoader(data, 5, fields={"cls": readers.integer()})
 
 
-def reused_arrays(data: Any, *_: Any) -> Any:
-    return ArrayLoader(data, 5, fields={"cls": readers.integer()}, reuse=True)
-
-
 def dali_loader(data: Any, *_: Any) -> Any:
     from tarshards import dali
 

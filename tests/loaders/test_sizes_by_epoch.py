@@ -132,3 +132,12 @@ def test_a_bare_module_is_an_error_that_says_how(folder):
     dataset = Stream.from_shards(str(folder / "i-*.tar"))
     with pytest.raises(TypeError, match=r"partial\(augment\.module, field="):
         ArrayLoader(dataset, 4, fields={"cls": readers.integer()}, transforms=[torch.nn.Identity()])
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("make", [in_threads, here, in_processes])
+def test_sizes_follow_the_epochs_of_two_live_passes(folder, make, index):
+    urls = str(folder / "i-*.tar")
+    loader = make(urls, fields_of("jpg"), index=index)
+    for one, other in zip(loader, loader):
+        assert (one["image"].shape[1:3], other["image"].shape[1:3]) == ((16, 16), (24, 24))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
 
 from tarshards.epoch.loop import Part
-from tarshards.epoch.permutations import hash_of
 from tarshards.errors import TarshardsError, shortened
 from tarshards.index.mapped_fields import BatchKeys, Failures, LocatedFields
 from tarshards.index.memory import Payloads
@@ -37,12 +35,6 @@ class FieldsBatchMaker(ArrayBatchMaker):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.assembler.open_by_names()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"numbers": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, numbers=count())
 
     def _map(self) -> None:
         return None
@@ -86,10 +78,9 @@ class FieldsBatchMaker(ArrayBatchMaker):
 
     def collated(self, samples: list[Any], epoch: int) -> tuple[dict[str, Any], Tally | None]:
         """Return the batch of *samples* that no plan numbers, and what was left out of it."""
-        self.assembler.at(epoch)
-        located, key = self._find(samples, np.empty(0, np.uint64)), hash_of(self.stream.source.seed, epoch)
+        located = self._find(samples, np.empty(0, np.uint64))
         located.numbers = np.array([number_of(key) for key in located.fields.keys], np.uint64)
-        assembled = self.assembler.assemble(lambda: located, key, next(self.numbers))
+        assembled = self.assemble(lambda: located, epoch)
         self.report(assembled)
         return assembled.batch, Tally(failed=len(assembled.failures)) if assembled.failures else None
 

@@ -93,7 +93,7 @@ class ArrayBatchMaker(BatchMaker):
             raise TypeError(f"transforms= takes a list of functions (batch, rng), not {shortened(transforms)}")
         self.assembler: Assembler = Assembler(fields, transforms, size, kept, ring)
         self.mapped: MappedFields | None = None
-        self.numbers: count[int] = count()  # of the batches, over all epochs
+        self._idle: list[Assembler] = []  # those of passes that have ended
         self._is_open = False
         self.pack(packing)
 
@@ -161,13 +161,33 @@ class ArrayBatchMaker(BatchMaker):
     def read(self, part: Part, epoch: int) -> dict[str, Any]:
         if not self._is_open or self.mapped is not None:
             self.open()
-        self.assembler.at(epoch)
-        key = hash_of(self.stream.source.seed, epoch)
         located, substitution = partial(self.locate, part), self.substitution(part)
-        assembled = self.assembler.assemble(located, key, next(self.numbers), substitution)
+        assembled = self.assemble(located, epoch, substitution)
         self.count(part, assembled.failures)
         self.report(assembled)
         return self.packed(assembled.batch)
+
+    def assemble(
+        self, locate: Callable[[], LocatedSamples], epoch: int, substitution: Substitution | None = None
+    ) -> AssembledBatch:
+        """Assemble the next batch, of the samples of an epoch that *locate* returns."""
+        assembler = self.assembler = self.assembler.at(epoch)
+        assembler.number += 1
+        key = hash_of(self.stream.source.seed, epoch)
+        return assembler.assemble(locate, key, assembler.number - 1, substitution)
+
+    @contextmanager
+    def pass_of(self, epoch: int) -> Iterator[Assembler]:
+        """Make a pass over an *epoch* by an assembler that no other live pass has: that of one that has ended."""
+        try:
+            assembler = self._idle.pop()
+        except IndexError:
+            assembler = self.assembler.for_a_pass()
+        assembler = assembler.at(epoch)
+        try:
+            yield assembler
+        finally:
+            self._idle.append(assembler)
 
     def packed(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return *batch* with the values of ragged fields as packed rows, if there is packing into rows."""
@@ -277,7 +297,6 @@ class ArrayLoader(ResumableLoader):
         def __iter__(self) -> Iterator[dict[str, Any]]: ...
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
-        self.maker.assembler.at(this.epoch)
         return self.finished(self._streamed(this) if this.plan is None else self._planned(this, this.plan))
 
     def finished(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
@@ -295,9 +314,10 @@ class ArrayLoader(ResumableLoader):
         if len(plan):
             maker.open()
         mapped = maker.mapped
-        parts = self._located(loop, TOGETHER_QUICK if maker.assembler.is_quick else TOGETHER) if mapped else None
-        with closing(loop.run(partial(self._read, this), parts)) as batches:
-            yield from batches
+        with maker.pass_of(this.epoch) as assembler:
+            parts = self._located(loop, TOGETHER_QUICK if assembler.is_quick else TOGETHER) if mapped else None
+            with closing(loop.run(partial(self._read, this, assembler), parts)) as batches:
+                yield from batches
         for error in mapped.changes() if mapped else ():
             self.ledger(error)
         self.ledger.audit([loop.tally])
@@ -312,7 +332,7 @@ class ArrayLoader(ResumableLoader):
             for begin, end in pairwise(shares.bounds(loop.plan.sizes)):
                 yield LocatedPart(together, samples, begin, end)
 
-    def _read(self, this: Pass, parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
+    def _read(self, this: Pass, assembler: Assembler, parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
         """Yield the batches of *parts*, which threads make ahead."""
         ahead: deque[Part] = deque()
         mapped = self.maker.mapped
@@ -324,14 +344,18 @@ class ArrayLoader(ResumableLoader):
                 ahead.append(part)
                 yield partial(self.maker.locate, part), self.maker.substitution(part)
 
-        with closing(self._in_order(locates(), this)) as results:
+        with closing(self._in_order(locates(), this, assembler)) as results:
             for assembled in results:
                 self.maker.count(ahead.popleft(), assembled.failures)
+                assembler.number += 1
                 yield self.maker.packed(assembled.batch)
                 del assembled
 
     def _streamed(self, this: Pass) -> Generator[dict[str, Any], None, None]:
-        assembler = self.maker.assembler
+        with self.maker.pass_of(this.epoch) as assembler:
+            yield from self._read_in_turn(this, assembler)
+
+    def _read_in_turn(self, this: Pass, assembler: Assembler) -> Generator[dict[str, Any], None, None]:
         source = self.maker.stream.source
         samples = source.iterate(Progress(this.epoch, this.world, version=version_of(this.state, source)))
         read, failed, delivered, discarded = Count(), 0, 0, 0
@@ -354,7 +378,7 @@ class ArrayLoader(ResumableLoader):
 
         with ThreadPoolExecutor(1, "tarshards-read") as thread:
             try:
-                with closing(self._in_order(locates(thread), this)) as results:
+                with closing(self._in_order(locates(thread), this, assembler)) as results:
                     for number, assembled in enumerate(results):
                         if not len(assembled.samples):
                             check_replayed(this.last if number < this.passed else None, None)
@@ -368,6 +392,7 @@ class ArrayLoader(ResumableLoader):
                         elif number == this.passed - 1:
                             check_replayed(this.last, assembled.batch)
                         delivered += len(assembled.samples) - len(assembled.failures)  # a batch waits for the next
+                        assembler.number += 1
             finally:
                 thread.shutdown(cancel_futures=True)
                 samples.close()
@@ -375,9 +400,11 @@ class ArrayLoader(ResumableLoader):
                 self.ledger.count(failed=failed, discarded=discarded, in_flight=in_flight)
                 self.ledger.report()
 
-    def _in_order(self, locates: Iterator[Locate], this: Pass) -> Generator[AssembledBatch, None, None]:
+    def _in_order(
+        self, locates: Iterator[Locate], this: Pass, assembler: Assembler
+    ) -> Generator[AssembledBatch, None, None]:
         """Assemble batches by threads, some ahead; yield them in order, their failures having gone to the ledger."""
-        assembler, numbers = self.maker.assembler, self.maker.numbers
+        numbers = count(assembler.number)
         key = hash_of(self.maker.stream.source.seed, this.epoch)
         first = list(islice(locates, 1))  # after which it is known whether batches are quick
         threads = 0 if self.threads is None and assembler.is_quick else self.threads

@@ -114,7 +114,10 @@ class AssembledBatch:
 
 
 class Assembler:
-    """Assembles batches of up to *size* samples of *fields*; see ``Memory`` for *kept* and *ring*."""
+    """Assembles batches of up to *size* samples of *fields*; see ``Memory`` for *kept* and *ring*.
+
+    *number* is that of the next batch to deliver: its buffers of a ring come after those of the batches before it.
+    """
 
     def __init__(self, fields: Mapping[str, Any], transforms: Iterable[Transform], size: int, kept: int, ring: bool):
         self.terms: list[Term] = [_term(name) for name in fields]
@@ -130,6 +133,9 @@ class Assembler:
                 cure = "partial(augment.module, field='jpg', module=...) applies a module of torch to a field"
                 raise TypeError(f"transforms= takes functions (batch, rng); {cure}")
         self.memory: Any = Memory(len(fields), size, kept, ring)
+        self.number: int = 0
+        self._origin: Assembler | None = None  # which opens the readers of this one, of a pass over an epoch
+        self._epoch = 0
         self._opening = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -155,6 +161,12 @@ class Assembler:
 
         Returns what failed before it.
         """
+        if self._origin is not None:
+            failures = self._origin.open(samples)
+            if self._origin.is_open:
+                self.readers = [reader.at(self._epoch) for reader in self._origin.readers]
+                self.is_open = True
+            return failures
         failures = dict(samples.fields.check())
         with self._opening:
             for row in range(0 if self.is_open else len(samples)):
@@ -176,12 +188,22 @@ class Assembler:
                     break
         return failures
 
-    def at(self, epoch: int) -> None:
-        """Make the batches of this *epoch* from now on: readers may make images of another size."""
-        readers = [reader.at(epoch) for reader in self.readers]
+    def for_a_pass(self) -> Assembler:
+        """Return an assembler with memory of its own, for a pass beside others; both have the same readers."""
+        own = copy.copy(self)
+        own.memory, own.number, own._origin = copy.copy(self.memory), 0, self  # a copy of a Memory has no buffers
+        return own
+
+    def at(self, epoch: int) -> Assembler:
+        """Return the assembler of batches of this *epoch*: another one if readers make images of another size."""
+        opened = self if self._origin is None or self.is_open else self._origin
+        own, readers = self, [reader.at(epoch) for reader in opened.readers]
         if any(now is not before for now, before in zip(readers, self.readers)):
-            self.readers = readers
-            self.memory = copy.copy(self.memory)  # a copy of a Memory has no buffers
+            own = copy.copy(self)
+            own.readers, own.is_open, own.memory = readers, opened.is_open, copy.copy(self.memory)
+        if own._origin is not None:
+            own._epoch = epoch
+        return own
 
     def assemble(
         self,

@@ -180,7 +180,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         other = copy.copy(self)
         batches = other._batches = copy.copy(self._batches)
         batches._mailbox, batches._arenas, batches.is_taken = None, None, False
-        vars(other).update(dataset=batches, persistent_workers=False, _iterator=None)  # torch refuses to set them
+        other.__dict__.update(dataset=batches, persistent_workers=False, _iterator=None)  # torch refuses to set them
         return other
 
     def _arenas(self) -> Arenas | None:
