@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy, deepcopy
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -394,6 +394,43 @@ def test_a_worker_that_begins_late_joins_its_pass(make_shards, tmp_path, method)
 def _wait_for(path, worker: int) -> None:
     while worker == 1 and not path.exists():
         time.sleep(0.01)
+
+
+WHOLE = [(103, 0, False), (103, 1, False), (96, 3, False), (96, 3, True), (103, 3, True)]
+LESS = [(103, 2, False), (103, 3, False), (7, 2, False), (104, 2, False), (104, 2, True)]
+
+
+@pytest.mark.parametrize(("count", "workers", "drop_last"), WHOLE + LESS)
+def test_a_length_that_a_dataloader_does_not_keep(make_uneven, caplog, count, workers, drop_last):
+    """A trainer takes as many batches as the length says; a ShardLoader has them, and all samples are in them."""
+    dataset = ShardDataset(make_uneven([count])).map(_class)
+    options: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
+    options |= {"batch_size": 8, "num_workers": workers, "drop_last": drop_last}
+    expected = count // 8 * 8 if drop_last else count
+    with caplog.at_level("WARNING", "tarshards"):
+        taken = {make: _taken(make(dataset, **options)) for make in (DataLoader, ShardLoader)}
+    assert taken[ShardLoader] == expected
+    is_less = (count, workers, drop_last) in LESS
+    assert (taken[DataLoader] < expected) == is_less
+    said = [record.getMessage() for record in caplog.records]
+    assert [f"use ShardLoader(dataset, 8, num_workers={workers})" in words for words in said] == [True] * is_less
+
+
+def _taken(loader) -> int:
+    """The samples that a trainer takes that asks for the length first."""
+    lengths = {len(loader) for _ in range(3)}
+    return sum(len(batch) for batch in islice(loader, *lengths))
+
+
+def _class(sample) -> int:
+    return int(sample["cls"])
+
+
+def test_a_length_of_which_nothing_is_to_be_said(make_uneven, caplog):
+    dataset = ShardDataset(make_uneven([103]))
+    assert [len(dataset), len(DataLoader(dataset, None, num_workers=2)), len(ShardLoader(dataset, 8))] == [103, 103, 13]
+    next(iter(DataLoader(dataset, 8, num_workers=2, collate_fn=list)))
+    assert not caplog.records
 
 
 def test_indexing_says_what_to_do(make_shards):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, WorldError
@@ -22,11 +23,14 @@ from tarshards.stream.shard_options import ShardOptions, takes
 from tarshards.stream.sources import Progress, open_shards
 from tarshards.stream.stream import EpochCounter, Stream, check_dataset
 
+log: logging.Logger = logging.getLogger("tarshards")
+
 
 class TorchStream(Stream, IterableDataset):
     """A ``Stream`` that torch's DataLoader takes; ranks and the DataLoader's workers each read their own part."""
 
     _spawned_by: tuple[int, World] | None = None
+    _has_warned = False  # of a length that its DataLoader does not have
 
     def __getstate__(self) -> dict[str, Any]:
         is_spawning = get_spawning_popen() is not None
@@ -43,6 +47,26 @@ class TorchStream(Stream, IterableDataset):
         if self._world is None:
             progress.world.check_announced(progress.epoch)
         return progress
+
+    def __len__(self) -> int:
+        length = super().__len__()
+        loader = sys._getframe(1).f_locals.get("self")
+        if isinstance(loader, DataLoader) and loader.batch_size is not None and not self._has_warned:
+            self._warn_of_short_batches(loader, loader.batch_size, length)
+        return length
+
+    def _warn_of_short_batches(self, loader: DataLoader[Any], size: int, length: int) -> None:
+        """Log a warning, once, if the workers of *loader* make other than the batches that a trainer counts to."""
+        workers, over = loader.num_workers, 0 if loader.drop_last else size - 1
+        made = sum((len(range(worker, length, workers)) + over) // size for worker in range(workers))
+        if workers and made != (counted := (length + over) // size):
+            self._has_warned = True
+            log.warning(
+                "%d workers of a DataLoader make %d batches of this dataset, as each ends with a short one%s, and its "
+                "length is %d, where trainers stop: use ShardLoader(dataset, %d, num_workers=%d), which makes as many "
+                "as it says",
+                *(workers, made, " and drops it" if loader.drop_last else "", counted, size, workers),
+            )
 
     @property
     def is_bare(self) -> bool:
