@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from tarshards import IndexedShards, ShardDataset, ShardLoader, collate
 from tarshards.epoch.plan import Order
 from tarshards.errors import OpError
+from tarshards.index.memory import address_of
 from tarshards.loaders.torch.handover import LARGE, Arenas, Handed, Pickled
 
 pytestmark = [
@@ -150,6 +151,30 @@ def test_without_reuse_batches_are_writeable_and_ones_own():
     second = arenas.take(arenas.put(0, [np.full(9, 5.0), torch.full((9,), 5.0)]))
     assert [part.tolist() for part in first] == [[1.0] * 9] * 2
     assert [part.tolist() for part in second] == [[5.0] * 9] * 2
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_an_arena_is_not_used_again_while_its_arrays_are_referred_to(as_view):
+    """Such as by a transform, in the worker, that keeps one from a batch to the next."""
+    arenas = Arenas(1, 1)
+
+    def send(value: int) -> np.ndarray:
+        array = arenas.empty(0, (100,), np.dtype(np.int64))
+        array[:] = value
+        handed = arenas.put(0, {"x": array})
+        assert isinstance(handed, Handed)
+        assert arenas.take(handed)["x"].tolist() == [value] * 100
+        return array
+
+    kept = send(1)
+    if as_view:
+        kept = kept[10:20].view(np.uint8)
+    for value in range(2, 9):
+        assert not np.shares_memory(kept, send(value))
+    assert set(kept.view(np.int64).tolist()) == {1}
+    begin = address_of(kept) - (80 if as_view else 0)
+    del kept
+    assert begin in {address_of(send(value)) for value in range(2)}, "it is used again after that"
 
 
 def test_with_reuse_a_batch_is_valid_until_the_next_but_one():
