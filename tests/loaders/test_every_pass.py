@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import combinations, islice, product, zip_longest
 from typing import Any, NamedTuple
 
@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 from fed import fed
+from forked import run_in_threads
 from torch.utils.data import DataLoader
 
-from tarshards import ArrayLoader, ShardDataset, ShardLoader, Stream, mix, readers
+from tarshards import ArrayLoader, ShardDataset, ShardLoader, Stream, TarWriter, mix, readers
 from tarshards.index.build import build_index
 
 pytestmark = [
@@ -44,8 +45,6 @@ def keys(delivered: Iterable[Any]) -> list[str]:
 def shards(tmp_path_factory) -> Callable[[str], list[str]]:
     """Return a function that returns the shards of a dataset by its name; those of "bare" have no indexes."""
     folder = tmp_path_factory.mktemp("shards")
-    from tarshards import TarWriter
-
     for name in ("a", "b", "bare-a", "bare-b"):
         for shard in range(SHARDS):
             url = str(folder / f"{name}-{shard}.tar")
@@ -165,9 +164,7 @@ def copies(data: Any, load: Load) -> Passes:
 
 
 def in_threads(data: Any, load: Load) -> Passes:
-    loaders: list[Any] = [load(data), load(data, 3)]
-    with ThreadPoolExecutor(2) as threads:
-        return list(threads.map(keys, loaders))
+    return run_in_threads(*(partial(keys, load(data, workers)) for workers in (2, 3)))
 
 
 HOW = [

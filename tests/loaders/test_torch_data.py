@@ -10,7 +10,6 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy, deepcopy
 from functools import partial
 from itertools import islice, product
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed
+from forked import run_in_threads
 from soak import SOAK, rounds, some
 from torch.utils.data import DataLoader
 
@@ -366,8 +366,7 @@ def test_workers_know_their_iterator(persistent):
         options: dict[str, Any] = {"multiprocessing_context": context, "persistent_workers": persistent}
         return list(loader_of_two(Iterators(), generator=torch.Generator().manual_seed(0), **options))
 
-    with ThreadPoolExecutor(2) as threads:
-        one, other = (future.result() for future in [threads.submit(run) for _ in range(2)])
+    one, other = run_in_threads(run, run)
     assert len({iterator for iterator, _ in one}) == len({iterator for iterator, _ in other}) == 1
     assert one[0][0] != other[0][0]
     numbers = sorted([*one, *other], key=lambda each: each[1])
@@ -389,6 +388,17 @@ def test_a_worker_that_begins_late_joins_its_pass(make_shards, tmp_path, method)
     dataset.set_epoch(5)
     (tmp_path / "go").touch()
     assert sorted(classes([*begun, *outer])) == list(range(24))
+
+
+@pytest.mark.parametrize(("first", "second"), [("fork", "spawn"), ("spawn", "fork")])
+def test_workers_that_start_in_two_ways_at_once(make_shards, first, second):
+    dataset = ShardDataset(make_shards(8), shuffle=True)
+    passes = loader(dataset, 2, first, persistent_workers=True)
+    outer = iter(passes)
+    begun = [next(outer)]
+    assert sorted(classes(loader(dataset, 3, second))) == list(range(24))
+    assert sorted(classes([*begun, *outer])) == list(range(24))
+    assert sorted(classes(passes)) == list(range(24))
 
 
 def _wait_for(path, worker: int) -> None:
