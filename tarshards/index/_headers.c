@@ -29,7 +29,7 @@
 #define ROWS 64         /* comparing stops if a disk is read more than FEW_READS times for this many members */
 #define FEW_READS 2
 
-static Guarded guarded;
+static const Guard *guard;
 static PyObject *key_name, *url_name; /* "__key__", "__url__" */
 
 typedef struct {
@@ -46,6 +46,9 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Py_buffer sidecar;
+    PyObject *file; /* the Mapping that *sidecar* is of; NULL if it is bytes */
+    Py_ssize_t file_size;
+    Witness witness; /* of *file* */
     int64_t samples, members, shard_size, field_count;
     int64_t each; /* the number of members of every sample; 0 if it varies */
     int64_t keys, sample, field, offset, size;
@@ -58,6 +61,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Py_buffer shard;
+    Witness witness; /* of *shard* */
     MemberTable *table;
     int64_t low, begin, end;
     PyObject *url, *names; /* for read_samples: the URL of the shard, and the names of the fields; or NULL */
@@ -201,6 +205,9 @@ static Entry entry_of(const MemberTable *table, int64_t member) {
                    table->field_count == 1 ? 0 : (int64_t)number(bytes + table->field + 2 * member, 2)};
 }
 
+/* Return whether all bytes of a mapped sidecar are there, so that what was read of it is valid. */
+static int is_whole(const MemberTable *table) { return !table->file || guard->reaches(table->file, table->file_size); }
+
 /* Return an estimate of the number of a sample's first member. */
 static int64_t guess_first(const MemberTable *table, int64_t sample) {
     if (table->each) return sample * table->each;
@@ -261,6 +268,9 @@ static Text key_after(const MemberTable *table, int64_t sample, LastKey *last) {
 
 static Text key_of(const MemberTable *table, int64_t sample) { return key_after(table, sample, &(LastKey){0}); }
 
+/* How far a copy from a mapped file is: it may end at any byte, and is not valid if the file was not whole after it. */
+enum Stage { BEGUN, COPIED, VALID };
+
 /* The data of one sample that is copied from a sidecar, under the guard. */
 typedef struct {
     const MemberTable *table;
@@ -271,6 +281,7 @@ typedef struct {
     int64_t space;
     Entry *entries;             /* of the member before *begin*, then of those from *begin* to *end*; or NULL */
     int64_t most;               /* the most members from *begin* on that fit into *entries* */
+    volatile enum Stage stage;
 } LookUp;
 
 static void look_up(void *argument) {
@@ -283,9 +294,12 @@ static void look_up(void *argument) {
     if (up->end < up->begin) up->end = up->begin;
     up->key = key_of(table, up->sample);
     if (up->key.text && up->key.length <= up->space) memcpy(up->text, up->key.text, (size_t)up->key.length);
-    if (!up->entries) return;
-    up->entries[0] = up->begin ? entry_of(table, up->begin - 1) : (Entry){0, 0, 0};
-    for (int64_t i = up->begin; i < up->end && i - up->begin < up->most; i++) up->entries[1 + i - up->begin] = entry_of(table, i);
+    if (up->entries) {
+        up->entries[0] = up->begin ? entry_of(table, up->begin - 1) : (Entry){0, 0, 0};
+        for (int64_t i = up->begin; i < up->end && i - up->begin < up->most; i++) up->entries[1 + i - up->begin] = entry_of(table, i);
+    }
+    up->stage = COPIED;
+    if (is_unchanged(table->witness)) up->stage = VALID;
 }
 
 /* Look a sample up; return 0 with an exception set if that fails. If *text* or *entries* of the caller are too
@@ -294,7 +308,9 @@ static int find_sample(LookUp *up) {
     char *const text = up->text;
     Entry *const entries = up->entries;
     for (int tries = 0; tries < 3; tries++) {
-        if (guarded(look_up, up)) return PyErr_SetString(PyExc_OSError, SHRUNK), 0;
+        up->stage = BEGUN;
+        guard->run(look_up, up);
+        if (up->stage == BEGUN || (up->stage == COPIED && !is_whole(up->table))) return PyErr_SetString(PyExc_OSError, SHRUNK), 0;
         if (!up->key.text) return PyErr_SetString(PyExc_OSError, "the index was written to since it was opened"), 0;
         if (up->key.length <= up->space && (!entries || up->end - up->begin <= up->most)) return 1;
         if (up->key.length > up->space) {
@@ -402,6 +418,7 @@ typedef struct {
         char *target;
     } *copies;
     int64_t undecided; /* the first member that does not match; -1 if all were copied */
+    volatile enum Stage stage;
 } Copying;
 
 static void copy_members(void *argument) {
@@ -412,13 +429,28 @@ static void copy_members(void *argument) {
         if (each->member < copying->settled) continue;
         if (!matches(copying->members, each->member, key, each->entry, i && each[-1].member == each->member - 1)) {
             copying->undecided = each->member;
-            return;
+            break;
         }
     }
-    for (int64_t i = 0; i < copying->count; i++) {
+    for (int64_t i = 0; i < copying->count && copying->undecided < 0; i++) {
         const struct Copy *each = copying->copies + i;
         memcpy(each->target, at(copying->members, each->entry->offset), (size_t)each->entry->size);
     }
+    copying->stage = COPIED;
+    if (is_unchanged(copying->members->witness)) copying->stage = VALID;
+}
+
+/* Copy the members, if they match; return whether that failed since the shard has shrunk. */
+static int copy_checked(Copying *copying) {
+    const MappedMembers *self = copying->members;
+    guard->run(copy_members, copying);
+    if (copying->stage != COPIED) return copying->stage == BEGUN;
+    int64_t end = 0;
+    for (int64_t i = 0; i < copying->count; i++) {
+        const Entry *entry = copying->copies[i].entry;
+        if (entry->offset + entry->size - self->low > end) end = entry->offset + entry->size - self->low;
+    }
+    return !guard->reaches(self->shard.obj, (Py_ssize_t)end);
 }
 
 /* Allocate bytes for the members of a sample; return their total size, or -1 with an exception set. Stops at a
@@ -467,7 +499,7 @@ static int64_t fill_sample(MappedMembers *self, PyObject *result, PyObject *name
     struct Copy few[FEW];
     LookUp up = {.table = self->table, .sample = sample, .low = self->begin, .high = self->end,
                  .text = text, .space = SHORT, .entries = entries, .most = FEW};
-    Copying copying = {self, &up, 0, settled, few, -1};
+    Copying copying = {self, &up, 0, settled, few, -1, BEGUN};
     int64_t total = -1;
     if (can_note(self) && find_sample(&up)) {
         if (up.end - up.begin > FEW && !(copying.copies = PyMem_Malloc((size_t)(up.end - up.begin) * sizeof *few)))
@@ -475,10 +507,10 @@ static int64_t fill_sample(MappedMembers *self, PyObject *result, PyObject *name
         if (copying.copies) total = prepare(&copying, names);
         int failed = 0;
         if (copying.undecided < 0 && total >= 0 && total < LARGE) {
-            failed = guarded(copy_members, &copying);
+            failed = copy_checked(&copying);
         } else if (copying.undecided < 0 && total >= 0) {
             Py_BEGIN_ALLOW_THREADS
-            failed = guarded(copy_members, &copying);
+            failed = copy_checked(&copying);
             Py_END_ALLOW_THREADS
         }
         if (failed) PyErr_SetString(PyExc_OSError, SHRUNK);
@@ -592,7 +624,7 @@ static void compare(void *argument) {
 }
 
 static void compare_guarded(Comparing *comparing) {
-    while (guarded(compare, comparing)) /* a shard has shrunk: header_checks reports it for this member */
+    while (guard->run(compare, comparing)) /* a shard has shrunk: header_checks reports it for this member */
         comparing->undecided[comparing->differing++] = comparing->rows[comparing->at++].at;
 }
 
@@ -667,6 +699,7 @@ typedef struct {
     volatile int are_new; /* whether the header of a member that was found has not been compared before */
     uint64_t *addresses;
     int64_t *sizes, *numbers; /* -1: the sample has no such field; -2: the shard cannot be read */
+    int64_t *ends;            /* for each source, where the last of its located members ends */
 } Locating;
 
 static void locate_rows(void *argument) {
@@ -694,9 +727,21 @@ static void locate_rows(void *argument) {
                 locating->addresses[term * count + i] = (uint64_t)(uintptr_t)at(source->members, entry.offset);
                 locating->sizes[term * count + i] = entry.size;
                 locating->numbers[term * count + i] = member;
+                const int64_t end = entry.offset + entry.size - source->members->low;
+                if (end > locating->ends[locating->shards[i]]) locating->ends[locating->shards[i]] = end;
                 if (!is_compared(source->members, member)) locating->are_new = 1;
             }
         }
+    }
+}
+
+/* Set the numbers of the samples whose index has shrunk to -2. */
+static void check_sidecars(const Locating *locating, int64_t sources) {
+    for (int64_t source = 0; source < sources; source++) {
+        if (!locating->sources[source].members || is_whole(locating->sources[source].members->table)) continue;
+        for (int64_t i = 0; i < locating->count; i++)
+            for (int64_t term = 0; term < locating->terms && locating->shards[i] == source; term++)
+                locating->numbers[term * locating->count + i] = -2;
     }
 }
 
@@ -752,18 +797,18 @@ static PyObject *collect_sources(struct Source *sources, PyObject *tables, PyObj
 static PyObject *locate(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *tables, *rank, *held = NULL;
-    Py_buffer shards, samples, order, addresses, sizes, numbers;
-    if (!PyArg_ParseTuple(args, "O!Oy*y*y*w*w*w*:locate", &PyList_Type, &tables, &rank, &shards, &samples, &order, &addresses,
-                          &sizes, &numbers))
+    Py_buffer shards, samples, order, addresses, sizes, numbers, ends;
+    if (!PyArg_ParseTuple(args, "O!Oy*y*y*w*w*w*w*:locate", &PyList_Type, &tables, &rank, &shards, &samples, &order, &addresses,
+                          &sizes, &numbers, &ends))
         return NULL;
     const int64_t count = shards.len / 8, terms = count ? addresses.len / 8 / count : 0, shard_count = PyList_Size(tables);
     struct Source *const sources = PyMem_Malloc((size_t)shard_count * sizeof *sources + 1);
     Locating locating = {sources, shards.buf, samples.buf, order.buf, count, terms, 0, PyMem_Malloc((size_t)terms * sizeof(int16_t) + 1), 0,
-                         addresses.buf, sizes.buf, numbers.buf};
+                         addresses.buf, sizes.buf, numbers.buf, ends.buf};
     int failed = 1, left = 0;
     if (!locating.best || !sources) PyErr_NoMemory();
     else if (samples.len != 8 * count || order.len != 8 * count || addresses.len != 8 * count * terms || sizes.len != addresses.len ||
-             numbers.len != addresses.len)
+             numbers.len != addresses.len || ends.len != 8 * shard_count)
         PyErr_SetString(PyExc_ValueError, "arrays of different lengths");
     else failed = !(held = collect_sources(sources, tables, rank, terms));
     for (int64_t i = 0; i < count && !failed; i++) {
@@ -780,19 +825,82 @@ static PyObject *locate(PyObject *self, PyObject *args) {
         locating.addresses[i] = 0;
         locating.sizes[i] = locating.numbers[i] = -1;
     }
+    for (int64_t i = 0; i < shard_count && !failed; i++) locating.ends[i] = 0;
     if (!failed) {
         Py_BEGIN_ALLOW_THREADS
-        for (; guarded(locate_rows, &locating); locating.at++) /* an index has shrunk */
+        for (; guard->run(locate_rows, &locating); locating.at++) /* an index has shrunk */
             for (int64_t term = 0; term < terms; term++) locating.numbers[term * count + locating.order[locating.at]] = -2;
+        check_sidecars(&locating, shard_count);
         Py_END_ALLOW_THREADS
         failed = (left = compare_located(&locating)) < 0;
     }
     PyMem_Free(locating.best);
     PyMem_Free(sources);
     Py_XDECREF(held);
-    Py_buffer *const buffers[] = {&shards, &samples, &order, &addresses, &sizes, &numbers};
-    for (int i = 0; i < 6; i++) PyBuffer_Release(buffers[i]);
+    Py_buffer *const buffers[] = {&shards, &samples, &order, &addresses, &sizes, &numbers, &ends};
+    for (int i = 0; i < 7; i++) PyBuffer_Release(buffers[i]);
     return failed ? NULL : PyBool_FromLong(left);
+}
+
+/* The members of several shards, whose witnesses are looked at. */
+typedef struct {
+    MappedMembers **members; /* NULL for each whose witness is as it was */
+    volatile int64_t at;     /* as in Comparing */
+    int64_t count;
+} Looking;
+
+static void look_at_witnesses(void *argument) {
+    Looking *looking = argument;
+    for (; looking->at < looking->count; looking->at++) {
+        const int64_t at = looking->at;
+        if (at + AHEAD < looking->count) __builtin_prefetch((const char *)looking->members[at + AHEAD]->witness.at);
+        if (is_unchanged(looking->members[at]->witness)) looking->members[at] = NULL;
+    }
+}
+
+static PyObject *find_shrunk(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *tables, *result = NULL;
+    Py_buffer shards, ends;
+    if (!PyArg_ParseTuple(args, "O!y*y*:find_shrunk", &PyList_Type, &tables, &shards, &ends)) return NULL;
+    const int64_t count = shards.len / 8, tables_count = PyList_Size(tables), *shard = shards.buf;
+    Looking looking = {PyMem_Malloc((size_t)count * sizeof *looking.members + 1), 0, 0};
+    int64_t *const asked = PyMem_Malloc((size_t)count * 8 + 1);
+    char *const is_asked = PyMem_Calloc((size_t)tables_count + 1, 1);
+    if (!looking.members || !asked || !is_asked) PyErr_NoMemory();
+    else if (ends.len != 8 * tables_count) PyErr_SetString(PyExc_ValueError, "tables and ends differ in length");
+    else result = PyList_New(0);
+    for (int64_t i = 0; i < count && result; i++) {
+        if (shard[i] >= 0 && shard[i] < tables_count && is_asked[shard[i]]) continue;
+        MappedMembers *own = members_at(tables, shard[i]);
+        if (!own && PyErr_Occurred()) {
+            Py_CLEAR(result);
+            break;
+        }
+        is_asked[shard[i]] = 1;
+        if (!own || !((int64_t *)ends.buf)[shard[i]]) continue;
+        __builtin_prefetch(&own->witness);
+        looking.members[looking.count] = own;
+        asked[looking.count++] = shard[i];
+    }
+    if (result) {
+        Py_BEGIN_ALLOW_THREADS
+        while (guard->run(look_at_witnesses, &looking)) looking.at++; /* a shard has shrunk */
+        Py_END_ALLOW_THREADS
+    }
+    for (int64_t i = 0; i < looking.count && result; i++) {
+        const MappedMembers *own = looking.members[i];
+        if (!own || guard->reaches(own->shard.obj, (Py_ssize_t)((int64_t *)ends.buf)[asked[i]])) continue;
+        PyObject *index = PyLong_FromLongLong(asked[i]);
+        if (!index || PyList_Append(result, index) < 0) Py_CLEAR(result);
+        Py_XDECREF(index);
+    }
+    PyMem_Free(looking.members);
+    PyMem_Free(asked);
+    PyMem_Free(is_asked);
+    PyBuffer_Release(&shards);
+    PyBuffer_Release(&ends);
+    return result;
 }
 
 /* Samples that are read next, one by one. */
@@ -811,6 +919,8 @@ static void prefetch_samples(void *argument) {
     }
     for (int64_t i = 0; i < ahead->count; i++) {
         const MappedMembers *own = ahead->members[i];
+        __builtin_prefetch((const char *)own->witness.at);
+        __builtin_prefetch((const char *)own->table->witness.at);
         const int64_t first = first_of(own->table, ahead->samples[i]);
         const char *keys = bytes_of(own->table) + own->table->keys + own->table->marks[ahead->samples[i] / EVERY];
         for (int line = 0; line < 4; line++) __builtin_prefetch(keys + 64 * line);
@@ -885,7 +995,7 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
         ahead.members[ahead.count] = own[count];
         ahead.samples[ahead.count++] = numbers[count];
     }
-    guarded(prefetch_samples, &ahead); /* if a file has shrunk, reading the sample reports it */
+    guard->run(prefetch_samples, &ahead); /* if a file has shrunk, reading the sample reports it */
     int64_t taken = 0;
     for (int64_t i = 0; result && i < count && taken < LARGE; i++) {
         PyObject *sample = read_sample(own[i], numbers[i], &taken);
@@ -947,7 +1057,7 @@ static PyObject *read_numbers(PyObject *object, PyObject *args, void (*work)(voi
     int is_sound = out.len == asked.len * width;
     for (int64_t i = 0; is_sound && i < reading.count; i++) is_sound = reading.asked[i] >= 0 && reading.asked[i] < limit;
     if (!is_sound) PyErr_SetString(PyExc_IndexError, "a number out of range");
-    else if (guarded(work, &reading)) PyErr_SetString(PyExc_OSError, SHRUNK), is_sound = 0;
+    else if (guard->run(work, &reading) || !is_whole(table)) PyErr_SetString(PyExc_OSError, SHRUNK), is_sound = 0;
     PyBuffer_Release(&asked);
     PyBuffer_Release(&out);
     if (!is_sound) return NULL;
@@ -974,7 +1084,7 @@ static PyObject *table_span(PyObject *object, PyObject *sample) {
     if (number < 0 || number >= table->samples) return PyErr_Format(PyExc_IndexError, "sample %lld", (long long)number);
     int64_t asked[] = {number, number + 1}, out[2];
     Reading reading = {table, asked, 2, out};
-    if (guarded(read_firsts, &reading)) return PyErr_Format(PyExc_OSError, SHRUNK);
+    if (guard->run(read_firsts, &reading) || !is_whole(table)) return PyErr_Format(PyExc_OSError, SHRUNK);
     return Py_BuildValue("LL", (long long)out[0], (long long)out[1]);
 }
 
@@ -984,7 +1094,7 @@ static PyObject *table_entry(PyObject *object, PyObject *member) {
     if (PyErr_Occurred()) return NULL;
     if (asked < 0 || asked >= table->members) return PyErr_Format(PyExc_IndexError, "member %lld", (long long)asked);
     Reading reading = {table, &asked, 1, out};
-    if (guarded(read_entries, &reading)) return PyErr_Format(PyExc_OSError, SHRUNK);
+    if (guard->run(read_entries, &reading) || !is_whole(table)) return PyErr_Format(PyExc_OSError, SHRUNK);
     return Py_BuildValue("LLLL", (long long)out[0], (long long)out[1], (long long)out[2], (long long)out[3]);
 }
 
@@ -996,8 +1106,16 @@ static PyObject *table_rest_on(PyObject *object, PyObject *mapping) {
         PyBuffer_Release(&buffer);
         return PyErr_Format(PyExc_ValueError, "a sidecar of another size");
     }
+    PyObject *file = PyMemoryView_Check(mapping) ? PyObject_GetAttrString(mapping, "obj") : Py_NewRef(mapping);
+    const Py_ssize_t size = file ? PyObject_Size(file) : -1;
+    if (size < 0) {
+        Py_XDECREF(file);
+        PyBuffer_Release(&buffer);
+        return NULL;
+    }
     PyBuffer_Release(&table->sidecar);
-    table->sidecar = buffer;
+    Py_XDECREF(table->file);
+    table->sidecar = buffer, table->file = file, table->file_size = size, table->witness = guard->witness(file);
     Py_RETURN_NONE;
 }
 
@@ -1089,6 +1207,7 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *options
                                      &PyTuple_Type, &fields, &shard_size, &end))
         goto failed;
     self->shard_size = shard_size;
+    self->witness = guard->witness(Py_None);
     const int64_t keys = array_at(self, found, "keys", &self->keys), sample = array_at(self, found, "sample", &self->sample),
                   field = array_at(self, found, "field", &self->field), offset = array_at(self, found, "offset", &self->offset),
                   size = array_at(self, found, "size", &self->size);
@@ -1109,6 +1228,7 @@ static void table_dealloc(PyObject *object) {
     MemberTable *self = (MemberTable *)object;
     PyTypeObject *type = Py_TYPE(object);
     if (self->sidecar.obj) PyBuffer_Release(&self->sidecar);
+    Py_XDECREF(self->file);
     Py_XDECREF(self->names);
     PyMem_Free(self->fields);
     PyMem_Free(self->marks);
@@ -1127,6 +1247,7 @@ static PyObject *members_new(PyTypeObject *type, PyObject *args, PyObject *optio
         self->table = (MemberTable *)Py_NewRef(table);
         if (end < 0) end = self->table->members;
         self->low = low, self->begin = begin, self->end = end;
+        self->witness = guard->witness(self->shard.obj);
         self->url = Py_XNewRef(url), self->names = Py_XNewRef(fields);
         if (low >= 0 && begin >= 0 && begin <= end && end <= self->table->members) return (PyObject *)self;
         PyErr_SetString(PyExc_ValueError, "not members of the table");
@@ -1203,7 +1324,8 @@ static PyType_Spec members_spec = {
 static PyMethodDef methods[] = {
     {"layout", layout, METH_O, "layout(packed) -> the range of each entry; see tarshards.index._headers_py"},
     {"locate", locate, METH_VARARGS,
-     "locate(tables, rank, shards, samples, order, addresses, sizes, members) -> whether headers remain to compare"},
+     "locate(tables, rank, shards, samples, order, addresses, sizes, members, ends) -> whether headers remain to compare"},
+    {"find_shrunk", find_shrunk, METH_VARARGS, "find_shrunk(tables, shards, ends) -> indices; see tarshards.index._headers_py"},
     {"read_samples", read_samples, METH_VARARGS,
      "read_samples(tables, shards, samples, begin) -> samples; see tarshards.index._headers_py"},
     {"find_keys", find_keys, METH_VARARGS, "find_keys(tables, shards, samples) -> keys; see tarshards.index._headers_py"},
@@ -1216,7 +1338,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_headers", "Members 
                                     NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__headers(void) {
-    if (!(guarded = import_guard())) return NULL;
+    if (!(guard = import_guard())) return NULL;
     PyObject *result = PyModule_Create(&module);
     key_name = PyUnicode_InternFromString("__key__");
     url_name = PyUnicode_InternFromString("__url__");

@@ -17,6 +17,7 @@ def locate(
     addresses: Any,
     sizes: Any,
     members: Any,
+    ends: Any,
     /,
 ) -> bool:
     """Write the address, size and member of the best field of each term, for many samples.
@@ -24,8 +25,15 @@ def locate(
     Sample ``samples[i]`` is one of ``tables[shards[i]]``. The items of all arrays have 8 bytes; *addresses*, *sizes*
     and *members* are written, and have a row for each term. *rank* takes the names of a shard's fields and returns
     int16 of shape (terms, fields): 0 for the best alternative of a term, -1 for a field that is none. The member is -1
-    if the sample has no field of the term; ``tarshards.index.mapped_fields`` lists lower numbers.
+    if the sample has no field of the term; ``tarshards.index.mapped_fields`` lists lower numbers. *ends*, an item for
+    each table, are the offsets in the shards where the last of their located members end.
 
     Samples are looked up, and then their headers compared, in *order*, a permutation of the indices of *samples*, until
     a disk has to be waited for. Returns whether any header remains to be compared, or does not match plainly.
+    """
+
+def find_shrunk(tables: list[MappedMembers | None], shards: Any, ends: Any, /) -> list[int]:
+    """Return those of *shards*, numbers of tables, that no longer reach to their *ends*; both arrays are int64.
+
+    Copies of members that were made before may be wrong then.
     """

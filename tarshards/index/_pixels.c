@@ -367,7 +367,7 @@ typedef struct {
     int has_memory;
 } Resizing;
 
-static Guarded guarded;
+static const Guard *guard;
 
 static void resize_all(void *argument) {
     Resizing *this = argument;
@@ -405,7 +405,7 @@ static PyObject *resize(PyObject *self, PyObject *args) {
     int failure = 0;
     if (!problem) {
         Py_BEGIN_ALLOW_THREADS
-        failure = guarded(resize_all, &all);
+        failure = guard->run(resize_all, &all);
         free(all.scratch.memory);
         Py_END_ALLOW_THREADS
     }
@@ -428,7 +428,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_pixels", "Images of
                                     NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__pixels(void) {
-    if (!(guarded = import_guard())) return NULL;
+    if (!(guard = import_guard())) return NULL;
 #ifdef AVX2
     has_avx2 = find_avx2();
 #endif

@@ -25,7 +25,7 @@
 #define PIECE (1 << 17) /* bytes to request by one call; Linux reads no more per call than the device's read-ahead */
 #define LARGE (1 << 16) /* bytes from which the GIL is released for a copy */
 
-static Guarded guarded;
+static const Guard *guard;
 
 /* The rows that a function works on; *at* is the row at which it stopped, or *count*. */
 typedef struct {
@@ -51,7 +51,7 @@ static void prefetch(uint64_t address, int64_t bytes) {
 /* Do the work under the guard; return 0 with an exception set if a mapped file has shrunk. */
 static int run(void (*work)(void *), Rows *rows, int needs_gil) {
     PyThreadState *state = needs_gil ? NULL : PyEval_SaveThread();
-    const int failure = guarded(work, rows);
+    const int failure = guard->run(work, rows);
     if (state) PyEval_RestoreThread(state);
     if (failure) PyErr_SetString(PyExc_OSError, SHRUNK);
     return !failure;
@@ -296,6 +296,6 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_rows", "Payloads of
                                     NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__rows(void) {
-    if (!(guarded = import_guard())) return NULL;
+    if (!(guard = import_guard())) return NULL;
     return PyModule_Create(&module);
 }

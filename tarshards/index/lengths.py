@@ -54,6 +54,7 @@ def _rows(shard: OpenShard, members: np.ndarray) -> NDArray[np.int64]:
         heads = Payloads(Buffers([shard.buffer]), 0 * offsets, offsets, sizes).beginnings(HEAD)
     except OSError as error:
         raise failure(error, shard.name) from error
+    shard.ranges.check(int((offsets + np.minimum(sizes, HEAD)).max()))
     return np.array([_rows_in(head, shard, member) for head, member in zip(heads, members.tolist())], np.int64)
 
 

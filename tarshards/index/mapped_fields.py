@@ -14,7 +14,7 @@ import numpy as np
 from tarshards.errors import SampleError, ShardIndexError, TarshardsError
 from tarshards.index import memory
 from tarshards.index.access import SampleReader, SampleSequence
-from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_keys, find_undecided, locate
+from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_keys, find_shrunk, find_undecided, locate
 from tarshards.index.memory import Payloads
 from tarshards.index.open import OpenShard
 from tarshards.index.sidecar import REBUILD, index_location
@@ -77,7 +77,7 @@ class Headers(NamedTuple):
 
     Sample i is number *samples[i]* of *shards[which[i]]*, whose members are *tables[which[i]]*; *members* are the
     numbers of those of each field, negative where there is none to be read in index. They *are_new* if some have not
-    been compared.
+    been compared. The last of them in each shard ends at an offset in *ends*.
     """
 
     shards: list[OpenShard | None]
@@ -86,6 +86,7 @@ class Headers(NamedTuple):
     samples: np.ndarray
     members: np.ndarray
     are_new: bool
+    ends: np.ndarray
 
     def part(self, begin: int, end: int) -> Headers:
         """Return the part for the samples from *begin* to *end*."""
@@ -119,6 +120,17 @@ class Headers(NamedTuple):
                     failures.setdefault(i, error)
         return failures
 
+    def check(self, which: np.ndarray) -> None:
+        """Raise OSError if one of *which* shards has shrunk, so that earlier copies of members may be wrong."""
+        for number in find_shrunk(self.tables, which, self.ends):
+            self._shard(number).ranges.check(int(self.ends[number]))
+
+    def check_end(self, which: int, address: int) -> None:
+        """Raise OSError if a shard has shrunk so that bytes before *address*, where it is mapped, may be missing."""
+        buffer = self._shard(which).buffer
+        if buffer is not None and 0 <= (end := address - memory.address_of(buffer)) <= len(buffer):
+            self._shard(which).ranges.check(end)
+
     def _shard(self, number: int) -> OpenShard:
         shard = self.shards[number]
         assert shard is not None
@@ -128,7 +140,8 @@ class Headers(NamedTuple):
 class LocatedFields(NamedTuple):
     """The keys of samples, their payloads of each field, and the errors of those that lack one.
 
-    If payloads are in mapped shards, their *headers* are not compared with the index until ``check`` is called.
+    If payloads are in mapped shards, their *headers* are not compared with the index until ``check`` is called, and
+    copies of the payloads are valid if ``check_copied`` is called afterwards.
     """
 
     keys: BatchKeys
@@ -142,10 +155,25 @@ class LocatedFields(NamedTuple):
             return self.failures
         return self.headers.find_stale() | self.failures
 
+    def check_copied(self) -> None:
+        """Raise OSError unless copies of the payloads that were made before are valid: no mapped shard has shrunk."""
+        if self.headers is not None:
+            self.headers.check(self.payloads[0].number)
+
+    def copy(self, term: int, row: int) -> Any:
+        """Return a copy of one payload; raise OSError if it is in a mapped shard that has shrunk."""
+        payloads = self.payloads[term]
+        data = payloads[row]
+        if self.headers is not None and len(data):
+            self.headers.check_end(int(payloads.number[row]), int(payloads.addresses[row]) + len(data))
+        return data
+
     def part(self, begin: int, end: int) -> LocatedFields:
         """Return the part for the samples from *begin* to *end*."""
         failures = {i - begin: error for i, error in self.failures.items() if begin <= i < end}
-        headers = self.headers.part(begin, end) if self.headers is not None and self.headers.are_new else None
+        headers = self.headers
+        if headers is not None and headers.are_new:
+            headers = headers.part(begin, end)
         return LocatedFields(
             self.keys[begin:end], [payloads[begin:end] for payloads in self.payloads], failures, headers
         )
@@ -210,12 +238,12 @@ class MappedFields:
         tables = [shard and shard.members for shard in used]
         samples = np.ascontiguousarray(samples, np.int64)
         members, sizes = np.empty((2, len(self.terms), len(which)), np.int64)
-        addresses = np.empty(members.shape, np.uint64)
+        addresses, ends = np.empty(members.shape, np.uint64), np.empty(len(tables), np.int64)
         order = np.arange(len(which))
         if len(numbers) > FEW:
             order = np.argsort(which << 32 | samples)  # neighbours share pages of indexes and shards
-        are_new = locate(tables, self._ranks, which, samples, order, addresses, sizes, members)
-        headers = Headers(used, tables, which, samples, members, are_new)
+        are_new = locate(tables, self._ranks, which, samples, order, addresses, sizes, members, ends)
+        headers = Headers(used, tables, which, samples, members, are_new, ends)
         contents = self._special(headers, addresses, sizes, failures)
         for term, row in zip(self.terms, members) if members.min(initial=0) < 0 else ():
             for i in np.flatnonzero(row < 0).tolist():

@@ -5,6 +5,7 @@ try:
         MappedMembers,
         MemberTable,
         find_keys,
+        find_shrunk,
         find_undecided,
         layout,
         locate,
@@ -22,13 +23,15 @@ except ImportError:
         read_samples,
     )
 
-    locate, IS_COMPILED = None, False  # type: ignore[assignment]
+    locate = find_shrunk = None  # type: ignore[assignment]
+    IS_COMPILED = False
 
 __all__ = [
     "IS_COMPILED",
     "MappedMembers",
     "MemberTable",
     "find_keys",
+    "find_shrunk",
     "find_undecided",
     "layout",
     "locate",

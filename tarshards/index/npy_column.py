@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from tarshards.index.open import OpenShard, OpenShards
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.codecs.npy import ArrayHeader, parse_header
 from tarshards.samples.fields import check_name, no_field
-from tarshards.storage.ranges import most_open
+from tarshards.storage.ranges import Ranges, most_open
 from tarshards.storage.streams import failure
 
 TOGETHER = 1 << 10  # shards to keep open, and to copy arrays from, at once
@@ -106,25 +105,22 @@ class Column:
     def _fill(self, out: np.ndarray, samples: np.ndarray, numbers: np.ndarray, shards: list[int]) -> None:
         """Copy the arrays at *samples*, in shards of these *numbers*, into *out*; *shards* are these, each once."""
         addresses = np.empty(len(samples), np.uint64)
-        held: dict[int, Payloads] = {}
+        held: list[Payloads] = []  # they own what is copied
+        ends: list[tuple[Ranges, int]] = []
         for number in shards:
             here = np.flatnonzero(numbers == number)
             payloads = self._payloads(number, samples[here] - (self._ends[number] - self._shards.counts[number]))
             addresses[here] = payloads.addresses
-            held[number] = payloads
+            held.append(payloads)
+            if (arrays := self._arrays[number]).buffers is not None:
+                end = int(payloads.addresses.max() - arrays.buffers.addresses[0]) + self._size
+                ends.append((arrays.shard.ranges, end))
         try:
             memory.gather(out, addresses, b"")
         except OSError as error:
-            for number, payloads in held.items():
-                self._check_bytes(number, payloads)
+            _check(ends)
             raise failure(error, self._shards.names[int(numbers[0])]) from error  # it is as long as it was again
-
-    def _check_bytes(self, number: int, payloads: Payloads) -> None:
-        """Raise OpenError, which names the shard, if it has shrunk so that *payloads* are gone."""
-        try:
-            deque(payloads, maxlen=0)
-        except OSError as error:
-            raise failure(error, self._shards.names[number]) from error
+        _check(ends)
 
     def _payloads(self, number: int, samples: np.ndarray) -> Payloads:
         """Return the elements of the arrays of some samples of a shard."""
@@ -179,6 +175,7 @@ class Column:
             other = memory.find_other(Payloads(buffers, 0 * offsets, offsets, sizes).addresses, self._header.prefix)
         except OSError as error:
             raise failure(error, shard.name) from error
+        shard.ranges.check(int(offsets.max(initial=0)) + head)
         if other >= 0:
             raise self._other(number, other)
         return _Arrays(shard, members, starts, buffers)
@@ -206,6 +203,12 @@ def members_of(shards: OpenShards, number: int, field: str) -> tuple[OpenShard, 
         reason = no_field([field], index.fields_of(missing))
         raise SampleError(reason, url=shard.name, key=index.key(missing))
     return shard, members
+
+
+def _check(ends: list[tuple[Ranges, int]]) -> None:
+    """Raise OpenError, which names the shard, if one no longer has its bytes up to the end of what was copied."""
+    for ranges, end in ends:
+        ranges.check(end)
 
 
 def _together() -> int:

@@ -1,18 +1,39 @@
 /* The guard of _mapped.c, for kernels that read mapped files themselves: a capsule of this name. */
-#define GUARD "tarshards.storage._mapped.guarded"
-
-/* Call work(argument). Return 0, or -1 if it touched a page beyond the end of a file that has shrunk. A longjmp leaves it
-   there, so it must not hold a lock or own memory. */
-typedef int (*Guarded)(void (*work)(void *argument), void *argument);
+#define GUARD "tarshards.storage._mapped.guard"
 
 #define SHRUNK "the file has shrunk since it was opened" /* the reason of the OSError after that */
 
-/* Return the function; NULL with an exception set if the module is missing. */
-static inline Guarded import_guard(void) {
+/* A byte of the last page of a mapped file, the last one that is not zero. While it has its value, the file has not shrunk,
+ * or only by zeros, which the page in which a file ends has after its end too. */
+typedef struct {
+    const volatile char *at;
+    char value;
+} Witness;
+
+typedef struct {
+    /* Call work(argument). Return 0, or -1 if it touched a page beyond the end of a file that has shrunk. A longjmp leaves
+       it there, so it must not hold a lock or own memory. */
+    int (*run)(void (*work)(void *argument), void *argument);
+
+    /* Return the witness of a Mapping, or one that never changes for any other object. */
+    Witness (*witness)(PyObject *owner);
+
+    /* Return whether a Mapping still has its first *end* bytes, also where its witness has changed. Needs no GIL. */
+    int (*reaches)(PyObject *owner, Py_ssize_t end);
+} Guard;
+
+/* Return whether what was copied of a file is valid: whether the witness is as it was. Needs the guard. */
+static inline int is_unchanged(Witness witness) {
+    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* the copy is made before */
+    return *witness.at == witness.value;
+}
+
+/* Return the guard; NULL with an exception set if the module is missing. */
+static inline const Guard *import_guard(void) {
     PyObject *storage = PyImport_ImportModule("tarshards.storage._mapped");
-    PyObject *capsule = storage ? PyObject_GetAttrString(storage, "guarded") : NULL;
-    const Guarded *offered = capsule ? PyCapsule_GetPointer(capsule, GUARD) : NULL;
+    PyObject *capsule = storage ? PyObject_GetAttrString(storage, "guard") : NULL;
+    const Guard *guard = capsule ? PyCapsule_GetPointer(capsule, GUARD) : NULL;
     Py_XDECREF(storage);
     Py_XDECREF(capsule);
-    return offered ? *offered : NULL;
+    return guard;
 }

@@ -3,6 +3,10 @@
  * If a file shrinks, touching a page of its mapping beyond the new end raises SIGBUS (mmap(2)). The handler here ends such
  * a copy, which then fails with OSError; any other SIGBUS goes to the handler that was installed before. Other kernels run
  * their own work under this handler (_guard.h).
+ *
+ * The page in which the file ends now raises no signal, and has zeros after that end. So a copy is valid only if a byte
+ * that is looked at after it, the witness, is as it was. This takes no descriptor, of which a process may have fewer than
+ * shards, and no system call, unless the byte has changed.
  */
 #include <Python.h>
 #include <errno.h>
@@ -31,6 +35,7 @@ typedef struct {
     int is_copy;   /* whether it was read rather than mapped */
     Py_ssize_t size;
     char *path;
+    Witness witness;
     struct stat status; /* of the file, when it was opened */
     int held;           /* the descriptor of the file if it is held open, else -1 */
 } Mapping;
@@ -69,7 +74,39 @@ static int run_guarded(void (*work)(void *), void *argument) {
     return 0;
 }
 
-static Guarded offered = run_guarded; /* a capsule holds pointers to data only, such as this variable */
+/* Whether a witness is as it was, under the guard. */
+typedef struct {
+    Witness witness;
+    volatile int is_unchanged;
+} Look;
+
+static void look(void *argument) {
+    Look *this = argument;
+    this->is_unchanged = is_unchanged(this->witness);
+}
+
+static void touch(void *address) { (void)*(const volatile char *)address; }
+
+static PyTypeObject *mapping_type;
+
+static Witness witness_of(PyObject *owner) {
+    static const char nothing;
+    const Mapping *self = (const Mapping *)owner;
+    return Py_TYPE(owner) == mapping_type && self->witness.at ? self->witness : (Witness){&nothing, 0};
+}
+
+static int reaches(PyObject *owner, Py_ssize_t end) {
+    const Mapping *self = (const Mapping *)owner;
+    Look witness = {witness_of(owner), 0};
+    if (!run_guarded(look, &witness) && witness.is_unchanged) return 1;
+    struct stat now;
+    const int found = self->held < 0 ? stat(self->path, &now) : fstat(self->held, &now);
+    if (found == 0 && now.st_dev == self->status.st_dev && now.st_ino == self->status.st_ino) return now.st_size >= end;
+    const Py_ssize_t page = (Py_ssize_t)sysconf(_SC_PAGESIZE), next = (end + page - 1) / page * page;
+    return next < self->size && !run_guarded(touch, self->address + next); /* the size of a removed file is unknown */
+}
+
+static Guard offered = {run_guarded, witness_of, reaches};
 
 typedef struct {
     char *target;
@@ -82,12 +119,12 @@ static void copy(void *argument) {
     memcpy(this->target, this->source, this->size);
 }
 
-/* Read *size* bytes of a file into memory; NULL, with errno set, if that fails or the file is shorter. */
-static void *read_whole(int file, Py_ssize_t size) {
+/* Read *size* bytes at an offset of a file into memory; NULL, with errno set, if that fails or the file is shorter. */
+static char *read_part(int file, Py_ssize_t size, Py_ssize_t offset) {
     char *data = malloc((size_t)size);
     Py_ssize_t done = 0, more = 1;
     while (data && done < size && more > 0) {
-        more = pread(file, data + done, (size_t)(size - done), done);
+        more = pread(file, data + done, (size_t)(size - done), offset + done);
         done += more > 0 ? more : 0;
     }
     if (data && done < size) {
@@ -98,50 +135,68 @@ static void *read_whole(int file, Py_ssize_t size) {
     return data;
 }
 
+/* Find the witness of a file: the offset and the value of the last byte of its last page that is not zero, or else of its
+ * last byte. Return 0 with errno set if that fails. The page is not read through the mapping, which may read far around. */
+static int find_witness(int file, Py_ssize_t size, Py_ssize_t *offset, char *value) {
+    const Py_ssize_t last = size - 1, begin = last - last % (Py_ssize_t)sysconf(_SC_PAGESIZE);
+    char *page = read_part(file, size - begin, begin);
+    if (!page) return 0;
+    *offset = last;
+    while (*offset > begin && !page[*offset - begin]) --*offset;
+    if (!(*value = page[*offset - begin])) *offset = last;
+    free(page);
+    return 1;
+}
+
+/* Map the file at the path, or read it if it has at most *copied* bytes; return 0 with errno set if that fails. */
+static int open_file(Mapping *self, Py_ssize_t copied) {
+    const int file = open(self->path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    int is_open = fstat(file, &self->status) == 0;
+    if (is_open && !S_ISREG(self->status.st_mode)) {
+        errno = S_ISDIR(self->status.st_mode) ? EISDIR : ENODEV;
+        is_open = 0;
+    }
+    const Py_ssize_t size = (Py_ssize_t)self->status.st_size;
+    Py_ssize_t offset = 0;
+    char value = 0;
+    if (is_open && size && size <= copied) {
+        self->is_copy = 1;
+        is_open = (self->address = read_part(file, size, 0)) != NULL;
+    } else if (is_open && size && (is_open = find_witness(file, size, &offset, &value))) {
+        void *address = mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, file, 0);
+        if ((is_open = address != MAP_FAILED)) {
+            self->address = address;
+            self->witness = (Witness){self->address + offset, value};
+        }
+    }
+    self->size = size;
+    const int error = errno;
+    close(file);
+    errno = error;
+    return is_open;
+}
+
 static PyObject *mapping_new(PyTypeObject *type, PyObject *args, PyObject *options) {
     static char *names[] = {"path", "copied", NULL};
     PyObject *path;
     Py_ssize_t copied = 0;
     if (!PyArg_ParseTupleAndKeywords(args, options, "O&|n:Mapping", names, PyUnicode_FSConverter, &path, &copied)) return NULL;
-    Mapping *self = NULL;
-    struct stat status;
-    void *address = NULL;
-    char *name = strdup(PyBytes_AsString(path));
-    int file = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
-    if (file < 0 || fstat(file, &status) < 0) goto failed;
-    if (!S_ISREG(status.st_mode)) {
-        errno = S_ISDIR(status.st_mode) ? EISDIR : ENODEV;
-        goto failed;
+    Mapping *self = (Mapping *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self) {
+        self->held = -1;
+        self->path = strdup(PyBytes_AsString(path));
+        int is_open;
+        Py_BEGIN_ALLOW_THREADS
+        is_open = self->path && open_file(self, copied);
+        Py_END_ALLOW_THREADS
+        if (!is_open) {
+            PyErr_SetFromErrno(PyExc_OSError);
+            Py_CLEAR(self);
+        }
     }
-    const int is_copy = status.st_size <= copied;
-    if (status.st_size && is_copy) {
-        if (!(address = read_whole(file, (Py_ssize_t)status.st_size))) goto failed;
-    } else if (status.st_size) {
-        address = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, file, 0);
-        if (address == MAP_FAILED) goto failed;
-    }
-    close(file);
     Py_DECREF(path);
-    self = (Mapping *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-    if (!self) {
-        if (address && is_copy) free(address);
-        else if (address) munmap(address, (size_t)status.st_size);
-        free(name);
-        return NULL;
-    }
-    self->is_copy = is_copy;
-    self->address = address;
-    self->size = (Py_ssize_t)status.st_size;
-    self->path = name;
-    self->status = status;
-    self->held = -1;
     return (PyObject *)self;
-failed:
-    PyErr_SetFromErrno(PyExc_OSError);
-    if (file >= 0) close(file);
-    free(name);
-    Py_DECREF(path);
-    return NULL;
 }
 
 static void mapping_dealloc(PyObject *object) {
@@ -161,12 +216,12 @@ static PyObject *read_bytes(Mapping *self, Py_ssize_t offset, Py_ssize_t size) {
     PyObject *data = PyBytes_FromStringAndSize(NULL, size);
     if (!data || !size) return data;
     Copy this = {PyBytes_AsString(data), self->address + offset, (size_t)size};
-    int failure;
+    int failure; /* of *copy*, or since bytes may be missing */
     if (size < LARGE) {
-        failure = run_guarded(copy, &this);
+        failure = run_guarded(copy, &this) || !reaches((PyObject *)self, offset + size);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        failure = run_guarded(copy, &this);
+        failure = run_guarded(copy, &this) || !reaches((PyObject *)self, offset + size);
         Py_END_ALLOW_THREADS
     }
     if (failure) {
@@ -181,6 +236,13 @@ static PyObject *mapping_read(PyObject *object, PyObject *const *args, Py_ssize_
     Py_ssize_t offset = PyLong_AsSsize_t(args[0]), size = PyLong_AsSsize_t(args[1]);
     if (PyErr_Occurred()) return NULL;
     return read_bytes((Mapping *)object, offset, size);
+}
+
+static PyObject *mapping_check(PyObject *object, PyObject *end) {
+    const Py_ssize_t bytes = PyLong_AsSsize_t(end);
+    if (PyErr_Occurred()) return NULL;
+    if (!reaches(object, bytes)) return PyErr_Format(PyExc_OSError, SHRUNK);
+    Py_RETURN_NONE;
 }
 
 static PyObject *mapping_drop(PyObject *object, PyObject *const *args, Py_ssize_t count) {
@@ -253,6 +315,7 @@ static int mapping_buffer(PyObject *object, Py_buffer *view, int flags) {
 
 static PyMethodDef mapping_methods[] = {
     {"read", (PyCFunction)(void (*)(void))mapping_read, METH_FASTCALL, "Return *size* bytes at *offset*."},
+    {"check", mapping_check, METH_O, "Raise OSError unless the file still has its first *end* bytes: call it after copying them."},
     {"drop", (PyCFunction)(void (*)(void))mapping_drop, METH_FASTCALL,
      "Release the memory of *size* bytes at *offset*; they can still be read."},
     {"scatter", mapping_scatter, METH_O, "Tell the system whether reads are few and far apart, so that it does not read ahead."},
@@ -328,12 +391,11 @@ static struct PyModuleDef module = {
 
 PyMODINIT_FUNC PyInit__mapped(void) {
     PyObject *result = PyModule_Create(&module);
-    PyObject *type = PyType_FromSpec(&mapping_spec);
+    mapping_type = (PyTypeObject *)PyType_FromSpec(&mapping_spec);
     PyObject *capsule = PyCapsule_New(&offered, GUARD, NULL);
-    if (!result || !type || !capsule || PyModule_AddObjectRef(result, "Mapping", type) < 0 ||
-        PyModule_AddObjectRef(result, "guarded", capsule) < 0)
+    if (!result || !mapping_type || !capsule || PyModule_AddObjectRef(result, "Mapping", (PyObject *)mapping_type) < 0 ||
+        PyModule_AddObjectRef(result, "guard", capsule) < 0)
         Py_CLEAR(result);
-    Py_XDECREF(type);
     Py_XDECREF(capsule);
     if (!result) return NULL;
     pthread_atfork(NULL, NULL, after_fork);

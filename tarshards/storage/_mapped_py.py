@@ -13,6 +13,8 @@ from typing import Any
 _word = Struct("=q")
 _lock = Lock()
 
+SHRUNK = "the file has shrunk since it was opened"
+
 
 def begin_flush(descriptor: int, offset: int, size: int) -> None:
     """Do nothing: flushing writes all bytes."""
@@ -52,9 +54,14 @@ class Mapping:
         while len(data) < size:  # a call returns at most 2 GiB
             more = os.pread(self._file, size - len(data), offset + len(data))
             if not more:
-                raise OSError("the file has shrunk since it was opened")
+                raise OSError(SHRUNK)
             data += more
         return data
+
+    def check(self, end: int) -> None:
+        """Raise OSError unless the file still has its first *end* bytes: call it after copying them."""
+        if os.fstat(self._file).st_size < min(end, self._size):
+            raise OSError(SHRUNK)
 
     def drop(self, offset: int, size: int) -> None:
         """Do nothing: no bytes are mapped into the memory of this process."""

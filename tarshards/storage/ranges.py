@@ -72,6 +72,9 @@ class Ranges:
         """Return the *size* bytes at *offset*, or a ``MappedBlock`` of them if a cache has them on its disk."""
         return self.read(offset, size)
 
+    def check(self, end: int) -> None:
+        """Raise OpenError if the first *end* bytes of a mapped file, which kernels have copied, are no longer there."""
+
     def drop(self, offset: int, size: int) -> None:
         """Release bytes that are not needed again soon, from a cache and from the memory of this process."""
 
@@ -181,6 +184,12 @@ class LocalRanges(Ranges):
             return self.mapping.read(offset, size)
         except (OSError, ValueError) as exc:
             raise failure(exc, self.name, offset) from exc
+
+    def check(self, end: int) -> None:
+        try:
+            self.mapping.check(end)
+        except OSError as exc:
+            raise failure(exc, self.name) from exc
 
     def drop(self, offset: int, size: int) -> None:
         self.mapping.drop(offset, size)

@@ -255,7 +255,9 @@ def test_a_mapped_sidecar_may_be_written_to_at_any_time(shard, tmp_path, damage)
         addresses, sizes, at = np.zeros((1, 4), np.uint64), np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64)
         rank = bytes(2 * 23)  # every field is the best one
         order = numbers[:4][::-1].copy()
-        kernel.locate([members], lambda _, rank=rank: rank, shards[:4], numbers[:4], order, addresses, sizes, at)
+        ends = np.zeros(1, np.int64)
+        kernel.locate([members], lambda _, rank=rank: rank, shards[:4], numbers[:4], order, addresses, sizes, at, ends)
+        assert 0 <= ends[0] <= index.shard_size
         assert sizes.max() <= index.shard_size
         if damage == "cut":
             assert at.tolist() == [[-2] * 4]
@@ -285,18 +287,18 @@ def test_samples_are_located_and_compared_in_any_order(shard):
     path.write_bytes(data)
     rank, shards, samples = bytes(2 * 23), np.array([1, 0, 1, 1]), np.array([3, 0, 0, 2])
     addresses, sizes, numbers = np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64)
-    found = []
+    ends, found = np.zeros(2, np.int64), []
     for order in np.array([[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 0, 3]]):
         tables = [None, table(kernel, path, index)]
-        assert not kernel.locate(tables, lambda _: rank, shards, samples, order, addresses, sizes, numbers)
+        assert not kernel.locate(tables, lambda _: rank, shards, samples, order, addresses, sizes, numbers, ends)
         assert numbers.tolist() == [[index.first[3], -1, 0, index.first[2]]]
         found.append((addresses[0, [0, 3]] - addresses[0, 2]).tolist())
         others = np.array([3, 0, 1, 2])
-        assert kernel.locate(tables, lambda _: rank, shards, others, order, addresses, sizes, numbers)
+        assert kernel.locate(tables, lambda _: rank, shards, others, order, addresses, sizes, numbers, ends)
     assert found == [[index.offset[index.first[i]] - index.offset[0] for i in (3, 2)]] * 3
     for wrong in ([0, 1, 2, 4], [0, 1, 2, -1], [0, 1, 2]):
         with pytest.raises(ValueError, match=r"order|length"):
-            kernel.locate(tables, lambda _: rank, shards, samples, np.array(wrong), addresses, sizes, numbers)
+            kernel.locate(tables, lambda _: rank, shards, samples, np.array(wrong), addresses, sizes, numbers, ends)
 
 
 def test_a_shard_that_shrinks_is_an_error(kernel, shard):
@@ -306,6 +308,46 @@ def test_a_shard_that_shrinks_is_an_error(kernel, shard):
     with pytest.raises(OSError, match="shrunk"):
         members.fill({}, [*"xyz", *[None] * 20], 2, 0)
     assert kernel.find_undecided([members], np.zeros(2, np.int64), np.array([4, 8], np.int64)) == [0, 1]
+
+
+def test_a_sample_in_the_page_in_which_the_shard_ends_now_is_an_error(kernel, shard):
+    path, index = shard
+    members, names = table(kernel, path, index), ["x", "y", "z", *map(str, range(20))]
+    data = path.read_bytes()
+    before = [{} for _ in range(len(index))]
+    assert {members.fill(result, names, sample, 0) for sample, result in enumerate(before)} == {-1}
+    for end in range(len(data), 0, -331):
+        os.truncate(path, end)
+        for sample, expected in enumerate(before):
+            result, last = {}, int(index.first[sample + 1]) - 1
+            if index.offset[last] + index.size[last] > end:
+                with pytest.raises(OSError, match="shrunk"):
+                    members.fill(result, names, sample, 0)
+            else:
+                assert (members.fill(result, names, sample, 0), result) == (-1, expected)
+
+
+def test_shards_that_no_longer_reach_as_far_as_was_copied_are_found(shard):
+    kernel = load_kernel("tarshards.index._headers")
+    path, index = shard
+    members, size = table(kernel, path, index), int(index.offset[-1] + index.size[-1])
+    held = kernel.MappedMembers(path.read_bytes(), index.table)
+    tables, which = [None, members, held, members, members], np.array([1, 0, 2, 1, 4, 3, 4])
+    ends = np.array([0, size, size, size - 1, 0])
+    assert kernel.find_shrunk(tables, which, ends) == []
+    os.truncate(path, size - 1)
+    assert kernel.find_shrunk(tables, which, ends) == [1]
+    assert kernel.find_shrunk(tables, which[1:3], ends) == []
+    os.truncate(path, 10)
+    assert kernel.find_shrunk(tables, which, ends) == [1, 3]
+    assert kernel.find_shrunk([], which[:0], ends[:0]) == []
+    with pytest.raises(ValueError, match="length"):
+        kernel.find_shrunk(tables, which, ends[:2])
+    for wrong in (-1, 5):
+        with pytest.raises(IndexError):
+            kernel.find_shrunk(tables, np.array([wrong]), ends)
+    with pytest.raises(ValueError, match="mapped shard"):
+        kernel.find_shrunk([1, 2, 3, 4, 5], which, ends)
 
 
 def test_a_shard_without_members(kernel, tmp_path):

@@ -30,6 +30,20 @@ def shrink(known=False):
     if not known:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
+def cut_within(number, cut=1):
+    # Truncate the shard in the page in which the data of a sample's last member end, *cut* bytes before that end.
+    index = shards.shards.index(0)
+    begin, size = index.data_range(index.table.span(number)[1] - 1)
+    end = begin + size
+    size = end - cut
+    assert end - 1 - (end - 1) % 4096 <= size
+    status = os.stat(path)
+    os.truncate(path, size)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+def last_fields(number):
+    return {"txt": b"t" * 600, "cls": str(number).encode()}
+
 def fails(function):
     # Return what the OpenError says that *function* raises.
     try:
@@ -130,6 +144,63 @@ except ShardIndexError as error:
 else:
     raise AssertionError
 """,
+    "a sample in the page in which the shard ends now": """
+before = [dict(sample) for sample in shards]
+streams = [Stream.from_shards(path), Stream.from_shards(path, shuffle=True)]
+[next(iter(stream)) for stream in streams]
+cut_within(20, 1)
+assert shards[19] == before[19]
+for read in (
+    lambda: shards[20],
+    lambda: list(shards),
+    lambda: shards.__getitems__([1, 20]),
+    lambda: list(streams[0]),
+    lambda: list(streams[1]),
+):
+    assert fails(read) is True
+assert fails(lambda: shards[20]) is True
+""",
+    "a lazy field in the page in which the shard ends now": """
+shards = IndexedShards(path, lazy="txt")
+files = [shards[number]["txt"] for number in range(40)]
+read = [bytes(file) for file in files[:20]]
+cut_within(20, 1)
+assert fails(lambda: bytes(files[20])) is True
+assert fails(lambda: files[20].read(600)) is True
+""",
+    "rows of arrays in the page in which the shard ends now": """
+column = shards.column("x.npy")
+column[0]
+shard = shards.shards.open(0)
+begin, size = shard.index.data_range(shard.index.members_of("x.npy")[20])
+shard.ranges.verify = lambda: None  # it was not written to, just before
+os.truncate(path, begin + size - 7)
+assert (column[19] == 19).all()
+assert fails(lambda: column[20]) is True
+assert fails(lambda: column[10:21]) is True
+""",
+    "an index, within its last page": """
+with ShardWriter(f"{sys.argv[1]}/{number}/large-%d.tar", index=True) as writer:
+    for sample in range(1000):
+        writer.write({"__key__": f"{sample:04d}", "txt": "t"})
+shards = IndexedShards(f"{sys.argv[1]}/{number}/large-0.tar")
+mapped = MappedFields.of(shards, parse_terms("txt"))
+every = np.zeros(1000, np.int64), np.arange(1000)
+assert mapped.find(*every).check() == {}
+index = f"{sys.argv[1]}/{number}/large-0.tar.index"
+os.truncate(index, os.path.getsize(index) - 100)
+found = mapped.find(*every)
+assert len(found.failures) == 1000  # which of them lie beyond the end is not known
+for error in found.failures.values():
+    assert isinstance(error, ShardIndexError) and index in str(error) and "truncated" in str(error), error
+for function in lambda: shards[999], lambda: list(shards), lambda: shards.shards.index(0).key(3):
+    try:
+        function()
+    except (OpenError, ShardIndexError, OSError) as error:
+        assert "shrunk" in str(error), error
+    else:
+        raise AssertionError
+""",
     "pages that are read ahead": """
 from tarshards.index.readahead import LocalReadahead
 opened = shards.shards.use(0)
@@ -159,7 +230,14 @@ assert fails(lambda: list(source)) is True
 """,
 }
 
-MAPPED = "the .npy headers of a column", "the headers of samples", "an index", "pages that are read ahead"
+MAPPED = (
+    "an index, within its last page",
+    "rows of arrays in the page in which the shard ends now",
+    "the .npy headers of a column",
+    "the headers of samples",
+    "an index",
+    "pages that are read ahead",
+)
 
 
 @pytest.fixture(scope="module")

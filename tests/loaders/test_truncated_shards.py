@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
+import tarfile
 from importlib.util import find_spec
 
 import numpy as np
@@ -14,7 +16,8 @@ from programs import load_kernel
 from soak import SOAK
 from videos import written
 
-from tarshards import ShardWriter, Stream, readers
+from tarshards import OpenError, ShardWriter, Stream, readers
+from tarshards.index.mapped_fields import LocatedFields
 from tarshards.loaders.arrays.array_loader import ArrayLoader
 from tarshards.loaders.arrays.readers.reader import Reader
 
@@ -176,3 +179,40 @@ def test_the_samples_that_are_gone_fail_and_the_process_lives(folder, tmp_path, 
         for kind, reason, url, _ in lost:
             assert (kind, url.rpartition("/")[2]) == ("OpenError", "set-1.tar"), (case, kind, url, reason)
             assert "shrunk" in reason or "changed while" in reason, case
+
+
+@pytest.mark.parametrize(
+    ("field", "reader"),
+    [("raw", "array('u1')"), ("raw", "ragged('u1')"), ("raw", "bytes_()"), ("raw", "using(bytes)"), ("jpg", "image()")],
+)
+def test_a_row_in_the_page_in_which_its_shard_ends_now_fails(folder, tmp_path, monkeypatch, field, reader):
+    load_kernel("tarshards.storage._mapped")
+    path = tmp_path / "set-0.tar"
+    for name in path.name, f"{path.name}.index":
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with tarfile.open(path) as archive:
+        whole = {member.name: archive.extractfile(member).read() for member in archive}
+        cut = archive.getmember(f"018.{field}")
+    errors, check = [], LocatedFields.check
+
+    def check_and_truncate(fields):
+        found = check(fields)
+        if "018" in list(fields.keys):
+            os.truncate(path, cut.offset_data + cut.size - 5)
+        return found
+
+    monkeypatch.setattr(LocatedFields, "check", check_and_truncate)
+    stream = Stream.from_shards(str(path), shuffle=False, on_error=errors.append)
+    loader = ArrayLoader(stream, 12, fields={field: eval(reader, vars(readers))}, threads=0)
+    batches = list(loader)
+    keys = [key for batch in batches for key in batch["__key__"]]
+    assert keys == [f"{number:03d}" for number in range(18)]
+    if "ragged" in reader:
+        rows = [row for batch in batches for row in np.split(batch[field][0], batch[field][1][1:-1])]
+    else:
+        rows = [row for batch in batches for row in batch[field]]
+    if field == "raw":
+        assert [bytes(row) for row in rows] == [whole[f"{key}.raw"] for key in keys]
+    lost = {error.key: error for error in errors if error.key is not None}  # others are of the shard, at the end
+    assert [*lost] == [f"{number:03d}" for number in range(18, 24)]
+    assert all(isinstance(error, OpenError) and "shrunk" in error.reason for error in lost.values())

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import pytest
@@ -156,6 +157,45 @@ def test_a_file_that_shrinks_is_an_error(mapping_type, path, size):
             mapping.read(SIZE // 2, size)
     os.truncate(path, SIZE)
     assert mapping.read(SIZE // 2, size) == bytes(size), "it can be read again when it is as long as it was"
+
+
+def tail_of(kind: str) -> bytes:
+    """The end of a file from the middle of its last page but one."""
+    return {"random": os.urandom(5000), "zeros": bytes(5000), "zeros at the end": os.urandom(3000) + bytes(2000)}[kind]
+
+
+@pytest.mark.parametrize("kind", ["random", "zeros", "zeros at the end"])
+@pytest.mark.parametrize("change", ["", "removed", "replaced", "renamed"])
+def test_a_file_that_shrinks_within_a_page_is_an_error_where_bytes_are_gone(mapping_type, tmp_path, kind, change):
+    whole = os.urandom(3 * 4096) + os.urandom(4096 - 904) + tail_of(kind)
+    for size in range(0, len(whole), 600):
+        path = tmp_path / f"{size}"
+        path.write_bytes(whole)
+        mapping = mapping_type(path)
+        with open(path, "r+b") as file:
+            if change == "removed":
+                path.unlink()
+            elif change == "replaced":
+                (tmp_path / "new").write_bytes(whole)
+                (tmp_path / "new").replace(path)
+            elif change == "renamed":
+                path.rename(tmp_path / "old")
+            file.truncate(size)
+            for begin, end in itertools.pairwise([0, 100, 4096, 5000, *range(8192, len(whole), 512), len(whole)]):
+                sure = size if not change else size // mmap.PAGESIZE * mmap.PAGESIZE  # nothing has its size
+                with suppress(OSError) if end > sure else nullcontext():
+                    assert mapping.read(begin, end - begin) == whole[begin:end], (size, begin, end)
+
+
+def test_what_is_checked_after_a_copy(mapping_type, path):
+    mapping = mapping_type(path)
+    mapping.check(SIZE)
+    os.truncate(path, SIZE - 300)
+    mapping.check(SIZE - 300)
+    mapping.check(0)
+    for _ in range(2):
+        with pytest.raises(OSError, match="the file has shrunk since it was opened"):
+            mapping.check(SIZE - 299)
 
 
 def test_nothing_stays_open(mapping_type, path):

@@ -76,14 +76,14 @@ class LocatedSamples:
         """Return the samples with copies of their payloads, and the errors of those whose shard has shrunk."""
         shrunk: Failures = {}
         copies = [
-            type(payloads).of([self._copy(payloads, i, shrunk) for i in range(len(self))])
-            for payloads in self.fields.payloads
+            type(payloads).of([self._copy(term, row, shrunk) for row in range(len(self))])
+            for term, payloads in enumerate(self.fields.payloads)
         ]
-        return replace(self, fields=self.fields._replace(payloads=copies)), shrunk
+        return replace(self, fields=self.fields._replace(payloads=copies, headers=None)), shrunk
 
-    def _copy(self, payloads: Payloads, row: int, shrunk: Failures) -> bytes:
+    def _copy(self, term: int, row: int, shrunk: Failures) -> Any:
         try:
-            return payloads[row]
+            return self.fields.copy(term, row)
         except OSError as error:
             shrunk[row] = self.unreadable(row, error)
             return b""
@@ -175,7 +175,7 @@ class Assembler:
                 opened = []
                 for column, (reader, term) in enumerate(zip(self.readers, self.terms)):
                     try:
-                        opened.append(reader.open(term.alternatives[0].lower(), samples.fields.payloads[column][row]))
+                        opened.append(reader.open(term.alternatives[0].lower(), samples.fields.copy(column, row)))
                     except DecodeError as error:
                         failures[row] = self._located(error, samples, row, column)
                         break
@@ -278,6 +278,7 @@ class Assembler:
             name: reader.join_in(column, partial(self.memory.empty, i, number))
             for i, (name, reader, column) in enumerate(zip(self.names, self.readers, columns))
         }
+        samples.fields.check_copied()
         batch["__key__"] = fields.keys
         return batch, fields, failures
 
