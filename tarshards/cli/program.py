@@ -206,7 +206,10 @@ def _code_of_signal(error: BaseException | None) -> Any:
 
 
 def _occupy_standard_streams() -> None:
-    """Open closed stdin, stdout and stderr, so that no other file gets their descriptors, and using them fails."""
+    """Open closed stdin, stdout and stderr, so that no other file gets their descriptors, and using them fails.
+
+    Where they are non-blocking, printing waits.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -216,6 +219,20 @@ def _occupy_standard_streams() -> None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout, sys.stderr = _waiting(sys.stdout), _waiting(sys.stderr)
+
+
+def _waiting(stream: Any) -> Any:
+    """Return *stream*, or one like it that waits for its reader if another program has set it to non-blocking."""
+    try:
+        if os.get_blocking(stream.fileno()):
+            return stream
+    except (OSError, ValueError):  # not a file, as in a test
+        return stream
+    from tarshards.storage.streams import LastingFile
+
+    file = LastingFile(io.FileIO(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
 
 
 def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:

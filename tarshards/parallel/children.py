@@ -28,11 +28,9 @@ def ending(status: int) -> str:
 
 def wait_for(descriptor: int, event: int, deadline: float | None) -> bool:
     """Wait for an event of ``select.poll`` on *descriptor*; return False if the monotonic clock reaches *deadline*."""
-    if deadline is None:
-        return True
     poller = select.poll()
     poller.register(descriptor, event)
-    return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
+    return bool(poller.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000))
 
 
 class ChildGroup:

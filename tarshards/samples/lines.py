@@ -17,6 +17,7 @@ from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.compression import bomb_in
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
+from tarshards.storage.streams import read_some
 
 BUFFER = 1 << 16  # bytes of a text read at once
 NAMED = 5  # missing keys that one error names
@@ -74,7 +75,7 @@ class Utf8(RawIOBase):
         self._held = 0  # bytes since the last newline, which are held until the line ends
         self.mark: int | None = 0
         head = b""
-        while len(head) < len(codecs.BOM_UTF32) and (more := stream.read(len(codecs.BOM_UTF32) - len(head))):
+        while len(head) < len(codecs.BOM_UTF32) and (more := read_some(stream, len(codecs.BOM_UTF32) - len(head))):
             head += more
         encoding = encoding_of(head)
         if encoding == "utf-8-sig":
@@ -88,7 +89,7 @@ class Utf8(RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._rest and (data := self.stream.read(len(buffer))):
+        while not self._rest and (data := read_some(self.stream, len(buffer))):
             self._held = len(data) - data.rindex(b"\n") if b"\n" in data else self._held + len(data)
             if reason := bomb_in(self.stream, self._held):
                 raise OpenError(f"a line without end: {reason}", url=self._name)

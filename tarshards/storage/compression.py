@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage.location import Location
 from tarshards.storage.remote import default
-from tarshards.storage.streams import InputStream, OutputStream, failure
+from tarshards.storage.streams import InputStream, OutputStream, failure, read_some
 
 HEAD = 10  # bytes that identify a compression
 
@@ -102,7 +102,7 @@ def decompressed(stream: io.RawIOBase, url: str, max_ratio: float | None = None)
     """Return a stream of the decompressed bytes of *stream*, or of its own bytes if it is not compressed."""
     try:
         head = b""
-        while len(head) < HEAD and (data := stream.read(HEAD - len(head))):
+        while len(head) < HEAD and (data := read_some(stream, HEAD - len(head))):
             head += data
         size = os.fstat(stream.fileno()).st_size if isinstance(stream, io.FileIO) else 0  # 0 for a pipe
         if stream.seekable():
@@ -129,7 +129,7 @@ class Prefixed(InputStream):
         if self._head:
             data, self._head = self._head[:size], self._head[size:]
             return data
-        return self._stream.read(size) or b""
+        return read_some(self._stream, size)
 
     def close(self) -> None:
         self._stream.close()
@@ -216,7 +216,7 @@ class Decompressed(InputStream):
 
     def _take(self) -> bytes:
         try:
-            data = self._stream.read(_FEED) or b""
+            data = read_some(self._stream, _FEED)
         except OpenError:
             raise
         except OSError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ from tarshards.storage.location import CHAINED, FAMILIES, SEPARATOR, Location
 from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, Shards, parse_manifest
 from tarshards.storage.redaction import redacted
 from tarshards.storage.remote import Remote
-from tarshards.storage.streams import failure
+from tarshards.storage.streams import InheritedFile, failure
 
 #: A shard expression, a shard, or any nesting of them.
 Spec = str | os.PathLike[str] | Shard | Iterable["Spec"]
@@ -426,7 +427,8 @@ def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iter
     try:
         path = os.path.expanduser(path)
         real = path if path == "-" else os.path.realpath(path)
-        with open(path if path != "-" else 0, encoding="utf-8-sig", closefd=path != "-") as file:
+        raw = InheritedFile(0, closefd=False) if path == "-" else io.FileIO(path)
+        with io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8-sig") as file:
             text = file.read(MAX_BYTES + 1)
             lines = [line.strip() for line in text.split("\n")]
     except UnicodeDecodeError as exc:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 
 from tarshards.storage.location import Location, Transport
-from tarshards.storage.streams import LastingFile, OutputStream, check_written, failure
+from tarshards.storage.streams import InheritedFile, LastingFile, OutputStream, check_written, failure
 
 
 class Stdio(Transport):
-    def open(self, location: Location, mode: str) -> io.FileIO | OutputStream:
+    def open(self, location: Location, mode: str) -> InheritedFile | OutputStream:
         try:
             if mode == "rb":
-                return io.FileIO(0, closefd=False)
+                return InheritedFile(0, closefd=False)
             file = LastingFile(io.FileIO(1, "wb", closefd=False))
         except OSError as exc:
             raise failure(exc, location.name) from exc

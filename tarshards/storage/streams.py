@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import io
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
-from select import select
+from select import POLLIN, POLLOUT
 from typing import Any
 from warnings import warn
 
@@ -18,6 +19,38 @@ from tarshards.storage.redaction import redacted
 BUFFER = 1 << 16  # bytes that a pipe holds
 PATIENCE = 2.0  # seconds in which a reader must accept some bytes of a tar's end
 LONG = 1 << 23  # bytes of a growing range to copy at once: more save nothing, and the reader of a pipe waits for them
+
+
+NOT_YET = "the stream is non-blocking and has no bytes yet"  # read() returned None: not the end
+
+
+def _wait(file: Any, event: int, seconds: float | None = None) -> bool:
+    """Wait until *file*, which is non-blocking, can be read or written; return False after a number of *seconds*."""
+    from tarshards.parallel.children import wait_for
+
+    return wait_for(file.fileno(), event, None if seconds is None else time.monotonic() + seconds)
+
+
+class InheritedFile(io.FileIO):
+    """A file to read that was opened by another program, which may set it to non-blocking: reading waits all the same.
+
+    It is not set to blocking, since that program and others share the setting.
+    """
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:
+            return self.readall()
+        while (data := super().read(size)) is None:
+            _wait(self, POLLIN)
+        return data
+
+    def readall(self) -> bytes:
+        return b"".join(iter(lambda: self.read(PIECE), b""))
+
+    def readinto(self, buffer: Any, /) -> int:
+        while (count := super().readinto(buffer)) is None:
+            _wait(self, POLLIN)
+        return count
 
 
 class InputStream(io.RawIOBase):
@@ -182,47 +215,58 @@ class OutputStream(io.RawIOBase):
 
 
 class LastingFile(io.BufferedWriter):
-    """A file whose bytes cannot be discarded, such as a pipe: ``end`` completes a write that a signal interrupted."""
+    """A file whose bytes cannot be discarded, such as a pipe: ``end`` completes a write that a signal interrupted.
+
+    If another program has set it to non-blocking, writing waits all the same.
+    """
 
     def __init__(self, raw: io.FileIO):
         super().__init__(raw, BUFFER)
         self._left: Sequence[Any] = ()  # pieces of the write that was interrupted
+        self._patience: float | None = None  # seconds to wait for a reader
 
     def write(self, data: Any, /) -> int:
         pieces = [data]
         if len(data) > BUFFER:
             pieces = [memoryview(data)[at : at + BUFFER] for at in range(0, len(data), BUFFER)]
-        written: list[int] = []
-        try:
-            # No Python code runs between pieces, and each fits into the buffer: a piece that raises was not written.
-            written.extend(map(super().write, pieces))
-        except BaseException:
-            self._left = pieces[len(written) :]
-            raise
+        while pieces:
+            written: list[int] = []
+            try:
+                # No Python code runs between pieces, which fit into the buffer: one that raises was not written.
+                written.extend(map(super().write, pieces))
+            except BlockingIOError as full:  # a part of a piece fitted into the buffer
+                pieces = pieces[len(written) :]
+                self._left = pieces = [memoryview(pieces[0])[full.characters_written :], *pieces[1:]]
+                self.flush()
+            except BaseException:
+                self._left = pieces[len(written) :]
+                raise
+            else:
+                pieces = []
+        self._left = ()
         return len(data)
+
+    def flush(self) -> None:
+        while True:
+            try:
+                return super().flush()
+            except BlockingIOError:
+                if not _wait(self, POLLOUT, self._patience):
+                    raise
 
     def end(self, pieces: Iterable[Any]) -> None:
         """Write the rest of an interrupted write and *pieces*; BlockingIOError if nobody reads for PATIENCE seconds."""
         blocks = os.get_blocking(self.fileno())
         os.set_blocking(self.fileno(), False)
+        self._patience = PATIENCE
         try:
             for piece in chain(self._left, pieces):
                 for at in range(0, len(piece), BUFFER):
-                    self._drain()
+                    self.flush()
                     super().write(memoryview(piece)[at : at + BUFFER])
-            self._drain()
+            self.flush()
         finally:
             os.set_blocking(self.fileno(), blocks)
-
-    def _drain(self) -> None:
-        while True:
-            try:
-                self.flush()
-            except BlockingIOError:
-                if not select([], [self.fileno()], [], PATIENCE)[1]:
-                    raise
-            else:
-                return
 
 
 def spooled(name: str, put: Callable[[Any], object]) -> OutputStream:
@@ -280,6 +324,9 @@ def passed_on(file: Any) -> OutputStream:
     def write(data: Any) -> None:
         while True:
             count = file.write(data)
+            if count is None and isinstance(file, io.RawIOBase):
+                _wait(file, POLLOUT)
+                continue
             if not isinstance(count, int) or count >= len(data):  # only raw streams write less
                 return
             data = memoryview(data)[count:]
@@ -292,10 +339,19 @@ def passed_on(file: Any) -> OutputStream:
     return OutputStream(name, write, commit=commit, discard=lambda: None)
 
 
+def read_some(source: Any, size: int) -> bytes:
+    """Return up to *size* bytes of *source*, none only at its end; raise OpenError if it has none yet."""
+    data: bytes | None = source.read(size)
+    if data is None:
+        name = getattr(source, "name", None)
+        raise OpenError(NOT_YET, url=name if isinstance(name, str) else None)
+    return data
+
+
 def read_at_most(source: Any, most: int, piece: int) -> bytes:
     """Read *source* up to its end, but no more than *most* bytes, at most *piece* at a time."""
     pieces = []
-    while most and (data := source.read(min(most, piece))):
+    while most and (data := read_some(source, min(most, piece))):
         pieces.append(data)
         most -= len(data)
     return b"".join(pieces)

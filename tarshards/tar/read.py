@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, NoReturn, 
 
 from tarshards.errors import SampleError, TarError, visible
 from tarshards.storage.compression import bomb_in
+from tarshards.storage.streams import NOT_YET
 
 if TYPE_CHECKING:
     from tarshards.tar._tar_py import ScannedMember
@@ -83,8 +84,6 @@ DEFINING = re.compile(r"path|linkpath|size|hdrcharset|GNU\.sparse\..*")
 
 #: Whether zeros must end an archive, or it may also end between two members.
 ArchiveEnd: TypeAlias = Literal["required", "optional"]
-
-NOT_YET = "the stream is non-blocking and has no bytes yet"  # read() returned None: not the end of the archive
 
 
 class MemberCounter(Protocol):

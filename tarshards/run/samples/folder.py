@@ -6,8 +6,10 @@ import os
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from select import POLLOUT
 
 from tarshards.errors import SampleError, TarshardsError
+from tarshards.parallel.children import wait_for
 from tarshards.samples.keys import Sample, join_name, split_name
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -15,10 +17,13 @@ WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of *data*, even if the system accepts it in parts."""
-    sent = os.write(descriptor, data)
+    """Write all of *data*, even if the system accepts it in parts, or the descriptor is non-blocking."""
+    sent = 0
     while sent < len(data):
-        sent += os.write(descriptor, memoryview(data)[sent:])
+        try:
+            sent += os.write(descriptor, memoryview(data)[sent:])
+        except BlockingIOError:  # stderr, which other programs share
+            wait_for(descriptor, POLLOUT, None)
 
 
 def unpack(fields: dict[str, bytes], folder: str) -> None:
