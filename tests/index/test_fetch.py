@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import random
+import weakref
 from base64 import b64decode, b64encode
 from collections import Counter
+from contextlib import closing
 from itertools import product
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leftovers import Leftovers
+from leftovers import Leftovers, wait_until
 from range_server import Site, serving
 from soak import some
 
@@ -36,6 +38,7 @@ from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher, Blocks, SampleBlock
 from tarshards.index.header_checks import HeldMembers
 from tarshards.index.member_table import IS_COMPILED
+from tarshards.index.open import OpenShard
 from tarshards.storage import traffic, tuning
 from tarshards.storage.ahead import FetchQueue
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock
@@ -244,6 +247,32 @@ def test_array_loader(site, folder, threads):
         return [int(each) for batch in loader for each in batch["cls"]]
 
     assert classes(urls(site)) == classes(str(folder / "{0..3}.tar"))
+
+
+def test_a_block_whose_samples_have_all_been_read_takes_no_memory(site, monkeypatch):
+    """Not even one that was read before its turn, and is still in the queue behind one that does not fit."""
+    held, shards = {}, IndexedShards(urls(site)).shards
+    fetch_samples = OpenShard.fetch
+
+    def fetch_and_note(opened, *arguments, **options):
+        found = fetch_samples(opened, *arguments, **options)
+        held[opened.name[-5]] = [weakref.ref(members) for members in found]
+        return found
+
+    monkeypatch.setattr(OpenShard, "fetch", fetch_and_note)
+    upcoming = [(np.repeat(np.arange(SHARDS), 3), np.tile([5, 70, 140], SHARDS))]
+    budget = 4 * int(shards.sizes.max()) // SAMPLES  # one block, of three samples
+    with closing(BlockFetcher(shards, upcoming, block=None, reach=100, budget=budget)) as reader:
+        reader.read(0, 5)
+        for sample in 5, 70, 140:
+            assert reader.read(3, sample)["__key__"] == f"3-{sample}"
+        assert sorted(held) == ["0", "3"], "the others do not fit"
+        wait_until(lambda: not any(members() for members in held["3"]))
+        assert all(members() for members in held["0"])
+        for shard, sample in zip(*upcoming[0]):
+            if shard < 3 and (shard, sample) != (0, 5):
+                assert reader.read(shard, sample)["__key__"] == f"{shard}-{sample}"
+        wait_until(lambda: not any(members() for found in held.values() for members in found))
 
 
 def test_what_is_asked_for_without_notice_is_read_all_the_same(site):

@@ -290,6 +290,45 @@ def test_what_a_fetch_raises_passes_through_and_nothing_is_left(tmp_path, fetche
     assert fetches.take(cache, make_block(0))
 
 
+@pytest.mark.parametrize("change", ["replaced", "written to"])
+@pytest.mark.parametrize("way", ["verify", "purge", "trim"])
+def test_a_file_that_has_changed_since_it_was_looked_at_is_not_removed(tmp_path, fetches, monkeypatch, way, change):
+    blocks = [make_block(number) for number in range(3)]
+    cache = open_cache(tmp_path)
+    for block in blocks:
+        fetches.take(cache, block)
+    path, folder = path_of(tmp_path, blocks[1]), CacheFolder(str(tmp_path))
+    whole = path.read_bytes()
+    path.write_bytes(b"?" + whole[1:])  # so that it is to be removed
+    unlink = CacheFolder.unlink
+
+    def unlink_later(folder, counts, name, kind, status, size=None):
+        """Remove a file; another process has stored that of the second block again meanwhile."""
+        if name == str(path):
+            if change == "replaced":
+                path.with_name("new").write_bytes(whole)
+                path.with_name("new").replace(path)
+            else:
+                path.write_bytes(whole)
+                os.utime(path, ns=(1, 1))
+        return unlink(folder, counts, name, kind, status, size)
+
+    monkeypatch.setattr(CacheFolder, "unlink", unlink_later)
+    if way == "verify":
+        list(folder.verify())
+        left = 3
+    elif way == "purge":
+        folder.purge()
+        left = 1
+    else:
+        with folder.counts() as counts:
+            folder.trim(counts, 0)
+        left = 1
+    assert path.read_bytes() == whole
+    assert len(files(tmp_path)) == left
+    check_counts(tmp_path, LEAST_CACHE)
+
+
 @pytest.mark.parametrize("length", [LENGTH - 1, LENGTH + 1, 0])
 def test_a_fetch_of_another_length_is_an_error(tmp_path, fetches, length):
     cache = open_cache(tmp_path)
