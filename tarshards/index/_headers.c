@@ -10,16 +10,10 @@
  */
 #include <Python.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 
 #include "../storage/_guard.h"
 #include "../tar/_tar.h"
 
-#ifndef RUSAGE_THREAD
-#define RUSAGE_THREAD RUSAGE_SELF /* systems that count by process only */
-#endif
-
-#define LARGE (1 << 16) /* bytes of a sample from which the GIL is released to copy it */
 #define FEW 16          /* members of a sample for which no memory is allocated */
 #define SHORT 256       /* bytes of a key for which no memory is allocated */
 #define TOGETHER 32     /* samples that are prefetched together, then read */
@@ -506,7 +500,7 @@ static int64_t fill_sample(MappedMembers *self, PyObject *result, PyObject *name
             PyErr_NoMemory();
         if (copying.copies) total = prepare(&copying, names);
         int failed = 0;
-        if (copying.undecided < 0 && total >= 0 && total < LARGE) {
+        if (copying.undecided < 0 && total >= 0 && total < LARGE && !guard->waits()) {
             failed = copy_checked(&copying);
         } else if (copying.undecided < 0 && total >= 0) {
             Py_BEGIN_ALLOW_THREADS
@@ -573,12 +567,6 @@ static void prefetch_entry(const MemberTable *table, int64_t member) {
     __builtin_prefetch(bytes + table->size + 8 * member);
     if (table->field_count != 1) __builtin_prefetch(bytes + table->field + 2 * member);
     if (!table->each) __builtin_prefetch(bytes + table->sample + 4 * member);
-}
-
-/* Return how many pages this thread has waited for. */
-static long disk_reads(void) {
-    struct rusage usage;
-    return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_majflt;
 }
 
 static void compare(void *argument) {

@@ -23,7 +23,6 @@
 #define LINES 8 /* lines of a row that are prefetched; the processor itself prefetches the rest of a longer one */
 #define NEAR (1 << 15) /* up to this many bytes between two ranges are read rather than skipped */
 #define PIECE (1 << 17) /* bytes to request by one call; Linux reads no more per call than the device's read-ahead */
-#define LARGE (1 << 16) /* bytes from which the GIL is released for a copy */
 
 static const Guard *guard;
 
@@ -154,7 +153,7 @@ static PyObject *copy_bytes(PyObject *self, PyObject *args) {
     if (!data || !size) return data;
     const uint64_t address = given;
     Rows rows = {.address = &address, .count = 1, .out = PyBytes_AsString(data), .bytes = size};
-    if (!run(copy_row, &rows, size < LARGE)) Py_CLEAR(data);
+    if (!run(copy_row, &rows, size < LARGE && !guard->waits())) Py_CLEAR(data);
     return data;
 }
 

@@ -1,6 +1,10 @@
 /* The guard of _mapped.c, for kernels that read mapped files themselves: a capsule of this name. */
 #define GUARD "tarshards.storage._mapped.guard"
 
+#include <sys/resource.h>
+
+#define LARGE (1 << 16) /* bytes: a copy of at least this size releases the GIL */
+
 #define SHRUNK "the file has shrunk since it was opened" /* the reason of the OSError after that */
 
 /* A byte of the last page of a mapped file, the last one that is not zero. While it has its value, the file has not shrunk,
@@ -20,12 +24,26 @@ typedef struct {
 
     /* Return whether a Mapping still has its first *end* bytes, also where its witness has changed. Needs no GIL. */
     int (*reaches)(PyObject *owner, Py_ssize_t end);
+
+    /* Return whether a copy of this thread, even a small one, should release the GIL, since others before it have waited
+       for a disk. Call it once for each copy. */
+    int (*waits)(void);
 } Guard;
 
 /* Return whether what was copied of a file is valid: whether the witness is as it was. Needs the guard. */
 static inline int is_unchanged(Witness witness) {
     __atomic_thread_fence(__ATOMIC_ACQUIRE); /* the copy is made before */
     return *witness.at == witness.value;
+}
+
+#ifndef RUSAGE_THREAD
+#define RUSAGE_THREAD RUSAGE_SELF /* systems that count by process only */
+#endif
+
+/* Return how many pages this thread has waited for. */
+static inline long disk_reads(void) {
+    struct rusage usage;
+    return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_majflt;
 }
 
 /* Return the guard; NULL with an exception set if the module is missing. */

@@ -20,6 +20,8 @@ from leftovers import Leftovers
 from programs import load_kernel
 from with_torch import needs_torch
 
+from tarshards import ShardWriter
+
 SIZE = 1 << 20
 
 
@@ -196,6 +198,78 @@ def test_what_is_checked_after_a_copy(mapping_type, path):
     for _ in range(2):
         with pytest.raises(OSError, match="the file has shrunk since it was opened"):
             mapping.check(SIZE - 299)
+
+
+READING = """
+import mmap, os, random, resource, sys, threading, time
+import numpy as np
+from tarshards import IndexedShards
+from tarshards.index.memory import Payloads, Buffers
+from tarshards.storage.ranges import Mapping
+
+path, way = sys.argv[1:]
+if way == "fill":
+    shards = IndexedShards(path)
+    shards.shards.scatter(True)
+    read, count = shards.__getitem__, len(shards)
+elif way == "read":
+    mapping = Mapping(path)
+    mapping.scatter(True)
+    read, count = lambda number: mapping.read(number << 14, 1 << 14), len(mapping) >> 14
+else:
+    mapping = Mapping(path)
+    mapping.scatter(True)
+    count = len(mapping) >> 14
+    each = np.arange(count)
+    read = Payloads(Buffers([mapping]), 0 * each, each << 14, np.full(count, 1 << 14)).__getitem__
+order = random.Random(0).sample(range(count), 200)
+
+def evict():
+    with open(path, "rb") as file:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+def turns_of_another_thread():
+    # How often it gets the GIL meanwhile, which only releasing the GIL gives it, as the interpreter switches never.
+    global turns
+    turns, before = 0, resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+    for number in order:
+        read(number)
+    return turns, resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before
+
+def take_turns():
+    global turns
+    while not is_over:
+        turns += 1
+        time.sleep(0)
+
+turns, is_over = 0, False
+evict()
+sys.setswitchinterval(1000)
+thread = threading.Thread(target=take_turns)
+thread.start()
+cold = turns_of_another_thread()
+turns_of_another_thread()
+warm = turns_of_another_thread()
+is_over = True
+print(*cold, *warm)
+"""
+
+
+@pytest.mark.parametrize("way", ["read", "fill", "rows"])
+def test_small_copies_let_other_threads_run_while_they_wait_for_a_disk(tmp_path, way):
+    load_kernel("tarshards.storage._mapped")
+    path = str(tmp_path / "set-0.tar")
+    with ShardWriter(str(tmp_path / "set-%d.tar"), index=True) as writer:
+        for number in range(1000):
+            writer.write({"__key__": f"{number:04d}", "bin": os.urandom(1 << 14)})
+    done = subprocess.run([sys.executable, "-c", READING, path, way], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    turns, waits, turns_without_waits, waits_left = map(int, done.stdout.split())
+    if waits < 150 or waits_left:
+        pytest.skip("needs a file system whose pages can be dropped")
+    assert turns > 100
+    assert turns_without_waits == 0
 
 
 def test_nothing_stays_open(mapping_type, path):
