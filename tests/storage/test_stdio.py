@@ -14,17 +14,14 @@ from array import array
 from contextlib import suppress
 
 import pytest
-
-from tarshards import OpenError
-from tarshards.storage import streams
-from tarshards.storage.compression import decompressed
-from tarshards.storage.streams import InheritedFile, LastingFile, passed_on, read_at_most
-
-import pytest
 from failing_close import fail_to_close
 
+from tarshards import OpenError
 from tarshards.errors import OpenError
+from tarshards.storage import streams
+from tarshards.storage.compression import decompressed
 from tarshards.storage.opening import open_url
+from tarshards.storage.streams import InheritedFile, LastingFile, passed_on, read_at_most
 
 DATA = os.urandom(300_000)
 
