@@ -17,7 +17,6 @@ import pytest
 from failing_close import fail_to_close
 
 from tarshards import OpenError
-from tarshards.errors import OpenError
 from tarshards.storage import streams
 from tarshards.storage.compression import decompressed
 from tarshards.storage.opening import open_url
