@@ -26,7 +26,7 @@ EDITORS = {"awk", "gawk", "mawk", "nawk", "sed"}  # their first argument is a pr
 OUR_LINES = {("tarproc", "-c"), ("tarproc", "--command"), ("tarproc", "--server"), ("tarsplit", "--post")}
 
 
-class Slot(NamedTuple):
+class Blank(NamedTuple):
     """A placeholder in a line.
 
     *place* is the kind of quotes around it, or ``#`` in a comment; a value that matches *risk* is always quoted.
@@ -64,18 +64,18 @@ def fill_line(line: str, placeholder: re.Pattern[str], value: Callable[[re.Match
     test -f "in/"'it'"'"'s $(x).tar'"" && cat 'it'"'"'s $(x).tar' # ${1}
     """
     parts = split_line(line, placeholder)
-    return "".join(part.filled(value(part.match)) if isinstance(part, Slot) else part for part in parts)
+    return "".join(part.filled(value(part.match)) if isinstance(part, Blank) else part for part in parts)
 
 
 @lru_cache(16)
-def split_line(line: str, placeholder: re.Pattern[str]) -> tuple[str | Slot, ...]:
+def split_line(line: str, placeholder: re.Pattern[str]) -> tuple[str | Blank, ...]:
     """Return the texts of a line of bash and the placeholders between them."""
     reader = _LineReader(line, placeholder)
     reader.commands([])
     parts = [*reader.parts, line[reader.done :]]
     if reader.open:  # a quote that does not end, or was taken for one
         return tuple(
-            part._replace(refusal=_with_cure(part, f"after {reader.open}")) if isinstance(part, Slot) else part
+            part._replace(refusal=_with_cure(part, f"after {reader.open}")) if isinstance(part, Blank) else part
             for part in parts
         )
     return tuple(parts)
@@ -113,8 +113,8 @@ def code_refusal(program: str, placeholder: str) -> str:
     return f"in code for {program}: pass {placeholder} to it as a separate argument, or write {cure}"
 
 
-def _with_cure(slot: Slot, where: str) -> str:
-    return f'{where}: begin the line with name={slot.match[0]}; and write "$name" there'
+def _with_cure(blank: Blank, where: str) -> str:
+    return f'{where}: begin the line with name={blank.match[0]}; and write "$name" there'
 
 
 class _LineReader:
@@ -123,12 +123,12 @@ class _LineReader:
     def __init__(self, line: str, placeholder: re.Pattern[str]):
         self.line, self.placeholder = line, placeholder
         self.at = self.done = 0
-        self.parts: list[str | Slot] = []
+        self.parts: list[str | Blank] = []
         self.word_at = 0  # where the current word begins
         self.lost = ""  # after this, it is unknown which quotes are open
         self.open = ""  # this has no end
 
-    def slot(
+    def blank(
         self,
         place: str = "",
         *,
@@ -140,12 +140,12 @@ class _LineReader:
         match = self.placeholder.match(self.line, self.at)
         if match is None:
             return ""
-        slot = Slot(match, place, risk)
+        blank = Blank(match, place, risk)
         if within or self.lost:
-            slot = slot._replace(refusal=_with_cure(slot, within or f"after {self.lost}"))
+            blank = blank._replace(refusal=_with_cure(blank, within or f"after {self.lost}"))
         elif parser := parser_of(words, re.sub(r"\$?['\"\\]", "", self.line[self.word_at : self.at])):
-            slot = slot._replace(refusal=code_refusal(parser[0], match[0]))
-        self.parts += [self.line[self.done : self.at], slot]
+            blank = blank._replace(refusal=code_refusal(parser[0], match[0]))
+        self.parts += [self.line[self.done : self.at], blank]
         self.at = self.done = match.end()
         return match[0]
 
@@ -169,7 +169,7 @@ class _LineReader:
     def escape(self) -> str:
         """Take a backslash and what it escapes."""
         self.at += 1
-        if self.slot(within="after a backslash"):
+        if self.blank(within="after a backslash"):
             return ""
         self.at += 1
         return self.line[self.at - 1 : self.at]
@@ -192,7 +192,7 @@ class _LineReader:
             if char not in " \t\n;&|()<>":
                 if not begun:
                     self.word_at = begin
-                if text := self.slot(words=words, risk=self.risk(words, word)):
+                if text := self.blank(words=words, risk=self.risk(words, word)):
                     word, begun = word + text, True
                     continue
                 if char == "#" and not begun:
@@ -258,7 +258,7 @@ class _LineReader:
     def single(self, place: str, words: Sequence[str]) -> None:
         self.at += len(place)
         while self.at < len(self.line):
-            if self.slot(place, words=words):
+            if self.blank(place, words=words):
                 continue
             if self.is_at("'"):
                 self.at += 1
@@ -271,7 +271,7 @@ class _LineReader:
 
     def double(self, words: Sequence[str]) -> None:
         while self.at < len(self.line):
-            if self.slot('"', words=words):
+            if self.blank('"', words=words):
                 continue
             char = self.line[self.at]
             if char == '"':
@@ -308,7 +308,7 @@ class _LineReader:
         name = f"{begin}...{closing * depth}"
         self.at += len(begin)
         while self.at < len(self.line):
-            if self.slot(within=f"in {name}"):
+            if self.blank(within=f"in {name}"):
                 continue
             char = self.line[self.at]
             self.at += 1
@@ -323,7 +323,7 @@ class _LineReader:
     def backquotes(self) -> None:
         self.at += 1
         while self.at < len(self.line):
-            if self.slot(within="in backquotes"):
+            if self.blank(within="in backquotes"):
                 continue
             if self.is_at("`"):
                 self.at += 1
@@ -336,7 +336,7 @@ class _LineReader:
 
     def comment(self) -> None:
         while self.at < len(self.line) and self.line[self.at] != "\n":
-            if not self.slot("#"):
+            if not self.blank("#"):
                 self.at += 1
 
     def heredoc(self, heredocs: list[tuple[str, bool]]) -> None:
@@ -362,7 +362,7 @@ class _LineReader:
                     break
                 risk = rf"\A{re.escape(delimiter)}\Z" if self.placeholder.fullmatch(text) else None
                 while self.at < end:
-                    if not self.slot(within="in a here-document", risk=risk):
+                    if not self.blank(within="in a here-document", risk=risk):
                         self.at += 1
                 self.at = end + 1
         heredocs.clear()

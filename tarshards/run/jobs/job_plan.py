@@ -14,7 +14,7 @@ from itertools import chain, dropwhile, pairwise, product
 from typing import Any, NamedTuple
 
 from tarshards.errors import StateError, UrlError
-from tarshards.storage.bash_line import Slot, code_refusal, fill_line, parser_of
+from tarshards.storage.bash_line import Blank, code_refusal, fill_line, parser_of
 from tarshards.storage.code_digest import digest_module, digest_source
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
@@ -257,7 +257,7 @@ def _fill_code(word: str, item: Item, parser: tuple[str, bool]) -> str:
     if is_line:
         return fill_line(word, PLACEHOLDER, value)
     return PLACEHOLDER.sub(
-        lambda match: Slot(match, refusal=code_refusal(program, match[0])).filled(value(match)), word
+        lambda match: Blank(match, refusal=code_refusal(program, match[0])).filled(value(match)), word
     )
 
 
