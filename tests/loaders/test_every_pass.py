@@ -191,7 +191,7 @@ class Row(NamedTuple):
     @property
     def is_possible(self) -> bool:
         if self.kept and self.how is zipped_with_itself and self.way != "ShardLoader":
-            return False  # torch has one iterator then, which each pass begins anew
+            return False  # torch has one iterator then, which each pass begins again
         return self.way in OF_TORCH or (self.start == "no workers" and not self.kept)
 
 
