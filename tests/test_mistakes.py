@@ -494,7 +494,7 @@ STATES = {
     "another version": (
         "ShardDataset('train-0000.tar')",
         "{'version': 9}",
-        "a state of version 9; only versions 1 to 2 can",
+        "a state of version 9; only versions 1 to 4 can",
     ),
     "other shards": ("ShardDataset('train-0001.tar')", "ShardDataset('train-0000.tar')", "shards have other names"),
     "another seed": (
@@ -505,7 +505,7 @@ STATES = {
     "another pool and order": (
         "ShardDataset('train-0000.tar', shuffle=True, pool=9)",
         "ShardDataset('train-0000.tar')",
-        "was saved with shuffle=False, pool=262144, and this dataset has shuffle=True, pool=9",
+        "was saved with shuffle=False, pool=1105920, and this dataset has shuffle=True, pool=9",
     ),
     "another seed of streamed shards": (
         "ShardLoader(ShardDataset('plain-0000.tar', seed=1), 4)",

@@ -364,6 +364,7 @@ def compressions() -> None:
         "zstd-bomb",
         "13 MB of zeros from 400 bytes, where members should be: refused as such, or as more zeros than an end has.",
         zstd_of([zstd_block(AB, last=False), *blocks]),
+        bad("archive", SA),
         bad("compression", SA, SB),
         both,
         read="a.tar.zst",

@@ -71,7 +71,7 @@ def samples_a_block(counts: np.ndarray, means: np.ndarray, block: int | None) ->
 class SampleBlock(Fetch):
     """The samples of one block of *shard* that will be read, fetched together.
 
-    *left* reads of them are still expected, and *readers* wait for them now. *samples* is None while others may join.
+    *left* reads of them are still expected, and *readers* wait for them now. While it *is_open*, others may join.
     """
 
     left: int = 0
@@ -81,27 +81,24 @@ class SampleBlock(Fetch):
     def __init__(self, key: int, shard: int, samples: set[int] | range | None = None):
         self.key = key
         self.shard = shard
-        self.samples: set[int] | range | None = samples
-        self._added: list[np.ndarray] = []
+        self.samples: set[int] | range = set() if samples is None else samples
+        self.is_open: bool = samples is None
 
     def takes(self, samples: np.ndarray) -> bool:
         """Return whether the block includes *samples*, or they can join it."""
-        return self.samples is None or all(map(self.samples.__contains__, samples.tolist()))
+        return self.is_open or all(map(self.samples.__contains__, samples.tolist()))
 
     def add(self, samples: np.ndarray) -> None:
         self.left += len(samples)
-        if self.samples is None:
-            self._added.append(samples)
+        if isinstance(self.samples, set):
+            self.samples.update(samples.tolist())
 
     def settle(self) -> None:
-        if self.samples is None:
-            self.samples = set(np.concatenate(self._added).tolist())
-            self._added.clear()
+        self.is_open = False
 
     @property
     def numbers(self) -> np.ndarray:
         """Its samples in ascending order, once settled."""
-        assert self.samples is not None
         return np.array(sorted(self.samples), np.int64)
 
 
@@ -158,7 +155,7 @@ class Blocks:
         else:
             block = self._enter(SampleBlock(key, shard, self._whole(key) if self._are_whole else None))
         block.add(samples)
-        if block.samples is None:
+        if block.is_open:
             block.size = int(min(block.left, self._units[shard]) * self._means[shard])
 
     def _whole(self, key: int) -> range:
@@ -183,7 +180,7 @@ class Blocks:
     def find(self, shard: int, sample: int) -> SampleBlock | None:
         """Return the part for the next read of a sample; None if no read of it was added."""
         for block in self.at(shard, sample):
-            if block.left and (block.samples is None or sample in block.samples):
+            if block.left and sample in block.samples:
                 return block
         return None
 
@@ -287,6 +284,7 @@ class BlockFetcher:
         is_alone: bool = False,
     ):
         self._shards, self._upcoming, self._reach = shards, iter(upcoming), reach
+        self._furthest = 0  # the reach, if it is limited
         remote, cache = shards.remote, BlockCache.of(shards.remote)
         counts, total = np.maximum(shards.counts, 1), int(shards.sizes.sum())
         means = np.maximum(shards.sizes, 1) / counts
@@ -301,7 +299,7 @@ class BlockFetcher:
                 self._drops = is_alone
             else:
                 half = max(1, reach * budget // by_turns // 2)  # as many again are added when so many are left
-                cache, self._reach = None, half
+                cache, self._reach, self._furthest = None, half, reach
                 self._upcoming = (part for numbers in upcoming for part in in_parts(*numbers, half))
                 log.warning(TOO_LITTLE, visible(shards.names[0]), by_turns / 1e6, budget / 1e6)
         is_slow = block is not None and cache is None and float((units * means).max(initial=0)) > tuning.INITIAL_WINDOW
@@ -327,8 +325,12 @@ class BlockFetcher:
         with self._queue.lock:
             self._taken += 1
             if self._scanned - self._taken < self._reach:
-                self._look_ahead()
+                self._look_ahead(self._reach)
             block = self._blocks.find(shard, sample)
+            # Threads may need samples that come later than those which may be held.
+            while block is None and self._reach and (ahead := self._scanned - self._taken) < self._furthest:
+                self._look_ahead(ahead + 1)
+                block = self._blocks.find(shard, sample)
             if block is not None:
                 block.left -= 1
                 if not self._drops:
@@ -356,16 +358,16 @@ class BlockFetcher:
         """Return a sample that was not upcoming, from a block in memory or by a separate request."""
         with self._queue.lock:
             blocks = self._blocks.at(shard, sample)
-            found = next((each.found for each in blocks if each.found and sample in (each.samples or ())), None)
+            found = next((each.found for each in blocks if each.found and sample in each.samples), None)
         opened, held = found or (self._shards.use(shard), None)
         if held is None and self._kept is not None:
             held = self._kept.find(opened, shard, sample)
         return opened.read(sample, held)
 
-    def _look_ahead(self) -> None:
-        """Add the samples that will be read next, all at once, because a block has several of them."""
+    def _look_ahead(self, reach: int) -> None:
+        """Add the next *reach* samples that will be read, all at once, because a block has several of them."""
         parts: list[Numbers] = []
-        while self._scanned - self._taken < self._reach:
+        while self._scanned - self._taken < reach:
             numbers = next(self._upcoming, None)
             if numbers is None:
                 self._reach = 0

@@ -153,7 +153,7 @@ def test_each_read_finds_its_block_and_none_is_left_over(reads, at_once, whole, 
             begin_all(blocks)
         block = blocks.find(shard, sample)
         assert block.shard == shard
-        assert block.samples is None or sample in block.samples
+        assert sample in block.samples
         block.left -= 1
         if not block.left:
             blocks.remove(block)

@@ -370,7 +370,8 @@ def test_journals_of_interrupted_writing(signed, tmp_path, caplog, monkeypatch, 
     def die(_):
         raise KeyboardInterrupt
 
-    written = partial(write_dataset, SAMPLES, signed("set-%d.tar"), max_bytes=5000)
+    samples = [{**sample, "txt": "text" * 750} for sample in SAMPLES]
+    written = partial(write_dataset, samples, signed("set-%d.tar"), max_bytes=20_480)
     with monkeypatch.context() as patch:
         patch.setattr(dataset._Journal, "remove", die)
         with pytest.raises(KeyboardInterrupt):

@@ -7,15 +7,16 @@ from collections import Counter
 from fractions import Fraction
 from itertools import islice
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from leftovers import Leftovers
 
 from tarshards import Ledger, write_samples
+from tarshards.epoch.choices import Choices
 from tarshards.epoch.proportions import Quotas
 from tarshards.errors import OpenError, SampleError, StateError, TarError, UrlError
-from tarshards.stream.mixed import Choices
 from tarshards.verbs.mix import Source, mix_streams, parse_sources, read_sources
 
 
@@ -66,10 +67,11 @@ def test_every_source_has_its_share_of_every_prefix_in_its_order(mixed, weights,
 @given(weights=WEIGHTS, until=UNTIL, seed=st.integers())
 def test_the_mixture_is_that_of_indexed_datasets(mixed, weights, until, seed):
     sizes = ["abcdefghijkl".index(name) + 1 for name in weights]
-    choices = Choices(Quotas(list(weights.values())), seed, sizes, until)
-    names = list(weights)
-    expected = [names[choices.dataset[position % choices.period]] for position in range(choices.total)]
-    assert [key[0] for key in mixed(weights, until=until, seed=seed)] == expected
+    choices = Choices(Quotas(list(weights.values())), seed, sizes, until, [1] * len(sizes))
+    names, positions = list(weights), np.arange(choices.total)
+    keys = [key[0] for key in mixed(weights, until=until, seed=seed)]
+    assert keys == [names[i] for i in choices.unpermuted().look_up(0, positions)[0]]
+    assert Counter(keys) == Counter(names[i] for i in choices.look_up(0, positions)[0])
 
 
 def test_it_ends_with_the_first_or_the_last_or_after_so_many(mixed):
