@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from mmap import mmap
 from multiprocessing import parent_process
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, WorldError
+from tarshards.parallel.forks import PerProcess
 from tarshards.storage.ranges import replace_word
 from tarshards.stream.op import BoundOp
 from tarshards.stream.shard_options import ShardOptions, takes
@@ -181,10 +183,11 @@ class SharedEpochCounter(EpochCounter):
     PASSES, TURN, EPOCH_BITS, PASS_BITS = 1024, 62, 30, 32
 
     def __init__(self, epoch: int = 0):
-        # An anonymous mapping, which forked children inherit; torch shares it when a copy is sent to another process.
+        # An anonymous mapping, which forked children inherit, until a process is spawned.
         self._words = torch.frombuffer(mmap(-1, 8 * self.PASSES), dtype=torch.int64)
         self._words[0] = 1 << self.TURN
         self._begun = 0  # passes, by this worker
+        self._lock = PerProcess(threading.Lock)
         self.set(epoch)
 
     def begin(self, world: World, epoch: int | None = None) -> int:
@@ -208,7 +211,8 @@ class SharedEpochCounter(EpochCounter):
 
         Of those written meanwhile some may be missing; ``_add`` then fails, as the place of the first is taken.
         """
-        words = self._words.numpy().copy()
+        with self._lock():
+            words = self._words.numpy().copy()
         turns = words >> self.TURN
         return words, (int((turns != turns[0]).argmax()) or self.PASSES) - 1
 
@@ -222,7 +226,8 @@ class SharedEpochCounter(EpochCounter):
             raise StateError(f"epoch {after - 1}: workers share numbers below {(1 << self.EPOCH_BITS) - 1}")
         place, turn = (last + 1) % self.PASSES, int(words[last]) >> self.TURN
         word = (turn ^ (place == 0)) << self.TURN | after << self.PASS_BITS | this_pass
-        return replace_word(self._words.numpy(), place, int(words[place]), word)
+        with self._lock():
+            return replace_word(self._words.numpy(), place, int(words[place]), word)
 
     @property
     def next(self) -> int:
@@ -239,7 +244,20 @@ class SharedEpochCounter(EpochCounter):
         """Return an independent counter that continues from here."""
         return SharedEpochCounter(self.next)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a spawned process, which shares the words, or for an independent copy.
+
+        torch would move the words to memory that can be sent, even while another thread reads them.
+        """
+        with self._lock():
+            words = self._words if self._words.is_shared() else self._words.clone()
+            if get_spawning_popen() is not None:
+                self._words = words.share_memory_()
+            elif words is self._words:
+                words = words.clone()
+        return {"_words": words, "_begun": self._begun}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _lock=PerProcess(threading.Lock))
         if not self._words.is_shared():  # a copy that came by value, and is independent
             self.__init__(self.next)  # type: ignore[misc]

@@ -100,7 +100,8 @@ def test_videos_that_are_turned_have_the_size_that_is_shown():
 
 
 def test_what_fails_is_named_and_the_rest_is_read():
-    datas = [written(), written(count=2), written(size=(48, 32)), written()[:-9], written()]
+    whole = written()  # an encoder with threads may give other bytes each time
+    datas = [whole, written(count=2), written(size=(48, 32)), whole[:-9], whole]
     clips, failed = read(readers.video(4), datas)
     assert {row: str(error) for row, error in failed.items()} == {
         1: "2 frames from 0.000 s on, fewer than 4",
