@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -60,12 +61,21 @@ def restore(data: Data, state: bytes, *, workers: int) -> Iterator[Any]:
     return iter(resumable)
 
 
+def npy(values: Any) -> bytes:
+    """The file of an array, whose values a batch has."""
+    import numpy as np
+
+    file = io.BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
 def plain(task: str, item: dict[str, Any], data: Data) -> Iterator[tuple[bytes, int]]:
     columns = []
     for field in FIELDS[data.kind]:
         values, offsets = item[field]
-        whole = values.tobytes()
-        columns.append([whole[begin:end] for begin, end in pairwise(offsets.tolist())])
+        to_bytes = npy if field == "npy" else bytes
+        columns.append([to_bytes(values[begin:end]) for begin, end in pairwise(offsets.tolist())])
     yield from zip(map(b"".join, zip(*columns)), item["cls"].tolist())
 
 

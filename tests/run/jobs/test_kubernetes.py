@@ -279,7 +279,8 @@ def test_the_line_of_the_slides_runs_as_printed(server, folder, path_with_tools,
         assert sample["txt"] == b"SCAN %d" % number
     (job,) = server.objects["jobs"].values()
     assert job["spec"]["template"]["spec"]["containers"][0]["image"] == "me/ocr:1"
-    assert subprocess.run(["bash", "-c", few], capture_output=True, text=True).stderr == "kujob: 3 items done\n"
+    words = "kujob: 3 of 3 items kept from an earlier run\nkujob: 3 items done\n"
+    assert subprocess.run(["bash", "-c", few], capture_output=True, text=True).stderr == words
 
 
 def test_no_place_for_markers_and_no_image(tarjob):
@@ -442,7 +443,7 @@ def test_kubectl_creates_what_is_printed(server, tarjob, kubectl, shared):
     assert ended == "job.batch/words-1-0 condition met\n"
     assert kubectl("logs", "words-1-0-2-00000") == "hello 2\n"
     code, _, errors = tarjob(*options, "--wait", "--", "echo hello {}")
-    assert (code, errors) == (0, "tarjob: 3 items done\n")
+    assert (code, errors) == (0, "tarjob: 3 of 3 items kept from an earlier run\ntarjob: 3 items done\n")
 
 
 def test_kubectl_sees_what_is_submitted(server, tarjob, kubectl, plan):
