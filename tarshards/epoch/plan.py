@@ -52,12 +52,13 @@ def block_size(counts: ArrayLike, sizes: ArrayLike | None = None) -> int:
 def pool_size(counts: ArrayLike, sizes: ArrayLike | None, block: int) -> int:
     """Return the least number of samples that are shuffled together, in *block*s, of shards of *sizes* bytes.
 
-    They are 360 blocks of each of 192 lanes, but not more than 4 GiB, unless these are less than 2**18 samples.
+    They are 360 blocks, of at most 16 samples, of each of 192 lanes, but not more than 4 GiB, unless these are less
+    than 2**18 samples.
 
     >>> pool_size([5_000_000], [5_000_000 * 2560], 16), pool_size([5_000_000], [5_000_000 * 110_000], 9)
     (1105920, 262144)
     """
-    pool, total = LANES * POOL_BLOCKS * block, 0 if sizes is None else int(np.sum(sizes))
+    pool, total = LANES * POOL_BLOCKS * min(block, MAX_BLOCK), 0 if sizes is None else int(np.sum(sizes))
     return max(POOL, min(pool, POOL_BYTES * int(np.sum(counts)) // total) if total else pool)
 
 
