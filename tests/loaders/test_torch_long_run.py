@@ -110,5 +110,5 @@ def test_twenty_epochs(folder, tmp_path, make):
     for name in ("files", "shared"):
         assert late[name] <= max(each[name] for each in found[: len(found) // 2 + 1]), name
     assert late["threads"] <= remote.connections + 10, "those that fetch, and a few of torch's"
-    assert late["private"] <= early["private"] * 1.01 + 1024
+    assert late["private"] <= early["private"] * 1.01 + (1024 if SOAK > 1 else 4096)  # the first epochs allocate more
     wait_until(lambda: not [name for name in os.listdir("/dev/shm") if f"tarshards-{os.getpid()}" in name])
