@@ -106,9 +106,7 @@ class Choices:
     def look_up(self, epoch: int, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the dataset of each of *positions*, and the number of its sample, counted over its passes."""
         datasets, numbers = np.empty_like(positions), np.empty_like(positions)
-        stretches = np.array(self._begins)
-        begins = stretches[np.searchsorted(stretches, positions, "right") - 1]
-        begins += (positions - begins) // WINDOW * WINDOW
+        begins = self._begin_of(positions)
         for begin in np.unique(begins).tolist():
             here = np.flatnonzero(begins == begin)
             dataset, number = self._window(epoch, begin)
@@ -119,15 +117,14 @@ class Choices:
         """Return the entries of a state besides its position: for weights that change, the counts at its window."""
         if self._table is not None:
             return {}
-        begin = self._begin_of(position) if self._is_permuted else position
-        return {"counts": self._counts(begin)}
+        return {"counts": self._counts(self._resumed_from(position))}
 
     def resumed(self, position: int, state: Mapping[str, Any]) -> Choices:
         """Return the choices that continue from *state*; raise StateError if its counts do not match these quotas."""
         if self._table is not None:
             return self
         counts = state.get("counts")
-        begin = self._begin_of(position) if self._is_permuted else position
+        begin = self._resumed_from(position)
         check_counts(self.quotas, counts, begin)
         choices = copy.copy(self)
         if begin not in choices._begins:
@@ -135,10 +132,14 @@ class Choices:
         choices._know(self._known[0], (begin, list(counts or ())))
         return choices
 
-    def _begin_of(self, position: int) -> int:
-        """Return where the window of *position* begins."""
-        stretch = self._begins[bisect_right(self._begins, position) - 1]
-        return stretch + (position - stretch) // WINDOW * WINDOW
+    def _begin_of(self, positions: Any) -> Any:
+        """Return where the window of each of *positions* begins."""
+        stretch = np.array(self._begins)[np.searchsorted(self._begins, positions, "right") - 1]
+        return stretch + (positions - stretch) // WINDOW * WINDOW
+
+    def _resumed_from(self, position: int) -> int:
+        """Return the position whose counts a state has: where the window begins, if it is permuted as a whole."""
+        return int(self._begin_of(position)) if self._is_permuted else position
 
     def _end_of(self, begin: int) -> int:
         """Return where the window that begins at *begin* ends, if the epoch does not end before."""
@@ -148,7 +149,7 @@ class Choices:
     def _counts(self, position: int) -> list[int]:
         """Return how often each dataset was chosen before *position*."""
         with self._lock():
-            begin = self._begin_of(position)
+            begin = int(self._begin_of(position))
             base, before = self._chosen(begin, position)
         return [int(count) for count in before + np.bincount(base, minlength=len(self.sizes))]
 

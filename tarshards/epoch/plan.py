@@ -24,9 +24,7 @@ LANES = 192
 POOL = 2**18  # samples: an epoch of no more is permuted whole, and larger ones at least within so many
 POOL_BYTES = 2**32  # of the samples that are mixed: as much as a reader of remote files may hold on a host of 16 GiB
 POOL_BLOCKS = 360  # of a lane; a rank of 64 has three lanes
-MIXED_BLOCKS = (
-    3 * POOL_BLOCKS
-)  # from which a batch of 256 has 0.9 times the classes of a permutation, if there are 1,000
+MIXED_BLOCKS = 3 * POOL_BLOCKS  # a batch of 256 from so many has 0.9 times the classes of a permutation, of 1,000
 MAX_BLOCK, BLOCK_BYTES, MAX_BLOCKS = 16, 2**20, 10**7
 MAX_LANES = 2**20
 CHUNK = 2**16  # positions that are computed at once; of whole windows, 4 times as many samples

@@ -93,6 +93,8 @@ class Passes:
             this = self._fresh(epoch)
         if this.state and self._announced is not None:
             self._ahead = this.epoch - self._announced
+        if this.plan is not None:  # here, since workers that begin again in each epoch would warn in each
+            self.stream.source.check_mixing(this.plan, this.world)
         this.delivered = this.passed
         this.last = this.state.get("last") if this.state and this.plan is None else None
         self._current = this

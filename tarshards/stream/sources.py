@@ -338,8 +338,6 @@ class PlannedSource:
         """Return the loop of one worker over its shares of *plan*, which is *whole* if nothing was taken before."""
         from tarshards.epoch.loop import EpochLoop
 
-        if plan.order is not None and self.options.pool is self.options.block is None and world.rank == 0:
-            _warn_of_few_blocks(plan.order, plan.ranks, float(self.sizes.sum() / self.counts.sum()))
         return EpochLoop(
             plan,
             self.shards,
@@ -352,12 +350,18 @@ class PlannedSource:
             is_ahead=is_ahead,
         )
 
+    def check_mixing(self, plan: PlannedEpoch, world: World) -> None:
+        """Log a warning, once, if the default pool mixes few blocks on each rank; on the first rank and worker only."""
+        if plan.order is not None and self.options.pool is self.options.block is None and not world.rank + world.worker:
+            _warn_of_few_blocks(plan.order, plan.ranks, float(self.sizes.sum() / self.counts.sum()))
+
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the rest of one worker's share: every num_workers-th position of its rank."""
         from tarshards.epoch.loop import LOOKED_UP, Part, Shares, growing
 
         world = progress.world
         plan = self.as_of(progress.version).plan(progress.epoch, world.world_size)
+        self.check_mixing(plan, world)
         share = world.positions(len(plan))[progress.begun :]
         progress.loop = loop = self.loop(plan, world, Shares(share, max(1, len(share))), whole=not progress.begun)
         parts = (Part.of(plan, positions) for positions in growing(share, FIRST, LOOKED_UP))

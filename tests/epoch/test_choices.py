@@ -212,7 +212,7 @@ def test_a_schedule_begins_anywhere_at_once(monkeypatch):
     quotas = Quotas([stepwise({0: 1, 10**10: 0.1}, 10**8), 1])
     position = 6 * 10**9 + 12345
     whole = Choices(quotas, 0, [10**12, 10**12], 10**12, [1, 1])
-    begin = whole._begin_of(position)
+    begin = whole._resumed_from(position)
     most = int(quotas.at(begin)[0]) + 1
     counts = next([n, begin - n] for n in (most - 1, most) if abs(quotas.at(begin)[0] - n) <= 0.5)
     taken = []

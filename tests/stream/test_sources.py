@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from range_server import serving
-from with_torch import DataLoader, ShardDataset
+from with_torch import DataLoader, ShardDataset, ShardLoader
 
 from tarshards import IndexedShards, Ledger, Remote, ShardWriter, Stream, TarWriter, World, read_samples
 from tarshards.epoch import plan
@@ -541,14 +541,28 @@ def test_ranks_that_mix_few_blocks_are_told_of_a_larger_pool(make_shards, monkey
     monkeypatch.setattr(plan, "POOL_BYTES", 1)  # as with large samples
     monkeypatch.setattr(plan, "MIXED_BLOCKS", 6)
     urls = make_shards(2, 600, index=True)
-    for rank, is_told in [(1, False), (0, ranks > 1)]:
+    for rank, worker, is_told in [(1, 0, False), (0, 1, False), (0, 0, ranks > 1)]:
         if rank >= ranks:
             continue
         sources._log_few_blocks.cache_clear()
         caplog.clear()
-        next(iter(Stream.from_shards(urls, shuffle=True, world=World(rank, ranks))))
+        next(iter(Stream.from_shards(urls, shuffle=True, world=World(rank, ranks, worker, 2))))
         words = "each of 64 ranks mixes only 0 blocks of 16 neighbouring samples at a time"
         assert [words in record.getMessage() for record in caplog.records] == [True] * is_told
     next(iter(Stream.from_shards(urls, shuffle=True, world=World(0, ranks), pool=1200)))
     next(iter(Stream.from_shards(urls, world=World(0, ranks))))
     assert len(caplog.records) == is_told
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_tells_of_a_larger_pool_once_and_not_in_its_workers(make_shards, monkeypatch, caplog, workers):
+    monkeypatch.setattr(plan, "POOL", 192 * 2)
+    monkeypatch.setattr(plan, "POOL_BYTES", 1)
+    monkeypatch.setattr(plan, "MIXED_BLOCKS", 6)
+    sources._log_few_blocks.cache_clear()
+    dataset = ShardDataset(make_shards(2, 600, index=True), shuffle=True, world=World(0, 64))
+    loader = ShardLoader(dataset, 4, num_workers=workers)
+    for _ in range(2):
+        list(loader)
+    words = "each of 64 ranks mixes only 0 blocks"  # logged by the parent, not by workers, which begin again each epoch
+    assert [words in record.getMessage() for record in caplog.records] == [True]
