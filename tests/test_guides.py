@@ -129,8 +129,8 @@ def test_images(follow, run, tmp_path):
     assert len(accuracies) == 4
     assert accuracies[-1] > 90
     (samples,) = re.findall(r"^samples +(\d+)", printed, re.MULTILINE)
-    assert f"planned {2 * int(samples):10} samples" in printed
-    assert f"planned {2 * -(-int(samples) // 2):10} samples" in printed, "each of two ranks had its half of two epochs"
+    assert f"epochs 0 to 1: {2 * int(samples)} planned = " in printed
+    assert f"epochs 2 to 3, rank 0 of 2: {2 * -(-int(samples) // 2)} planned = " in printed, "its half of two epochs"
 
     checkpoint = tmp_path / "photos.pt"
     checkpoint.unlink()
@@ -155,7 +155,7 @@ def test_images_that_do_not_decode_are_replaced(run, tmp_path):
     (pack,) = [text for kind, text in steps("images.md") if kind == "bash" and "tarsplit" in text]
     assert run("bash", "-eu", "-c", pack.replace("python draw.py\n", "")).returncode == 0
     done = run("python", "train.py", "1")
-    (planned,) = map(int, re.findall(r"^planned +(\d+)", done.stdout, re.MULTILINE))
+    (planned,) = map(int, re.findall(r"(\d+) planned", done.stdout))
     assert f"delivered {planned:8} samples" in done.stdout, done.stdout + done.stderr
     failed, repeated = (int(re.search(word, done.stdout)[1]) for word in (r"failed +(\d+)", r"(\d+) repeated"))
     assert 0 < failed <= 9

@@ -17,7 +17,7 @@ from tarshards.epoch.world import World
 from tarshards.errors import AuditError, TarshardsError
 from tarshards.index.access import SampleReader
 from tarshards.samples.keys import Sample
-from tarshards.samples.ledger import Ledger, Tally
+from tarshards.samples.ledger import Ledger, PassOf, Tally
 
 T = TypeVar("T")
 
@@ -194,10 +194,11 @@ class Part:
 class EpochLoop:
     """The loop of one worker over its *shares* of a *plan*.
 
-    Its tally goes to *ledger*; the caller that runs the loop audits it. *digest* identifies the dataset; *left_out* are
-    positions of this rank that no share covers, which count as dropped. The loop is *whole* if it begins with the epoch
-    and each sample comes once. If it *is_ahead* of the consumer, all that was taken counts as in flight; the consumer
-    counts the outcomes of the samples with each result.
+    Its tally goes to *ledger* as *of* a pass; the caller that runs the loop audits it. *digest* identifies the dataset,
+    and *once* says whether each sample comes once; *begun* are samples of this worker before its shares, besides those
+    before the plan; *left_out* are positions of this rank that no share covers, which count as dropped. If the loop
+    *is_ahead* of the consumer, all that was taken counts as in flight; the consumer counts the outcomes of the samples
+    with each result.
     """
 
     def __init__(
@@ -208,8 +209,10 @@ class EpochLoop:
         world: World,
         shares: Shares,
         *,
+        of: PassOf,
         digest: str,
-        whole: bool,
+        once: bool = True,
+        begun: int = 0,
         left_out: range = range(0),
         is_ahead: bool = False,
     ):
@@ -227,7 +230,11 @@ class EpochLoop:
         if plan.further is not None and len(shares):
             counted = shares.together()
             repeated += int(plan.further[counted[counted < plan.total]].sum())
-        self._tally = Tally(planned=self._samples - repeated, broken_off=1)
+        self._of = of
+        whole = once and not plan.before and not begun
+        if world.worker == 0:
+            begun += len(range(world.rank, plan.before, plan.ranks))
+        self._tally = Tally(planned=self._samples - repeated, before=begun, broken_off=1)
         self._read = np.zeros(len(reader.names), np.int64)  # by shard
         if world.worker == 0:
             order = repr((plan.state(0), plan.tail))
@@ -278,7 +285,7 @@ class EpochLoop:
         finally:
             if self._begun:
                 self._count(self._begun.popleft(), is_out)
-            self.ledger.add(self.tally)
+            self.ledger.add(self.tally.within(self._of))
 
     def _ahead(self) -> AbstractContextManager[SampleReader]:
         """Return a reader that prefetches the samples of the loop."""

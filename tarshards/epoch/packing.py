@@ -304,6 +304,11 @@ class PackedPlan(PlannedEpoch):
         return np.diff(so_far)[self._numbers(np.arange(len(self)))]
 
     @property
+    def before(self) -> int:
+        end = int(self.bins.starts[self.begin])
+        return end if self.bins.begins is None else end - int(np.count_nonzero(self.bins.begins[:end]))
+
+    @property
     def overlong(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return self.unpacked[self.bins.overlong]
 

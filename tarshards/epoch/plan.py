@@ -276,6 +276,11 @@ class PlannedEpoch(ABC):
     tail: Tail
 
     @property
+    @abstractmethod
+    def before(self) -> int:
+        """The samples of the epoch that come before position 0, of all ranks; each counts an equal share of them."""
+
+    @property
     def sizes(self) -> NDArray[np.int64] | None:
         """The samples of each position where these are bins; None if each is one sample."""
         return None
@@ -456,6 +461,10 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
             cut = self._recuts[-1].new
         self.total: int = cut.total - self._begin
         self._windows = self._make_windows()
+
+    @property
+    def before(self) -> int:
+        return self._order.lanes.total - self.total
 
     @property
     def block_and_reach(self) -> tuple[int | None, int]:

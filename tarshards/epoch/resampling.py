@@ -90,6 +90,10 @@ class ResampledPlan(PlannedEpoch):
         yield from zip(shards.tolist(), samples.tolist())
 
     @property
+    def before(self) -> int:
+        return self.begin
+
+    @property
     def block_and_reach(self) -> tuple[int | None, int]:
         return 1, POOL
 

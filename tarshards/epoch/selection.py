@@ -87,6 +87,10 @@ class SelectedPlan(PlannedEpoch):
         self.tail: Tail = plan.tail
 
     @property
+    def before(self) -> int:
+        return self.plan.before
+
+    @property
     def block_and_reach(self) -> tuple[int | None, int]:
         return self.plan.block_and_reach
 

@@ -18,12 +18,12 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.grouping import closed_at_exit
+from tarshards.samples.ledger import Ledger, PassOf
 from tarshards.storage import traffic
 from tarshards.stream.sources import ShardSource, check_order, check_ordered, check_state, last_key, version_of
 
 if TYPE_CHECKING:
     from tarshards.epoch.plan import PlannedEpoch
-    from tarshards.samples.ledger import Ledger
 
 T = TypeVar("T")
 
@@ -44,6 +44,11 @@ class Pass:
     before: int = 0
     delivered: int = 0
     last: str | None = None
+
+    @property
+    def of(self) -> PassOf:
+        """This pass, for the ledger."""
+        return PassOf(self.epoch, self.plan.before if self.plan else 0, self.world.rank, self.world.world_size)
 
     @property
     def passed(self) -> int:

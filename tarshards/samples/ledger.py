@@ -7,7 +7,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count, groupby
 from typing import Any, Literal, NamedTuple, SupportsFloat
 
 from tarshards.errors import AuditError, SampleError, check_function, shortened, visible
@@ -46,6 +47,22 @@ def log_error(error: Exception) -> None:
     logging.getLogger("tarshards").warning("left out: %s", visible(str(error)))
 
 
+#: The outcomes of the samples of a pass, as they are printed.
+OUTCOMES = ("before", "delivered", "filtered", "failed", "quarantined", "dropped", "in flight", "not taken")
+
+
+class PassOf(NamedTuple):
+    """A pass over an *epoch*, or over its rest after *before* samples, on *rank* of *ranks*.
+
+    A pass over samples, which counts the samples before it in each worker, has a *before* of 1 if it is over a rest.
+    """
+
+    epoch: int
+    before: int
+    rank: int
+    ranks: int
+
+
 class Quarantined(NamedTuple):
     """A shard, sample or field left out for an error; *key*, *field* and *offset* (bytes) are None if unknown."""
 
@@ -70,12 +87,13 @@ class Tally:
     - *in_flight*: it was read but not delivered when the epoch was left: in a shuffle buffer, or prefetched
 
     *samples* were read, so *delivered* is *samples* minus filtered, failed, discarded and in_flight; *streamed* of them
-    were read outside of planned epochs. *planned* is the number of samples in planned epochs: planned = delivered +
+    were read outside of planned epochs. *planned* is the number of samples in planned passes: planned = delivered +
     filtered + failed + quarantined + dropped + discarded; *repeated*, delivered again to fill the tail, count
-    separately. *read* counts by shard the planned samples that were read, quarantined or dropped, without repeats.
-    *epochs* counts the epochs started, by dataset and order, and *parts* those started in the middle. *joined* counts
-    the archives after the first in concatenated shards. *unpaired* samples of joined shards belong to no sample of the
-    dataset. *failures* says why samples failed, and *quarantined* why shards and samples were not read.
+    separately, as do the samples of the epochs *before* the states from which passes began. *read* counts by shard the
+    planned samples that were read, quarantined or dropped, without repeats. *epochs* counts the epochs started, by
+    dataset and order, and *parts* those started in the middle. *joined* counts the archives after the first in
+    concatenated shards. *unpaired* samples of joined shards belong to no sample of the dataset. *failures* says why
+    samples failed, and *quarantined* why shards and samples were not read. *passes* has the sums of each planned pass.
     """
 
     shards: int = 0
@@ -92,6 +110,7 @@ class Tally:
     quarantined: list[Quarantined] = field(default_factory=list)
     failures: list[Quarantined] = field(default_factory=list)
     planned: int = 0
+    before: int = 0
     quarantined_samples: int = 0
     dropped: int = 0
     repeated: int = 0
@@ -99,6 +118,7 @@ class Tally:
     streamed: int = 0
     read: Counter[str] = field(default_factory=Counter)
     epochs: Counter[str] = field(default_factory=Counter)
+    passes: dict[PassOf, Counter[str]] = field(default_factory=dict)
 
     @property
     def delivered(self) -> int:
@@ -110,8 +130,28 @@ class Tally:
         for name, value in vars(other).items():
             if isinstance(value, Counter):
                 getattr(self, name).update(value)
+            elif name == "passes":
+                for this, sums in value.items():
+                    self.passes.setdefault(this, Counter()).update(sums)
             else:
                 setattr(self, name, getattr(self, name) + value)
+
+    def within(self, this: PassOf) -> Tally:
+        """Return these counts as those of a pass."""
+        sums = {
+            "planned": self.planned + self.before,
+            "repeated": self.repeated,
+            "before": self.before,
+            "delivered": self.delivered,
+            "filtered": self.filtered.total(),
+            "failed": self.failed,
+            "quarantined": self.quarantined_samples,
+            "dropped": self.dropped + self.discarded,
+            "in flight": self.in_flight,
+            "not taken": self.planned - self.read.total(),
+            "left early": self.broken_off,
+        }
+        return replace(self, passes={this: Counter(sums)})
 
 
 @dataclass
@@ -324,8 +364,8 @@ class Ledger:
         indexed: Counter[str] = Counter()
         for order, epochs in total.epochs.items():
             shards, counts = self._datasets.get(order.partition(" ")[0], ((), ()))
-            for shard, count in zip(shards, counts):
-                indexed[shard] += int(count) * epochs // ranks
+            for shard, samples in zip(shards, counts):
+                indexed[shard] += int(samples) * epochs // ranks
         return indexed
 
     def _differences(self, total: Tally, ranks: int) -> str:
@@ -339,12 +379,15 @@ class Ledger:
     def __str__(self) -> str:
         tally = self._total()
         broken_off = f" ({tally.broken_off} broken off: unaudited)" if tally.broken_off else ""
+        is_planned = tally.planned and not tally.streamed
         in_flight = f", {tally.in_flight} in flight" if tally.in_flight else ""
         left_out = [] if not tally.filtered else [_line("filtered", tally.filtered.total(), "samples", tally.filtered)]
         if tally.failed or tally.failures:
             left_out.append(_line("failed", tally.failed, "samples"))
             left_out += [f"  {_describe(entry)}" for entry in tally.failures]
-        if tally.planned:
+        if is_planned:
+            lines = _equations(tally.passes)
+        elif tally.planned:
             not_taken = tally.planned - tally.read.total()
             left = f", {not_taken} not taken" if not_taken else ""
             lines = [_line("planned", tally.planned, "samples") + left + broken_off]
@@ -367,7 +410,6 @@ class Ledger:
             lines.append(_line("skipped", tally.skipped.total(), "members", tally.skipped))
         if tally.unpaired:
             lines.append(_line("unpaired", tally.unpaired, "samples of joined shards"))
-        is_planned = tally.planned and not tally.streamed
         lines.append(_line("quarantined", tally.quarantined_samples if is_planned else len(tally.quarantined)))
         return "\n".join(lines + [f"  {_describe(entry)}" for entry in tally.quarantined])
 
@@ -423,6 +465,38 @@ def _line(name: str, count: int, unit: str = "", parts: Counter[str] | None = No
     return f"{name:<11} {count:>6}" + (unit and f" {unit}") + (words and f": {words}")
 
 
+def _equations(passes: dict[PassOf, Counter[str]]) -> list[str]:
+    """Return the sums of *passes*: a line for each, and for each run of whole epochs.
+
+    >>> whole = Counter(planned=10, delivered=8, filtered=2)
+    >>> rest = Counter({"planned": 10, "before": 6, "delivered": 2, "not taken": 2, "left early": 1})
+    >>> for line in _equations({PassOf(0, 0, 0, 1): whole, PassOf(1, 0, 0, 1): whole, PassOf(2, 6, 0, 1): rest}):
+    ...     print(line)
+    epochs 0 to 1: 20 planned = 16 delivered + 4 filtered
+    epoch 2: 10 planned = 6 before + 2 delivered + 2 not taken (left early: unaudited)
+    """
+    lines, numbers = [], count()
+
+    def run(item: tuple[PassOf, Counter[str]]) -> tuple[Any, ...]:
+        (epoch, *others), sums = item
+        is_whole = not (sums["before"] or sums["left early"] or sums["in flight"])
+        return others, is_whole, epoch - next(numbers) if is_whole else epoch
+
+    for _, group in groupby(sorted(passes.items(), key=lambda item: (item[0].rank, item[0])), run):
+        run_of = dict(group)
+        first, last, sums = min(run_of), max(run_of), Counter[str]()
+        for each in run_of.values():
+            sums.update(each)
+        name = f"epoch {last.epoch}" if first == last else f"epochs {first.epoch} to {last.epoch}"
+        name += f", rank {first.rank} of {first.ranks}" if first.ranks > 1 else ""
+        planned, outcomes = [
+            " + ".join(f"{sums[word]} {word}" for word in words if sums[word]) or "0"
+            for words in (("planned", "repeated"), OUTCOMES)
+        ]
+        lines.append(f"{name}: {planned} = {outcomes}" + " (left early: unaudited)" * bool(sums["left early"]))
+    return lines
+
+
 def _first(read: Counter[str]) -> str:
     """Describe how much was read of the first shard."""
     name = min(read, default=None)
@@ -457,7 +531,8 @@ class _Mailbox:
         except FileNotFoundError:
             return False
         with temporary(), open(descriptor, "ab", buffering=0) as file:
-            file.write(json.dumps(vars(tally)).encode() + b"\n")
+            passes = [[this, sums] for this, sums in tally.passes.items()]
+            file.write(json.dumps(vars(tally) | {"passes": passes}).encode() + b"\n")
         return True
 
     def collect(self) -> list[Tally]:
@@ -474,7 +549,8 @@ class _Mailbox:
 def _read_tally(fields: dict[str, Any]) -> Tally:
     counters = {name: Counter(value) for name, value in fields.items() if isinstance(value, dict)}
     entries = {name: [Quarantined(*entry) for entry in fields[name]] for name in ("quarantined", "failures")}
-    return Tally(**fields | counters | entries)
+    passes = {PassOf(*this): Counter(sums) for this, sums in fields["passes"]}
+    return Tally(**fields | counters | entries | {"passes": passes})
 
 
 def _gather(tally: Tally, group: Any, timeout: float) -> list[Tally]:

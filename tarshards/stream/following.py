@@ -10,7 +10,7 @@ from operator import length_hint
 from typing import Any
 
 from tarshards.errors import AuditError
-from tarshards.samples.ledger import Ledger, Tally, warn_of_nothing
+from tarshards.samples.ledger import Ledger, PassOf, Tally, warn_of_nothing
 from tarshards.stream.op import BoundOp
 
 
@@ -19,11 +19,14 @@ def is_followed(op: BoundOp) -> bool:
     return op.traits.one_for_one or op.traits.leaves_out is not None
 
 
-def follow(ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, seed: int, ledger: Ledger) -> Iterator[Any]:
+def follow(
+    ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, seed: int, ledger: Ledger, of: PassOf
+) -> Iterator[Any]:
     """Yield the results of *ops* for the samples of an epoch.
 
-    *ledger* receives the errors, and counts the samples that are left out. *epoch* and *seed* seed random ops. Raises
-    AuditError if an op lost samples or yielded too many, and logs a warning if the ops left out all samples.
+    *ledger* receives the errors, and counts the samples that are left out, as *of* a pass. *epoch* and *seed* seed
+    random ops. Raises AuditError if an op lost samples or yielded too many, and logs a warning if the ops left out all
+    samples.
     """
     passage = Passage(ops, ledger)
     upstream = iter(samples)
@@ -35,7 +38,7 @@ def follow(ops: Sequence[BoundOp], samples: Iterable[Any], epoch: int, seed: int
         if hasattr(upstream, "close"):
             upstream.close()  # now, even if a traceback still refers to it
         if passage.entered != passage.delivered:
-            ledger.add(passage.tally())
+            ledger.add(passage.tally().within(of))
 
 
 def follow_part(

@@ -20,7 +20,7 @@ from tarshards.errors import SampleError, StateError, WorldError, shortened, who
 from tarshards.index.access import Fan, SampleReader, SampleSequence
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.keys import Sample
-from tarshards.samples.ledger import ErrorPolicy, Ledger
+from tarshards.samples.ledger import ErrorPolicy, Ledger, Tally
 from tarshards.stream.following import follow_part
 from tarshards.stream.interleave import MixedStream, interleave
 from tarshards.stream.sources import VERSION, PlannedSource, Progress, ShardSource, version_of
@@ -262,6 +262,10 @@ class MixedPlan(PlannedEpoch):
         return shards, samples
 
     @property
+    def before(self) -> int:
+        return self.begin
+
+    @property
     def block_and_reach(self) -> tuple[int | None, int]:
         ways = [self._plan(i, 0).block_and_reach for i, size in enumerate(self.source.sizes) if size]
         blocks = [block for block, _ in ways if block is not None]
@@ -364,7 +368,7 @@ class MixedStreams:
             yield from interleave(streams, choices, ends, self.until)
         finally:
             if held := sum(stream.holds_sample() for stream in streams):
-                self.ledger.count(in_flight=held)
+                self.ledger.add(Tally(in_flight=held).within(progress.of))
 
     def _stream(self, name: str, dataset: Stream, progress: Progress) -> MixedStream:
         """Return the stream of one dataset; its samples get ``__dataset__``, and ``__draw__`` if any dataset draws."""
@@ -372,7 +376,7 @@ class MixedStreams:
 
         def begin(passes: int) -> Generator[Any, None, None]:
             epoch = progress.epoch + passes * PASS
-            for sample, number in zip(dataset.iterate(epoch, progress.world, progress.version), numbers):
+            for sample, number in zip(dataset.iterate(epoch, progress.world, progress.version, progress.of), numbers):
                 if not isinstance(sample, dict):
                     yield sample
                 elif self.draws:

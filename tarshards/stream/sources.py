@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -18,7 +19,7 @@ from tarshards.errors import OpenError, SampleError, ShardIndexError, StateError
 from tarshards.index.inventory import check_there, has_ranges
 from tarshards.index.opening_options import Opening
 from tarshards.samples.keys import Sample
-from tarshards.samples.ledger import ErrorPolicy, Ledger
+from tarshards.samples.ledger import ErrorPolicy, Ledger, PassOf
 from tarshards.storage.location import Location, identities_of
 from tarshards.storage.manifest import Shards, collector_paused
 from tarshards.stream import ops
@@ -57,6 +58,12 @@ class Progress:
     version: int = VERSION
     last: str | None = None
     loop: EpochLoop | None = None
+    within: PassOf | None = None  # of which it is a part
+
+    @property
+    def of(self) -> PassOf:
+        """The pass of the stream, for the ledger."""
+        return self.within or PassOf(self.epoch, int(self.begun > 0), self.world.rank, self.world.world_size)
 
     @property
     def taken(self) -> int:
@@ -65,7 +72,7 @@ class Progress:
 
     def at(self, epoch: int) -> Progress:
         """Return the beginning of another *epoch*, in the order of the same version."""
-        return Progress(epoch, self.world, version=self.version)
+        return Progress(epoch, self.world, version=self.version, within=self.of)
 
 
 class OrderedSource(Protocol):
@@ -146,7 +153,7 @@ class ShardSource:
         if progress.world.rank == progress.world.worker == 0:
             samples = _watched(samples, self.pool)
         mixing = BoundOp(ops.shuffle, (self.pool,), {"seed": self.seed})
-        return follow([mixing], samples, progress.epoch, self.seed, self.ledger)
+        return follow([mixing], samples, progress.epoch, self.seed, self.ledger, progress.of)
 
     def _in_turn(self, progress: Progress) -> Iterator[Sample]:
         """Yield the samples of one worker, shard after shard; raise SampleError if the only worker finds none."""
@@ -331,11 +338,12 @@ class PlannedSource:
         world: World,
         shares: Shares,
         *,
-        whole: bool,
+        of: PassOf,
+        begun: int = 0,
         left_out: range = range(0),
         is_ahead: bool = False,
     ) -> EpochLoop:
-        """Return the loop of one worker over its shares of *plan*, which is *whole* if nothing was taken before."""
+        """Return the loop of one worker over its shares of *plan*, before which it took *begun* samples."""
         from tarshards.epoch.loop import EpochLoop
 
         return EpochLoop(
@@ -344,8 +352,10 @@ class PlannedSource:
             self.ledger,
             world,
             shares,
+            of=of,
             digest=self.digest,
-            whole=whole and self.once,
+            once=self.once,
+            begun=begun,
             left_out=left_out,
             is_ahead=is_ahead,
         )
@@ -362,8 +372,10 @@ class PlannedSource:
         world = progress.world
         plan = self.as_of(progress.version).plan(progress.epoch, world.world_size)
         self.check_mixing(plan, world)
-        share = world.positions(len(plan))[progress.begun :]
-        progress.loop = loop = self.loop(plan, world, Shares(share, max(1, len(share))), whole=not progress.begun)
+        every = world.positions(len(plan))
+        share, begun = every[progress.begun :], bisect_left(every[: progress.begun], plan.total)
+        shares = Shares(share, max(1, len(share)))
+        progress.loop = loop = self.loop(plan, world, shares, of=progress.of, begun=begun)
         parts = (Part.of(plan, positions) for positions in growing(share, FIRST, LOOKED_UP))
         for samples in loop.run(partial(map, partial(self.read, epoch=progress.epoch)), parts):
             yield from samples

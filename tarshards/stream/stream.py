@@ -12,7 +12,7 @@ from tarshards.epoch.world import World
 from tarshards.errors import StateError, check_function, shortened, whole_number
 from tarshards.samples.codecs.decoding import Decoding, decoding_of
 from tarshards.samples.grouping import closed_at_exit
-from tarshards.samples.ledger import ErrorPolicy, Ledger
+from tarshards.samples.ledger import ErrorPolicy, Ledger, PassOf
 from tarshards.storage.redaction import redacted
 from tarshards.stream import ops
 from tarshards.stream.dask import dask_map
@@ -299,10 +299,15 @@ class Stream(SampleOps):
             samples = ()  # without references the generators close, which completes their counts
             self.report()
 
-    def iterate(self, epoch: int, world: World, version: int | None = None) -> Iterator[Any]:
-        """Yield the samples of a whole epoch that one worker delivers; *version* is that of their order."""
+    def iterate(
+        self, epoch: int, world: World, version: int | None = None, within: PassOf | None = None
+    ) -> Iterator[Any]:
+        """Yield the samples of a whole epoch that one worker delivers; *version* is that of their order.
+
+        The ledger counts them as those of the pass *within* which they are, by default one of its own.
+        """
         version = self.source.newest if version is None else version
-        return self._iterate(len(self.ops), Progress(epoch, world, version=version))
+        return self._iterate(len(self.ops), Progress(epoch, world, version=version, within=within))
 
     def read(self, part: Part, epoch: int) -> Iterable[Any]:
         """Return the samples of *part* of a planned epoch, after the ops; *part* counts those that ops leave out."""
@@ -342,7 +347,7 @@ class Stream(SampleOps):
             while begin and self.ops[begin - 1].function is not ops.repeat:
                 begin -= 1
             samples = self._iterate(begin, progress)
-            return follow(self.ops[begin:depth], samples, progress.epoch, self.source.seed, ledger)
+            return follow(self.ops[begin:depth], samples, progress.epoch, self.source.seed, ledger, progress.of)
         return iter(op.run(_Upstream(self, depth - 1, progress), progress.epoch, self.source.seed, ledger))
 
     @property

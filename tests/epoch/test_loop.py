@@ -11,6 +11,7 @@ import pytest
 
 from tarshards import Ledger, Stream, World
 from tarshards.epoch.loop import EpochLoop, Part, Shares
+from tarshards.samples.ledger import PassOf
 
 COUNT, SIZE = 20, 4
 
@@ -24,7 +25,7 @@ def make_loop(make_uneven):
         source = Stream.from_shards(urls, on_error=Ledger()).source
         plan = source.plan(0, 1)
         shares = Shares(range(len(plan)), SIZE)
-        return source.loop(plan, World(), shares, whole=True, **options), source.ledger
+        return source.loop(plan, World(), shares, of=PassOf(0, 0, 0, 1), **options), source.ledger
 
     return make
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from functools import partial
 from itertools import islice, product
 
@@ -14,6 +15,7 @@ from with_torch import DataLoader, ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, World, readers
 from tarshards.errors import SampleError
+from tarshards.samples.ledger import OUTCOMES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -40,6 +42,12 @@ def counts(ledger: Ledger) -> tuple[int, int, int, int, int]:
     ledger.check()
     tally = ledger._total()
     found = tally.delivered, tally.filtered.total(), tally.failed, tally.quarantined_samples, tally.in_flight
+    if tally.planned and not tally.streamed:
+        sums = list(tally.passes.values())
+        for each in sums:
+            assert each["planned"] + each["repeated"] == sum(each[word] for word in OUTCOMES)
+        words = "delivered", "filtered", "failed", "quarantined", "in flight"
+        assert found == tuple(sum(each[word] for each in sums) for word in words)
     if tally.planned:
         assert sum(found) + tally.discarded + tally.dropped == tally.read.total() + tally.repeated
     else:
@@ -76,6 +84,102 @@ def test_an_epoch_of_a_shard_loader(urls, workers, index):
 
 def odd_alone(sample):
     return sample if odd(sample) else None
+
+
+FIELDS = {"cls": readers.integer()}
+LOADERS = {
+    "ShardLoader": partial(ShardLoader, num_workers=0),
+    "two workers": partial(ShardLoader, num_workers=2, fields=FIELDS),
+    "ArrayLoader": partial(ArrayLoader, fields=FIELDS),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("make_loader", LOADERS.values(), ids=LOADERS)
+def test_a_resumed_epoch_is_one_sum(urls, make_loader, ranks):
+    """What a rank prints: its equal shares of the samples before the state, and of the rest, also on other ranks."""
+    first = [make_loader(dataset(urls, world=World(rank, 2), tail="exact"), 4) for rank in range(2)]
+    for loader in first:
+        passed = iter(loader)
+        for _ in range(5):
+            next(passed)
+        state = loader.state_dict()
+        passed.close()
+    rest = [make_loader(dataset(urls, world=World(rank, ranks), tail="exact"), 4) for rank in range(ranks)]
+    for loader in rest:
+        loader.load_state_dict(state)
+        taken(loader)
+    assert state["position"] == 40
+    rows = [(each.ledger, *next(iter(each.ledger._total().passes.items()))) for each in rest]
+    assert sum(sums["planned"] for _, _, sums in rows) == SAMPLES
+    for ledger, this, sums in rows:
+        counts(ledger)
+        share = 40 // ranks + (this.rank < 40 % ranks)
+        own = f"{sums['planned']} planned = {share} before + {sums['planned'] - share} delivered"
+        assert (
+            str(ledger).splitlines()[0]
+            == (f"epoch 0, rank {this.rank} of {ranks}: " if ranks > 1 else "epoch 0: ") + own
+        )
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # in torchdata
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.interop)])
+def test_a_dataset_that_resumes_is_one_sum(urls, workers):
+    """Samples, not batches: each worker has a state of its own."""
+
+    def loader_of(data):
+        if not workers:
+            return data
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        return StatefulDataLoader(data, batch_size=None, num_workers=workers)
+
+    first, again = loader_of(dataset(urls)), dataset(urls).filter(odd)
+    rest = loader_of(again)
+    passed = iter(first)
+    for _ in range(21):
+        next(passed)
+    rest.load_state_dict(first.state_dict())
+    passed = None
+    assert sum(1 for _ in rest) <= 39
+    delivered, filtered, *_ = counts(again.ledger)
+    assert str(again.ledger).splitlines()[0] == (
+        f"epoch 0: 60 planned = 21 before + {delivered} delivered + {filtered} filtered"
+    )
+
+
+def test_whole_epochs_are_one_line(urls):
+    loader = ShardLoader(dataset(urls).filter(odd), 8)
+    for _ in range(3):
+        taken(loader)
+    counts(loader.ledger)
+    next(iter(loader))
+    lines = str(loader.ledger).splitlines()
+    assert lines[0] == "epochs 0 to 2: 180 planned = 90 delivered + 90 filtered"
+    assert re.match(r"epoch 3: 60 planned = \d delivered .* \+ \d+ not taken \(left early: unaudited\)$", lines[1])
+
+
+@pytest.mark.parametrize("kind", ["collated", "fields", "arrays"])
+def test_a_batch_that_fails_is_in_flight(urls, kind):
+    """Three loaders count it alike: it was read, and did not arrive."""
+
+    def fail(batch, *_):
+        values = batch["cls"] if isinstance(batch, dict) else [int(sample["cls"]) for sample in batch]
+        if 20 in values:
+            raise ValueError("no")
+        return batch
+
+    stream = dataset(urls, shuffle=False)
+    loader = {
+        "collated": lambda: ShardLoader(stream, 8, collate_fn=fail),
+        "fields": lambda: ShardLoader(stream, 8, fields=FIELDS, transforms=[fail]),
+        "arrays": lambda: ArrayLoader(stream, 8, fields=FIELDS, transforms=[fail]),
+    }[kind]()
+    with pytest.raises(Exception, match="no"):
+        list(loader)
+    assert counts(loader.ledger) == (16, 0, 0, 0, 8)
+    equation = "epoch 0: 60 planned = 16 delivered + 8 in flight + 36 not taken (left early: unaudited)"
+    assert str(loader.ledger).splitlines()[0] == equation
 
 
 @pytest.mark.parametrize("workers", [0, 2])

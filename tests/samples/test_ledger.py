@@ -15,7 +15,7 @@ import pytest
 from tarshards import Ledger
 from tarshards.errors import AuditError, DecodeError, TarError
 from tarshards.samples.keys import split_last, split_name
-from tarshards.samples.ledger import Tally, error_handler, tell_of_dots, wrong_number
+from tarshards.samples.ledger import PassOf, Tally, error_handler, tell_of_dots, wrong_number
 
 
 def test_on_error_is_a_word_or_a_function(caplog):
@@ -451,10 +451,10 @@ def test_a_merged_ledger_knows_both_datasets(ledger):
 
 
 def test_the_table_of_a_planned_epoch(ledger):
-    ledger.add(account(8, {"a.tar": 3, "b.tar": 5}, members=14, dropped=1, repeated=2))
+    ledger.add(account(8, {"a.tar": 3, "b.tar": 5}, members=14, dropped=1, repeated=2).within(PassOf(2, 0, 1, 4)))
     ledger.check()
     assert str(ledger).splitlines() == [
-        "planned          8 samples",
+        "epoch 2, rank 1 of 4: 8 planned + 2 repeated = 9 delivered + 1 dropped",
         "members         14",
         "delivered        9 samples",
         "dropped          1 samples, 2 repeated",
@@ -466,7 +466,9 @@ def test_the_table_of_an_epoch_that_lost_samples_on_its_way(ledger):
     ledger = Ledger(max_errors=9)
     ledger.know("set", ["a.tar", "b.tar"], [3, 5])
     ledger.add(
-        account(8, {"a.tar": 3, "b.tar": 5}, quarantined_samples=2, failed=1, filtered=Counter({"filter(odd)": 3}))
+        account(
+            8, {"a.tar": 3, "b.tar": 5}, quarantined_samples=2, failed=1, filtered=Counter({"filter(odd)": 3})
+        ).within(PassOf(0, 0, 0, 1))
     )
     ledger.fail(DecodeError("not an image", url="a.tar", key="3", field="jpg"))
     ledger(TarError("truncated", url="b.tar", offset=512))
@@ -474,7 +476,7 @@ def test_the_table_of_an_epoch_that_lost_samples_on_its_way(ledger):
     assert (ledger.samples, ledger.filtered, ledger.failed) == (2, {"filter(odd)": 3}, 1)
     assert [entry.reason for entry in ledger.quarantined] == ["truncated", "not an image"]
     assert str(ledger).splitlines() == [
-        "planned          8 samples",
+        "epoch 0: 8 planned = 2 delivered + 3 filtered + 1 failed + 2 quarantined",
         "members          0",
         "delivered        2 samples",
         "filtered         3 samples: 3 filter(odd)",
@@ -487,11 +489,11 @@ def test_the_table_of_an_epoch_that_lost_samples_on_its_way(ledger):
 
 
 def test_the_table_of_an_epoch_that_was_left(ledger):
-    ledger.add(account(8, {"a.tar": 3, "b.tar": 1}, in_flight=1, broken_off=1))
+    ledger.add(account(8, {"a.tar": 3, "b.tar": 1}, in_flight=1, broken_off=1).within(PassOf(0, 0, 0, 1)))
     ledger.check()
     assert ledger.unaudited
     assert str(ledger).splitlines() == [
-        "planned          8 samples, 4 not taken (1 broken off: unaudited)",
+        "epoch 0: 8 planned = 3 delivered + 1 in flight + 4 not taken (left early: unaudited)",
         "members          0",
         "delivered        3 samples, 1 in flight",
         "dropped          0 samples, 0 repeated",

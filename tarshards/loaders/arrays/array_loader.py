@@ -121,8 +121,9 @@ class ArrayBatchMaker(BatchMaker):
         return MappedFields.of(self.stream.source.shards, self.assembler.terms)
 
     def locate(self, part: Part) -> LocatedSamples:
-        """Find the fields of the samples of *part*, or read them where shards are not mapped."""
+        """Find the fields of the samples of *part*, or read them where shards are not mapped; then they are taken."""
         if isinstance(part, LocatedPart):
+            part.taken = len(part)
             return part.samples
         source = self.stream.source
         if source.once:
@@ -130,6 +131,7 @@ class ArrayBatchMaker(BatchMaker):
         else:  # a sample may come several times in a mixture's epoch, never alike
             numbers = part.plan.unpacked.state(0)["position"] + part.sample_positions
         located = self._locate(part.shards, part.numbers, numbers, part)
+        part.taken = len(part)
         if part.begins is None or self.packing is None:
             return located
         begins, lengths = np.asarray(part.begins, np.int64), self.planned_lengths(part, self.packing)
@@ -153,7 +155,7 @@ class ArrayBatchMaker(BatchMaker):
     def count(self, part: Part, failures: Failures) -> None:
         """Count the outcomes of the samples of *part*."""
         failed = sum(map(has_failed, failures.values()))
-        part.taken, part.quarantined = len(part), len(failures) - failed
+        part.quarantined = len(failures) - failed
         part.members = (len(part) - len(failures)) * len(self.assembler.terms)
         if failed:
             part.leave_out(Tally(failed=failed))
@@ -310,7 +312,7 @@ class ArrayLoader(ResumableLoader):
         maker, source = self.maker, self.maker.stream.source
         shares = maker.shares(plan, this.world.rank)
         left_out = maker.left_out(plan, this.world.rank)
-        loop = source.loop(plan, this.world, shares, whole=this.state is None, left_out=left_out)
+        loop = source.loop(plan, this.world, shares, of=this.of, left_out=left_out)
         if len(plan):
             maker.open()
         mapped = maker.mapped
@@ -397,7 +399,8 @@ class ArrayLoader(ResumableLoader):
                 thread.shutdown(cancel_futures=True)
                 samples.close()
                 in_flight = int(read) - failed - delivered - discarded
-                self.ledger.count(failed=failed, discarded=discarded, in_flight=in_flight)
+                counts = Tally(failed=failed, discarded=discarded, in_flight=in_flight)
+                self.ledger.add(counts.within(this.of))
                 self.ledger.report()
 
     def _in_order(

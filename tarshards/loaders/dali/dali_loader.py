@@ -25,7 +25,7 @@ from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, Im
 from tarshards.loaders.dali.outputs import ArrayLibrary, numpy_to_array, output_to_arrays
 from tarshards.loaders.monitor import Stopwatch
 from tarshards.loaders.passes import Pass, Passes, ResumableLoader
-from tarshards.samples.ledger import Ledger
+from tarshards.samples.ledger import Ledger, PassOf, Tally
 
 Device = Literal["gpu", "cpu"]
 
@@ -107,9 +107,9 @@ class DaliLoader(ResumableLoader):
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
         begun = this.state.get("position", this.passed) if this.state else 0
         seeds = (getattr(self.passes.stream.source, "seed", 0), this.epoch, begun, this.world.rank)
-        with self.source.counted(), closing(self.source.batches(this)) as batches:
+        with self.source.counted(this), closing(self.source.batches(this)) as batches:
             stopwatch = Stopwatch()
-            for batch, pipe, outputs in self._runner.run(batches, seeds):
+            for batch, pipe, outputs in self._runner.run(batches, seeds, this.of):
                 self.monitor.add(stopwatch.take())
                 self.monitor.samples += len(batch.samples)
                 if this.plan is not None:
@@ -158,11 +158,11 @@ class PipelineRunner:
         self._builds = 0
 
     def run(
-        self, batches: Iterator[EncodedBatch], seeds: Sequence[int]
+        self, batches: Iterator[EncodedBatch], seeds: Sequence[int], of: PassOf
     ) -> Iterator[tuple[EncodedBatch, Pipeline, Any]]:
         """Yield each batch with its pipeline and the pipeline's outputs, None for a batch without samples.
 
-        The seed of a pipeline that is built here is derived from *seeds*.
+        The seed of a pipeline that is built here is derived from *seeds*. The samples are those *of* a pass.
         """
         feed, pipe = self._take(seeds)
         feed.batches = batches
@@ -172,7 +172,7 @@ class PipelineRunner:
             except StopIteration:
                 break
             except Exception as error:
-                again, late = self._without_bad(list(feed.in_flight), error, seeds), feed.error
+                again, late = self._without_bad(list(feed.in_flight), error, seeds, of), feed.error
                 feed, pipe = self._take(seeds)
                 feed.batches, feed.error = chain(again, batches), late
                 continue
@@ -195,7 +195,9 @@ class PipelineRunner:
             taken = feed, self._build_pipeline(feed, int(hash_of(*seeds, self._builds)[0] >> 33))
         return taken
 
-    def _without_bad(self, in_flight: list[EncodedBatch], error: Exception, seeds: Sequence[int]) -> list[EncodedBatch]:
+    def _without_bad(
+        self, in_flight: list[EncodedBatch], error: Exception, seeds: Sequence[int], of: PassOf
+    ) -> list[EncodedBatch]:
         """Return the batches of a failed pipeline without the samples it failed on; raise *error* if no sample did it.
 
         DALI does not always say which sample failed, so the first batch is run again in ever smaller parts. The first
@@ -219,7 +221,7 @@ class PipelineRunner:
             if self._guard.on_bad == "mask" and encoded.valid:  # a black image that also fails is left out
                 kept.append(self._guard.mask(encoded))
             else:
-                self._ledger.count(failed=1, in_flight=-1)
+                self._ledger.add(Tally(failed=1, in_flight=-1).within(of))
         repeats = kept[-1:] * (len(samples) - real)
         in_flight[number] = EncodedBatch(kept + repeats, len(kept))
         return in_flight

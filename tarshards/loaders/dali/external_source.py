@@ -145,14 +145,15 @@ class EncodedSource:
         self._made = self._arrived = 0  # samples: counted by a thread, and by the consumer
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count at the end of a pass the samples of batches that did not ``arrive`` as in flight."""
+    def counted(self, this: Pass) -> Iterator[None]:
+        """Count at the end of *this* pass the samples of batches that did not ``arrive`` as in flight."""
         self._made = self._arrived = 0
         try:
             yield
         finally:
             if self.passes.stream.is_followed:  # otherwise batches do not count samples
-                self.passes.stream.ledger.count(in_flight=self._made - self._arrived)
+                in_flight = Tally(in_flight=self._made - self._arrived)
+                self.passes.stream.ledger.add(in_flight.within(this.of))
 
     def arrive(self, batch: EncodedBatch) -> None:
         """Record that the consumer gets *batch*."""
@@ -192,7 +193,7 @@ class BatchSource(EncodedSource):
 
     def _epoch(self) -> Iterator[tuple[Any, ...]]:
         this = self.passes.begin()
-        with self.counted(), closing(self.batches(this)) as batches:
+        with self.counted(this), closing(self.batches(this)) as batches:
             for batch, _ in self.passes.deliver(this, batches):
                 self.arrive(batch)
                 if batch.samples:
@@ -207,7 +208,7 @@ class BatchSource(EncodedSource):
     def _planned(self, this: Pass, plan: PlannedEpoch) -> Iterator[EncodedBatch]:
         stream, shares = self.maker.stream, self.maker.shares(plan, this.world.rank)
         left_out = self.maker.left_out(plan, this.world.rank)
-        loop = stream.source.loop(plan, this.world, shares, whole=this.state is None, left_out=left_out)
+        loop = stream.source.loop(plan, this.world, shares, of=this.of, left_out=left_out)
         yield from loop.run(partial(map, partial(self.maker.read, epoch=this.epoch)))
         stream.ledger.audit([loop.tally])
 
@@ -238,7 +239,7 @@ class LoaderSource(EncodedSource):
             for batch in measured(self._loader, batches):
                 samples = samples_of(batch)
                 encoded = list(self.guard.encode(samples, ledger.fail))
-                ledger.count(failed=len(samples) - len(encoded))
+                ledger.add(Tally(failed=len(samples) - len(encoded)).within(this.of))
                 yield EncodedBatch(encoded, len(encoded))
 
 

@@ -27,7 +27,7 @@ from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.loaders.tensors import tensors
 from tarshards.loaders.torch.handover import KEPT, ArenaMemory, Arenas, Made, PlanTables
 from tarshards.loaders.torch.shard_dataset import ShardDataset
-from tarshards.samples.ledger import Tally
+from tarshards.samples.ledger import PassOf, Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_packed, collate_ragged, cut_arrays
 from tarshards.stream.other_names import OPTIONS, explains
@@ -169,7 +169,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                 check_replayed(this.last, None)
         finally:
             own._batches.is_taken = False
-            self.ledger.add(arrived)
+            self.ledger.add(arrived.within(this.of))
         if this.plan is not None and len(tallies) < max(1, self.num_workers):
             raise AuditError(f"only {len(tallies)} of {self.num_workers} workers reported what they read")
         if this.plan is not None:
@@ -396,9 +396,8 @@ class _Batches(IterableDataset[Any]):
             else:
                 shares = self.maker.shares(plan, world.rank)[world.worker :: world.num_workers]
                 dropped = self.maker.left_out(plan, world.rank) if world.worker == 0 else range(0)
-                loop = self.stream.source.loop(
-                    plan, world, shares, whole=order.state is None, left_out=dropped, is_ahead=True
-                )
+                of = PassOf(order.epoch, plan.before, order.rank, order.ranks)
+                loop = self.stream.source.loop(plan, world, shares, of=of, left_out=dropped, is_ahead=True)
                 for batch in loop.run(partial(map, partial(self.maker.read, epoch=order.epoch))):
                     yield Made(batch, loop.made, stopwatch.take())
                     stopwatch.begin()
