@@ -21,6 +21,7 @@ from tarshards.cli.parameters import (
     Slice,
     allow_empty_option,
     cache_bytes_option,
+    end_option,
     index_dir_option,
     keys_option,
     list_option,
@@ -42,7 +43,7 @@ from tarshards.parallel.forks import cached_property
 if TYPE_CHECKING:
     from tarshards.samples.keys import Sample
     from tarshards.samples.ledger import Ledger
-    from tarshards.storage.manifest import Shard
+    from tarshards.storage.manifest import ArchiveEnd, Shard
     from tarshards.write.shards import TarWriter
 
 T = TypeVar("T")
@@ -129,12 +130,14 @@ def say_skipped(ledger: Ledger) -> None:
 class ShardArguments(NamedTuple):
     """The shard expressions of a command line, and how the shards are read.
 
-    With *ignore_zeros* each shard may consist of several archives. Names of members are split into key and field at the
-    *split* dot. With *keep_metadata*, data include the headers of their members.
+    With *ignore_zeros* each shard may consist of several archives; *end* says whether zeros must end it. Names of
+    members are split into key and field at the *split* dot. With *keep_metadata*, data include the headers of their
+    members.
     """
 
     specs: list[str]
     ignore_zeros: bool = False
+    end: ArchiveEnd = "required"
     split: str | None = None
     keep_metadata: bool = False
 
@@ -146,7 +149,7 @@ class ShardArguments(NamedTuple):
         from tarshards.storage.expressions import find_shards
 
         spec = self.specs or "-" if spec is None else spec
-        shards = find_shards(spec, concatenated=self.ignore_zeros, allow_pipe=True)
+        shards = find_shards(spec, concatenated=self.ignore_zeros, end=self.end, allow_pipe=True)
         return [shard._replace(split=self.split, keep_headers=self.keep_metadata) for shard in shards]
 
 
@@ -158,20 +161,18 @@ def all_specs(shards: Iterable[str], lists: Iterable[str]) -> list[str]:
 def takes_shards(
     command: Callable[..., Any], *, ignore_zeros: tuple[str, ...] = ("-i", "--ignore-zeros")
 ) -> Callable[..., Any]:
-    """Add SHARDS, --list, *ignore_zeros* and --split to a command; it gets all of them as ``ShardArguments``.
+    """Add SHARDS, --list, *ignore_zeros*, --end and --split to a command; it gets all of them as ``ShardArguments``.
 
     The value of --keep-metadata is included, if the tool has this option. --max-ratio applies to all that is read.
     """
 
     @wraps(command)
-    def with_shards(
-        shards: tuple[str, ...], lists: tuple[str, ...], ignore_zeros: bool, split: str | None, **values: Any
-    ) -> Any:
-        keep_metadata = values.pop("keep_metadata", False)
-        return command(shards=ShardArguments(all_specs(shards, lists), ignore_zeros, split, keep_metadata), **values)
+    def with_shards(shards: tuple[str, ...], lists: tuple[str, ...], **values: Any) -> Any:
+        given = {name: values.pop(name) for name in ShardArguments._fields[1:] if name in values}
+        return command(shards=ShardArguments(all_specs(shards, lists), **given), **values)
 
     ignore_zeros_option = click.option(*ignore_zeros, is_flag=True, help=IGNORE_ZEROS)
-    return options(list_option, ignore_zeros_option, split_option, max_ratio_option)(with_shards)
+    return options(list_option, ignore_zeros_option, end_option, split_option, max_ratio_option)(with_shards)
 
 
 class Input:

@@ -133,6 +133,12 @@ max_ratio_option: Final = click.option(
 )
 quiet_option: Final = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 IGNORE_ZEROS = "Read concatenated archives as one, as GNU tar does."
+end_option: Final = click.option(
+    "--end",
+    type=click.Choice(["required", "optional"]),
+    default="required",
+    help="Whether zeros must end an archive.  [default: required]",
+)
 split_option: Final = click.option(
     "--split", type=click.Choice(["first", "last"]), help="The dot at which a name ends the key.  [default: first]"
 )

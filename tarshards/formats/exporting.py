@@ -26,6 +26,7 @@ from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import Shard, expand_shards, spec_name
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import ArchiveEnd
 from tarshards.storage.opening import open_shard
 from tarshards.write.map import output_names
 from tarshards.write.once import check_free, discard, finish, is_begun, make_all
@@ -48,6 +49,7 @@ def export_dataset(
     executor: Executor | None = None,
     on_error: ErrorPolicy = None,
     concatenated: bool = False,
+    end: ArchiveEnd = "required",
     overwrite: bool = False,
     progress: bool = False,
     sync: bool = True,
@@ -62,7 +64,7 @@ def export_dataset(
 
     It works in parallel, resumes, and handles errors like ``import_dataset``; errors name shard and key.
     """
-    sources = expand_shards(shards, concatenated=concatenated)
+    sources = expand_shards(shards, concatenated=concatenated, end=end)
     ledger = Ledger.of(on_error)
     target = Location.of(output, sync=sync)
     output = target.url

@@ -15,7 +15,7 @@ from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Fault, Index, fingerprint, refuse_compressed
 from tarshards.samples.keys import Split, key_rule, why_refused
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard
+from tarshards.storage.manifest import ArchiveEnd, Shard, check_end
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import failure
@@ -34,19 +34,22 @@ def build_index(
     *,
     crc: bool = False,
     concatenated: bool = False,
+    end: ArchiveEnd = "required",
     split: Split = "first",
     walked: Walked | None = None,
 ) -> Index:
     """Return the index of the shard *url*; with *crc* it has the checksums of the members' data.
 
-    With *concatenated* the shard may consist of several archives, which the index counts. Names are split into key and
+    With *concatenated* the shard may consist of several archives, which the index counts; with *end* "optional" it may
+    end after any member, without zeros. Names are split into key and
     field at the *split*, the "first" or "last" dot of their base name. Only the headers of large members are read.
     Samples that ``read_samples`` refuses become ``faults``. *walked* is the result of ``walk`` for this shard, if it
     has just been called. Raises the error that ``read_samples`` raises for a damaged shard, ShardIndexError for a
     compressed one, which has no random access, and OpenError for a stream.
     """
     location = Location.of(url)
-    shard = Shard(location.url, concatenated=concatenated, split=split)
+    check_end(end)
+    shard = Shard(location.url, concatenated=concatenated, end=end, split=split)
     with FileRanges(location) if location.is_local else location.ranges() as ranges:
         refuse_compressed(ranges, location)
         index = _index(ranges, shard, walked)
@@ -92,6 +95,8 @@ def _index(ranges: Ranges, shard: Shard, walked: Walked | None) -> Index | None:
     if found is None:
         return None
     keys, fields, (sample, field, offset, size, twice, elsewhere), archives, end = found
+    if end == ranges.size and shard.end == "required":
+        return None
     check_fields(fields, ranges.name)
     arrays = {"sample": sample, "field": field, "offset": offset, "size": size}
     index = Index(ranges.size, fingerprint(ranges, offset), keys, fields, arrays, archives, end=end)
@@ -169,8 +174,8 @@ def _reason(location: Location, shard: Shard) -> Exception:
     name = location.name
     try:
         with open_shard(location) as stream:
-            none = read_members(stream, url=name, select=lambda _: False, concatenated=shard.concatenated)
-            deque(none, 0)
+            marks: Any = {"concatenated": shard.concatenated, "end": shard.end}
+            deque(read_members(stream, url=name, select=lambda _: False, **marks), 0)
     except Exception as error:
         return error
     return TarError("changed while it was being indexed", url=name)

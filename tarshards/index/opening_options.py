@@ -17,9 +17,8 @@ from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name,
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location, are_local, are_remote
-from tarshards.storage.manifest import Shard, Shards
+from tarshards.storage.manifest import ArchiveEnd, Shard, Shards
 from tarshards.storage.remote import Remote, default, with_options
-from tarshards.tar.read import ArchiveEnd
 
 log: logging.Logger = logging.getLogger("tarshards")
 
@@ -52,8 +51,8 @@ class Opening:
     - *split*: where the names of members are split into keys and fields: at the "first" or "last" dot of their base
       name, or as a function says. An index must have been made by the same rule, with `tarindex --split`. A function
       requires index=False or "auto", which then streams
-    - *end*: "required" means that a shard must end in at least one block of zeros; "optional" accepts a shard that was
-      cut between two members
+    - *end*: "required" means that a shard must end in at least one block of zeros; "optional" accepts a shard that
+      ends after any member, as one does whose writer was not closed
     - *concatenated*: whether shards may be concatenated archives, which are read as one; a manifest can say so, too.
       Zeros that overwrote members look like the end of an archive, so only with this option may members follow one
 
@@ -107,8 +106,9 @@ class Opening:
         return key_rule(self.split)
 
     def find_shards(self, urls: Any) -> Shards:
-        """Return the shards that *urls*, a shard expression, names, marked as *concatenated* and *allow_pipe* say."""
-        return find_shards(urls, self.remote, concatenated=self.concatenated, allow_pipe=self.allow_pipe)
+        """Return the shards that *urls*, a shard expression, names, with the properties of these options."""
+        marks = {"concatenated": self.concatenated, "allow_pipe": self.allow_pipe, "end": self.end}
+        return find_shards(urls, self.remote, **marks)  # type: ignore[arg-type]
 
     def connect(self, spec: Any) -> None:
         """Open the connections for the first batch while *spec* is read, if it is a remote manifest."""
@@ -178,7 +178,6 @@ class Opening:
             ledger=ledger,
             on_damage=self.on_damage,
             split=self.rule,
-            end=self.end,
             location=location,
             lazy=self.lazy_names,
         )

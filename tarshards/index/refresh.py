@@ -17,7 +17,7 @@ from tarshards.index.sidecar import Index, index_location
 from tarshards.samples.keys import USUAL, Split, dots_in_key, have_dots_in_key
 from tarshards.storage.derived import INDEX, is_marked, mark_of, set_mark
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard
+from tarshards.storage.manifest import ArchiveEnd, Shard
 from tarshards.storage.remote import Remote, default, set_default
 from tarshards.storage.streams import is_answer
 
@@ -100,9 +100,15 @@ def _load(url: str) -> Index | None:
 
 
 def _build(shard: Shard, earlier: Index | None, *, crc: bool = False) -> Index:
-    several = earlier is not None and earlier.archives > 1
     split: Any = shard.split or _split_of(shard.url, earlier)
-    return build_index(shard.url, crc=crc, concatenated=shard.concatenated or several, split=split)
+    return _rebuild(shard, earlier, crc=crc, split=split)
+
+
+def _rebuild(shard: Shard, earlier: Index | None, **options: Any) -> Index:
+    """Return the index of *shard* as it is now; *earlier* says, too, whether it is concatenated, or has no end."""
+    several = earlier is not None and earlier.archives > 1
+    end: ArchiveEnd = "optional" if earlier is not None and earlier.end == earlier.shard_size else shard.end
+    return build_index(shard.url, concatenated=shard.concatenated or several, end=end, **options)
 
 
 def _split_of(url: str, earlier: Index | None) -> str:
@@ -196,7 +202,7 @@ def verify_index(shard: Shard | str, *, crc: bool = False, walked: tuple[Split, 
     split: Any = index.split
     again = walked[1] if walked is not None and walked[0] == split and index.archives == 1 else None
     try:
-        found = build_index(url, crc=crc, concatenated=index.archives > 1, split=split, walked=again)
+        found = _rebuild(Shard(url), index, crc=crc, split=split, walked=again)
     except TarshardsError:
         Index.load(url)  # raises where the shard has another size too
         raise

@@ -42,14 +42,13 @@ from tarshards.samples.member_file import LazyMembers, MemberFile
 from tarshards.storage.compression import Decompressed
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard, Shards
+from tarshards.storage.manifest import ArchiveEnd, Shard, Shards, check_end
 from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote, with_options
 from tarshards.storage.streams import FileRange, failure
 from tarshards.tar.read import (
     LARGE,
     MEMBER_LIMIT,
-    ArchiveEnd,
     Grouper,
     KeptBytes,
     Member,
@@ -95,10 +94,8 @@ def read_samples(
     remote = with_options(remote, max_ratio=max_ratio)
     check_reading(on_error, on_damage, end, names)
     marks = {"concatenated": flag("concatenated", concatenated), "allow_pipe": flag("allow_pipe", allow_pipe)}
-    find = partial(find_shards, urls, remote, **marks)
-    read = partial(
-        read_shard, ledger=Ledger.of(on_error), on_damage=on_damage, split=key_rule(split), end=end, lazy=names
-    )
+    find = partial(find_shards, urls, remote, **marks, end=end)
+    read = partial(read_shard, ledger=Ledger.of(on_error), on_damage=on_damage, split=key_rule(split), lazy=names)
     return closed_at_exit(_read_all(find, read, remote, ahead=names is None))
 
 
@@ -182,8 +179,7 @@ def check_reading(on_error: ErrorPolicy, on_damage: str, end: str, lazy: FieldNa
         raise ValueError('on_damage="resync" needs an on_error= for the gaps, such as Ledger(max_errors=100)')
     if on_damage == "resync" and lazy is not None:
         raise ValueError('on_damage="resync" reads whole fields: pass it without lazy=')
-    if end not in get_args(ArchiveEnd):
-        raise ValueError(f'end is "required" or "optional", not {end!r}')
+    check_end(end)
 
 
 def read_shard(
@@ -192,7 +188,6 @@ def read_shard(
     ledger: Ledger,
     on_damage: OnDamage = "end",
     split: KeyRule = split_name,
-    end: ArchiveEnd = "required",
     location: Location | None = None,
     file_ranges: bool = False,
     lazy: FieldNames | None = None,
@@ -205,8 +200,9 @@ def read_shard(
     a ``FileRange``, which is valid until the next sample is taken. Each field in *lazy* is a ``MemberFile``; a
     compressed shard or a pipe then raises OpenError, and a shard whose samples lack the field SampleError. With *text*,
     samples that cannot contain it are counted, but not yielded, and *packs* also yields PackedSamples: see ``Grouper``.
-    The other options are those of ``Opening``. The properties of *shard* apply: it may be concatenated, its names may
-    be split by another rule, and a wrong number of samples is an error (if *split* is the default).
+    The other options are those of ``Opening``. The properties of *shard* apply: it may be concatenated, or lack zeros
+    at its end, its names may be split by another rule, and a wrong number of samples is an error (if *split* is the
+    default).
     """
     shard = Shard.of(shard)
     location = location or shard.location()
@@ -216,7 +212,7 @@ def read_shard(
     if on_damage == "resync":
         from tarshards.samples.resync.reading import read_resyncing
 
-        yield from read_resyncing(shard, location, ledger=ledger, split=split, end=end, expected=expected)
+        yield from read_resyncing(shard, location, ledger=ledger, split=split, expected=expected)
         return
     name = location.name
     files = None if lazy is None else LazyMembers(location, lazy, split)
@@ -239,7 +235,7 @@ def read_shard(
                 stream,
                 grouping,
                 url=name,
-                end=end,
+                end=shard.end,
                 concatenated=shard.concatenated,
                 max_ratio=location.remote.max_ratio,
                 ledger=ledger,

@@ -16,7 +16,7 @@ from tarshards.errors import UrlError, shortened, visible
 from tarshards.storage.compression import without_suffix
 from tarshards.storage.derived import COLUMNS, INDEX
 from tarshards.storage.location import CHAINED, FAMILIES, SEPARATOR, Location
-from tarshards.storage.manifest import MAX_BYTES, SUFFIX, Shard, Shards, parse_manifest
+from tarshards.storage.manifest import MAX_BYTES, SUFFIX, ArchiveEnd, Shard, Shards, check_end, parse_manifest
 from tarshards.storage.redaction import redacted
 from tarshards.storage.remote import Remote
 from tarshards.storage.streams import InheritedFile, failure
@@ -93,22 +93,29 @@ def expand_urls(spec: Spec) -> list[str]:
     return find_shards(spec).urls
 
 
-def expand_shards(spec: Spec, remote: Remote | None = None, **marks: bool) -> list[Shard]:
+def expand_shards(spec: Spec, remote: Remote | None = None, **marks: Any) -> list[Shard]:
     """Return the shards of ``find_shards`` as a list with one ``Shard`` each."""
     return list(find_shards(spec, remote, **marks))
 
 
 def find_shards(
-    spec: Spec, remote: Remote | None = None, *, concatenated: bool = False, allow_pipe: bool = False
+    spec: Spec,
+    remote: Remote | None = None,
+    *,
+    concatenated: bool = False,
+    allow_pipe: bool = False,
+    end: ArchiveEnd = "required",
 ) -> Shards:
     """Return the shards that *spec* names, as ``expand_urls`` does, with their entries in manifests.
 
-    *remote* is for manifests and folders. With *concatenated* or *allow_pipe*, all shards have that property. Only
-    *spec* itself may name a command; raises UrlError if a list, manifest or catalog does.
+    *remote* is for manifests and folders. With *concatenated* or *allow_pipe*, or another *end* than "required", all
+    shards have that property. Only *spec* itself may name a command; raises UrlError if a list, manifest or catalog
+    does.
 
     >>> find_shards("a-{0..1}.tar").urls
     ['a-0.tar', 'a-1.tar']
     """
+    check_end(end)
     shards = Shards([])
     for found in _expand(spec, (), remote):
         shards.extend(found)
@@ -116,8 +123,9 @@ def find_shards(
             raise UrlError(TOO_MANY, url=spec_name(spec))
     if not shards:
         raise UrlError("the shard expression is empty", url=spec_name(spec) or None)
-    asked = [name for name, is_asked in (("concatenated", concatenated), ("allow_pipe", allow_pipe)) if is_asked]
-    return shards.replace(**{name: [True] * len(shards) for name in asked}) if asked else shards
+    marks = {"concatenated": concatenated, "allow_pipe": allow_pipe, "end": end}
+    asked = {name: [mark] * len(shards) for name, mark in marks.items() if mark != Shard._field_defaults[name]}
+    return shards.replace(**asked) if asked else shards
 
 
 def spec_name(spec: Spec) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, ClassVar, NamedTuple, overload
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args, overload
 
 from tarshards.errors import UrlError
 from tarshards.storage.compression import TAR_ENDING
@@ -31,14 +31,25 @@ _DIGITS = {"sha256": 64, "digest": 32}  # the number of hexadecimal digits of ea
 MOST = {"nsamples": (1 << 32) - 1, "filesize": (1 << 53) - 1}  # of a shard: what fits into plans and sums
 
 
+#: Whether zeros must end an archive, or it may also end after any member.
+ArchiveEnd: TypeAlias = Literal["required", "optional"]
+
+
+def check_end(end: str) -> None:
+    """Raise ValueError unless *end* is a word of ``ArchiveEnd``."""
+    if end not in get_args(ArchiveEnd):
+        raise ValueError(f'end is "required" or "optional", not {end!r}')
+
+
 class Shard(NamedTuple):
     """A shard: its URL, its numbers of samples and bytes if a manifest has them, and how to read it.
 
     A *concatenated* shard may consist of several archives; an *indexed* one has its index beside it. *sha256* is the
     checksum of the file, and *digest* a digest of its keys and members, which its index has too, both in hexadecimal
-    digits. Manifests do not have the last three: *split*, "first" or "last", is the rule for the names of members
+    digits. Manifests do not have the last four: *split*, "first" or "last", is the rule for the names of members
     (None: the rule of the index, or else "first"); with *allow_pipe*, ``pipe:command`` may run its command; with
-    *keep_headers*, data carries the headers of its member, so that these can be written unchanged.
+    *keep_headers*, data carries the headers of its member, so that these can be written unchanged; *end* says whether
+    the shard may lack the zeros that end an archive.
     """
 
     url: str
@@ -51,6 +62,7 @@ class Shard(NamedTuple):
     split: str | None = None
     allow_pipe: bool = False
     keep_headers: bool = False
+    end: ArchiveEnd = "required"
 
     @classmethod
     def of(cls, shard: Shard | str) -> Shard:

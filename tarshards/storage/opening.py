@@ -85,7 +85,7 @@ class PlainFile:
     *source* is the stream that was copied, *error* the error that ended copying before the end of the shard, if any.
     """
 
-    concatenated = False  #: whether the shard may consist of several archives
+    shard = Shard("")  #: how the shard is read
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ def open_plain(shard: Shard | str, location: Location | None = None) -> Iterator
     """Open a shard at its URL, or at *location*: a plain local file itself, any other as an unnamed temporary copy."""
     shard = Shard.of(shard)
     with _plain_file(location or shard.location()) as file:
-        file.concatenated = shard.concatenated
+        file.shard = shard
         yield file
 
 

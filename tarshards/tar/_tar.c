@@ -305,7 +305,7 @@ static int add_split(Walk *walk, const Found *found, int64_t offset) {
 
 /* Find the members; 1 if the archive is valid, 0 if it is not, -1 for an exception. */
 static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, int64_t most, int64_t large) {
-    int64_t position = 0, ahead = least, zeros_before = 0;
+    int64_t position = 0, ahead = least, zeros_before = 0, data_end = 0;
     int came;
     Found found;
     while (position < size) {
@@ -315,6 +315,7 @@ static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, 
         int64_t count = 0, number, key_length;
         do {
             for (; next_member(walk->window.data, ahead, limit, &scan, &found); count++) {
+                data_end = position + found.end;
                 if (*found.kind && !found.elsewhere) continue;
                 int64_t offset = position + found.start, before = (int64_t)walk->sample.used / 4;
                 number = split_plain(&walk->names, found.name, found.name_length, &key_length);
@@ -337,7 +338,8 @@ static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, 
         ahead = 2 * ahead < most ? 2 * ahead : most;
         if (ahead < scan.need) ahead = scan.need;
     }
-    if (position > size || !zeros_before) return 0;
+    if (zeros_before ? position > size : position < size || data_end > size || !size) return 0;
+    if (position > size) position = size; /* the padding is cut off */
     walk->end = position - zeros_before * BLOCK;
     int64_t padding = zeros_before * BLOCK + size - position;
     if (padding == size ? size > EMPTY : padding > MAX_END && !walk->concatenated) return 0;

@@ -345,7 +345,8 @@ def walk(
     archives may follow the first.
 
     Returns ``(keys, fields, (sample, field, offset, size, twice, elsewhere), archives, end)``; *archives* is their
-    number, and *end* the offset of the zeros at the end of the last. Adjacent members with the same key form a sample.
+    number, and *end* the offset of the zeros at the end of the last: *size* if there are none, which the caller may
+    refuse. Adjacent members with the same key form a sample.
     The arrays have one little-endian number per member: uint32, the position of its sample in *keys*; uint16, the low
     bits of the position of its field in *fields*; uint64, the offset of its data; uint64, its size in bytes. *twice*
     lists, as uint32, the numbers of the members whose field their sample already has: it occurred before in the sample,
@@ -365,7 +366,7 @@ def walk(
     plain: dict[str, int] = {}  # known fields: names that end with them need no call of *split*
     latest: dict[int, int] = {}  # field -> number of samples when it last occurred
     members: list[tuple[int, int, int, int]] = []
-    position, zeros, ahead, last, archives = 0, 0, least, None, 1
+    position, zeros, ahead, last, archives, data_end = 0, 0, least, None, 1, 0
     twice: list[int] = []
     elsewhere: list[tuple[int, int]] = []
     while position < size:
@@ -379,6 +380,7 @@ def walk(
             more, length, need, zeros, problem = scan(data, length, 0, limit)
             found += more
         for name, header, start, end, kind in found:
+            data_end = position + end
             if kind and kind not in ELSEWHERE:
                 continue
             key, _dot, field = name.partition(".")
@@ -409,8 +411,9 @@ def walk(
             break
         else:
             ahead = max(need, min(2 * ahead, most))
-    if position > size or not zeros:
+    if position > size if zeros else (position < size or data_end > size or not size):
         return None
+    position = min(position, size)  # the padding may be cut off
     archive_end = position - zeros * BLOCK
     padding = size - archive_end
     if (size > EMPTY) if padding == size else (padding > MAX_END and not concatenated):

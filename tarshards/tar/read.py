@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from io import BytesIO, RawIOBase
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 from tarshards.errors import SampleError, TarError, visible
 from tarshards.storage.compression import bomb_in
+from tarshards.storage.manifest import ArchiveEnd
 from tarshards.storage.streams import NOT_YET
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ END = bytes(2 * BLOCK)  # ends an archive
 RECORD = 20 * BLOCK  # most tars fill the last one with zeros, as `end_of` does
 MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: the most that `tar -b128` writes
 LINKS, SPARSE = ("hard link", "symbolic link"), "sparse member"  # kinds of members with content
+NO_END = 'truncated: no block of zeros at the end of the archive; `--end optional` (end="optional") accepts it'
 AFTER_END = "members after the end of the archive"  # scan()'s problem for a header after zeros
 
 #: How to read archives of another kind or compression.
@@ -81,9 +83,6 @@ OTHERS = {
 
 #: pax records that define the name, size and content of a member, not its metadata.
 DEFINING = re.compile(r"path|linkpath|size|hdrcharset|GNU\.sparse\..*")
-
-#: Whether zeros must end an archive, or it may also end between two members.
-ArchiveEnd: TypeAlias = Literal["required", "optional"]
 
 
 class MemberCounter(Protocol):
@@ -204,7 +203,7 @@ def read_members(
     overwrote members then look like the end of an archive. With *keep_headers*, data is ``KeptBytes``.
 
     Raises TarError with the offset for a damaged member, a link without a target, a member of more than *limit* bytes,
-    a truncated archive (``end="optional"`` accepts truncation between members), and empty input; for a member of a
+    a truncated archive (``end="optional"`` accepts truncation after any member), and empty input; for a member of a
     compressed archive, or a sparse one, of more than 256 MiB and *max_ratio* times the compressed or stored size (by
     default that of ``open_shard``, or 200); for members after blocks of zeros and more zeros at the end than writers
     leave, unless *concatenated*; and for only zeros, unless they are the two blocks of an archive without members.
@@ -436,10 +435,10 @@ def _check_end(rest: bytes, base: int, missing: int, zeros: int, url: str | None
         raise TarError(not_an_archive(rest), url=url, offset=0)
     if zeros and any(rest):
         raise TarError("junk after the end of the archive", url=url, offset=base)
-    if not zeros and (rest or missing):
+    if not zeros and rest:
         raise TarError("truncated in a header or its padding", url=url, offset=base)
     if not zeros and end != "optional":
-        raise TarError("truncated: no block of zeros at the end of the archive", url=url, offset=base)
+        raise TarError(NO_END, url=url, offset=base)
     padding = zeros * BLOCK + len(rest)
     if zeros * BLOCK == base and padding > len(END):
         raise TarError(

@@ -170,6 +170,7 @@ def read_loose_members(urls: Any, *, ledger: Ledger) -> Iterator[tuple[str, Memb
                 members = read_members(
                     stream,
                     url=name,
+                    end=shard.end,
                     concatenated=shard.concatenated,
                     ledger=ledger,
                     keep_headers=shard.keep_headers,

@@ -96,6 +96,7 @@ class ViewedShards:
                     index = build_index(
                         shard.location(self.remote),  # type: ignore[arg-type]
                         concatenated=shard.concatenated,
+                        end=shard.end,
                         split=shard.split or "first",  # type: ignore[arg-type]
                     )
                 except TarshardsError as error:

@@ -24,7 +24,7 @@ from tarshards.storage.code_digest import digest_code, name_unknown
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import common_name, expand_shards, expand_urls
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard
+from tarshards.storage.manifest import ArchiveEnd, Shard
 from tarshards.storage.markers import digest_of, log, make_once, say_kept, versions_of
 from tarshards.write.once import at_shard, run_all
 from tarshards.write.shards import made_shard, name_leftovers, shard_name, write_shard
@@ -59,6 +59,7 @@ def map_shards(
     resume: bool = True,
     on_error: ErrorPolicy = None,
     concatenated: bool = False,
+    end: ArchiveEnd = "required",
     allow_pipe: bool = False,
     progress: bool = True,
     per_sample: bool = False,
@@ -71,7 +72,8 @@ def map_shards(
     all cores). If a call raises or its process dies, the shard is tried *retries* more times; then its first error is
     raised, or passed to *on_error* while the other shards continue. With *on_error* ("skip" or a function of the
     error), a sample that fails is left out and counted. *concatenated* allows inputs that are concatenated archives,
-    and *allow_pipe* allows inputs named ``pipe:command`` to run their commands.
+    *end* "optional" inputs that end without zeros, and *allow_pipe* allows inputs named ``pipe:command`` to run their
+    commands.
 
     Each output is written atomically, and with *sync* flushed to the disk, followed by its index and the marker
     ``OUTPUT.done``. A later call with *resume* keeps outputs with this marker, and logs how many, if the names of both
@@ -84,7 +86,7 @@ def map_shards(
     from tarshards.index.manifests import Writing, update_manifests, with_digests
 
     check_function(function, "map_shards")
-    shards = expand_shards(inputs, concatenated=concatenated, allow_pipe=allow_pipe)
+    shards = expand_shards(inputs, concatenated=concatenated, end=end, allow_pipe=allow_pipe)
     names = output_names(outputs, len(shards))
     named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
     handler = error_handler(on_error)

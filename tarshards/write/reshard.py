@@ -30,7 +30,7 @@ from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location, look_up
-from tarshards.storage.manifest import Shard, manifest_url
+from tarshards.storage.manifest import ArchiveEnd, Shard, manifest_url
 from tarshards.storage.markers import digest_of, find_made, make_once, say_kept, write_marker
 from tarshards.storage.ranges import most_held
 from tarshards.stream import ops
@@ -102,6 +102,7 @@ def reshard(
     shards: int | None = None,
     rekey: str | None = None,
     concatenated: bool = False,
+    end: ArchiveEnd = "required",
     allow_pipe: bool = False,
     executor: Executor | None = None,
     tmpdir: str | None = None,
@@ -116,8 +117,9 @@ def reshard(
     where shards end: *max_bytes* (default: 1e9; only a single larger sample exceeds it), *max_samples*, or *shards*,
     the number of shards, whose sizes then differ by at most one sample. *rekey* is a template for new keys with
     ``index`` (within the input), ``key`` and ``shard``, for inputs that share keys. *concatenated* allows inputs that
-    are concatenated archives, and *allow_pipe* allows inputs named ``pipe:command`` to run their commands. The output
-    does not depend on *executor* (default: a ``ProcessPool`` of all cores).
+    are concatenated archives, *end* "optional" inputs that end without zeros, and *allow_pipe* allows inputs named
+    ``pipe:command`` to run their commands. The output does not depend on *executor* (default: a ``ProcessPool`` of all
+    cores).
 
     Between the passes, all samples are stored in a folder beside the first output, or in *tmpdir*; it needs as much
     space as the inputs. After an interruption, the same call resumes from this folder if the sizes and times of the
@@ -140,7 +142,7 @@ def reshard(
     named_compression(pattern)  # raises UrlError for a name of another format
     if rekey is not None:
         ops.rekey([], rekey)  # raises ValueError for an invalid template
-    named = expand_shards(inputs, concatenated=concatenated, allow_pipe=allow_pipe)
+    named = expand_shards(inputs, concatenated=concatenated, end=end, allow_pipe=allow_pipe)
     urls = [shard.url for shard in named]
     sizes = [Location.of(url).size() for url in urls]
     folder, manifest = work_folder(output_pattern, tmpdir), manifest_url(NUMBER.sub("\0", output_pattern))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import subprocess
@@ -204,6 +205,26 @@ def test_concatenated_archives_are_read_where_the_option_says_so(shell, tmp_path
         assert sum(1 for _ in read_samples(tmp_path / "out/a.tar")) == 8
     if tool.startswith("tarcheck"):
         assert "joined    1 archives" in done.stdout
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("tool", TAKES_CONCATENATED)
+def test_archives_without_an_end_are_read_where_the_option_says_so(shell, tmp_path, tool, suffix):
+    if suffix and "tarindex" in tool:
+        return  # compressed shards have no index
+    write_samples(SAMPLES, str(tmp_path / "a.tar"))
+    data = (tmp_path / "a.tar").read_bytes().rstrip(b"\0")
+    (tmp_path / f"all.tar{suffix}").write_bytes(gzip.compress(data) if suffix else data)
+    (tmp_path / "out").mkdir()
+    line = TAKES_CONCATENATED[tool].format(tar=f"all.tar{suffix}", out="out").replace("100'", "6'")
+    done = shell(line)
+    assert done.returncode == 1
+    assert "`--end optional`" in done.stderr + done.stdout
+    assert not (tmp_path / "all.tar.index").exists()
+    done = shell(f"rm -rf out/*; {line} --end optional")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    if (tmp_path / "out/a.tar").exists() and "--keys" not in tool:
+        assert sum(1 for _ in read_samples(tmp_path / "out/a.tar")) == 8
 
 
 def test_an_index_or_a_manifest_says_that_archives_were_concatenated(shell, tmp_path):

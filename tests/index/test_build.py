@@ -23,8 +23,9 @@ from tarshards import IndexedShards, read_samples, write_samples
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarError, TarshardsError
 from tarshards.index import build, members
 from tarshards.index.build import build_index
-from tarshards.index.refresh import verify_indexes
+from tarshards.index.refresh import refresh_indexes, verify_indexes
 from tarshards.index.sidecar import Index
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import Ranges
 from tarshards.tar.read import pack_header
@@ -216,6 +217,38 @@ def test_concatenated_archives(tmp_path, shard):
     assert [sample["__key__"] for sample in IndexedShards(str(both))] == index.keys
     assert [outcome.error for outcome in verify_indexes([str(both)], crc=True)] == [None]
     assert index.difference(build_index(str(both), concatenated=True)) is None
+
+
+@pytest.mark.parametrize("cut", [0, 100])
+@pytest.mark.parametrize("kernel", ["_headers", "_headers_py", "remote"])
+def test_an_archive_without_an_end_is_read_through_its_index(tmp_path, monkeypatch, kernel, cut):
+    samples = [{"__key__": str(number), "txt": "x" * (512 - cut), "cls": b"7"} for number in range(9)]
+    url = str(tmp_path / "a.tar")
+    write_samples(samples, url)
+    data = Path(url).read_bytes()
+    end = 9 * 4 * 512
+    Path(url).write_bytes(data[: end - cut])
+    assert_index_says_what_reading_says(url)
+    assert_index_says_what_reading_says(url, end="optional")
+    with pytest.raises(TarError, match=r"truncated: no block of zeros .*`--end optional`"):
+        build_index(url)
+    with pytest.raises(ValueError, match='end is "required" or "optional", not \'maybe\''):
+        build_index(url, end="maybe")
+    [made] = refresh_indexes(find_shards(url, end="optional"), crc=True)
+    assert (made.error, made.written) == (None, f"{url}.index")
+    index = Index.load(url)
+    assert (len(index), index.end, index.archives) == (9, end - cut, 1)
+    assert [outcome.error for outcome in verify_indexes([url], crc=True)] == [None]  # the index says how it ends
+    assert [outcome.written for outcome in refresh_indexes([url])] == [None]
+    if kernel != "remote":
+        use_twin(monkeypatch, load_kernel(f"tarshards.index.{kernel}"))
+    wanted = [sample | {"__url__": ""} for sample in read_samples(url, end="optional")]
+    with serving(tmp_path) as site:
+        shards = IndexedShards(f"{site.url}/a.tar" if kernel == "remote" else url)
+        assert [shards[number] | {"__url__": ""} for number in (8, 0, 7)] == [wanted[number] for number in (8, 0, 7)]
+    Path(url).write_bytes(data[: end - cut - 2048])  # another whole sample is lost
+    with pytest.raises(ShardIndexError, match="stale: the shard has"):
+        list(IndexedShards(url))
 
 
 def test_an_index_of_one_archive_does_not_count_it(shard):

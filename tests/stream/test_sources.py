@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
+import pickle
 import subprocess
 from itertools import chain, islice
 from pathlib import Path
@@ -400,6 +402,23 @@ def test_every_reader_resumes_after_damage(make_shards, tmp_path, reader):
         reader(urls, on_damage="resync")
     with pytest.raises(ValueError, match='on_damage is "end" or "resync", not \'repair\''):
         reader(urls, on_error=ends, on_damage="repair")
+
+
+@pytest.mark.parametrize("on_damage", ["end", "resync"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_remote_archives_that_were_cut_are_accepted(make_shards, tmp_path, suffix, on_damage):
+    """In the padding of the last member, too."""
+    make_shards(2)
+    for shard in tmp_path.glob("*.tar"):
+        data = shard.read_bytes().rstrip(b"\0")
+        (tmp_path / f"{shard.name}.gz").write_bytes(gzip.compress(data))
+        shard.write_bytes(data)
+    with serving(tmp_path) as site:
+        urls = f"{site.url}/set-{{0000..0001}}.tar{suffix}"
+        read = ShardDataset(urls, end="optional", on_damage=on_damage, on_error=Ledger())
+        assert [sample["__key__"] for sample in pickle.loads(pickle.dumps(read))] == [f"{i:06d}" for i in range(6)]
+        with pytest.raises(TarError, match=r"set-0000\.tar.*: truncated: no block of zeros .* `--end optional`"):
+            list(ShardDataset(urls, on_damage=on_damage, on_error=Ledger()))
 
 
 @pytest.mark.parametrize("on_damage", ["end", "resync"])

@@ -44,8 +44,8 @@ def source_of(content, kind):
     return file_of(content) if kind == "file" else lambda offset, size: content[offset : offset + size]
 
 
-def samples_read(archive, limit, concatenated, counter=None):
-    members = read_members(io.BytesIO(archive), limit=limit, concatenated=concatenated, ledger=counter)
+def samples_read(archive, limit, concatenated, counter=None, end="optional"):
+    members = read_members(io.BytesIO(archive), limit=limit, concatenated=concatenated, ledger=counter, end=end)
     return list(group_members(members))
 
 
@@ -92,7 +92,7 @@ def samples_in(archive, found):
     archive=st.one_of(buffers(), SMALL_ARCHIVES.map(lambda members: pack(members) + END)),
     reads=st.tuples(st.integers(1, 3000), st.integers(1, 4000), st.integers(0, 1000)),
     limit=LIMITS,
-    cut=st.sampled_from([0, 0, 0, 1, 512]),
+    cut=st.sampled_from([0, 0, 0, 1, 512, 1024, 1500, 1536]),
     concatenated=st.booleans(),
 )
 def test_both_twins_find_what_reading_finds_in_any_archive(archive, reads, limit, cut, concatenated):
@@ -110,6 +110,11 @@ def test_both_twins_find_what_reading_finds_in_any_archive(archive, reads, limit
     if result is None:
         with pytest.raises(TarshardsError):
             samples_read(archive, limit, concatenated)
+    if result is not None and result[4] == len(archive):  # no zeros
+        with pytest.raises(TarshardsError, match=r"no block of zeros|adjacent|duplicate|incomplete"):
+            samples_read(archive, limit, concatenated, end="required")
+    if result is None:
+        pass
     elif result[2][5]:
         numbers, headers = zip(*struct.iter_unpack("<IQ", result[2][5]))
         scanned = _tar_py.scan(archive, 0, 0, limit)[0]

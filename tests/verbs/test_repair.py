@@ -18,9 +18,10 @@ from tarshards.errors import OpenError
 from tarshards.samples.resync.reading import survey_file
 from tarshards.samples.resync.walking import Gap, walk
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import PlainFile, open_plain
 from tarshards.tar import _tar_py as twin
-from tarshards.tar.read import BLOCK, END, pack_header, padding
+from tarshards.tar.read import BLOCK, END, NO_END, pack_header, padding
 
 LONG = "folder/" + "n" * 110
 FIELDS = {"cls": 1, "jpg": 700, "seg.png": 1536, "txt": 0}
@@ -86,7 +87,7 @@ def plain(tmp_path):
             os.ftruncate(file.fileno(), 0)
             os.pwrite(file.fileno(), data, 0)
             shard = PlainFile(file, Location("a.tar"))
-            shard.concatenated = concatenated
+            shard.shard = Shard("a.tar", concatenated=concatenated)
             return shard
 
         yield fill
@@ -406,7 +407,7 @@ def test_a_header_without_its_long_name_gives_no_sample(plain):
     [
         (b"junk" * 1000, "junk after the end of the archive"),
         (bytes(40 * BLOCK), "zeros instead of members"),
-        (b"", "truncated: no block of zeros at the end of the archive"),
+        (b"", NO_END),
     ],
 )
 def test_what_follows_the_last_member(plain, tail, reason):

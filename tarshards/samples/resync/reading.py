@@ -17,7 +17,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import PlainFile, open_plain
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
-from tarshards.tar.read import ArchiveEnd, padding
+from tarshards.tar.read import padding
 
 
 @dataclass
@@ -85,12 +85,12 @@ def group_file(file: PlainFile, *, split: KeyRule = split_name, pieces: Iterable
     return found
 
 
-def survey_file(file: PlainFile, *, split: KeyRule = split_name, end: ArchiveEnd = "required") -> Survey:
+def survey_file(file: PlainFile, *, split: KeyRule = split_name) -> Survey:
     """Survey an open shard: the offsets of its samples, which of them are whole, and its damage.
 
     Only headers are read.
     """
-    found = group_file(file, split=split, pieces=walk(file, end=end))
+    found = group_file(file, split=split)
     judge(found.samples, found.gaps, file)
     return found
 
@@ -101,7 +101,6 @@ def read_resyncing(
     *,
     ledger: Ledger,
     split: KeyRule = split_name,
-    end: ArchiveEnd = "required",
     expected: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the whole samples of *shard*, read at *location*; *ledger* gets an error for gaps and other samples.
@@ -118,7 +117,7 @@ def read_resyncing(
             return
         delivered = fields = 0
         try:
-            found = survey_file(file, split=split, end=end)
+            found = survey_file(file, split=split)
             for reason in found.skipped.elements():
                 ledger.skip(reason)
             items: list[Gap | Zeros | FoundSample] = [*found.gaps, *found.samples]

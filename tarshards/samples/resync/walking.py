@@ -15,7 +15,7 @@ from tarshards.tar.read import (
     END,
     MAX_END,
     MEMBER_LIMIT,
-    ArchiveEnd,
+    NO_END,
     has_content,
     not_an_archive,
     padding,
@@ -62,17 +62,17 @@ def after(member: ScannedMember) -> int:
     return end + padding(end - start)
 
 
-def walk(file: PlainFile, *, end: ArchiveEnd = "required") -> Iterator[Piece]:
+def walk(file: PlainFile) -> Iterator[Piece]:
     """Yield the pieces of a shard, in order; each begins where the previous one ends.
 
     Only headers are read if members are large. After damage, reading resumes at the next header that is followed by
     another header or by the end. Zeros that cannot be an archive's end by their length are a gap; between two archives,
-    more lengths are possible if *file* is ``concatenated``. No zeros at the end are also a gap, unless *end* is
-    "optional".
+    more lengths are possible if the shard is ``concatenated``. No zeros at the end are also a gap, unless its ``end``
+    is "optional".
     """
     begin = 0
     run: list[Zeros | Gap] = []
-    for piece in _pieces(file, end):
+    for piece in _pieces(file):
         if isinstance(piece, Zeros) and run and isinstance(run[-1], Zeros):
             run[-1] = Zeros(run[-1].start, piece.end)
             continue
@@ -123,15 +123,15 @@ def is_end(zeros: Zeros, begin: int, file: PlainFile) -> bool:
     length = zeros.end - zeros.start
     if length // BLOCK == 2 or (length // BLOCK == 1 and zeros.end == file.size):
         return True
-    if length == file.size or (length > MAX_END and not file.concatenated):
+    if length == file.size or (length > MAX_END and not file.shard.concatenated):
         return False
-    records = RECORDS if file.concatenated or zeros.end == file.size else [RECORD]
-    if file.concatenated:
+    records = RECORDS if file.shard.concatenated or zeros.end == file.size else [RECORD]
+    if file.shard.concatenated:
         records = records + SMALL_RECORDS
     return any(len(END) <= length < len(END) + record and (zeros.end - begin) % record == 0 for record in records)
 
 
-def _pieces(file: PlainFile, archive_end: ArchiveEnd) -> Iterator[Piece]:
+def _pieces(file: PlainFile) -> Iterator[Piece]:
     size = file.size
     position = zeros_before = 0
     ahead = LEAST
@@ -173,10 +173,10 @@ def _pieces(file: PlainFile, archive_end: ArchiveEnd) -> Iterator[Piece]:
         if position + need > size:
             break
         ahead = LEAST if found and length > LARGE * len(found) else max(need, min(2 * ahead, MOST))
-    yield from _end(file, position, zeros_before > 0, archive_end)
+    yield from _end(file, position, zeros_before > 0)
 
 
-def _end(file: PlainFile, position: int, ended: bool, archive_end: ArchiveEnd) -> Iterator[Piece]:
+def _end(file: PlainFile, position: int, ended: bool) -> Iterator[Piece]:
     """Yield the last pieces of a shard, after the last whole one; an end that ``read_members`` refuses is a gap."""
     rest = file.read(position, BLOCK) if ended else b""
     if not file.size:
@@ -187,11 +187,10 @@ def _end(file: PlainFile, position: int, ended: bool, archive_end: ArchiveEnd) -
         yield Gap(position, file.size, "junk after the end of the archive")
     elif ended and rest:
         yield Zeros(position, file.size)
-    elif not ended and position == file.size:
-        if archive_end == "required":
-            yield Gap(file.size, file.size, "truncated: no block of zeros at the end of the archive")
-    elif not ended:
-        yield Gap(min(position, file.size), file.size, "truncated in a header or its padding")
+    elif not ended and position < file.size:
+        yield Gap(position, file.size, "truncated in a header or its padding")
+    elif not ended and file.shard.end == "required":
+        yield Gap(file.size, file.size, NO_END)
 
 
 def _between(data: bytes, offset: int) -> Iterator[Piece]:

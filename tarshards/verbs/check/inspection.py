@@ -55,7 +55,7 @@ def whole_samples(
         items = group_found(pieces.held or walk(file), file, split=split, skip=report.skip)
     for item in items:
         if isinstance(item, Zeros):
-            if item.end < file.size and file.concatenated:
+            if item.end < file.size and file.shard.concatenated:
                 report.joined += 1
             elif item.end < file.size:
                 report.add_error("zeros", explain(file.name, item))
