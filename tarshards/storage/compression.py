@@ -15,7 +15,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.remote import default
 from tarshards.storage.streams import InputStream, OutputStream, failure, read_some
 
-HEAD = 10  # bytes that identify a compression
+HEAD = 13  # bytes that identify a compression
 
 # Bytes of one member, field, record or line that are held in memory, whatever they are decompressed from. Beyond that,
 # `Remote.max_ratio` limits them. Honest data exceeds one of both: archives of small members shrink 500-fold, and masks
@@ -408,15 +408,23 @@ class Compression(NamedTuple):
     encoder: Callable[[], Any]
 
 
+# The header of lzma, which has no magic: the properties lc, lp and pb as one number, the window size, which programs
+# choose as a power of two or one and a half times that, and the size of the data, all ones if unknown (lzma-file-format
+# of xz, 1.1). Names in a tar have no zero byte before others.
+_LZMA = b"[%s]\0(?:%s)(?:\xff{8}|.{4}[\0-\x3f]\0{3})" % (
+    b"".join(b"\\x%02x" % ((pb * 5 + lp) * 9 + lc) for pb in range(5) for lp in range(5) for lc in range(5 - lp)),
+    b"|".join(re.escape((size << power).to_bytes(4, "little")[1:]) for power in range(11, 31) for size in (2, 3)),
+)
+
 #: The compressions by name. The first member of a plain tar may be called BZh9.jpg or `]`. So the pattern of bzip2
-#: includes the magic of its first block, and the pattern of lzma, which has no magic, a part of the window size.
+#: includes the magic of its first block, and the pattern of lzma a part of the window size.
 COMPRESSIONS = {
     "gzip": Compression(rb"\x1f\x8b", ".gz .tgz .taz", _Gzip, _encode_gzip),
     "bzip2": Compression(
         rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90|.{0,5}\Z)", ".bz2 .bz .tbz2 .tbz .tb2 .tz2", _bzip2, _encode_bzip2
     ),
     "xz": Compression(rb"\xfd7zXZ\0", ".xz .txz", _xz, _encode_xz),
-    "lzma": Compression(rb"\]\0\0(?:[^\0]|\0[^\0])", ".lzma .tlz", _lzma, _encode_lzma),
+    "lzma": Compression(rb"\]\0\0(?:[^\0]|\0[^\0])|" + _LZMA, ".lzma .tlz", _lzma, _encode_lzma),
     "zstd": Compression(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", ".zst .zstd .tzst", _Zstd, _encode_zstd),
     "lz4": Compression(rb"\x04\x22\x4d\x18", ".lz4 .tlz4", _Lz4, _Lz4Encoder),
 }

@@ -51,6 +51,14 @@ AFTER_END = "members after the end of the archive"  # scan()'s problem for a hea
 
 #: How to read archives of another kind or compression.
 BSDTAR = "('pipe:bsdtar -cf - @FILE' reads it)"
+ZLIB = "zlib data ('pipe:pigz -dcz FILE' reads it)"
+#: Formats without a magic, by the suffix of their files.
+SUFFIXES = {
+    ".br": "brotli data ('pipe:brotli -dc FILE' reads it)",
+    ".brotli": "brotli data ('pipe:brotli -dc FILE' reads it)",
+    ".zz": ZLIB,
+    ".deflate": "data of deflate without a header",
+}
 #: Files often passed instead of an archive, by their first bytes in lower case.
 OTHERS = {
     b"version https://git-lfs": "a Git LFS pointer (`git lfs pull` fetches the file)",
@@ -70,6 +78,16 @@ OTHERS = {
     b"lzip": f"an lzip file {BSDTAR}",
     b"\x89lzo": f"an lzop file {BSDTAR}",
     b"\2!l\x18": f"an lz4 file of the legacy format {BSDTAR}",
+    b"lrzi": f"an lrzip file {BSDTAR}",
+    b"7kst\xa01\x83\xd3": "a zpaq file",
+    b"zpq": "a zpaq file",
+    b"grzipii": "a grzip file",
+    b"x\x01": ZLIB,
+    b"x\x9c": ZLIB,
+    b"x\xda": ZLIB,
+    b"!<arch>": f"an ar archive {BSDTAR}",
+    b"xar!": f"a xar archive {BSDTAR}",
+    b"warc/": f"a WARC file {BSDTAR}",
     b"\xff\6\0\0snappy": "a snappy file",
     b"par1": "a Parquet file (`tarimport` makes shards of it)",
     b"arrow1": "an Arrow file",
@@ -329,7 +347,7 @@ def read_archive(
             continue
         if problem:
             if base + position == 0 and problem == "bad header checksum":
-                problem = not_an_archive(buffer)
+                problem = not_an_archive(buffer, url)
             raise TarError(problem, url=url, offset=base + position)
         if ahead > CHUNK:
             ahead = CHUNK
@@ -432,7 +450,7 @@ def _check_end(rest: bytes, base: int, missing: int, zeros: int, url: str | None
     if base + len(rest) == 0:
         raise TarError("empty input, not a tar archive", url=url)
     if base == 0 and not zeros and not missing and len(rest) < BLOCK:
-        raise TarError(not_an_archive(rest), url=url, offset=0)
+        raise TarError(not_an_archive(rest, url), url=url, offset=0)
     if zeros and any(rest):
         raise TarError("junk after the end of the archive", url=url, offset=base)
     if not zeros and rest:
@@ -455,8 +473,10 @@ def _check_padding(rest: bytes, base: int, zeros: int, url: str | None) -> None:
         raise TarError(reason, url=url, offset=base - zeros * BLOCK)
 
 
-def not_an_archive(head: bytes) -> str:
+def not_an_archive(head: bytes, url: str | None = None) -> str:
     """Return the message that data beginning with *head* is not an archive, and what it is if recognized.
+
+    Without a magic, the suffix of *url* is believed.
 
     >>> not_an_archive(b"<!DOCTYPE html><title>Log in</title>"), not_an_archive(b"set-000.tar\\nset-001.tar\\n")
     ('an HTML page, not a tar archive', 'a list of names, to be read as @FILE, not a tar archive')
@@ -467,6 +487,9 @@ def not_an_archive(head: bytes) -> str:
             return f"{kind}, not a tar archive"
     if b".tar" in text.partition(b"\n")[0] and b"\0" not in text:
         return "a list of names, to be read as @FILE, not a tar archive"
+    for suffix, kind in SUFFIXES.items() if url else ():
+        if url.partition("?")[0].lower().endswith(suffix):
+            return f"{kind} by its name, not a tar archive"
     return f"{'' if len(head) >= BLOCK else 'shorter than a header, '}not a tar archive"
 
 

@@ -392,9 +392,26 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_tar_whose_first_name_is_how_lzma_begins(tmp_path):
-    tar = b"]".ljust(1024, b"\0")
+@pytest.mark.parametrize("name", [b"]", b"]\0\0\0", b"^", b"?", b"\0", b"l\0", b"d/", b"]\x80\x80\x80\x80"])
+def test_a_tar_whose_first_name_is_how_lzma_begins(tmp_path, name):
+    tar = name.ljust(1024, b"\0")
     assert read_bytes(tmp_path, tar) == tar
+
+
+@pytest.mark.parametrize("window", [1 << 12, 1 << 16, 3 << 15, 1 << 23, 3 << 25])
+def test_lzma_with_any_properties(tmp_path, window):
+    """Those of `xz --format=lzma --lzma1=lc=..,lp=..,pb=..,dict=..`; GNU tar and others call xz or lzma."""
+    for lc, lp, pb in ((3, 0, 2), (4, 0, 0), (0, 4, 4), (0, 0, 0), (0, 2, 1)):
+        filters = [{"id": lzma.FILTER_LZMA1, "lc": lc, "lp": lp, "pb": pb, "dict_size": window}]
+        data = lzma.compress(SMALL, lzma.FORMAT_ALONE, filters=filters)
+        assert read_bytes(tmp_path, data) == SMALL, (lc, lp, pb)
+        assert read_bytes(tmp_path, data[:5] + len(SMALL).to_bytes(8, "little") + data[13:]) == SMALL
+        with pytest.raises(OpenError, match="truncated lzma data"):
+            read_bytes(tmp_path, data[:-9])
+    need("xz")
+    options = f"--lzma1=lc=1,lp=3,pb=4,dict={max(window, 1 << 12)}"
+    made = subprocess.run(["xz", "--format=lzma", options], input=SMALL, capture_output=True, check=True).stdout
+    assert read_bytes(tmp_path, made) == SMALL
 
 
 def test_commands_compress_for_themselves(tmp_path):

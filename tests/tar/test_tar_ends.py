@@ -4,6 +4,7 @@ import gzip
 import io
 import re
 import zipfile
+import zlib
 
 import pytest
 from tar_corpus import Drip, entry, header, pack, read, read_whole
@@ -142,10 +143,27 @@ def test_an_archive_that_begins_badly_says_what_is_bad():
         (b'{"wids_version": 1}', "JSON (the name of a manifest ends in .json; `tarimport` takes JSON lines)"),
         (b"a-0.tar\na-1.tar\n", "a list of names, to be read as @FILE"),
         (b"A-0.TAR", "a list of names, to be read as @FILE"),
+        (b"LRZI\0\6", "an lrzip file ('pipe:bsdtar -cf - @FILE' reads it)"),
+        (b"7kSt\xa01\x83\xd3", "a zpaq file"),
+        (zlib.compress(b"a"), "zlib data ('pipe:pigz -dcz FILE' reads it)"),
+        (zlib.compress(b"a", 1), "zlib data ('pipe:pigz -dcz FILE' reads it)"),
+        (b"!<arch>\n", "an ar archive ('pipe:bsdtar -cf - @FILE' reads it)"),
     ],
 )
 def test_another_file_is_recognized(head, kind):
     assert not_an_archive(head) == f"{kind}, not a tar archive"
+
+
+@pytest.mark.parametrize("url", ["a.tar.br", "http://host/A.TAR.BR?key=..."])
+@pytest.mark.parametrize("size", [10, 5000])
+def test_a_format_without_a_magic_is_recognized_by_its_name(url, size):
+    error = read(b"\xf1\xf8" * size, url=url).error
+    assert error.reason == "brotli data ('pipe:brotli -dc FILE' reads it) by its name, not a tar archive"
+    assert read(pack([("a.txt", b"1")]) + END, url=url).error is None
+    assert not_an_archive(b"\xf1" * 600, "a.tar.deflate") == (
+        "data of deflate without a header by its name, not a tar archive"
+    )
+    assert not_an_archive(b"\xf1" * 600, "br") == "not a tar archive"
 
 
 def test_only_the_first_line_and_block_tell_what_a_file_is():

@@ -162,7 +162,7 @@ def _pieces(file: PlainFile) -> Iterator[Piece]:
                 at += zeros
             resumed = _resume(file, bad)
             nothing = position + at == 0 and resumed == size
-            yield Gap(position + at, resumed, not_an_archive(buffer) if nothing else problem)
+            yield Gap(position + at, resumed, not_an_archive(buffer, file.name) if nothing else problem)
             if resumed == size:
                 return
             position, zeros_before, ahead = resumed, 0, LEAST
@@ -182,7 +182,7 @@ def _end(file: PlainFile, position: int, ended: bool) -> Iterator[Piece]:
     if not file.size:
         yield Gap(0, 0, "empty input, not a tar archive")
     elif file.size < BLOCK:
-        yield Gap(0, file.size, not_an_archive(file.read(0, BLOCK)))
+        yield Gap(0, file.size, not_an_archive(file.read(0, BLOCK), file.name))
     elif ended and any(rest):
         yield Gap(position, file.size, "junk after the end of the archive")
     elif ended and rest:
