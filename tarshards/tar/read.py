@@ -487,8 +487,8 @@ def not_an_archive(head: bytes, url: str | None = None) -> str:
             return f"{kind}, not a tar archive"
     if b".tar" in text.partition(b"\n")[0] and b"\0" not in text:
         return "a list of names, to be read as @FILE, not a tar archive"
-    for suffix, kind in SUFFIXES.items() if url else ():
-        if url.partition("?")[0].lower().endswith(suffix):
+    for suffix, kind in SUFFIXES.items():
+        if (url or "").partition("?")[0].lower().endswith(suffix):
             return f"{kind} by its name, not a tar archive"
     return f"{'' if len(head) >= BLOCK else 'shorter than a header, '}not a tar archive"
 

@@ -109,6 +109,77 @@ def test_what_cannot_be_read_to_its_end(tmp_path, kind):
     assert report.as_json()["unread"] == (kind in ("gzip", "missing"))
 
 
+TEN = [{"__key__": f"{number:02d}", "bin": random.Random(number).randbytes(600)} for number in range(10)]
+
+
+def broken(data: bytes, kind: str) -> bytes:
+    packed = gzip.compress(data)
+    return {
+        "inside": data[:9000],
+        "between members": data[: 5 * 3 * 512],
+        "header": data[: 1536 * 4] + b"X" + data[1536 * 4 + 1 :],
+        "hole": data[: 1536 * 4] + bytes(1536 * 3) + data[1536 * 7 :],
+        "end is a hole": data[: 1536 * 9] + bytes(1536 + 10240),
+        "gzip": packed[: len(packed) * 3 // 4],
+        "crc": packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:],
+        "no tar": b"no tar " * 1000,
+        "missing": b"",
+    }[kind]
+
+
+@pytest.mark.parametrize("repair", [False, True])
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["inside", "between members", "header", "hole", "end is a hole", "gzip", "crc", "no tar", "missing"]
+)
+def test_how_much_is_lost_is_known_from_a_manifest_alone(tmp_path, kind, counted, repair):
+    a = write(tmp_path / "a.tar", TEN)
+    Path(a).write_bytes(broken(Path(a).read_bytes(), kind))
+    if kind == "missing":
+        Path(a).unlink()
+        repair = False
+    shards = [Shard(a, samples=10 if counted else None)]
+    if repair:
+        report, saved = repair_shards(shards, str(tmp_path / "out.tar"))
+        assert saved == report.samples
+    else:
+        report = check_shards(shards)
+    told_of, found = str(report), report.as_json()
+    assert report.samples < 10
+    if counted:
+        assert (report.lost, found["lost"], report.unsure) == (10 - report.samples,) * 2 + ([],)
+        assert re.search(rf"^lost      {report.lost} samples$", told_of, re.MULTILINE)
+        assert (f"{report.samples} samples are whole, {report.lost} lost" in told_of) == bool(report.damaged)
+        assert not report.damaged or report.damaged[a]["lost"] == report.lost
+    else:
+        assert report.lost < 10 - report.samples or kind == "header"
+        assert (found["lost"], found["unsure"]) == (report.lost or None, [a])
+        amount = f"{report.lost} samples or more" if report.lost else "an unknown number of samples"
+        assert re.search(f"^lost      {amount}$", told_of, re.MULTILINE)
+        of_shard = f"{report.lost} or more" if report.lost else "an unknown number"
+        assert (f"{report.samples} samples are whole, {of_shard} lost; bytes" in told_of) == bool(report.damaged)
+        assert not report.damaged or report.damaged[a]["lost"] == (report.lost or None)
+
+
+def test_a_number_of_samples_that_is_not_that_of_the_manifest(tmp_path):
+    a = write(tmp_path / "a.tar", TEN)
+    report = check_shards([Shard(a, samples=12)])
+    assert [str(finding) for finding in report.findings] == [f"error: {a}: 10 samples, but 12 in the manifest"]
+    assert (report.lost, report.unsure) == (2, [])
+    report = check_shards([Shard(a, samples=9)])
+    assert (report.total("error"), report.lost, report.unsure) == (1, 0, [])
+    assert check_shards([Shard(a, samples=10)]).total("error") == 0
+
+
+def test_what_an_error_kept_from_being_read_is_no_truncation(tmp_path):
+    """The copy of a compressed shard ends where its data could not be decompressed."""
+    a = write(tmp_path / "a.tar", TEN)
+    Path(a).write_bytes(broken(Path(a).read_bytes(), "gzip"))
+    [gap, error] = check_shards([a]).findings
+    assert re.search(r"the rest of the shard could not be read; \d+ bytes skipped", gap.reason)
+    assert error.reason == "truncated gzip data"
+
+
 def test_fields_that_some_samples_lack(tmp_path):
     a = write(tmp_path / "a.tar", SAMPLES[:2])
     b = write(tmp_path / "b.tar", [{"__key__": "x", "cls": 1}, {"__key__": "y", "cls": 1, "json": {}, "txt": ""}])

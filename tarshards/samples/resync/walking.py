@@ -34,6 +34,7 @@ RECORD = 20 * BLOCK  # most writers pad archives to multiples of this
 RECORDS = [RECORD, *(1 << power for power in range(14, 21))]  # common values of ``tar -b``
 SMALL_RECORDS = [1 << power for power in range(11, 14)]
 GLOBAL = "global header"
+NOT_READ = "the rest of the shard could not be read"
 OVERWRITTEN = "zeros instead of members"
 
 
@@ -149,7 +150,7 @@ def _pieces(file: PlainFile) -> Iterator[Piece]:
             if position + end > size:
                 if members:
                     yield members
-                yield Gap(position + header, size, "truncated in this member")
+                yield Gap(position + header, size, _cut(file, "truncated in this member"))
                 return
             members.append((name, position + header, position + start, position + end, kind))
             at = end + padding(end - start)
@@ -188,9 +189,14 @@ def _end(file: PlainFile, position: int, ended: bool) -> Iterator[Piece]:
     elif ended and rest:
         yield Zeros(position, file.size)
     elif not ended and position < file.size:
-        yield Gap(position, file.size, "truncated in a header or its padding")
+        yield Gap(position, file.size, _cut(file, "truncated in a header or its padding"))
     elif not ended and file.shard.end == "required":
-        yield Gap(file.size, file.size, NO_END)
+        yield Gap(file.size, file.size, _cut(file, NO_END))
+
+
+def _cut(file: PlainFile, reason: str) -> str:
+    """Return why a file ends too early: *reason*, or that it is a copy which an error ended."""
+    return reason if file.error is None else NOT_READ
 
 
 def _between(data: bytes, offset: int) -> Iterator[Piece]:

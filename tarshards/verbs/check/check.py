@@ -68,12 +68,14 @@ class _Check:
         location = shard.location()
         name = location.name
         self.names.append(name)
-        self.report.shards += 1
+        report = self.report
+        report.shards += 1
+        samples, lost, gaps = report.samples, report.lost, self._count_gaps()
         survey = walked = None
         with ExitStack() as stack:
             try:
                 file = stack.enter_context(open_plain(shard, location))
-                self.report.bytes += file.size
+                report.bytes += file.size
                 if self.on_survey is None:
                     walked = self._count_shard(file, name)
                 else:
@@ -83,10 +85,30 @@ class _Check:
                 if not file.is_copy or location.is_remote:
                     self._check_index(shard, name, walked)
             except TarshardsError as error:
-                self.report.add_error("read", error)
-                self.report.unread += 1
+                report.add_error("read", error)
+                report.unread += 1
+            self._count_lost(shard, name, report.samples - samples, report.lost - lost, self._count_gaps() > gaps)
             if survey is not None and self.on_survey is not None:
                 self.on_survey(file, survey)
+
+    def _count_gaps(self) -> int:
+        """Return the number of findings that hide samples."""
+        return sum(self.report.counts["error", kind] for kind in ("damage", "zeros", "read"))
+
+    def _count_lost(self, shard: Shard, name: str, samples: int, lost: int, has_gaps: bool) -> None:
+        """Count the lost samples of a shard that were not found, if its manifest has their number."""
+        report = self.report
+        expected = shard.samples if self.rule is split_name else None
+        if expected is not None and expected != samples + lost:
+            reason = f"{samples + lost} samples, but {expected} in the manifest"
+            report.add_error("samples", SampleError(reason, url=name))
+        if expected is not None and expected >= samples + lost:
+            report.lost += expected - samples - lost
+            lost = expected - samples
+        elif has_gaps:
+            report.unsure.append(name)
+        if name in report.damaged:
+            report.damaged[name]["lost"] = lost or (None if name in report.unsure else 0)
 
     def _count_shard(self, file: PlainFile, name: str) -> Any:
         """Count the samples of a shard: by one scan of its headers if that is enough, else one by one.

@@ -33,8 +33,9 @@ class Report(Contents):
     ``counts`` counts the findings by severity and kind; ``findings`` has the first SHOWN of each. ``samples`` counts
     whole samples, ``members`` their members, ``lost`` the other samples, ``joined`` the archives that follow another in
     their shard, ``skipped`` the members in no sample, by reason. ``damaged`` has, for each shard with a gap, the
-    numbers of its samples and bytes; ``unread`` counts the shards that could not be opened or read to their end. Both
-    may have lost more samples than ``lost`` counts.
+    numbers of its samples and bytes; ``unread`` counts the shards that could not be opened or read to their end.
+    ``unsure`` are the shards that may have lost more samples than ``lost`` counts, since no manifest says how many they
+    had.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,8 @@ class Report(Contents):
         self.findings: list[Finding] = []
         self.counts: Counter[tuple[str, str]] = Counter()
         self.shards = self.bytes = self.members = self.lost = self.joined = self.unread = 0
-        self.damaged: dict[str, dict[str, int]] = {}
+        self.damaged: dict[str, dict[str, int | None]] = {}
+        self.unsure: list[str] = []
         self.skipped: Counter[str] = Counter()
 
     def add(self, finding: Finding) -> None:
@@ -73,7 +75,8 @@ class Report(Contents):
             "bytes": self.bytes,
             "samples": self.samples,
             "members": self.members,
-            "lost": self.lost,
+            "lost": self.lost or (None if self.unsure else 0),
+            "unsure": self.unsure,
             "unread": self.unread,
             "skipped": dict(sorted(self.skipped.items())),
             "fields": {
@@ -97,11 +100,14 @@ class Report(Contents):
         lines = self.listed("error", "warning")
         for name, counts in self.damaged.items():
             sizes = ", ".join(f"{count} {what}" for what, count in counts.items() if what not in ("samples", "lost"))
-            lines.append(
-                f"{visible(name)}: {counts['samples']} samples are whole, {counts['lost']} lost; bytes: {sizes}"
+            known = (
+                "an unknown number"
+                if counts["lost"] is None
+                else f"{counts['lost']}{' or more' * (name in self.unsure)}"
             )
+            lines.append(f"{visible(name)}: {counts['samples']} samples are whole, {known} lost; bytes: {sizes}")
         lost = f"{self.lost} samples"
-        if self.damaged or self.unread:
+        if self.unsure:
             lost = f"{lost} or more" if self.lost else "an unknown number of samples"
         lines += [
             *([""] if lines else []),
