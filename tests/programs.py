@@ -43,6 +43,7 @@ PACKAGES = {
     "nginx": ["nginx-light"],
     "node": ["nodejs"],
     "openssl": ["openssl"],
+    "pixz": ["pixz"],
     "slurmctld": ["slurm-wlm"],
     "slurmdbd": ["slurmdbd"],
     "strace": ["strace"],

@@ -14,6 +14,7 @@ from tarshards.errors import OpenError, TarError
 from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Fault, Index, fingerprint, refuse_compressed
 from tarshards.samples.keys import Split, key_rule, why_refused
+from tarshards.storage.compression import without_pixz_index
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import ArchiveEnd, Shard, check_end
 from tarshards.storage.opening import open_shard
@@ -87,7 +88,10 @@ def _index(ranges: Ranges, shard: Shard, walked: Walked | None) -> Index | None:
     source = ranges.descriptor if isinstance(ranges, FileRanges) else ranges.read
     try:
         reads = REMOTE if ranges.remote else LOCAL
-        found = walked or walk(source, ranges.size, reads, MEMBER_LIMIT, key_rule(split), shard.concatenated)
+        options = reads, MEMBER_LIMIT, key_rule(split), shard.concatenated
+        found, length = walked or walk(source, ranges.size, *options), ranges.size
+        if found is None and (length := without_pixz_index(length, ranges.read)) < ranges.size:
+            found = walk(source, length, *options)
     except OpenError:
         raise
     except OSError as error:
@@ -95,7 +99,7 @@ def _index(ranges: Ranges, shard: Shard, walked: Walked | None) -> Index | None:
     if found is None:
         return None
     keys, fields, (sample, field, offset, size, twice, elsewhere), archives, end = found
-    if end == ranges.size and shard.end == "required":
+    if end == length and (shard.end == "required" or length < ranges.size):
         return None
     check_fields(fields, ranges.name)
     arrays = {"sample": sample, "field": field, "offset": offset, "size": size}

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +26,8 @@ _FEED = 1 << 16  # compressed bytes per read
 _PIECE = 1 << 20  # decompressed bytes per piece
 # The most memory that a file can make us allocate; `zstd -d` and `xz -d -M256MiB` have the same limits.
 _ZSTD_WINDOW = 1 << 27
+_PIXZ = bytes.fromhex("a64c322ed614aedb")
+_PIXZ_NAME = 1 << 16  # bytes of a name in pixz's index
 _XZ_MEMORY = 1 << 28
 _TOO_LARGE = {  # messages of zstandard and lzma for larger windows: the limit, and what to do
     "Frame requires too much memory": f"{_ZSTD_WINDOW >> 20} MiB (--long=27); 'pipe:zstd -dc --long=31 FILE'",
@@ -78,6 +80,39 @@ def read_held(stream: Any, size: int = sys.maxsize) -> bytes:
         if reason := bomb_in(stream, held):
             raise OpenError(reason, url=stream.name)
     return b"".join(parts)
+
+
+def is_pixz_index(pieces: Iterable[bytes]) -> bool:
+    """Return whether *pieces* are the index of members that pixz appends to a tar, and nothing else.
+
+    Format: pixz's write.c: the magic, then for each member its name, a zero byte and its offset in 8 bytes; the last
+    name is empty, and its offset is that of the index.
+    """
+    is_begun = is_done = False
+    rest = b""
+    for piece in pieces:
+        rest += piece
+        if not is_begun and len(rest) >= len(_PIXZ):
+            if not rest.startswith(_PIXZ):
+                return False
+            is_begun, rest = True, rest[len(_PIXZ) :]
+        at = 0
+        while is_begun and not is_done and (end := rest.find(b"\0", at)) >= 0 and len(rest) - end > 8:
+            is_done, at = end == at, end + 9
+        rest = rest[at:]
+        if len(rest) > (0 if is_done else _PIXZ_NAME):
+            return False
+    return is_done and not rest
+
+
+def without_pixz_index(size: int, read: Callable[[int, int], bytes]) -> int:
+    """Return how many of the *size* bytes of a file are before the index that pixz appended; *size* if there is none.
+
+    *read* takes an offset and a size.
+    """
+    start = int.from_bytes(read(size - 8, 8), "little") if size > 16 else size
+    pieces = (read(offset, min(_FEED, size - offset)) for offset in range(start, size, _FEED))
+    return start if start < size and is_pixz_index(pieces) else size
 
 
 def gunzip(data: bytes, max_ratio: float | None = None) -> bytes:

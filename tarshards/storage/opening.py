@@ -17,6 +17,7 @@ from tarshards.storage.compression import (
     compressed,
     decompressed,
     find_compression,
+    without_pixz_index,
 )
 from tarshards.storage.derived import forget
 from tarshards.storage.location import Location
@@ -82,7 +83,8 @@ PIECE = 1 << 20  # bytes copied at once
 class PlainFile:
     """The bytes of an uncompressed shard: its own file, or a copy.
 
-    *source* is the stream that was copied, *error* the error that ended copying before the end of the shard, if any.
+    The index that pixz appends to a tar is left out. *source* is the stream that was copied, *error* the error that
+    ended copying before the end of the shard, if any.
     """
 
     shard = Shard("")  #: how the shard is read
@@ -102,6 +104,7 @@ class PlainFile:
         self.error = error
         self.descriptor: Any = file.fileno()
         self.size: int = os.fstat(self.descriptor).st_size
+        self.size = without_pixz_index(self.size, self.read)
 
     def bomb(self, size: int, stored: int) -> str | None:
         """Return why *size* bytes of a member, of which *stored* are stored, may not be held; None if they may."""
@@ -109,6 +112,7 @@ class PlainFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """Return the *size* bytes at *offset*, fewer at the end; several threads may call this at once."""
+        size = max(0, min(size, self.size - offset))
         data = os.pread(self.descriptor, size, offset)
         while len(data) < size and (more := os.pread(self.descriptor, size - len(data), offset + len(data))):
             data += more

@@ -9,6 +9,7 @@
 #define MAX_EXTENDED (1 << 20) /* bytes of the long names and pax headers before one member */
 #define MAX_SIZE (INT64_MAX / 4)
 #define MAX_END ((1 << 16) + BLOCK) /* bytes of zeros at the end of an archive: the most that `tar -b128` writes */
+#define MAX_RECORD (1 << 20)        /* bytes of a record that `tar -b2048` fills with zeros: larger ones are not known */
 #define EMPTY (2 * BLOCK)           /* bytes of an archive without members; any other is longer */
 
 static const char zeros[BLOCK];

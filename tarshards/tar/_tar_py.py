@@ -17,6 +17,7 @@ BLOCK = 512
 MAX_EXTENDED = 1 << 20  # bytes of the long names and pax headers before one member
 MAX_SIZE = (2**63 - 1) // 4
 MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: the most that `tar -b128` writes
+MAX_RECORD = 1 << 20  # bytes of a record that `tar -b2048` fills with zeros: larger ones are not known
 EMPTY = 2 * BLOCK  # bytes of an archive without members; any other is longer
 ZEROS = bytes(BLOCK)
 OCTAL = re.compile(rb" *([0-7]+)(?:[\0 ].*)?", re.DOTALL)
@@ -329,6 +330,17 @@ class Grouper:
         return self._passed
 
 
+def most_end(size: int) -> int:
+    """Return the most bytes of zeros that a writer leaves at the end of an archive of *size* bytes.
+
+    It fills a record, whose size is a power of two; a record of more than 64 KiB must divide the archive.
+
+    >>> most_end(10240), most_end(3 << 17), most_end(1 << 30)
+    (66048, 131584, 1049088)
+    """
+    return max(MAX_END, min(size & -size, MAX_RECORD) + BLOCK)
+
+
 def walk(
     source: int | Callable[[int, int], bytes],
     size: int,
@@ -416,7 +428,7 @@ def walk(
     position = min(position, size)  # the padding may be cut off
     archive_end = position - zeros * BLOCK
     padding = size - archive_end
-    if (size > EMPTY) if padding == size else (padding > MAX_END and not concatenated):
+    if (size > EMPTY) if padding == size else (padding > most_end(size) and not concatenated):
         return None
     rest = read(position, size - position)
     if len(rest) != size - position or any(rest):

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from io import BytesIO, RawIOBase
+from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 from tarshards.errors import SampleError, TarError, visible
-from tarshards.storage.compression import bomb_in
+from tarshards.storage.compression import bomb_in, is_pixz_index
 from tarshards.storage.manifest import ArchiveEnd
 from tarshards.storage.streams import NOT_YET
 
@@ -34,6 +35,9 @@ except ImportError:
     from tarshards.tar._tar_py import plain_rows as plain_rows
     from tarshards.tar._tar_py import walk as walk
 
+from tarshards.tar._tar_py import MAX_END as MAX_END
+from tarshards.tar._tar_py import most_end
+
 #: Whether the C parser is in use rather than its Python twin.
 COMPILED = scan.__module__ == "tarshards.tar._tar"
 
@@ -44,9 +48,9 @@ MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a w
 MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # ends an archive
 RECORD = 20 * BLOCK  # most tars fill the last one with zeros, as `end_of` does
-MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: the most that `tar -b128` writes
 LINKS, SPARSE = ("hard link", "symbolic link"), "sparse member"  # kinds of members with content
 NO_END = 'truncated: no block of zeros at the end of the archive; `--end optional` (end="optional") accepts it'
+JUNK = "junk after the end of the archive"
 AFTER_END = "members after the end of the archive"  # scan()'s problem for a header after zeros
 
 #: How to read archives of another kind or compression.
@@ -346,6 +350,10 @@ def read_archive(
                 ledger.count(joined=1)
             continue
         if problem:
+            pieces = chain([buffer[position:]], iter(lambda: stream.read(CHUNK) or b"", b""))
+            if problem == JUNK and is_pixz_index(pieces):
+                rest, base, position, chunk = b"", base + position, 0, b""
+                break
             if base + position == 0 and problem == "bad header checksum":
                 problem = not_an_archive(buffer, url)
             raise TarError(problem, url=url, offset=base + position)
@@ -366,9 +374,11 @@ def read_archive(
         buffer = rest + chunk
     if chunk is None:
         raise TarError(NOT_YET, url=url, offset=base)
+    if zeros and is_pixz_index([rest]):
+        rest = b""
     _check_end(rest, base, position, zeros, url, end)
     if not concatenated:
-        _check_padding(rest, base, zeros, url)
+        _check_padding(base + len(rest), zeros * BLOCK + len(rest), url)
 
 
 def _name_of(stream: Any) -> str | None:
@@ -452,7 +462,7 @@ def _check_end(rest: bytes, base: int, missing: int, zeros: int, url: str | None
     if base == 0 and not zeros and not missing and len(rest) < BLOCK:
         raise TarError(not_an_archive(rest, url), url=url, offset=0)
     if zeros and any(rest):
-        raise TarError("junk after the end of the archive", url=url, offset=base)
+        raise TarError(JUNK, url=url, offset=base)
     if not zeros and rest:
         raise TarError("truncated in a header or its padding", url=url, offset=base)
     if not zeros and end != "optional":
@@ -464,13 +474,12 @@ def _check_end(rest: bytes, base: int, missing: int, zeros: int, url: str | None
         )
 
 
-def _check_padding(rest: bytes, base: int, zeros: int, url: str | None) -> None:
-    """Raise TarError for more zeros at the end of an archive than writers leave: *zeros* blocks and *rest*."""
-    padding = zeros * BLOCK + len(rest)
-    if padding > MAX_END:
-        reason = f"{padding} bytes of zeros at the end, more than the {MAX_END} that writers leave"
+def _check_padding(size: int, padding: int, url: str | None) -> None:
+    """Raise TarError for more bytes of zeros at the end of an archive of *size* bytes than writers leave."""
+    if padding > most_end(size):
+        reason = f"{padding} bytes of zeros at the end, more than the {most_end(size)} that writers leave"
         reason += ": members were overwritten, or the file is padded; `--ignore-zeros` (concatenated=True) reads it"
-        raise TarError(reason, url=url, offset=base - zeros * BLOCK)
+        raise TarError(reason, url=url, offset=size - padding)
 
 
 def not_an_archive(head: bytes, url: str | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import lzma
 import os
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import Ranges
 from tarshards.tar.read import pack_header
+from tarshards.verbs.check import check_shards
 
 
 @pytest.fixture(scope="module", params=["_tar", "_tar_py"], autouse=True)
@@ -249,6 +251,45 @@ def test_an_archive_without_an_end_is_read_through_its_index(tmp_path, monkeypat
     Path(url).write_bytes(data[: end - cut - 2048])  # another whole sample is lost
     with pytest.raises(ShardIndexError, match="stale: the shard has"):
         list(IndexedShards(url))
+
+
+@pytest.mark.parametrize("program", ["pixz", "tar", "bsdtar"])
+@pytest.mark.parametrize("kernel", ["_headers", "remote"])
+def test_what_pixz_and_large_records_leave_at_the_end(tmp_path, monkeypatch, program, kernel):
+    """Both as a stream and by index, plain and compressed; tarcheck finds nothing."""
+    need("GNU tar" if program == "tar" else program)
+    (tmp_path / "files").mkdir()
+    for sample in SAMPLES:
+        (tmp_path / f"files/{sample['__key__'].replace('/', '-')}.txt").write_bytes(b"text")
+    blocks = 20 if program == "pixz" else 2048
+    create = ["bsdtar" if program == "bsdtar" else "tar", f"-b{blocks}", "-cf", "-", "files"]
+    tar = subprocess.run(create, cwd=tmp_path, capture_output=True, check=True).stdout
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar)
+    assert len(tar) % (blocks * 512) == 0
+    if program == "pixz":
+        subprocess.run(["pixz", "a.tar", "a.tpxz"], cwd=tmp_path, check=True)
+        path.write_bytes(lzma.decompress((tmp_path / "a.tpxz").read_bytes()))
+        assert path.stat().st_size > len(tar)
+    else:
+        (tmp_path / "a.tpxz").write_bytes(lzma.compress(tar, preset=0))
+    with tarfile.open(path) as archive:
+        names = {info.name: archive.extractfile(info).read() for info in archive if info.isreg()}
+    index = build_index(str(path))
+    index.save(str(path))
+    assert (index.shard_size, index.end) == (
+        path.stat().st_size,
+        len(tar.rstrip(b"\0")) + -len(tar.rstrip(b"\0")) % 512,
+    )
+    assert [outcome.error for outcome in verify_indexes([str(path)])] == [None]
+    assert_index_says_what_reading_says(path)
+    with serving(tmp_path) as site:
+        for shard in (path, tmp_path / "a.tpxz", f"{site.url}/a.tpxz"):
+            found = {f"{sample['__key__']}.txt": sample["txt"] for sample in read_samples(shard)}
+            assert found == names
+            assert not check_shards([str(shard)]).findings
+        where = f"{site.url}/a.tar" if kernel == "remote" else str(path)
+        assert {f"{sample['__key__']}.txt": sample["txt"] for sample in IndexedShards(where)} == names
 
 
 def test_an_index_of_one_archive_does_not_count_it(shard):

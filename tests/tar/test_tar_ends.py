@@ -3,13 +3,14 @@
 import gzip
 import io
 import re
+import struct
 import zipfile
 import zlib
 
 import pytest
 from tar_corpus import Drip, entry, header, pack, read, read_whole
 
-from tarshards.tar.read import BLOCK, END, MAX_END, NO_END, not_an_archive
+from tarshards.tar.read import BLOCK, END, MAX_END, NO_END, most_end, not_an_archive
 
 pytestmark = pytest.mark.usefixtures("twin")
 
@@ -67,6 +68,48 @@ def test_more_zeros_at_the_end_than_writers_leave_are_an_error():
     assert read(archive, concatenated=True).error is None
     junk = read(archive + bytes(511) + b"j", concatenated=True)
     assert junk.error.reason == "junk after the end of the archive"
+
+
+@pytest.mark.parametrize("record", [1 << 17, 1 << 18, 1 << 19, 1 << 20])
+@pytest.mark.parametrize("records", [1, 3])
+def test_zeros_that_fill_the_last_record_of_an_archive_are_its_end(record, records):
+    """`tar -b2048` writes records of 1 MiB; in an archive that its record does not divide, members were overwritten."""
+    size = records * record - record - BLOCK
+    archive = header(b"a.bin", size=b"%011o" % size) + bytes(size + -size % BLOCK) if size > 0 else ONE
+    whole = archive + bytes(records * record - len(archive))
+    assert len(whole) - len(archive) > MAX_END
+    assert most_end(len(whole)) == record + BLOCK or records == 1
+    for stream in (whole, Drip(whole)):
+        assert read(stream).error is None
+    for other in (whole[:-BLOCK], whole + bytes(BLOCK)):
+        assert "of zeros at the end, more than the" in read(other).error.reason
+        assert read(other, concatenated=True).error is None
+    huge = ONE + bytes((1 << 21) - len(ONE))
+    assert read(huge).error.reason.startswith(
+        f"{len(huge) - len(ONE)} bytes of zeros at the end, more than the 1049088"
+    )
+
+
+def pixz_index(start, *names):
+    """The index of pixz 1.0.7's write.c, appended to a tar of *start* bytes."""
+    entries = [(name, 512 * number) for number, name in enumerate(names)] + [(b"", start)]
+    return bytes.fromhex("a64c322ed614aedb") + b"".join(name + b"\0" + struct.pack("<Q", at) for name, at in entries)
+
+
+@pytest.mark.parametrize(
+    "names", [[], [b"a.txt"], [b"a.txt", b"n" * 300, b"x" * 3000], [b"m%d" % i for i in range(40_000)]]
+)
+@pytest.mark.parametrize("concatenated", [False, True])
+def test_the_index_that_pixz_appends_is_passed_over(names, concatenated):
+    archive = ONE + END
+    index = pixz_index(len(archive), *names)
+    for stream in (archive + index, Drip(archive + index)) if len(index) < 1 << 16 else (archive + index,):
+        reading = read(stream, concatenated=concatenated)
+        assert ([member.name for member in reading.members], reading.error) == (["a.txt"], None)
+    for other in (index[:-1], index + b"\0", index + ONE, index + archive + index, b"\0" + index[1:], index[:8]):
+        error = read(archive + other, concatenated=concatenated).error
+        assert (error.reason, error.offset) == ("junk after the end of the archive", len(archive))
+    assert read(ONE + index).error is not None, "an archive without an end"
 
 
 @pytest.mark.parametrize("zeros", [2 * BLOCK + 1, 10240, 1 << 20])

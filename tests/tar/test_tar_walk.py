@@ -75,6 +75,20 @@ def samples_in(archive, found):
 @example(archive=END + ARCHIVES[0], reads=(1, 600, 0), limit=MEMBER_LIMIT, cut=0, concatenated=True)
 @example(archive=ARCHIVES[0] + bytes(MAX_END), reads=WHOLE, limit=MEMBER_LIMIT, cut=0, concatenated=False)
 @example(archive=ARCHIVES[0] + bytes(MAX_END), reads=WHOLE, limit=MEMBER_LIMIT, cut=0, concatenated=True)
+@example(
+    archive=b"".join([ARCHIVES[0], bytes((1 << 17) - len(ARCHIVES[0]))]),
+    reads=WHOLE,
+    limit=MEMBER_LIMIT,
+    cut=0,
+    concatenated=False,
+)
+@example(
+    archive=b"".join([ARCHIVES[0], bytes((1 << 17) - len(ARCHIVES[0]))]),
+    reads=WHOLE,
+    limit=MEMBER_LIMIT,
+    cut=1,
+    concatenated=False,
+)
 @example(archive=END + bytes(1), reads=WHOLE, limit=MEMBER_LIMIT, cut=0, concatenated=True)
 @example(archive=pack([("a.x", b""), ("a.X", b"")]) + END, reads=WHOLE, limit=MEMBER_LIMIT, cut=0, concatenated=False)
 @example(

@@ -13,10 +13,11 @@ from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError, membe
 from tarshards.tar.read import (
     BLOCK,
     END,
-    MAX_END,
+    JUNK,
     MEMBER_LIMIT,
     NO_END,
     has_content,
+    most_end,
     not_an_archive,
     padding,
     scan,
@@ -124,7 +125,7 @@ def is_end(zeros: Zeros, begin: int, file: PlainFile) -> bool:
     length = zeros.end - zeros.start
     if length // BLOCK == 2 or (length // BLOCK == 1 and zeros.end == file.size):
         return True
-    if length == file.size or (length > MAX_END and not file.shard.concatenated):
+    if length == file.size or (length > most_end(file.size) and not file.shard.concatenated):
         return False
     records = RECORDS if file.shard.concatenated or zeros.end == file.size else [RECORD]
     if file.shard.concatenated:
@@ -185,7 +186,7 @@ def _end(file: PlainFile, position: int, ended: bool) -> Iterator[Piece]:
     elif file.size < BLOCK:
         yield Gap(0, file.size, not_an_archive(file.read(0, BLOCK), file.name))
     elif ended and any(rest):
-        yield Gap(position, file.size, "junk after the end of the archive")
+        yield Gap(position, file.size, JUNK)
     elif ended and rest:
         yield Zeros(position, file.size)
     elif not ended and position < file.size:
