@@ -77,9 +77,17 @@ def steps() -> ArrayLoader:
     return ArrayLoader(stream(), SIZE, fields=FIELDS, steps=7)
 
 
+def no_eights(data: bytes) -> int:
+    if int(data) % 8 == 0:
+        raise ValueError("an eight")
+    return int(data)
+
+
 def mixture() -> ArrayLoader:
+    """A loader of batches that are filled with samples of a part of its datasets."""
     halves = {"a": Stream.from_shards(urls()[:2], seed=1), "b": Stream.from_shards(urls()[2:], seed=2)}
-    return ArrayLoader(mix(halves, until=60), SIZE, fields=FIELDS)
+    mixed = mix(halves, until=60, on_error=Ledger(max_errors=100))
+    return ArrayLoader(mixed, SIZE, fields=FIELDS | {"cls": no_eights}, fill=True)
 
 
 def torch_dataset(**options: Any) -> Any:

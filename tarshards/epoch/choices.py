@@ -60,6 +60,7 @@ class Choices:
             self._table = np.array(Mixture(quotas, seed).take(quotas.period), np.min_scalar_type(len(sizes)))
         self.total: int = until if isinstance(until, int) else self._end(until == "first")
         due = quotas.at(self.total)
+        self.due: list[int] = list(map(math.floor, due))  # at least as many come in an epoch, and at most one more
         for i, size in enumerate(sizes):
             if not size and due[i]:
                 raise ValueError(f"dataset {i} of the mixture has no samples")

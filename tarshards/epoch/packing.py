@@ -350,7 +350,7 @@ class PackedPlan(PlannedEpoch):
         every = max(1, len(self.bins.starts) - 1)  # positions past the end repeat the epoch's start
         return np.where(positions < self.total, self.begin + positions, (positions - self.total) % every)
 
-    def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
+    def substitutes(self, position: int, among: int | None = None) -> Iterator[tuple[int, int]]:
         """Yield none: another sample may not fit into the bin."""
         return iter(())
 

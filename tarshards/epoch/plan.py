@@ -353,10 +353,11 @@ class PlannedEpoch(ABC):
         """Return the shards of the samples at *positions*, and their numbers in them."""
 
     @abstractmethod
-    def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
+    def substitutes(self, position: int, among: int | None = None) -> Iterator[tuple[int, int]]:
         """Yield the shards and numbers of samples to try instead of the one at *position*, some of them repeatedly.
 
         They are drawn by the seed, the epoch and the position in the whole epoch: neither ranks nor a resume matter.
+        They come at the first *among* positions of the whole epoch, by default at any.
         """
 
     @abstractmethod
@@ -535,24 +536,27 @@ class EpochPlan(PlannedEpoch, Sequence[Any]):
         found = self._windows().look_up(original, lane).astype(np.int64)
         return found[:, 0], found[:, 1]
 
-    def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
+    def substitutes(self, position: int, among: int | None = None) -> Iterator[tuple[int, int]]:
         """Yield samples of the lane and the window of *position*; their blocks are in memory when it is read.
 
-        If a lane has fewer than 64 samples, they are drawn from the whole epoch.
+        If a lane has fewer than 64 samples, they are drawn from the whole epoch, or from its first *among* positions.
         """
+        lanes = self._order.lanes if among is None else Lanes(among, self._order.lanes.lanes)
+        if not lanes.total:
+            return
         (original,), lane = self._originals(np.array([position]))
         order = self._order
         draws = hashes(fold(order.substitute_key, original), SUBSTITUTES)
-        turn, own = divmod(int(original), order.lanes.lanes)
-        length = int(order.lanes.length(own))
+        turn, own = divmod(int(original), lanes.lanes)
+        length = int(lanes.length(own))
         if length < AROUND:
-            others = (draws % np.uint64(order.lanes.total)).astype(np.int64)
+            others = (draws % np.uint64(lanes.total)).astype(np.int64)
         else:
             width = max(order.window, AROUND)
             first = min(turn // width * width, length - AROUND)
             last = min(turn // width * width + width, length)
             turns = first + (draws % np.uint64(last - first)).astype(np.int64)
-            others = turns * order.lanes.lanes + own
+            others = turns * lanes.lanes + own
         shards, samples = self._locate(others, np.repeat(lane, SUBSTITUTES))
         yield from zip(shards.tolist(), samples.tolist())
 

@@ -83,8 +83,8 @@ class ResampledPlan(PlannedEpoch):
         words = fold(self._draws.words(positions, attempt), DRAWS)
         return shards, (words % self.counts[shards].astype(np.uint64)).astype(np.int64)
 
-    def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
-        """Yield further draws of *position*."""
+    def substitutes(self, position: int, among: int | None = None) -> Iterator[tuple[int, int]]:
+        """Yield further draws of *position*, which are of all samples in any part of the epoch."""
         original = self.begin + position if position < self.total else (position - self.total) % self.whole
         shards, samples = self._draw(np.repeat(original, SUBSTITUTES), np.arange(1, SUBSTITUTES + 1))
         yield from zip(shards.tolist(), samples.tolist())

@@ -113,8 +113,8 @@ class SelectedPlan(PlannedEpoch):
         shards, indices = self.plan[positions]
         return shards, self.selection.locate(shards, indices)
 
-    def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
-        for shard, at in self.plan.substitutes(position):
+    def substitutes(self, position: int, among: int | None = None) -> Iterator[tuple[int, int]]:
+        for shard, at in self.plan.substitutes(position, among):
             yield shard, int(self.selection.locate(shard, at))
 
     def resume(self, position: int, ranks: int, tail: Tail | None = None) -> SelectedPlan:

@@ -276,11 +276,12 @@ class MixedPlan(PlannedEpoch):
         is_permuted = any(source.options.shuffle or source.options.resample for source in self.source.sources)
         return (self.source.seed, self.epoch) if is_permuted else None
 
-    def substitutes(self, position: int) -> Iterator[tuple[int, int]]:
-        """Yield samples of the dataset of *position*, drawn by its own plan."""
+    def substitutes(self, position: int, among: int | None = None) -> Iterator[tuple[int, int]]:
+        """Yield samples of the dataset of *position*, drawn by its own plan from those that come in this epoch."""
         (dataset,), (again,), (number,) = self._look_up(np.array([position], np.int64))
         start = self.source.mixed.starts[dataset]
-        for shard, sample in self._plan(int(dataset), int(again)).substitutes(int(number)):
+        come = min(self.choices.due[dataset], self.source.sizes[dataset])
+        for shard, sample in self._plan(int(dataset), int(again)).substitutes(int(number), come):
             yield start + shard, sample
 
     def passes(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

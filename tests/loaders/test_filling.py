@@ -55,6 +55,20 @@ def urls(tmp_path_factory) -> str:
     return str(folder / "set-{00..05}.tar")
 
 
+MIXED = {"a": 20, "b": 30, "c": 300}  # the samples of the datasets of a mixture
+SHARES = {"a": 1, "b": 1, "c": 3}
+
+
+@pytest.fixture(scope="module")
+def mixed_urls(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("mixed")
+    for name, size in MIXED.items():
+        with ShardWriter(f"{folder}/{name}-%d.tar", max_samples=10, index=True) as writer:
+            for i in range(size):
+                writer.write({"__key__": f"{name}{i:03d}", "cls": i, "odd.cls": b"cat" if i % BAD == 0 else i})
+    return {name: f"{folder}/{name}-*.tar" for name in MIXED}
+
+
 def loader(urls, *, workers=0, size=32, rank=0, ranks=1, **options):
     options = {"shuffle": True, "seed": 1, "on_error": Ledger(max_errors=100_000)} | options
     dataset = ShardDataset(urls, world=World(rank, ranks), **options).map(fail_on_threes).filter(kept).map(number)
@@ -173,6 +187,77 @@ def test_a_mixture_fills_from_the_dataset_of_the_position(make_shards):
         shards, _ = plan[np.arange(8 * number, 8 * number + 8)]
         assert batch["__dataset__"] == ["a" if shard < 2 else "b" for shard in shards.tolist()]
     close(each.ledger)
+
+
+def weight():
+    return st.integers(0, 5) | st.dictionaries(st.integers(1, 200), st.integers(0, 5), max_size=3).map(
+        lambda later: {0: 1, **later}
+    )
+
+
+@given(st.data())
+def test_substitutes_in_a_mixture_are_of_its_epoch_and_of_the_dataset_of_the_position(mixed_urls, data):
+    options = data.draw(
+        st.sampled_from([{}, {"pool": 16, "block": 2}, {"shuffle": False}, {"resample": True, "shuffle": False}])
+    )
+    weights = {"a": data.draw(weight()), "b": data.draw(weight()), "c": 1}
+    until = data.draw(st.sampled_from(["first", "last"]) | st.integers(1, 400))
+    parts = {name: ShardDataset(mixed_urls[name], **{"shuffle": True, "seed": 2} | options) for name in MIXED}
+    if "resample" not in options:
+        parts["b"] = parts["b"].select(where=lambda sample: sample["cls"] != b"7")
+    source = mix(parts, weights=weights, until=until).source
+    plan = source.plan(1, data.draw(st.sampled_from([1, 3])))
+    epoch = set(zip(*(array.tolist() for array in plan[np.arange(plan.total)])))
+    if "resample" in options:
+        epoch = {(shard, i) for shard, size in enumerate(source.counts.tolist()) for i in range(size)}
+    begun = data.draw(st.integers(0, plan.total))
+    rest = source.plan(1, 2, {"epoch": 1, "position": begun, "version": 4, **plan.choices.state(begun)})
+    for position in data.draw(st.lists(st.integers(0, max(0, len(plan) - 1)), max_size=5)) if plan.total else ():
+        drawn = list(plan.substitutes(position))
+        assert set(drawn) <= epoch
+        (shard,), _ = plan[np.array([position])]
+        assert {np.searchsorted(source.mixed.starts, other, "right") for other, _ in drawn} <= {
+            np.searchsorted(source.mixed.starts, shard, "right")
+        }
+        if begun <= position < plan.total:
+            assert list(rest.substitutes(position - begun)) == drawn
+
+
+@pytest.mark.parametrize("name", ["samples", "workers", "fields", "arrays", "threads", "ranks", "resumed"])
+def test_a_filled_mixture_has_only_samples_of_its_epoch(mixed_urls, name):
+    """Of c, 90 of 300 samples come in an epoch: the others come in the next."""
+    planned = mix({each: ShardDataset(mixed_urls[each], shuffle=True) for each in MIXED}, until=150, weights=SHARES)
+    plan = planned.source.plan(0, 1)
+    epoch = {planned.source.mixed.read(*map(int, each))["__key__"] for each in zip(*plan[np.arange(150)])}
+    ledgers = [Ledger(max_errors=1000) for _ in range(3)]
+
+    def mixed(rank: int = 0, ranks: int = 1) -> ShardDataset:
+        parts = {each: ShardDataset(mixed_urls[each], shuffle=True, world=World(rank, ranks)) for each in MIXED}
+        return mix(parts, until=150, weights=SHARES, on_error=ledgers[rank])
+
+    def made(workers: int = 0, **world: int) -> ShardLoader:
+        return ShardLoader(mixed(**world).filter(kept), 15, num_workers=workers, fill=True)
+
+    array_fields = {"odd.cls": readers.integer()}
+    if name == "ranks":
+        batches = [batch for rank in range(3) for batch in made(rank=rank, ranks=3)]
+    elif name == "resumed":
+        first, rest = made(), made(2)
+        batches = list(islice(first, 4))
+        rest.load_state_dict(first.state_dict())
+        batches += rest
+    elif name in ("arrays", "threads"):
+        batches = list(ArrayLoader(mixed(), 15, fields=array_fields, threads=2 * (name == "threads"), fill=True))
+    elif name == "fields":
+        batches = list(ShardLoader(mixed(), 15, fields=array_fields, fill=True))
+    else:
+        batches = list(made(2 * (name == "workers")))
+    came = Counter(key for batch in batches for key in batch["__key__"])
+    assert sum(came.values()) == 150
+    assert max(came.values()) > 1, "some are substitutes"
+    assert came.keys() <= epoch
+    for ledger in ledgers if name == "ranks" else ():
+        close(ledger)
 
 
 @pytest.mark.parametrize("threads", [0, 2])
