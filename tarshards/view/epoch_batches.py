@@ -13,7 +13,7 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.samples.codecs import decode_field
 from tarshards.stream.sources import check_state
 from tarshards.stream.stream import Stream
-from tarshards.view.viewed_shards import ViewedShards
+from tarshards.view.viewed_shards import ViewedShards, parse_number
 
 DEFAULTS = {"seed": 0, "epoch": 0, "rank": 0, "ranks": 1, "batch_size": 32, "shuffle": True, "state": None}
 NO_STATE = "not the state of a loader, which has digest, position and lanes"
@@ -39,7 +39,7 @@ class EpochBatches:
         wanted = {**DEFAULTS, **(json.loads(epoch) if epoch else {})}
         if unknown := wanted.keys() - DEFAULTS.keys():
             raise ValueError(f"an epoch has no {min(unknown)}; it has {', '.join(DEFAULTS)}")
-        g = whole_number("step", int(step), 0)
+        g = parse_number("step", step)
         rank, ranks = (whole_number(name, wanted[name], least) for name, least in (("rank", 0), ("ranks", 1)))
         if rank >= ranks:
             raise ValueError(f"there is no rank {rank} of {ranks}, which are numbered from 0")

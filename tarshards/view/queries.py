@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from threading import RLock
 from time import monotonic
@@ -18,7 +18,7 @@ from tarshards.parallel.forks import cached_property
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import find_field
 from tarshards.view.epoch_batches import EpochBatches
-from tarshards.view.viewed_shards import ViewedShards
+from tarshards.view.viewed_shards import ViewedShards, parse_number
 
 AT_ONCE = 1 << 10  # samples tested between two checks of the time
 MOST = 10_000_000  # most samples in the result of a query
@@ -122,7 +122,9 @@ class Found:
 
     def _judged(self) -> Iterator[np.ndarray]:
         viewed, query = self.viewed, self.query
-        chosen = range(int(query.shard), int(query.shard) + 1) if query.shard else range(len(viewed.shards))
+        chosen: Iterable[int] = range(len(viewed.shards))
+        if query.shard:
+            chosen = [parse_number("shard", query.shard, len(viewed.shards))]
         for shard in chosen:
             while viewed.known_shards <= shard:
                 viewed.extend(viewed.total + 1)

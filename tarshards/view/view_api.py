@@ -13,7 +13,7 @@ from tarshards.view.damage_map import damage_map
 from tarshards.view.histograms import histogram, suggestions
 from tarshards.view.pictures import MAX_BYTES, thumbnail, whole_picture
 from tarshards.view.queries import Queries, Query
-from tarshards.view.viewed_shards import ViewedShards
+from tarshards.view.viewed_shards import ViewedShards, parse_number
 
 Answer: TypeAlias = "dict[str, Any] | tuple[str, bytes] | MemberFile"
 Parameters: TypeAlias = Mapping[str, str]
@@ -66,13 +66,13 @@ class ViewApi:
 
     def rows(self, parameters: Parameters) -> Answer:
         """Return some of the samples that match a query, and the number of known ones."""
-        count = min(int(parameters["count"]), MOST_ROWS)
-        found = self.queries.rows(Query.of(parameters), max(int(parameters["begin"]), 0), count)
+        begin, count = (number_in(parameters, name) for name in ("begin", "count"))
+        found = self.queries.rows(Query.of(parameters), begin, min(count, MOST_ROWS))
         return {**found, "problems": [str(error) for error in self.viewed.problems]}
 
     def sample(self, parameters: Parameters) -> Answer:
         """Return one sample: its fields with their offsets, its shard, and its number in the shard."""
-        number, viewed = int(parameters["number"]), self.viewed
+        number, viewed = number_in(parameters, "number"), self.viewed
         shard, sample = viewed.address(number)
         (row,) = viewed.rows([number])
         index = viewed.index(shard)
@@ -82,7 +82,7 @@ class ViewApi:
 
     def find(self, parameters: Parameters) -> Answer:
         """Return the numbers of the samples with a key."""
-        key = parameters["key"]
+        key = text_in(parameters, "key")
         if self.viewed.sequence is not None:
             numbers = sorted(self.viewed.sequence.places(key))
         else:
@@ -96,7 +96,7 @@ class ViewApi:
 
     def picture(self, parameters: Parameters) -> Answer:
         """Return an image in a format that browsers show; with *small*, a thumbnail."""
-        field, file = parameters["field"], self._file(parameters)
+        field, file = text_in(parameters, "field"), self._file(parameters)
         if file.size > MAX_BYTES:
             raise SampleError(f"an image of {file.size:,} bytes is not shown", field=field)
         return (thumbnail if "small" in parameters else whole_picture)(field, bytes(file))
@@ -106,7 +106,7 @@ class ViewApi:
         return self._file(parameters)
 
     def _file(self, parameters: Parameters) -> MemberFile:
-        return self.viewed.file(int(parameters["number"]), parameters["field"])
+        return self.viewed.file(number_in(parameters, "number"), text_in(parameters, "field"))
 
     def keys(self, parameters: Parameters) -> Answer:
         """Return the keys of all samples that match a query, one per line, as `targrep --keys` reads them."""
@@ -138,8 +138,8 @@ class ViewApi:
 
     def shards(self, parameters: Parameters) -> Answer:
         """Return some shards, with their numbers of samples and bytes where known."""
-        viewed, begin = self.viewed, int(parameters["begin"])
-        end = min(begin + min(int(parameters["count"]), MOST_ROWS), len(viewed.shards))
+        viewed, begin = self.viewed, number_in(parameters, "begin")
+        end = min(begin + min(number_in(parameters, "count"), MOST_ROWS), len(viewed.shards))
         sizes = viewed.shards.column("size") if viewed.sequence is None else viewed.sequence.sizes
         rows = []
         for number in range(begin, end):
@@ -153,8 +153,21 @@ class ViewApi:
 
     def damage(self, parameters: Parameters) -> Answer:
         """Return the damage map of a shard."""
-        return damage_map(self.viewed.shards[int(parameters["shard"])])
+        shards = self.viewed.shards
+        return damage_map(shards[number_in(parameters, "shard", len(shards))])
 
     def ledger(self, parameters: Parameters) -> Answer:
         """Return the samples that a run left out."""
         return {"entries": self.left_out[:10_000], "total": len(self.left_out)}
+
+
+def text_in(parameters: Parameters, name: str) -> str:
+    """Return a parameter; raise ValueError if it is missing."""
+    if name not in parameters:
+        raise ValueError(f"{name}= is missing")
+    return parameters[name]
+
+
+def number_in(parameters: Parameters, name: str, end: int | None = None) -> int:
+    """Return a parameter as ``parse_number`` does."""
+    return parse_number(name, text_in(parameters, name), end)

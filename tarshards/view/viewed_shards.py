@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tarshards.errors import SampleError, ShardIndexError, TarshardsError
+from tarshards.errors import SampleError, ShardIndexError, TarshardsError, shortened
 from tarshards.index.access import SampleSequence
 from tarshards.index.build import build_index
 from tarshards.index.inventory import check_there
@@ -275,3 +276,17 @@ class ViewedShards:
             data: bytes = members.take(member)
             return data[:HEAD]
         return opened.file(member).read(HEAD)
+
+
+def parse_number(name: str, text: str, end: int | None = None) -> int:
+    """Return the whole number from 0 in *text*; raise ValueError for other text, and for a number from *end* on.
+
+    >>> parse_number("shard", "5", 3)
+    Traceback (most recent call last):
+    ValueError: there is no shard 5 of 3, which are numbered from 0
+    """
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise ValueError(f"{name}= is a whole number from 0, not {shortened(text)}")
+    if end is not None and int(text) >= end:
+        raise ValueError(f"there is no {name} {int(text)} of {end}, which are numbered from 0")
+    return int(text)

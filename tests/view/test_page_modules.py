@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 
@@ -35,6 +36,53 @@ def test_every_module_is_used_and_exports_what_others_import():
             imported.add(module)
             assert {*names.replace(" ", "").split(",")} <= {*EXPORT.findall(FILES[module].read_text())}
     assert imported == set(MODULES)
+
+
+ROUTES = {
+    "sample=7": 7,
+    "sample=-1": "sample= is a whole number from 0, not -1",
+    "sample=NaN": "sample= is a whole number from 0, not NaN",
+    "sample=": "sample= is a whole number from 0, not ",
+    "sample=1e3": "sample= is a whole number from 0, not 1e3",
+    "sample=1.5": "sample= is a whole number from 0, not 1.5",
+    f"sample={10**15}": f"sample= is a whole number from 0, not {10**15}",
+    "": None,
+    "match=a": None,
+    "field=jpg": "this page has no field=; open the shards with tarview",
+    "shard=5": "this page has no shard=; open the shards with tarview",
+    "wher=cls": "the address has wher=, which is none of match, field, where, sizes, shard, duplicates, order, step, "
+    "epoch, show, begin, check, key, sample, position",
+    "__proto__=1": "the address has __proto__=, which is none of ",
+    "toString=1": "the address has toString=, which is none of ",
+}
+
+
+def test_what_an_address_names_is_checked(tmp_path):
+    need("node")
+    (tmp_path / "route.mjs").write_text(FILES["route.js"].read_text())
+    (tmp_path / "test.mjs").write_text("""
+import { checkQuery, numberOf, queryOf, route } from "./route.mjs";
+const told = [];
+for (const hash of JSON.parse(process.argv[2])) {
+  globalThis.location = { hash: `#${hash}` };
+  try {
+    const entries = route();
+    checkQuery(queryOf(entries), new Set());
+    told.push(numberOf(entries, "sample") ?? null);
+  } catch (error) {
+    told.push(error.message);
+  }
+}
+console.log(JSON.stringify(told));
+""")
+    done = subprocess.run(
+        ["node", tmp_path / "test.mjs", json.dumps(list(ROUTES))], capture_output=True, text=True, check=True
+    )
+    for told, (hash, expected) in zip(json.loads(done.stdout), ROUTES.items(), strict=True):
+        if isinstance(expected, str) and expected.endswith("none of "):
+            assert told.startswith(expected)
+        else:
+            assert told == expected, hash
 
 
 def test_the_modules_are_javascript(tmp_path):

@@ -152,6 +152,50 @@ def test_queries_that_are_none_are_refused(api, query):
             keys(api, **query)
 
 
+NO_NUMBERS = ["-1", "NaN", "1e3", "1.5", "+1", " 1", "1_0", "٣", "²", "9" * 5000, "null"]
+NUMBERS = [("rows", "begin"), ("rows", "count"), ("rows", "shard"), ("rows", "step"), ("keys", "shard")]
+NUMBERS += [("histogram", "shard"), ("sample", "number"), ("field", "number"), ("picture", "number")]
+NUMBERS += [("shards", "begin"), ("shards", "count"), ("damage", "shard")]
+GIVEN = {"begin": "0", "count": "2", "number": "0", "field": "jpg", "of": "class:cls"}
+
+
+@pytest.mark.parametrize(("method", "name"), NUMBERS)
+def test_what_is_no_number_is_refused_by_its_name(api, method, name):
+    for text in NO_NUMBERS:
+        with pytest.raises(ValueError, match=f"^{name}= is a whole number from 0, not "):
+            api.methods[method]({**GIVEN, name: text})
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("method", ["rows", "keys", "histogram", "damage"])
+@pytest.mark.parametrize("shard", ["3", str(10**17)])
+def test_a_shard_that_is_not_there_is_refused(tmp_path, urls, monkeypatch, index, method, shard):
+    api = ViewApi(urls if index else write_set(tmp_path, index=False))
+    tries = iter(range(100))
+    extend = api.viewed.extend
+    monkeypatch.setattr(api.viewed, "extend", lambda samples: (next(tries), extend(samples)))
+    with pytest.raises(ValueError, match=f"there is no shard {shard} of 3, which are numbered from 0"):
+        api.methods[method]({**GIVEN, "shard": shard})
+    if method in ("rows", "keys"):
+        assert api.methods[method]({**GIVEN, "shard": "2"}), "the query's lock is free"
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("rows", "begin"),
+        ("find", "key"),
+        ("field", "field"),
+        ("picture", "number"),
+        ("shards", "count"),
+        ("damage", "shard"),
+    ],
+)
+def test_what_is_missing_is_named(api, method, name):
+    with pytest.raises(ValueError, match=f"^{name}= is missing"):
+        api.methods[method]({each: text for each, text in GIVEN.items() if each != name})
+
+
 def test_shards_without_indexes_are_indexed_as_far_as_one_scrolls(tmp_path):
     urls = write_set(tmp_path, index=False)
     api = ViewApi(urls)

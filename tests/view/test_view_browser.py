@@ -218,6 +218,33 @@ def test_a_batch_is_that_of_its_step(page, server):
     until(page, "/batch 3 of/.test(document.querySelector('aside').textContent)")
 
 
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("shard=5", "there is no shard 5 of 3"),
+        ("shard=-1", "shard= is a whole number from 0"),
+        ("step=x", "step= is a whole number from 0"),
+        ("step=0&epoch=3", "object is not a mapping"),
+        ("wher=cls", "the address has wher="),
+        ("sample=NaN", "sample= is a whole number from 0, not NaN"),
+        ("sample=60", "there is no sample 60 of 60"),
+        ("sample=0&position=-1", "position= is a whole number from 0"),
+        ("show=none", "this page has no list of none"),
+        ("show=shards&begin=x", "begin= is a whole number from 0"),
+        ("show=shards&check=9", "there is no shard 9 of 3"),
+        ("key=none", "no sample has the key none"),
+    ],
+)
+def test_an_address_that_names_nothing_says_so_and_the_page_goes_on(page, server, address, words):
+    page.goto("about:blank")
+    page.goto(f"{server.url}#{address}")
+    until(
+        page, f"[...document.querySelectorAll('.error')].some(each => each.textContent.includes({json.dumps(words)}))"
+    )
+    page.goto(f"{server.url}#shard=1")
+    until(page, "/^20 samples/.test(document.querySelector('.status').textContent)")
+
+
 def test_damage_and_a_ledger_link_to_their_samples(page, tmp_path):
     urls = write_set(tmp_path)
     key = sample(27)["__key__"]

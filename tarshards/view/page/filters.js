@@ -1,7 +1,7 @@
 // The bar with the filter, and the panels for histograms and for batches of an epoch.
 
 import { button, counted, element, line } from "./dom.js";
-import { go, queryOf, route } from "./route.js";
+import { go, queryOf, route, takes } from "./route.js";
 
 const INPUTS = [
   ["key", "key", "go to a key or #number"],
@@ -14,8 +14,7 @@ const EPOCH = ["seed", "epoch", "rank", "ranks", "batch_size"];
 
 /** Return the form of the filter; *find* goes to a key or number. */
 export function makeFilter(source, find) {
-  const offered = INPUTS.filter(([name]) => source.offers.has("queries") || ["key", "match"].includes(name)
-    || (name === "field" && source.offers.has("fields")));
+  const offered = INPUTS.filter(([name]) => name === "key" || takes(name, source.offers));
   const inputs = Object.fromEntries(offered.map(([name, , hint]) => [name, element("input", { name, placeholder: hint, spellcheck: "false", autocomplete: "off" })]));
   const form = element("form", { class: "filter", role: "search", "aria-label": "filter", submit: (event) => {
     event.preventDefault();

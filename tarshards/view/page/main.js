@@ -6,7 +6,7 @@ import { EmbeddedSource } from "./embedded_source.js";
 import { makeEpoch, makeFilter, makeHistograms } from "./filters.js";
 import { Grid } from "./grid.js";
 import { showLedger, showShards } from "./lists.js";
-import { go, queryOf, route } from "./route.js";
+import { checkQuery, go, numberOf, queryOf, route } from "./route.js";
 import { showSample } from "./sample.js";
 import { ServerSource } from "./server_source.js";
 import { StaticSource } from "./static_source.js";
@@ -28,7 +28,10 @@ const detail = element("section", { class: "detail", hidden: true, "aria-label":
 const filter = makeFilter(source, (text) => (/^#\d+$/.test(text) ? go({ ...query, sample: text.slice(1) }) : go({ key: text })));
 const epoch = makeEpoch();
 const grid = new Grid({
-  load: (begin, count, signal) => source.rows(query, begin, count, signal),
+  load: async (begin, count, signal) => {
+    checkQuery(query, source.offers);
+    return source.rows(query, begin, count, signal);
+  },
   card: (row) => makeCard(row, source, marked.has(row.number)),
   report: (found) => tell(found),
   open: (row, position) => go({ ...query, sample: row.number, position }),
@@ -123,22 +126,22 @@ async function follow() {
 }
 
 async function showDetail(host, entries) {
-  if (entries.show === "shards") {
-    await showShards(host, source, { begin: Number(entries.begin ?? 0), check: entries.check });
-  } else if (entries.show === "ledger") {
-    await showLedger(host, source);
+  if (entries.show !== undefined) {
+    if (!source.offers.has("shards") || !["shards", "ledger"].includes(entries.show)) throw new Error(`this page has no list of ${entries.show}`);
+    if (entries.show === "ledger") await showLedger(host, source);
+    else await showShards(host, source, { begin: numberOf(entries, "begin"), check: numberOf(entries, "check") });
   } else if (entries.key !== undefined) {
     const numbers = await source.find(entries.key);
     if (!numbers.length) throw new Error(`no sample has the key ${entries.key}`);
     await showSample(host, numbers[0], source, stepsFrom({ sample: numbers[0] }));
   } else {
-    await showSample(host, Number(entries.sample), source, stepsFrom(entries));
+    await showSample(host, numberOf(entries, "sample"), source, stepsFrom(entries));
   }
 }
 
 /** Return what goes from a sample to those around it, in the order of the grid if it is there. */
 function stepsFrom(entries) {
-  const position = entries.position === undefined ? null : Number(entries.position);
+  const position = numberOf(entries, "position") ?? null;
   const number = Number(entries.sample);
   const step = (by) => {
     if (position === null) {
