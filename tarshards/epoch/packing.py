@@ -35,6 +35,7 @@ from tarshards.parallel.forks import cached_property
 Overlong = Literal["error", "drop", "split"]
 WINDOW = 4096
 LEVEL = 3  # of the permutation of bins, after those of blocks, windows and substitutes
+PARTS = 10**6  # of a unit: lengths that are fractions, such as seconds, are rounded to these
 
 
 class Bins(NamedTuple):
@@ -97,11 +98,12 @@ class Packing:
 
     Where *lengths* names a field or a column, a loader makes a Packing ``with_lengths``.
 
-    Raises ValueError for lengths that are not whole numbers of at least 1, and for arguments out of range.
+    Raises ValueError for lengths that are not numbers of at least 1, or fractions above 0, and for arguments out of
+    range.
     """
 
     lengths: NDArray[Any] | str
-    capacity: int
+    capacity: float
     window: int = WINDOW
     overlong: Overlong = "error"
     is_packed: bool = True  # False: batches of similar length
@@ -109,26 +111,40 @@ class Packing:
 
     def __post_init__(self) -> None:
         name = "capacity" if self.is_packed else "budget"
-        self.capacity, self.window = whole_number(name, self.capacity, 1), whole_number("window", self.window, 1)
+        given: Any = self.capacity
+        if not isinstance(given, float | np.floating):
+            self.capacity = whole_number(name, given, 1)
+        elif not given >= 1 / PARTS:
+            raise ValueError(f"{name} must be at least {1 / PARTS}, not {given}")
+        self.window = whole_number("window", self.window, 1)
         if self.overlong not in get_args(Overlong):
             raise ValueError(f"overlong must be one of {', '.join(get_args(Overlong))}, not {self.overlong!r}")
         if self.overlong == "split" and not self.is_packed:
             raise ValueError('overlong="split" is for pack; bucket takes "error" or "drop"')
-        if self.capacity >= 2**31:
+        if not self.capacity < 2**31:
             raise ValueError(f"{name} must be below 2**31, not {self.capacity}")
         if isinstance(self.lengths, str):
             return
         lengths = np.asarray(self.lengths)
-        if lengths.ndim != 1 or (lengths.size and (lengths.dtype.kind not in "iu" or lengths.min() < 1)):
-            raise ValueError("lengths must be a whole number of at least 1 for each sample")
-        self.lengths = np.minimum(lengths, 2**31 - 1).astype(np.int32)
+        is_whole = lengths.dtype.kind in "iu" or not lengths.size
+        if lengths.ndim != 1 or not (is_whole or lengths.dtype.kind == "f"):
+            raise ValueError(f"lengths must be a number for each sample, not {lengths.ndim} axes of {lengths.dtype}")
+        if not (lengths >= 1 if is_whole else lengths > 0).all():
+            raise ValueError("lengths must be numbers of at least 1, or fractions above 0")
+        if is_whole and isinstance(self.capacity, int):
+            self.lengths = np.minimum(lengths, 2**31 - 1).astype(np.int32)
+        elif self.overlong == "split":
+            raise ValueError('overlong="split" takes lengths and a capacity that are whole numbers of elements')
+        else:
+            self.lengths = np.minimum(lengths, 2**31 - 1).astype(np.float64)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}
 
     def with_lengths(self, lengths: NDArray[Any]) -> Packing:
-        """Return this packing of samples of these *lengths*; one that is empty counts as 1."""
-        return Packing(np.maximum(lengths, 1), self.capacity, self.window, self.overlong, self.is_packed)
+        """Return this packing of samples of these *lengths*; one that is empty counts as the least length."""
+        least = 1 / PARTS if lengths.dtype.kind == "f" else 1
+        return Packing(np.maximum(lengths, least), self.capacity, self.window, self.overlong, self.is_packed)
 
     @property
     def known(self) -> NDArray[Any]:
@@ -136,10 +152,15 @@ class Packing:
         assert not isinstance(self.lengths, str), "a loader looks the lengths up"
         return self.lengths
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether lengths and capacity count elements; otherwise they may be fractions, such as seconds."""
+        return self.known.dtype.kind == "i"
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The description of the packing in a state."""
-        digest = blake2b(self.known.astype("<i4").tobytes(), digest_size=16).hexdigest()
+        digest = blake2b(self.known.astype("<i4" if self.is_whole else "<f8").tobytes(), digest_size=16).hexdigest()
         how = "pack" if self.is_packed else "bucket"
         return {
             "how": how,
@@ -191,7 +212,8 @@ class Packing:
             raise ValueError(f"lengths are of {len(self.known)} samples, and the dataset has {int(counts.sum())}")
         first = np.cumsum(counts) - counts
         key = None if plan.permuted_by is None else hash_of(*plan.permuted_by, LEVEL)
-        put = best_fit if self.is_packed else alike
+        put, parts = best_fit if self.is_packed else alike, 1 if self.is_whole else PARTS
+        capacity = round(self.capacity * parts)
         is_split = self.overlong == "split"
         orders, sizes, overlong, begins = [], [], [], []
         together = max(1, CHUNK // self.window) * self.window
@@ -201,7 +223,7 @@ class Packing:
             for offset in range(0, len(lengths), self.window):
                 window = lengths[offset : offset + self.window]
                 if is_split:
-                    fits, pieces = _pieces(window, self.capacity)
+                    fits, pieces = _pieces(window, capacity)
                 else:
                     fits = np.flatnonzero(window <= self.capacity)
                     pieces = np.zeros_like(fits)
@@ -217,7 +239,10 @@ class Packing:
                     overlong.append(begin + beyond)
                 if not len(fits):
                     continue
-                bins = put(np.minimum(window[fits] - pieces, self.capacity), self.capacity)
+                units = window[fits] - pieces
+                if not self.is_whole:
+                    units = np.maximum(np.rint(units * PARTS).astype(np.int64), 1)
+                bins = put(np.minimum(units, capacity), capacity)
                 count = int(bins.max()) + 1
                 if key is not None:
                     turn = permutations(fold(key, np.array([(begin + offset) // self.window])), [count], count)[0]
@@ -244,21 +269,23 @@ def _pieces(lengths: NDArray[Any], capacity: int) -> tuple[NDArray[np.int64], ND
     return numbers, capacity * (np.arange(len(numbers)) - np.repeat(ends - counts, counts))
 
 
-def pack(lengths: ArrayLike | str, capacity: int, *, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
+def pack(lengths: ArrayLike | str, capacity: float, *, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
     """Pack samples of *lengths* into rows of at most *capacity*: best fit, longest first, within windows of the epoch.
 
-    *lengths* has one for each sample of the shards, selected or not, shard after shard; or it is the name of a column
-    that has them, or of a field, whose lengths are the rows of ``.npy``, the elements that ``readers.ragged`` makes, or
-    else bytes. The *window* is that of positions of the epoch, the same on any number of ranks. A sample longer than
-    the capacity raises SampleError, which names its position; with ``overlong="drop"`` such samples are left out, and
-    the ledger counts them as dropped. With ``overlong="split"`` they are cut into pieces of the capacity, each in a
-    separate row, and a last one that is packed like a sample; the ledger counts a sample's further pieces as repeated.
-    Raises ValueError for arguments out of range.
+    *lengths* has one for each sample of the shards, selected or not, shard after shard; or it names a column that has
+    them, also by what it was made from (``"duration:wav;flac"``), or else a field, or alternatives (``"txt;text"``),
+    whose lengths are the rows of ``.npy``, the elements that ``readers.ragged`` makes, or else bytes. Lengths and the
+    *capacity* may be fractions, such as seconds, which are compared in millionths. The *window* is that of positions of
+    the epoch, the same on any number of ranks. A sample longer than the capacity raises SampleError, which names its
+    position; with ``overlong="drop"`` such samples are left out, and the ledger counts them as dropped. With
+    ``overlong="split"`` they are cut into pieces of the capacity, each in a separate row, and a last one that is packed
+    like a sample; the ledger counts a sample's further pieces as repeated. Raises ValueError for arguments out of
+    range.
     """
     return Packing(lengths if isinstance(lengths, str) else np.asarray(lengths), capacity, window, overlong)
 
 
-def bucket(lengths: ArrayLike | str, *, budget: int, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
+def bucket(lengths: ArrayLike | str, *, budget: float, window: int = WINDOW, overlong: Overlong = "error") -> Packing:
     """Put samples of similar length together: batches that, padded to their longest, have at most *budget* tokens.
 
     The arguments are those of ``pack``; samples are not split.

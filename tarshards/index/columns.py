@@ -44,7 +44,7 @@ from tarshards.samples.codecs.audio import decode_audio
 from tarshards.samples.codecs.image import open_image
 from tarshards.samples.codecs.image_headers import read_header
 from tarshards.samples.codecs.registry import require
-from tarshards.samples.fields import check_mapping, find_field, origin_of
+from tarshards.samples.fields import check_mapping, find_field, origin_of, value_at, value_path
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, error_handler
 from tarshards.storage.derived import COLUMNS, is_marked, mark_of, set_mark
@@ -77,8 +77,9 @@ class Measure:
     path: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        fields = ";".join(self.fields)
-        return f"{self.measure}:{fields}" if self.measure != "value" else ".".join([fields, *self.path])
+        if self.measure == "value":
+            return ";".join(".".join([field, *self.path]) for field in self.fields)
+        return f"{self.measure}:{';'.join(self.fields)}"
 
     def __call__(self, sample: Sample) -> Any:
         """Return the value, None if the sample has none; raise DecodeError if it cannot be determined."""
@@ -92,9 +93,7 @@ class Measure:
             raise DecodeError(error.reason, **origin_of(sample), field=field) from error
 
     def _value(self, field: str, data: bytes) -> Any:
-        value = decode_field(field, data)
-        for name in self.path:
-            value = value.get(name) if isinstance(value, dict) else None
+        value = value_at(decode_field(field, data), self.path)
         if value is not None and not isinstance(value, bool | int | float | str | list | dict):
             raise DecodeError(f"a column cannot hold a value of the type {type(value).__name__}")
         return value
@@ -203,9 +202,9 @@ def _parse(group: str) -> list[tuple[str, Source]]:
             source = Measure(what, tuple(fields.split(";")))
             is_known = what in MEASURES and " " not in fields and "" not in source.fields
         else:
-            parts = what.split(".")
-            end = next((i for i, part in enumerate(parts, 1) if part in ("json", "jsn")), len(parts))
-            source, is_known = Measure("value", (".".join(parts[:end]),), tuple(parts[end:])), "" not in parts
+            values = [value_path(each) for each in what.split(";")]
+            source = Measure("value", tuple(field for field, _ in values), values[0][1])
+            is_known = "" not in what.replace(";", ".").split(".") and len({path for _, path in values}) == 1
         if not is_known:
             break
         columns.append((name or what.rpartition(".")[2], source))
@@ -266,6 +265,13 @@ class ShardColumns(NamedTuple):
             reason = "the shard has changed" if digest else "written by an earlier version, without a digest"
             raise ShardIndexError(f"stale: {reason}; rebuild it with {_cure(sources)}", url=location.name)
         return cls(table, sources, checksums, about.get("version_read"))
+
+    def column(self, name: str) -> str | None:
+        """Return the column of a *name*, or made from what it says, such as ``json.a`` or ``duration:wav``."""
+        if name in self.sources or name == KEY:
+            return name
+        said = name.replace(" ", "")
+        return next((column for column, source in self.sources.items() if source == said), None)
 
     def fields(self, names: Collection[str]) -> set[str]:
         """Return the fields that the columns *names* were made from, as far as it is known."""
@@ -412,7 +418,7 @@ def _current(location: Location) -> ShardColumns:
         found = None
     if found is None:
         return ShardColumns(None, {})
-    (changed,) = _changed([location], [found], list(found.sources))
+    (changed,) = _changed([location], [found], [list(found.sources)])
     return found.without(changed)
 
 
@@ -432,13 +438,16 @@ def _is_same(shard: Location, state: Any, columns: ShardColumns) -> bool:
     return state is not None and state == columns.version
 
 
-def _changed(locations: Sequence[Location], columns: Sequence[ShardColumns], names: Collection[str]) -> list[list[str]]:
+def _changed(
+    locations: Sequence[Location], columns: Sequence[ShardColumns], names: Sequence[Collection[str]]
+) -> list[list[str]]:
     """Return for each shard those of its columns *names* that are of other contents than the shard has now.
 
     The fields of a shard are read only if it may be another file than when the columns were made. If all columns are
     compared, and right, the file of a local shard is marked.
     """
-    fields = {location: each.fields(names) for location, each in zip(locations, columns) if each.fields(names)}
+    each_fields = [each.fields(own) for each, own in zip(columns, names)]
+    fields = {location: own for location, own in zip(locations, each_fields) if own}
     states = dict(zip(fields, for_each_shard(_state_of, list(fields))))
     doubtful = [
         location
@@ -450,8 +459,8 @@ def _changed(locations: Sequence[Location], columns: Sequence[ShardColumns], nam
         log.info(words, columns_location(doubtful[0]).name, len(doubtful))
     found = dict(zip(doubtful, for_each_shard(lambda location: _checksums(location, fields[location]), doubtful)))
     results = []
-    for location, each in zip(locations, columns):
-        changed = each.changed(names, found[location]) if location in found else []
+    for location, each, own in zip(locations, columns, names):
+        changed = each.changed(own, found[location]) if location in found else []
         is_whole = fields.get(location) == each.fields(each.sources)
         if location in found and location.path is not None and is_whole and not changed:
             set_mark(columns_location(location), states[location])
@@ -617,20 +626,23 @@ def load_columns(shards: SampleSequence, names: Collection[str]) -> pa.Table | N
 def load_tables(shards: SampleSequence, names: Collection[str]) -> list[pa.Table] | None:
     """Return the columns *names* of the samples of each of *shards*; None if the first shard has none of them.
 
-    Raises ShardIndexError if some of them are missing, in this or another shard, or the columns are stale. A shard that
-    has been copied or changed since they were made is compared with them by the fields that they were made from.
+    A name is also that of what a column was made from: see ``ShardColumns.column``. Raises ShardIndexError if some of
+    them are missing, in this or another shard, or the columns are stale. A shard that has been copied or changed since
+    they were made is compared with them by the fields that they were made from.
     """
     if not shards.urls:
         return None
     locations = [Location.of(url, shards.shards.remote) for url in shards.urls]
     first = ShardColumns.load(locations[0])
-    if first is None or not {*names} & {*first.sources}:
+    if first is None or not any(first.column(name) for name in names if name != KEY):
         return None
 
     loaded: list[ShardColumns] = []
+    taken: list[list[str]] = []
 
     def wanted(location: Location, columns: ShardColumns | None) -> Any:
-        missing = [name for name in names if columns is None or name not in {KEY, *columns.sources}]
+        found = {name: None if columns is None else columns.column(name) for name in names}
+        missing = [name for name, column in found.items() if column is None]
         if columns is None or missing:
             known = "" if columns is None else f"; there are {', '.join(columns.sources)}"
             reason = f"no column {missing[0]}{known}; add it with `tarindex --columns`, or give fields= to read samples"
@@ -638,13 +650,14 @@ def load_tables(shards: SampleSequence, names: Collection[str]) -> list[pa.Table
         assert columns is not None
         assert columns.table is not None
         loaded.append(columns._replace(table=None))
-        return columns.table.select([*names])
+        taken.append([str(column) for column in found.values() if column != KEY])
+        return columns.table.select([str(column) for column in found.values()]).rename_columns([*found])
 
     # Threads only read: one in a library in C++ when the process ends would abort it.
     packed = for_each_shard(_read_columns, locations[1:])
     others = (each and ShardColumns.parse(location, *each) for location, each in zip(locations[1:], packed))
     tables = list(map(wanted, locations, chain([first], others)))
-    for location, columns, changed in zip(locations, loaded, _changed(locations, loaded, names)):
+    for location, columns, changed in zip(locations, loaded, _changed(locations, loaded, taken)):
         if changed:
             fields = ", ".join(sorted(columns.fields(changed)))
             cure = _cure({name: columns.sources[name] for name in changed})

@@ -2,44 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from tarshards.errors import DecodeError
+from tarshards.errors import DecodeError, SampleError
 from tarshards.index.access import SampleReader, SampleSequence
-from tarshards.index.columns import load_columns
+from tarshards.index.columns import MEASURES, load_columns
 from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.npy_column import members_of
 from tarshards.index.open import OpenShard
 from tarshards.samples.codecs.npy import HEAD, is_npy, parse_header, rows_in_header
+from tarshards.samples.fields import find_field, value_path
 from tarshards.storage.streams import failure
 
 
-def lengths_of(shards: SampleReader, name: str, unit: int = 1) -> NDArray[np.int64]:
-    """Return the length of each sample of *shards*, by the column or the field of that *name*.
+def lengths_of(shards: SampleReader, name: str, unit: Callable[[str], int] = lambda field: 1) -> NDArray[Any]:
+    """Return the length of each sample of *shards*, by the column or the field of that *name*, or of alternatives.
 
-    A column holds the lengths themselves. The length of a ``.npy`` field is its number of rows, of any other field the
-    number of its elements, which have *unit* bytes. In local shards each ``.npy`` header is read; in remote ones, all
-    arrays are assumed to have the dtype and the other dimensions of the first. Raises SampleError for a sample without
-    the field, and DecodeError, which names it, for a field that is not an array.
+    A column, named as for conditions, holds the lengths themselves, unless it has other values than numbers and there
+    is a field of that name. The length of a ``.npy`` field is its number of
+    rows, of any other field the number of its elements, which have ``unit(field)`` bytes. In local shards each ``.npy``
+    header is read; in remote ones, all arrays are assumed to have the dtype and the other dimensions of the first.
+    Raises SampleError for a sample without the field, and for a column without a number for each sample, and
+    DecodeError, which names the sample, for a field that is not an array.
     """
     return np.concatenate([_lengths(each, name, unit) for each in shards.sequences])
 
 
-def _lengths(samples: SampleSequence, name: str, unit: int) -> NDArray[np.int64]:
+def _lengths(samples: SampleSequence, name: str, unit: Callable[[str], int]) -> NDArray[Any]:
     if (table := load_columns(samples, [name])) is not None:
-        lengths: NDArray[np.int64] = table.column(name).to_numpy()
-        return lengths
+        column = table.column(name)
+        is_number = column.to_numpy().dtype.kind in "iuf"
+        if is_number or find_field(samples.shards.index(0).fields, name.split(";")) is None:
+            return _in_column(samples, name, column)
     found = [np.zeros(0, np.int64)]
     for number in range(len(samples.urls)):
-        shard, members = members_of(samples.shards, number, name)
-        order = np.argsort(shard.index.sample[members], kind="stable")
-        members = members[order]
-        if is_npy(name):
-            found.append(_rows(shard, members) if len(members) else found[0])
-        else:
-            found.append(shard.index.size[members].astype(np.int64) // unit)
+        shard, members = members_of(samples.shards, number, name.split(";"), _column_hint(name))
+        lengths = np.empty(len(members), np.int64)
+        for i in np.unique(shard.index.field[members]).tolist():
+            field, here = shard.index.fields[i], np.flatnonzero(shard.index.field[members] == i)
+            if is_npy(field):
+                lengths[here] = _rows(shard, members[here])
+            else:
+                lengths[here] = shard.index.size[members[here]].astype(np.int64) // unit(field)
+        found.append(lengths)
     return np.concatenate(found)
+
+
+def _in_column(samples: SampleSequence, name: str, column: Any) -> NDArray[Any]:
+    """Return the numbers in a column; raise SampleError for a column of another type, and for a null."""
+    values: NDArray[Any] = column.to_numpy()
+    reason, faulty = f"column {name} is no length: it has ", 0
+    if column.null_count:
+        faulty = int(column.is_null().index(True).as_py())
+        reason += "no value for this sample"
+    elif values.dtype.kind not in "iuf":
+        reason += f"values of the type {column.type}"
+    elif not np.isfinite(values).all():
+        faulty = int(np.flatnonzero(~np.isfinite(values))[0])
+        reason += f"{values[faulty]} for this sample"
+    else:
+        return values
+    number = int(np.searchsorted(np.cumsum(samples.counts), faulty, "right"))
+    key = samples.shards.index(number).key(faulty - int(samples.counts[:number].sum()))
+    raise SampleError(reason, url=samples.shards.names[number], key=key)
+
+
+def _column_hint(name: str) -> str:
+    """Return what makes the column that *name* seems to be of, "" if it is the name of a field.
+
+    >>> _column_hint("json.a"), _column_hint("txt")
+    ("; a column is created by `tarindex --columns 'json.a'`", '')
+    """
+    expression = f"{name}:FIELD" if name in MEASURES else name
+    is_column = ":" in expression or any(value_path(each)[1] for each in name.split(";"))
+    return f"; a column is created by `tarindex --columns '{expression}'`" if is_column else ""
 
 
 def _rows(shard: OpenShard, members: np.ndarray) -> NDArray[np.int64]:

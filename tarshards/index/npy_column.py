@@ -150,7 +150,7 @@ class Column:
     def _first(self) -> ArrayHeader:
         first = int(self._samples[0])
         number = int(np.searchsorted(self._ends, first, "right"))
-        shard, members = members_of(self._shards, number, self._field)
+        shard, members = members_of(self._shards, number, [self._field])
         sample = first - int(self._ends[number] - self._shards.counts[number])
         try:
             return parse_header(shard.take(int(members[sample])))
@@ -159,7 +159,7 @@ class Column:
             raise DecodeError(error.reason, url=shard.name, key=key, field=self._field) from error.__cause__
 
     def _find_arrays(self, number: int) -> _Arrays:
-        shard, members = members_of(self._shards, number, self._field)
+        shard, members = members_of(self._shards, number, [self._field])
         offsets, sizes = (array[members].astype(np.int64) for array in (shard.index.offset, shard.index.size))
         head = len(self._header.prefix)
         others = np.flatnonzero(sizes != head + self._size)
@@ -189,18 +189,25 @@ class Column:
         )
 
 
-def members_of(shards: OpenShards, number: int, field: str) -> tuple[OpenShard, np.ndarray]:
-    """Return a shard, and the member of each of its samples that is of *field*; raise SampleError if one is missing."""
+def members_of(shards: OpenShards, number: int, fields: list[str], hint: str = "") -> tuple[OpenShard, np.ndarray]:
+    """Return a shard, and the member of each of its samples that is of the first of *fields* that the sample has.
+
+    Raises SampleError, which ends in *hint*, for a sample that has none of them.
+    """
     shard = shards.open(number)
     index = shard.index
-    members = index.members_of(field)
+    members = index.members_of(fields[0])
+    for field in fields[1:]:
+        others = index.members_of(field)
+        members = np.concatenate([members, others[~np.isin(index.sample[others], index.sample[members])]])
+    members = members[np.argsort(index.sample[members], kind="stable")]
     if elsewhere := index.elsewhere and index.elsewhere.keys() & set(members.tolist()):
         raise index.not_plain(min(elsewhere), shard.name)
     if len(members) < len(index):
         missing = int(np.setdiff1d(np.arange(len(index)), index.sample[members])[0])
         if missing in index.faults:
             raise index.fault(missing, shard.name)
-        reason = no_field([field], index.fields_of(missing))
+        reason = no_field(fields, index.fields_of(missing)) + hint
         raise SampleError(reason, url=shard.name, key=index.key(missing))
     return shard, members
 

@@ -20,7 +20,7 @@ from tarshards.errors import OpError
 from tarshards.index.access import SampleSequence
 from tarshards.index.columns import KEY, load_tables
 from tarshards.samples.codecs.registry import require
-from tarshards.samples.conditions import Compiler, Condition, Evaluate, RefusedError, shard_of
+from tarshards.samples.conditions import Compiler, Condition, Evaluate, RefusedError, dotted_name, shard_of
 from tarshards.samples.ledger import ErrorPolicy, error_handler
 
 COMPARED = {
@@ -41,19 +41,20 @@ NULLABLE = {"json", "jsn", "mp", "msg", "msgpack", "cbor"}  # fields that a samp
 def names_of(condition: Condition) -> set[str] | None:
     """Return the names in a condition besides functions; None if only samples can answer it.
 
-    >>> names_of(Condition("len(text) > 3 and has('score')")) == {"text", "score"}, names_of(Condition("fields['a']"))
+    >>> names_of(Condition("len(json.text) > 3 and has('a')")) == {"json.text", "a"}, names_of(Condition("fields['a']"))
     (True, None)
     """
     names, own = set[str](), set[ast.AST]()
     for node in ast.walk(condition.tree):
         if isinstance(node, ast.comprehension | ast.Subscript):
             return None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if isinstance(node, ast.Call):
             own.add(node.func)
-            if node.func.id == "has":
+            if isinstance(node.func, ast.Name) and node.func.id == "has":
                 names |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
-        elif isinstance(node, ast.Name) and node not in own:
-            names.add(node.id)
+        elif node not in own and (name := dotted_name(node)) is not None:
+            names.add(name)
+            own.update(ast.walk(node))
     return names
 
 
@@ -248,28 +249,28 @@ class ColumnCompiler(Compiler):
                 is_method = isinstance(node.func, ast.Attribute)
                 arguments = node.args[1:] if is_method or name == "int" else node.args if name == "str" else []
                 within = [each for argument in arguments for each in ast.walk(argument)]
-                if any(isinstance(each, ast.Name) and self._has_fractions(each.id) for each in within):
+                if any(self._has_fractions(dotted_name(each)) for each in within):
                     raise self.unasked(node)
-            elif isinstance(node, ast.Name) and not self._is_value(node.id):
+            elif not self._is_value(name := dotted_name(node)):
                 of_samples = False
-                if self.pa.types.is_nested(self.columns[node.id].type) and node not in tested:
+                if self.pa.types.is_nested(self.columns[name or ""].type) and node not in tested:
                     raise self.unasked(node)
         return of_samples
 
-    def _is_value(self, name: str) -> bool:
+    def _is_value(self, name: str | None) -> bool:
         """Return whether samples have values like those of the column of a *name*, if there is one."""
         types = self.pa.types
         tests = types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_string, types.is_binary
         kind = self._innermost(name)
         return kind is None or any(test(kind) for test in tests)
 
-    def _has_fractions(self, name: str) -> bool:
+    def _has_fractions(self, name: str | None) -> bool:
         kind = self._innermost(name)
         return kind is not None and bool(self.pa.types.is_floating(kind))
 
-    def _innermost(self, name: str) -> Any:
+    def _innermost(self, name: str | None) -> Any:
         """Return the type of the values in a column, or in its lists; None if there is no column of a *name*."""
-        column, types = self.columns.get(name), self.pa.types
+        column, types = self.columns.get(name or ""), self.pa.types
         kind = None if column is None else column.type
         while kind is not None and (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
             kind = kind.value_type
@@ -277,9 +278,11 @@ class ColumnCompiler(Compiler):
 
     def _name(self, node: ast.Name) -> Evaluate:
         super()._name(node)
+        return self.dotted(node.id)
 
+    def dotted(self, name: str) -> Evaluate:
         def named(columns: Mapping[str, Any]) -> Any:
-            column = columns[node.id]
+            column = columns[name]
             if column is None or self.pa.types.is_binary(column.type) or column.type == self.pa.uint64():
                 raise Unlike
             return column

@@ -47,7 +47,7 @@ class BatchMaker:
         if isinstance(packing.lengths, str):
             from tarshards.index.lengths import lengths_of
 
-            lengths = lengths_of(self.stream.source.shards, packing.lengths, self.unit(packing.lengths))
+            lengths = lengths_of(self.stream.source.shards, packing.lengths, self.unit)
             packing = packing.with_lengths(lengths)
         self.packing = packing
 
@@ -114,7 +114,7 @@ class BatchMaker:
     def checked(self, row: dict[str, Any], packing: Packing) -> dict[str, Any]:
         """Return a packed row; raise SampleError if it is longer than its bins, because the lengths were wrong."""
         length = int(row["cu_seqlens"][-1])
-        if length > self.size * packing.capacity:
+        if packing.is_whole and length > self.size * packing.capacity:
             raise SampleError(
                 f"a packed row has {length} elements, and {self.size} x {packing.capacity} fit: the samples are longer "
                 "than the lengths that packing= was given"

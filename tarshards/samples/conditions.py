@@ -16,7 +16,7 @@ from typing import Any
 
 from tarshards.errors import DecodeError, OpError, SampleError, TarshardsError
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.fields import find_field, no_field, origin_of
+from tarshards.samples.fields import find_field, no_field, origin_of, value_at, value_path
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.compression import without_suffix
@@ -39,11 +39,12 @@ SEQUENCES = (str, bytes, list, tuple)
 class Condition:
     """A condition on a sample in Python's syntax: comparisons, arithmetic and a few functions and methods.
 
-    Names are fields, decoded when they are evaluated, or ``key`` or ``shard``. ``fields["seg.png"]`` is a field whose
-    name is not an identifier, and ``has("json")`` tests whether a field exists. A comparison with null is null, as in
-    SQL, and does not meet the condition. Raises ValueError for an expression that is malformed or uses anything else.
-    Calling it raises SampleError for a field that the sample lacks, DecodeError for a field that does not decode, and
-    OpError if the expression fails.
+    Names are those of columns: fields, decoded when they are evaluated, also with dots (``seg.png``), and values in
+    JSON (``json.score``, null where there is none); and ``key`` and ``shard``. ``fields["jpg;png"]`` is a field whose
+    name is not an identifier, or one of alternatives, and ``has("json")`` tests whether a field exists. A comparison
+    with null is null, as in SQL, and does not meet the condition. Raises ValueError for an expression that is malformed
+    or uses anything else. Calling it raises SampleError for a field that the sample lacks, DecodeError for a field that
+    does not decode, and OpError if the expression fails.
 
     >>> condition = Condition('cls > 3 and json["ok"]')
     >>> condition({"__key__": "a", "cls": b"7", "json": b'{"ok": true}'}), condition({"__key__": "b", "cls": b"3"})
@@ -77,6 +78,18 @@ class Condition:
         except Exception as error:
             reason = f"{self.expression!r} fails: {type(error).__name__}: {error}"
             raise OpError(reason, **origin_of(sample)) from error
+
+
+def dotted_name(node: ast.AST) -> str | None:
+    """Return the name with dots that *node* is, such as ``json.score``; None if it is something else.
+
+    >>> dotted_name(ast.parse("json.a.b", mode="eval").body), dotted_name(ast.parse("json['a'].b", mode="eval").body)
+    ('json.a.b', None)
+    """
+    if isinstance(node, ast.Attribute):
+        first = dotted_name(node.value)
+        return None if first is None else f"{first}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else None
 
 
 class RefusedError(ValueError):
@@ -259,7 +272,18 @@ class Compiler:
         return self.choose(self.test(node.test), self.value(node.body), self.value(node.orelse))
 
     def _attribute(self, node: ast.Attribute) -> Evaluate:
-        raise self.refused(f"no attribute or method {node.attr}; write items as json[{node.attr!r}]")
+        name = dotted_name(node)
+        if name is None or "__" in name:
+            raise self.no_attribute(node)
+        return self.dotted(name)
+
+    def no_attribute(self, node: ast.Attribute) -> RefusedError:
+        return self.refused(f"no attribute or method {node.attr}; write items as json[{node.attr!r}]")
+
+    def dotted(self, name: str) -> Evaluate:
+        """Return a function that evaluates a name with dots: a field, a value in one, or in what a loop is at."""
+        first, *path = name.split(".")
+        return lambda names: value_at(names[first], path) if first in names else names[name]
 
     def _call(self, node: ast.Call) -> Evaluate:
         if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
@@ -267,7 +291,7 @@ class Compiler:
         operands = node.args
         if isinstance(node.func, ast.Attribute):
             if not any(node.func.attr in names for names in METHODS.values()):
-                return self._attribute(node.func)
+                raise self.no_attribute(node.func)
             function, operands = self.method(node.func.attr, node), [node.func.value, *operands]
         elif isinstance(node.func, ast.Name) and node.func.id == "has":
             if len(operands) != 1:
@@ -422,7 +446,7 @@ class _Names(dict[str, Any]):
             return self.sample["__key__"]
         if name == "shard":
             return shard_of(self.sample)
-        return self.fields if name == "fields" else self.fields[name]
+        return self.fields if name == "fields" else self.fields.value(name)
 
 
 class _Fields:
@@ -432,17 +456,28 @@ class _Fields:
         self._sample = sample
         self._decoded: Sample = {}
 
-    def has(self, field: str) -> bool:
-        found = find_field(self._sample, [field])
-        return found is not None and not is_reserved(field) and self._sample[found] is not None
+    def has(self, name: str) -> bool:
+        found = find_field(self._sample, name.split(";"))
+        if found is not None:
+            return not is_reserved(found) and self._sample[found] is not None
+        field, path = value_path(name)
+        return bool(path) and self.has(field) and value_at(self[field], path) is not None
+
+    def value(self, name: str) -> Any:
+        """Return the value of a name that may have dots."""
+        if "." not in name:
+            return self[name]
+        field, path = value_path(name)
+        return value_at(self[field], path)
 
     def __getitem__(self, field: str) -> Any:
         if field not in self._decoded:
-            found = find_field(self._sample, [field])
-            if found is None or is_reserved(field):
-                reason = no_field([field], self._sample)
+            alternatives = field.split(";")
+            found = find_field(self._sample, alternatives)
+            if found is None or is_reserved(found):
+                reason = no_field(alternatives, self._sample)
                 raise SampleError(f"{reason}; test for it with has({field!r})", **origin_of(self._sample))
-            self._decoded[field] = self._decode(field, self._sample[found])
+            self._decoded[field] = self._decode(found, self._sample[found])
         return self._decoded[field]
 
     def _decode(self, field: str, value: Any) -> Any:

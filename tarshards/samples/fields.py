@@ -34,6 +34,24 @@ def find_field(known: Container[str], alternatives: Iterable[str]) -> str | None
     return None
 
 
+def value_path(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the field of a value's name, and the path to the value if the field is JSON.
+
+    >>> value_path("json.a.b"), value_path("seg.png")
+    (('json', ('a', 'b')), ('seg.png', ()))
+    """
+    parts = name.split(".")
+    end = next((i for i, part in enumerate(parts, 1) if part in ("json", "jsn")), len(parts))
+    return ".".join(parts[:end]), tuple(parts[end:])
+
+
+def value_at(value: Any, path: Iterable[str]) -> Any:
+    """Return what a *path* leads to in the objects of a JSON value, None if it leads nowhere."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 @dataclass(frozen=True)
 class FieldNames:
     """The names of the fields to read, as alternatives; a sample gets every alternative that it has.

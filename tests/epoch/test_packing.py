@@ -148,10 +148,51 @@ def test_a_state_is_of_its_lengths_and_its_packing():
         pack([3, 4, 5, 6], 9).plan([4], lambda state: whole, ranks=1, tail="exact", state=whole.state(1))
 
 
-@pytest.mark.parametrize("lengths", [[1.5], [0, 2], [[1]], [-3]])
-def test_lengths_are_whole_numbers(lengths):
-    with pytest.raises(ValueError, match="lengths must be a whole number of at least 1 for each sample"):
+@pytest.mark.parametrize("lengths", [[0, 2], [[1]], [-3], [0.0, 1.5], [float("nan")], ["a"], [None], [True]])
+def test_lengths_are_numbers_above_0(lengths):
+    with pytest.raises(ValueError, match=r"lengths must be (a number for each sample|numbers of at least 1)"):
         pack(lengths, 10)
+
+
+@pytest.mark.parametrize("capacity", [0, 0.0, -1.5, float("nan"), 1e-9, 2.0**31, float("inf")])
+def test_a_capacity_is_above_0(capacity):
+    with pytest.raises(ValueError, match=r"(capacity|budget) must be"):
+        pack([1.5], capacity)
+    with pytest.raises(ValueError, match="budget must be"):
+        bucket("duration", budget=capacity)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=50), st.integers(2000, 9000), st.sampled_from([1, 4, 100]))
+def test_fractions_are_packed_as_whole_numbers_of_their_parts(lengths, capacity, parts):
+    counts = [len(lengths)]
+
+    def bins(make):
+        plan = EpochPlan(counts, seed=1, epoch=0)
+        return bins_of(make.plan(counts, lambda state: plan, ranks=1, tail="exact"))
+
+    whole, fractions = np.array(lengths), np.array(lengths) / parts
+    assert bins(pack(whole, capacity)) == bins(pack(fractions, capacity / parts))
+    assert bins(bucket(whole, budget=capacity)) == bins(bucket(fractions, budget=capacity / parts))
+
+
+def test_fractions_fill_a_bin_exactly():
+    plan = EpochPlan([10], seed=0, epoch=0)
+    for packing in (pack([0.1] * 10, 1), bucket([0.1] * 10, budget=1), bucket([1] * 10, budget=10.5)):
+        assert len(packing.plan([10], lambda state: plan, ranks=1, tail="exact")) == 1
+
+
+def test_fractions_are_not_split():
+    for lengths, capacity in (([1.5], 1), ([3], 1.5)):
+        with pytest.raises(ValueError, match="whole numbers of elements"):
+            pack(lengths, capacity, overlong="split")
+
+
+def test_a_sound_that_is_too_long_is_named():
+    with pytest.raises(SampleError, match=r"number 1 of shard 0, has length 2\.5, more than 2\.25"):
+        bucket([1.5, 2.5], budget=2.25).plan(
+            [2], lambda state: EpochPlan([2], seed=0, epoch=0, shuffle=False), ranks=1, tail="exact"
+        )
 
 
 def test_there_is_a_length_for_each_sample():

@@ -296,8 +296,8 @@ class CollatedBatchMaker(BatchMaker):
     def _cut(self, part: Part, epoch: int, packing: Packing) -> list[Any]:
         """Return the pieces of the samples of *part*."""
         begins, lengths = np.asarray(part.begins).tolist(), self.planned_lengths(part, packing).tolist()
-        results = self.stream.read_each(part, epoch)
-        return [cut_arrays(results[row], begins[row], packing.capacity, lengths[row]) for row in sorted(results)]
+        results, capacity = self.stream.read_each(part, epoch), int(packing.capacity)
+        return [cut_arrays(results[row], begins[row], capacity, lengths[row]) for row in sorted(results)]
 
     def collated(self, samples: list[Any], epoch: int) -> tuple[Any, Tally | None]:
         """Return the batch of *samples* that no plan numbers, and what was left out of it."""
