@@ -79,8 +79,8 @@ def ends() -> None:
         "empty-archive-record",
         "tar writes an archive without members as a record of zeros; so is a file of zeros.",
         bytes(20 * BLOCK),
-        bad("archive", at=0),
         good(),
+        bad("archive", at=0),
     )
     add("empty-archive-block", "A single block of zeros.", bytes(BLOCK), good(), bad("archive"))
     add("empty-file", "A file of no bytes is no archive: a failed download leaves one.", b"", bad("archive"))

@@ -343,7 +343,7 @@ static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, 
     walk->end = position - zeros_before * BLOCK;
     int64_t padding = zeros_before * BLOCK + size - position, record = size & -size;
     int64_t most_end = record < MAX_END ? MAX_END : BLOCK + (record < MAX_RECORD ? record : MAX_RECORD);
-    if (padding == size ? size > EMPTY : padding > most_end && !walk->concatenated) return 0;
+    if (padding == size ? size > EMPTY && size != RECORD : padding > most_end && !walk->concatenated) return 0;
     if ((came = read_window(walk, position, size - position)) < 1) return came;
     for (size_t i = 0; i < walk->window.used; i++)
         if (walk->window.data[i]) return 0;

@@ -10,7 +10,8 @@
 #define MAX_SIZE (INT64_MAX / 4)
 #define MAX_END ((1 << 16) + BLOCK) /* bytes of zeros at the end of an archive: the most that `tar -b128` writes */
 #define MAX_RECORD (1 << 20)        /* bytes of a record that `tar -b2048` fills with zeros: larger ones are not known */
-#define EMPTY (2 * BLOCK)           /* bytes of an archive without members; any other is longer */
+#define EMPTY (2 * BLOCK)           /* the least bytes of an archive without members */
+#define RECORD (20 * BLOCK)         /* those of GNU tar and Python's tarfile */
 
 static const char zeros[BLOCK];
 static const char continued[] = "continued members of multi-volume archives are not supported";

@@ -18,7 +18,8 @@ MAX_EXTENDED = 1 << 20  # bytes of the long names and pax headers before one mem
 MAX_SIZE = (2**63 - 1) // 4
 MAX_END = (1 << 16) + BLOCK  # bytes of zeros at the end of an archive: the most that `tar -b128` writes
 MAX_RECORD = 1 << 20  # bytes of a record that `tar -b2048` fills with zeros: larger ones are not known
-EMPTY = 2 * BLOCK  # bytes of an archive without members; any other is longer
+EMPTY = 2 * BLOCK  # the least bytes of an archive without members
+RECORD = 20 * BLOCK  # those of GNU tar and Python's tarfile
 ZEROS = bytes(BLOCK)
 OCTAL = re.compile(rb" *([0-7]+)(?:[\0 ].*)?", re.DOTALL)
 RECORD_LENGTH = re.compile(rb"([0-9]{1,7}) ")
@@ -428,7 +429,7 @@ def walk(
     position = min(position, size)  # the padding may be cut off
     archive_end = position - zeros * BLOCK
     padding = size - archive_end
-    if (size > EMPTY) if padding == size else (padding > most_end(size) and not concatenated):
+    if (size > EMPTY and size != RECORD) if padding == size else (padding > most_end(size) and not concatenated):
         return None
     rest = read(position, size - position)
     if len(rest) != size - position or any(rest):

@@ -228,7 +228,8 @@ def read_members(
     a truncated archive (``end="optional"`` accepts truncation after any member), and empty input; for a member of a
     compressed archive, or a sparse one, of more than 256 MiB and *max_ratio* times the compressed or stored size (by
     default that of ``open_shard``, or 200); for members after blocks of zeros and more zeros at the end than writers
-    leave, unless *concatenated*; and for only zeros, unless they are the two blocks of an archive without members.
+    leave, unless *concatenated*; and for only zeros, unless they are the two blocks, or the record, of an archive
+    without members.
     """
     taker = _Members(select, ledger, url or _name_of(stream), keep_headers)
     return read_archive(
@@ -468,7 +469,7 @@ def _check_end(rest: bytes, base: int, missing: int, zeros: int, url: str | None
     if not zeros and end != "optional":
         raise TarError(NO_END, url=url, offset=base)
     padding = zeros * BLOCK + len(rest)
-    if zeros * BLOCK == base and padding > len(END):
+    if zeros * BLOCK == base and padding > len(END) and padding != RECORD:
         raise TarError(
             f"only zeros, {padding} bytes: overwritten, or an empty archive of another program", url=url, offset=0
         )

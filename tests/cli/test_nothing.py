@@ -8,6 +8,7 @@ import tarfile
 from itertools import product
 
 import pytest
+from programs import need
 from soak import some
 
 from tarshards import read_samples, write_samples
@@ -68,10 +69,13 @@ def without_keys(path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("tool", "kind"), some([*product([*READERS, *NEEDS_A_SAMPLE], ["empty", "without keys"])], 3))
+@pytest.mark.parametrize(("tool", "kind"), some([*product([*READERS, *NEEDS_A_SAMPLE], ["empty", "empty record", "without keys"])], 3))
 def test_no_samples_are_an_error(shell, tmp_path, tool, kind):
     tar = tmp_path / "a.tar"
-    without_keys(tar) if kind == "without keys" else write_samples([], str(tar))
+    if kind == "empty record":
+        tarfile.open(tar, "w").close()
+    else:
+        without_keys(tar) if kind == "without keys" else write_samples([], str(tar))
     line = {**READERS, **NEEDS_A_SAMPLE}[tool].format(tar="a.tar", out="out")
     done = shell(line)
     assert done.returncode == 1
@@ -95,6 +99,16 @@ def test_some_shards_may_be_empty(shell, tmp_path):
             done = shell(line.format(tar="a.tar b.tar", out="out") + " && rm -r out/*")
             assert "no samples" not in done.stderr, tool
     assert shell("tarindex -q a.tar b.tar; tarcheck a.tar b.tar").returncode == 0
+
+
+def test_the_empty_archives_of_other_programs(shell, tmp_path):
+    need("bsdtar")
+    shell("tar cf a.tar -T /dev/null; bsdtar cf b.tar -T /dev/null; bsdtar cf c.tar --format pax -T /dev/null")
+    for name in "abc":
+        done = shell(f"tarcat -q --allow-empty {name}.tar | tar t; tarindex -q --allow-empty {name}.tar")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), name
+    assert shell("tarcheck a.tar --allow-empty").returncode == 0
+    assert shell("tarcat a.tar").stderr == "tarcat: no samples in 1 shard; --allow-empty accepts that\n"
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_the_index_that_pixz_appends_is_passed_over(names, concatenated):
     assert read(ONE + index).error is not None, "an archive without an end"
 
 
-@pytest.mark.parametrize("zeros", [2 * BLOCK + 1, 10240, 1 << 20])
+@pytest.mark.parametrize("zeros", [2 * BLOCK + 1, 10240 - BLOCK, 10240 + BLOCK, 1 << 20])
 @pytest.mark.parametrize("options", [{}, {"concatenated": True}, {"end": "optional"}])
 def test_a_shard_of_zeros_is_an_error(zeros, options):
     error = read(bytes(zeros), url="a.tar", **options).error
@@ -121,6 +121,8 @@ def test_a_shard_of_zeros_is_an_error(zeros, options):
     )
     assert read(Drip(bytes(zeros)), url="a.tar", **options).error is not None
     assert read(END, **options) == ([], {}, None, 0)
+    assert read(bytes(10240), **options) == ([], {}, None, 0), "GNU tar's and tarfile's archive without members"
+    assert read(Drip(bytes(10240)), **options) == ([], {}, None, 0)
 
 
 @pytest.mark.parametrize(("archive", "options"), [(ONE + TWO, {}), (ONE + END + TWO, {"concatenated": True})])

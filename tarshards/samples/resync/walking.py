@@ -123,6 +123,8 @@ def is_end(zeros: Zeros, begin: int, file: PlainFile) -> bool:
     If archives are ``concatenated``, records of more sizes are recognized.
     """
     length = zeros.end - zeros.start
+    if length == file.size == RECORD:
+        return True  # an archive without members
     if length // BLOCK == 2 or (length // BLOCK == 1 and zeros.end == file.size):
         return True
     if length == file.size or (length > most_end(file.size) and not file.shard.concatenated):
