@@ -210,9 +210,14 @@ class Catalog:
 
         version, _, split = self._split(entry)
         if version.format != "tar" and version.format in DRIVERS.values():
+            from tarshards.formats.inputs import STORES, named_format
             from tarshards.formats.row_stream import read_rows
 
-            specs = [f"{spec.rstrip('/')}/*.gz" if version.format == "msgpack" else spec for spec in split.shards]
+            is_store = version.format in STORES
+            specs = [
+                f"{spec.rstrip('/')}/*.gz" if is_store and not (spec.endswith(".gz") or named_format(spec)) else spec
+                for spec in split.shards
+            ]
             urls = [shard.url for shard in shards_in(self.location, specs)]
             return self._apply(read_rows(urls, format=version.format, **options), version)
         shards = self.shards(entry)

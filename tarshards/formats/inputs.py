@@ -9,7 +9,7 @@ from typing import Any
 
 from tarshards.errors import SampleError, UrlError, shortened
 from tarshards.formats.mds import INDEX, plan_mds
-from tarshards.formats.msgpack_shards import FILE_NUMBER, stem_of
+from tarshards.formats.msgpack_shards import FILE_NUMBER, in_store, stem_of
 from tarshards.formats.pieces import (
     CsvPiece,
     Keys,
@@ -30,7 +30,10 @@ from tarshards.samples.fields import check_mapping
 from tarshards.storage.compression import without_suffix
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import SUFFIX
 
+#: Formats that Squirrel stores as folders of files KEY.gz.
+STORES = ("msgpack", "jsonl")
 #: For each file format, the function that plans files, from their URLs, their names in keys, and the bytes of a piece.
 FILES: dict[str, Callable[[list[str], list[str], int | None], Plan]] = {
     "parquet": plan_parquet,
@@ -43,7 +46,7 @@ FILES: dict[str, Callable[[list[str], list[str], int | None], Plan]] = {
 }
 FORMATS = (*FILES, "folder", "huggingface")
 _SUFFIXES = {"parquet": "parquet", "pq": "parquet", "csv": "csv", "tsv": "csv", "jsonl": "jsonl", "ndjson": "jsonl"}
-_SUFFIXES |= {"tfrecord": "tfrecord", "tfrecords": "tfrecord", "tfrec": "tfrecord", "zarr": "zarr"}
+_SUFFIXES |= {"json": "jsonl", "tfrecord": "tfrecord", "tfrecords": "tfrecord", "tfrec": "tfrecord", "zarr": "zarr"}
 
 
 def plan_input(
@@ -96,9 +99,11 @@ def _plan(
         if found == "huggingface":
             return plan_dataset(open_dataset(folder, split), folder, max_bytes)
         source, format = _files_in(folder, found), found
+    elif format in STORES:
+        source = in_store(source)
     if split is not None:
         raise ValueError("split= applies to Hugging Face datasets only; name the files of one split")
-    urls = expand_urls(source)
+    urls = _expand(source) if format in (None, "jsonl") else expand_urls(source)
     for location in map(Location.of, urls):
         if location.is_stream:
             raise UrlError("an import reads its files more than once; save this as a file first", url=location.name)
@@ -109,34 +114,65 @@ def _plan(
     return plan(urls, _file_names(urls), max_bytes)
 
 
+def _expand(source: Any) -> list[str]:
+    """Return the URLs of an input; the name of a ``.json`` is that of rows, unless it is that of a manifest."""
+    each = [source] if isinstance(source, str | os.PathLike) else source
+    if not isinstance(each, list | tuple) or not any(map(_is_rows, each)):
+        return expand_urls(source)
+    return [url for name in each for url in ([os.path.expanduser(name)] if _is_rows(name) else expand_urls(name))]
+
+
+def _is_rows(name: Any) -> bool:
+    if not isinstance(name, str | os.PathLike):
+        return False
+    text = os.fspath(name)
+    return text.endswith(".json") and not f".{text}".endswith(SUFFIX) and not set(text) & set("*?[{,#@")
+
+
 def _format_of_folder(folder: str) -> str:
     """Return the format of the files in a folder; the default is ``folder``, a folder for each class."""
     if is_saved_dataset(folder):
         return "huggingface"
     if is_zarr(folder):
         return "zarr"
-    return "mds" if os.path.isfile(os.path.join(folder, INDEX)) else "folder"
+    if os.path.isfile(os.path.join(folder, INDEX)):
+        return "mds"
+    kinds = {named_format(each.name) if each.is_file() else None for each in os.scandir(folder) if each.name[0] != "."}
+    return kinds.pop() or "folder" if len(kinds) == 1 else "folder"
 
 
-def _files_in(folder: str, format: str) -> str:
-    """Return the shard expression for a folder; raise UrlError if *format* does not store files in folders."""
+def _files_in(folder: str, format: str) -> list[str]:
+    """Return the files of a *format* in a folder; raise UrlError if there are none."""
     if format in ("zarr", "mds"):
-        return folder
-    if format != "msgpack":
-        raise UrlError(f"a folder; name the files of {format} in it", url=folder)
-    return os.path.join(folder, "*.gz")
+        return [folder]
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    files = [name for name in names if named_format(name) == format]
+    if format in STORES:
+        files = files or [name for name in names if name.endswith(".gz") and named_format(name) is None]
+    if not files:
+        raise UrlError(f"a folder without files of {format}; name these files", url=folder)
+    return [os.path.join(folder, name) for name in files]
+
+
+def named_format(name: str) -> str | None:
+    """Return the format that the name of a file says, None if it says none.
+
+    >>> named_format("c4-train.00000-of-01024.json.gz"), named_format("a.tfrecord-0-of-2"), named_format("0.gz")
+    ('jsonl', 'tfrecord', None)
+    """
+    return _SUFFIXES.get(FILE_NUMBER.sub("", without_suffix(name.lower())).rpartition(".")[2])
 
 
 def _format_of(urls: Sequence[str]) -> str:
     """Return the format that the names of files indicate; raise UrlError if it is unknown."""
     location = Location.of(urls[0])
-    suffix = FILE_NUMBER.sub("", without_suffix(location.base.lower())).rpartition(".")[2]
-    if suffix not in _SUFFIXES:
+    format = named_format(location.base)
+    if format is None:
         known = ", ".join(f".{suffix}" for suffix in _SUFFIXES)
         raise UrlError(
             f"cannot tell the format from the name ({known}); name one of {', '.join(FORMATS)}", url=location.name
         )
-    return _SUFFIXES[suffix]
+    return format
 
 
 def _file_names(urls: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, T
 from tarshards.samples.codecs.basic import WITH_BYTES, check_types
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.storage.compression import bomb_in
+from tarshards.storage.compression import bomb_in, without_suffix
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 18  # bytes unpacked at once
 FILE_NUMBER = re.compile(r"-\d+-of-\d+$")  # TensorFlow appends it to the names of files
+_EXTENSION = re.compile(r"(?<=.)\.[^\d.][^.]*$")  # numbers are no extensions
 MOST_BYTES = 1 << 30  # most bytes of a sample
 MOST_ITEMS = 1 << 20  # most items of a list or map; memory for them is allocated before they are read
 
@@ -92,16 +93,19 @@ class _Damaged(Exception):
 
 
 def stem_of(location: Location) -> str:
-    """Return the base name of a file up to its first dot, for keys, with the number that TensorFlow appends to names.
+    """Return the name of a file without its extensions, for keys: with the numbers in it, and other dots as hyphens.
 
-    >>> stem_of(Location("d/train-00.parquet")), stem_of(Location("-")), stem_of(Location("a.tfrecord-0-of-2"))
-    ('train-00', 'stdin', 'a-0-of-2')
+    >>> [stem_of(Location(name)) for name in ("d/train-00.parquet", "a.tfrecord-0-of-2", "c4.0-of-9.json.gz", "b.1")]
+    ['train-00', 'a-0-of-2', 'c4-0-of-9', 'b-1']
+    >>> stem_of(Location("-")), stem_of(Location(".hidden.csv.zst")), stem_of(Location("__x__.gz"))
+    ('stdin', 'hidden', 'x')
     """
     if location.scheme == "-":
         return "stdin"
-    stem, _, rest = location.base.lstrip(".").partition(".")
-    part = FILE_NUMBER.search(rest)
-    return stem.strip("_") + (part[0] if part else "") or "file"
+    name = without_suffix(location.base.lstrip("."))
+    number = FILE_NUMBER.search(name)
+    stem = _EXTENSION.sub("", name[: number.start()] if number else name)
+    return (stem + (number[0] if number else "")).replace(".", "-").strip("_") or "file"
 
 
 def _records(location: Location) -> Iterator[tuple[Any, str | None]]:

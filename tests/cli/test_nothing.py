@@ -41,6 +41,7 @@ READERS = {
     "tarindex": "tarindex {tar} --manifest {out}/a.json",
     "tarindex --format wids": "tarindex --format wids {tar} -o {out}/a.json",
 }
+KINDS = ["empty", "empty record", "without keys"]
 NEEDS_A_SAMPLE = {
     "tarconvert": "tarconvert -q {tar} -o {out}/%d.gz",
     "tarexport": "tarexport -q {tar} -o {out}/%d.jsonl",
@@ -69,7 +70,7 @@ def without_keys(path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("tool", "kind"), some([*product([*READERS, *NEEDS_A_SAMPLE], ["empty", "empty record", "without keys"])], 3))
+@pytest.mark.parametrize(("tool", "kind"), some([*product([*READERS, *NEEDS_A_SAMPLE], KINDS)], 3))
 def test_no_samples_are_an_error(shell, tmp_path, tool, kind):
     tar = tmp_path / "a.tar"
     if kind == "empty record":

@@ -25,7 +25,9 @@ from tarshards import (
     Stream,
     export_dataset,
     import_dataset,
+    open_url,
     read_msgpack,
+    read_rows,
     read_samples,
     write_dataset,
     write_samples,
@@ -57,7 +59,7 @@ def test_lines_become_fields(tmp_path):
     assert import_dataset(source, str(tmp_path / "out-%06d.tar")) == [str(tmp_path / "out-000000.tar")]
     (sample,) = read_samples(str(tmp_path / "out.shards.json"))
     assert sample == {
-        "__key__": "train/000000000",
+        "__key__": "train-v1/000000000",
         "__url__": str(tmp_path / "out-000000.tar"),
         "caption.txt": "hé".encode(),
         "cls": b"3",
@@ -176,6 +178,62 @@ def test_files_of_one_name_have_keys_of_their_folders(tmp_path):
         write_lines(tmp_path / name / "a.jsonl", [{"n": 1}])
     shards = import_dataset([str(tmp_path / name / "a.jsonl") for name in "xy"], str(tmp_path / "o-%d.tar"))
     assert [sample["__key__"] for sample in read_samples(shards)] == ["x/a/000000000", "y/a/000000000"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train.0.jsonl", "train.1.jsonl"],
+        ["cuts.000000.jsonl.gz", "cuts.000001.jsonl.gz"],
+        ["c4-train.00000-of-01024.json.gz", "c4-train.00001-of-01024.json.gz"],
+        ["train-00000-of-00002.jsonl.zst", "train-00001-of-00002.jsonl.zst"],
+        ["a.jsonl-00000-of-00002", "a.jsonl-00001-of-00002"],
+        ["part.v1.ndjson.xz", "part.v2.ndjson.xz"],
+        ["data.2024.01.jsonl.bz2", "data.2024.02.jsonl.bz2"],
+    ],
+)
+def test_files_that_a_number_tells_apart_have_keys_of_their_own(tmp_path, names):
+    for number, name in enumerate(names):
+        with open_url(str(tmp_path / name), "wb") as stream:
+            stream.write(b'{"n": %d}\n' % number)
+    together = import_dataset([str(tmp_path / name) for name in names], str(tmp_path / "a-%d.tar"))
+    alone = [import_dataset(str(tmp_path / name), str(tmp_path / f"{i}-%d.tar"))[0] for i, name in enumerate(names)]
+    for shards in (together, alone):
+        samples = list(read_samples(shards))
+        assert [json.loads(sample["n.json"]) for sample in samples] == [0, 1]
+        keys = [sample["__key__"] for sample in samples]
+        assert len({*keys}) == 2
+        assert not any("." in key for key in keys)
+    templated = import_dataset(
+        [str(tmp_path / name) for name in names], str(tmp_path / "t-%d.tar"), key="{file}_{record}"
+    )
+    assert len({sample["__key__"] for sample in read_samples(templated)}) == 2
+
+
+@pytest.mark.parametrize("form", [str, lambda folder: f"{folder}/"])
+def test_a_folder_of_jsonl(tmp_path, form):
+    rows = [{"n": i} for i in range(4)]
+    for name, store in (("squirrel", "{}.gz"), ("files", "a.{}.jsonl")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / ".hidden").write_text("no row")
+        for i in range(2):
+            with open_url(str(folder / store.format(i)), "wb") as stream:
+                stream.write("".join(json.dumps(row) + "\n" for row in rows[2 * i :][:2]).encode())
+        assert [row["n"] for row in read_rows(form(folder), format="jsonl")] == [0, 1, 2, 3]
+        import_dataset(form(folder), str(tmp_path / f"{name}-%d.tar"), format="jsonl")
+    assert [row["n"] for row in read_rows(form(tmp_path / "files"))] == [0, 1, 2, 3], "all its files say that"
+    with pytest.raises(UrlError, match="a folder without files of csv; name these files"):
+        read_rows(form(tmp_path / "files"), format="csv")
+
+
+def test_json_that_is_one_array_is_named(tmp_path):
+    (tmp_path / "a.json").write_text('[{"n": 1},\n {"n": 2}]\n')
+    with pytest.raises(SampleError, match=r"a\.json: line 1: "):
+        import_dataset(str(tmp_path / "a.json"), str(tmp_path / "a-%d.tar"))
+    (tmp_path / "b.json").write_text('{"n": 1}\n{"n": 2}\n')
+    for source in (tmp_path / "b.json", [str(tmp_path / "b.json")], str(tmp_path / "b*.json")):
+        assert [row["n"] for row in read_rows(source)] == [1, 2]
 
 
 def test_an_existing_shard_is_not_replaced_unasked(tmp_path):
