@@ -50,11 +50,12 @@ def write_dataset(
     *,
     to_sample: Callable[[Any], Sample | None] | None = None,
     executor: Executor | None = None,
-    max_bytes: int = MAX_BYTES,
+    max_samples: int | None = None,
+    max_bytes: int | None = MAX_BYTES,
     sync: bool = True,
     sha256: bool = False,
 ) -> list[str]:
-    """Write *dataset* to shards named by *pattern*, of at most *max_bytes* each, and return their names.
+    """Write *dataset* to shards named by *pattern*, of at most *max_samples* and *max_bytes*, and return their names.
 
     *dataset* is a sequence (a torch Dataset, a Hugging Face dataset), any other iterable, or the path of a folder with
     one file per field. *to_sample* converts an item to a sample, or returns None to leave it out; by default the items
@@ -64,7 +65,7 @@ def write_dataset(
     executor. With *sync*, each file is flushed to the disk before it gets its name, so that a call can be resumed even
     after a power loss. *sha256* is as in ``ShardWriter``.
 
-    To resume an interrupted call, repeat it: it keeps the finished shards, and logs how many, if *pattern*, *max_bytes*
+    To resume an interrupted call, repeat it: it keeps the finished shards, and logs how many, if *pattern*, the limits
     and *to_sample* are the same, the shards are unchanged, and the dataset is the same. *to_sample* and the class or
     generator of the dataset are compared by their code, constants, defaults and closure, not by the code of other
     functions that they call; a dataset also by its length, and by converting and comparing up to 512 random items of
@@ -76,7 +77,10 @@ def write_dataset(
     another writer uses the same local *pattern*, SampleError for a dataset without samples, and StateError for an
     iterator whose first item is that of the interrupted call but whose later items differ, since it cannot start over.
     """
-    location, max_bytes = Location.of(pattern, sync=sync), whole_number("max_bytes", max_bytes, 1)
+    location, given = Location.of(pattern, sync=sync), {"max_samples": max_samples, "max_bytes": max_bytes}
+    limits: dict[str, Any] = {
+        name: None if limit is None else whole_number(name, limit, 1) for name, limit in given.items()
+    }
     pattern = location.url
     if to_sample is not None:
         check_function(to_sample, "to_sample=")
@@ -89,8 +93,9 @@ def write_dataset(
     with ExitStack() as stack:
         claims = stack.enter_context(Claims())
         claims.take(shard_name(pattern, 0))  # the journal may belong to a running call
-        earlier = digest_of(pattern, max_bytes, source.identity, _name_of(to_sample))
-        digest = digest_of(pattern, max_bytes, source.identity, [code.digest for code in codes])
+        cut: Any = limits["max_bytes"] if max_samples is None else limits
+        earlier = digest_of(pattern, cut, source.identity, _name_of(to_sample))
+        digest = digest_of(pattern, cut, source.identity, [code.digest for code in codes])
         journal = _Journal(location, digest, earlier)
         if executor is None:
             from tarshards.parallel.process_pool import ProcessPool, call_shared
@@ -113,8 +118,7 @@ def write_dataset(
         writer = stack.enter_context(
             ShardWriter(
                 pattern,
-                max_samples=None,
-                max_bytes=max_bytes,
+                **limits,
                 start=len(journal.shards),
                 open_writer=partial(open_claimed, claims, sync=sync, sha256=sha256),
                 on_finish=journal.finish,

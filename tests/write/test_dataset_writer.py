@@ -100,6 +100,33 @@ def test_a_broken_call_is_gone_on_with(sequence):
     assert len(listed) == len(list(Path().glob("out-*.tar")))
 
 
+@pytest.mark.parametrize(
+    "limits", [{"max_samples": 40}, {"max_samples": 70, "max_bytes": 100_000}, {"max_bytes": None}]
+)
+def test_the_limits_are_those_of_a_writer(limits):
+    most = {"max_samples": None, "max_bytes": 10**9, **limits}
+    with ShardWriter("expected-%04d.tar", **most) as writer:
+        for number in range(300):
+            writer.write({"__key__": f"{number:09d}", **to_sample(Squares(300)[number])})
+    with pytest.raises(OpError, match="broken"):
+        write_dataset(Squares(300, 211), "out-%04d.tar", to_sample=to_sample, **limits)
+    before = {path.name: path.stat().st_mtime_ns for path in Path().glob("out-*.tar")}
+    assert bool(before) == ("max_samples" in limits)
+    write_dataset(Squares(300), "out-%04d.tar", to_sample=to_sample, **limits)
+    assert contents("out-*.tar*") == contents("expected-*.tar*")
+    assert {name: Path(name).stat().st_mtime_ns for name in before} == before, "not written again"
+    with pytest.raises(ValueError, match="max_samples must be at least 1"):
+        write_dataset([], "out-%04d.tar", max_samples=0)
+
+
+def test_another_limit_starts_over(caplog):
+    with pytest.raises(OpError, match="broken"):
+        write_dataset(Squares(300, 211), "out-%04d.tar", to_sample=to_sample, max_samples=50)
+    write_dataset(Squares(300), "out-%04d.tar", to_sample=to_sample, max_samples=60)
+    assert "its dataset or its options differ: removed, to start over" in caplog.text
+    assert len(list(Path().glob("out-*.tar"))) == 5
+
+
 def test_another_call_begins_anew():
     with pytest.raises(OpError, match="item 311: ValueError: broken"):
         write_dataset(Squares(500, 311), "out-%04d.tar", to_sample=to_sample, max_bytes=100_000)
