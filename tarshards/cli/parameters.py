@@ -112,8 +112,11 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 shards_argument: Final = click.argument("shards", nargs=-1, metavar="[SHARDS]...", type=FILE)
-list_option: Final = click.option(
-    "-T", "--list", "lists", multiple=True, type=FILE, help="Read shards from FILE too, - for stdin."
+list_option: Final = options(
+    click.option("-T", "--list", "lists", multiple=True, type=FILE, help="Read shards from FILE too, - for stdin."),
+    click.option(
+        "--null", is_flag=True, expose_value=False, help="Names in FILE end with NUL, as find -print0 writes them."
+    ),
 )
 index_dir_option: Final = click.option(
     "--index-dir",

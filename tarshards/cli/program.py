@@ -26,7 +26,17 @@ if TYPE_CHECKING:
 #: The options that many tools share, by their headings in --help; a tool's own options precede them.
 HEADINGS = {
     "Input": (
-        *("--list", "--index-dir", "--count", "--slice", "--fields", "--ignore-zeros", "--split", "--keep-metadata"),
+        *(
+            "--list",
+            "--null",
+            "--index-dir",
+            "--count",
+            "--slice",
+            "--fields",
+            "--ignore-zeros",
+            "--split",
+            "--keep-metadata",
+        ),
         *("--on-error", "--max-errors", "--allow-empty"),
     ),
     "Remote input": ("--connections", "--ahead", "--cache-dir", "--cache-bytes"),

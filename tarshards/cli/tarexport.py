@@ -9,7 +9,7 @@ import click
 from tarshards.cli.conversion import conversion_options, convert
 from tarshards.cli.input import ShardArguments, takes_shards
 from tarshards.cli.parameters import FILE
-from tarshards.cli.program import tool
+from tarshards.cli.program import refuse, tool
 
 FORMATS = ("parquet", "jsonl", "msgpack", "folder")
 
@@ -18,7 +18,7 @@ FORMATS = ("parquet", "jsonl", "msgpack", "folder")
     epilog="Streams: each process holds a row group of parquet, or one sample.",
     example="tarexport train.shards.json -o train-%06d.parquet",
 )
-@click.argument("shards", nargs=-1, required=True, type=FILE)
+@click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
 @click.option(
     "-o", "--output", required=True, metavar="PATTERN", help="Files to write, such as out-%06d.parquet; or a folder."
 )
@@ -38,6 +38,7 @@ def main(
     """
     from tarshards.formats.exporting import export_dataset
 
+    refuse(not shards.specs, "name SHARDS to export")
     convert(
         export_dataset,
         shards.named(),

@@ -110,6 +110,7 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
         click.option("--dry-run", "--print", "dry_run", is_flag=True, help="Print what would run, and exit."),
         wait_option,
         click.option(
+            "-P",
             "-j",
             "--parallel",
             "parallelism",

@@ -21,11 +21,11 @@ from tarshards.cli.parameters import (
     size_option,
     tmpdir_option,
 )
-from tarshards.cli.program import say, tool, usage_errors
+from tarshards.cli.program import refuse, say, tool, usage_errors
 
 
 @tool(epilog="Streams in two passes: holds 16 MB for each process, and needs as much disk space as the input.")
-@click.argument("shards", nargs=-1, required=True, type=FILE)
+@click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
 @click.option(
     "-o", "--output", required=True, metavar="PATTERN", help="Shards to write: out-%06d.tar or out-{shard:06d}.tar."
 )
@@ -70,6 +70,7 @@ def main(
     from tarshards.write.reshard import reshard, work_folder
     from tarshards.write.shards import shard_name
 
+    refuse(not shards.specs, "name SHARDS to reshard")
     check_suffix(output)
     ledger = Ledger()
     with usage_errors():

@@ -78,7 +78,8 @@ def expand_urls(spec: Spec) -> list[str]:
       the links after its caches and archives belong to it. A local file of exactly that name takes precedence, even if
       the name contains `::` or braces; URLs write `::` as `%3A%3A`.
     - `@file`: the specs in a text file, `@-` in stdin, one on each line; blank lines and lines that start with `#` are
-      ignored. They may not name commands (`pipe:`).
+      ignored. They may not name commands (`pipe:`). If there are NUL characters (`find -print0`), they end names, which
+      are taken as they are.
     - `*`, `?`, `[abc]`: the local files that match, sorted, except indexes and manifests; a file of exactly that
       name takes precedence. `*` and `[abc]` also list an object store (`s3://bucket/x-*.tar`), and `*` the folders of
       a web server that supports WebDAV's PROPFIND (`http://host/dir/x-*.tar`). A warning names the shards that are
@@ -436,9 +437,10 @@ def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iter
         path = os.path.expanduser(path)
         real = path if path == "-" else os.path.realpath(path)
         raw = InheritedFile(0, closefd=False) if path == "-" else io.FileIO(path)
-        with io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8-sig", newline="") as file:
             text = file.read(MAX_BYTES + 1)
-            lines = [line.strip() for line in text.split("\n")]
+            names = [name for name in text.split("\0") if name] if "\0" in text else []
+            lines = [] if names else [line.strip() for line in re.split("\r\n?|\n", text)]
     except UnicodeDecodeError as exc:
         raise UrlError("a list file is UTF-8 text with one expression a line", url=f"@{path}") from exc
     except (OSError, ValueError) as exc:
@@ -449,7 +451,8 @@ def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iter
         raise UrlError("a list file that contains itself", url=f"@{path}")
     if lines[:1] and lines[0].startswith("{") and "shardlist" in "".join(lines):
         raise UrlError("a manifest, not a list: name it without the @, by a name that ends in .json", url=f"@{path}")
-    for shards in _expand((line for line in lines if line and not line.startswith("#")), (*lists, real), remote):
+    listed = _expand((line for line in lines if line and not line.startswith("#")), (*lists, real), remote)
+    for shards in [Shards(names)] if names else listed:
         if "pipe:" in "".join(shards.urls).lower():  # perhaps inside a name
             command = next((url for url in shards.urls if url[:5].lower() == "pipe:"), None)
             if command is not None:  # a list is data, often someone else's

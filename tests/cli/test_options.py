@@ -48,6 +48,7 @@ LETTERS = {
     "-E": None,
     "-F": None,
     "-M": "--memory",
+    "-P": "--parallel",
     "-S": "--subdirs",
     "-T": "--list",
 }

@@ -61,6 +61,28 @@ def shell(tmp_path, path_with_tools):
     return run
 
 
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("tarcat --null -T - | targrep -l .", "s0 s1"),
+        ("tarshow -T - --null | cut -f 1", "s0 s1"),
+        ("tarindex --null -q -T - && echo *.index", "a b.tar.index c\\nd.tar.index"),
+        ("tarsplit -q --null -T - -o x-%d.tar; targrep -l . x-0.tar", "s0 s1"),
+        ("tarreshard -q -j 1 --null -T - -o x-%d.tar; targrep -l . x-0.tar | sort", "s0 s1"),
+        ("tarcheck -q --null -T - && echo right", "right"),
+        ("tarexport -q -j 1 --null -T - -o x-%d.jsonl; wc -l <x-1.jsonl", "1"),
+        ("tar2tsv -f txt --nokey --noheader --null -T -", "text0 text1"),
+        ("tarproc -P 2 -c true --null -T - | targrep -l .", "s0 s1"),
+    ],
+)
+def test_names_from_find_end_with_nul(shell, tmp_path, tool, said):
+    for i, name in enumerate(["a b.tar", "c\nd.tar"]):
+        write_samples([{"__key__": f"s{i}", "txt": f"text{i}"}], str(tmp_path / name))
+    done = shell(f"find . -name '* *.tar' -print0 -o -name 'c*.tar' -print0 | sort -z | {tool}")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert " ".join(done.stdout.replace("c\nd", "c\\nd").split()) == said
+
+
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_a_signal_while_a_lock_is_taken_back(stop, code, capsys):
     @tool()

@@ -346,6 +346,16 @@ def test_lists(here):
     assert expand_urls("@{inner,data/list}.txt") == ["x.tar", *expected]
 
 
+def test_names_in_a_list_that_end_with_nul_are_taken_as_they_are(here):
+    names = ["a b.tar", "./#c.tar", "{d,e}.tar", "f-{0..9}.tar", "g*.tar", "h\ni.tar", "j\r\n.tar", " k ", "d/x::y.tar"]
+    (here / "list.txt").write_bytes("\0".join(names).encode() + b"\0")
+    assert expand_urls("@list.txt") == names
+    assert expand_urls("first.tar::@list.txt")[1:] == names
+    (here / "list.txt").write_bytes(b"a.tar\0pipe:echo\0")
+    with pytest.raises(UrlError, match="may not name a command"):
+        expand_urls("@list.txt")
+
+
 def test_a_list_that_contains_itself(here):
     (here / "a.txt").write_text("x.tar\n@b.txt\n")
     (here / "b.txt").write_text("@./a.txt\n")

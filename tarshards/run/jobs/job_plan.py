@@ -32,7 +32,7 @@ TOOLS = {
 EXPANDED = re.compile(r"[$`*?~]")  # what bash replaces
 SCRIPT = re.compile(r"\.(py|sh|bash|pl|rb|R|jl|js|lua|awk|sed|jq)$")
 LONGEST_SCRIPT = 1 << 20  # bytes that are compared
-SLOTS = re.compile(r"\0(?:-[pj]\0?|--parallel[=\0])(\d+)(?=\0)")  # in words that are separated by \0
+SLOTS = re.compile(r"\0(?:-[pPj]\0?|--parallel[=\0])(\d+)(?=\0)")  # in words that are separated by \0
 NUMBERED = re.compile(r"%\d*d|\{shard")  # a pattern for several outputs, not one name
 
 
@@ -146,7 +146,7 @@ class JobPlan(NamedTuple):
 
     @property
     def cores(self) -> int | None:
-        """The cores that our tools in the command use by -p, -j or --parallel; None if no number is given.
+        """The cores that our tools in the command use by -p, -P, -j or --parallel; None if no number is given.
 
         >>> make_plan(["tarcat {} | tarproc -p 16 -c run - -o s3://b/{}"], ["a"], state="s").cores
         16
@@ -368,7 +368,7 @@ def _code_of(commands: Iterable[Sequence[str]]) -> str:
 
 
 def _slots_of(words: list[str]) -> list[int]:
-    """Return the last number of -p, -j or --parallel after the name of a tool of ours, or nothing."""
+    """Return the last number of -p, -P, -j or --parallel after the name of a tool of ours, or nothing."""
     options = dropwhile(lambda word: not _is_tool(word), words)
     return [int(number) for number in SLOTS.findall("\0".join([*options, ""]))][-1:]
 

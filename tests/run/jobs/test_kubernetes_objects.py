@@ -303,6 +303,8 @@ def test_the_fields_of_every_kind_are_known():
 
 PARALLEL = [
     ("tarproc -p 16 -c x in-{}.tar", "16"),
+    ("tarproc -P 16 -c x in-{}.tar", "16"),
+    ("tarproc -P16 -c x in-{}.tar", "16"),
     ("tarproc -p16 -c x in-{}.tar", "16"),
     ("nice -n 19 tarproc -p 2 -j 16 -c x in-{}.tar", "16"),
     ("tarsplit --parallel=16 in-{}.tar", "16"),
