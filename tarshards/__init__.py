@@ -10,7 +10,9 @@ Names are loaded at first use: ``import tarshards`` imports no torch, numpy, Pil
 from __future__ import annotations
 
 from importlib import import_module
-from sys import modules
+from importlib.machinery import ModuleSpec
+from sys import meta_path, modules
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names; a test compares them
@@ -140,9 +142,36 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULE_OF:
         value = getattr(import_module(f"tarshards.{_MODULE_OF[name]}"), name)
     else:
-        raise AttributeError(f"module 'tarshards' has no attribute {name!r}", name=name, obj=modules[__name__])
+        from tarshards.stream.other_names import not_here
+
+        words = f"module 'tarshards' has no attribute {name!r}{not_here(__name__, name)}"
+        raise AttributeError(words, name=name, obj=modules[__name__])
     globals()[name] = value
     return value
+
+
+class _Namespaces:
+    """Imports the namespaces by their names, as ``import tarshards.readers``; names of other libraries are errors."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        package, _, last = name.rpartition(".")
+        if package == __name__ and last in _NAMESPACES:
+            return ModuleSpec(name, self)  # type: ignore[arg-type]
+        if package in (__name__, f"{__name__}.webdataset"):
+            from tarshards.stream.other_names import not_here
+
+            if instead := not_here(package, last):
+                raise ImportError(f"{package} has no {last}{instead}", name=name)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Have an empty module made, which ``exec_module`` replaces."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        modules[module.__name__] = __getattr__(module.__name__.rpartition(".")[2])
+
+
+meta_path.append(_Namespaces())
 
 
 def __dir__() -> list[str]:

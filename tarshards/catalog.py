@@ -98,7 +98,9 @@ class Catalog:
     ['sets/a-0.tar', 'sets/a-1.tar']
     """
 
-    def __init__(self, url: str | os.PathLike[str] | Location, remote: Remote | None = None):
+    def __init__(self, url: str | os.PathLike[str] | Location = "", remote: Remote | None = None):
+        if url == "":
+            raise TypeError('a Catalog has a file: Catalog("catalog.yaml") is empty, Catalog.load reads it')
         self.location: Location = Location.of(url, remote)
         self.versions: dict[str, dict[str, DatasetVersion]] = {}
         self.is_foreign: bool = False

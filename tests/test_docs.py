@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from PIL import Image
@@ -44,6 +46,21 @@ def test_every_tool_is_in_the_index_the_changes_and_the_setup(tool):
 def test_pages_count_and_name_all_tools():
     readme = (ROOT / "README.md").read_text()
     assert re.findall(r"the (\S+) tools\b", readme) == [str(len(TOOLS))]
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: In code, `tarshards.a.b`: not a path, URL, file or option.
+DOTTED = re.compile(r"(?<![\w./~*-])tarshards(?:\.[A-Za-z_]\w*)+(?!\.|[\w/-]|\*)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_names_with_dots_exist(page):
+    for name in set(DOTTED.findall(page.read_text())) - {"tarshards.lock"}:
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            if "pip install" not in str(error):  # a package is missing
+                resolve_name(name)
 
 
 def test_the_page_on_architecture_describes_each_package():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -85,6 +86,8 @@ NEEDS = [
     ("list(Stream([{'pth': b''}]).decode(allow_unsafe=True))", "torch"),
     ("write_samples([{'__key__': 'a', 'pth': 1}], '/dev/null')", "torch"),
     ("from tarshards import dali", "dali"),
+    ("from tarshards.dali import dali_loader", "dali"),
+    ("import tarshards.dali", "dali"),
     ("list(Stream([{'cbor': b''}]).decode())", "cbor"),
     ("list(read_samples('s3://bucket/a.tar'))", "s3"),
     ("list(read_samples('gs://bucket/a.tar'))", "gcs"),
@@ -156,6 +159,42 @@ def test_public_names():
     for name in tarshards.__all__:
         assert getattr(tarshards, name).__doc__, f"{name} has a docstring"
     assert set(tarshards.__all__) <= set(dir(tarshards))
+
+
+#: A name of each namespace that is not a package in this folder.
+DOTTED = {"augment": "mixup", "dali": "dali_loader", "ops": "batched", "readers": "integer"}
+
+
+def test_every_namespace_imports_with_a_dot():
+    there = {path.name for path in Path(tarshards.__file__).parent.iterdir()}
+    assert set(tarshards._NAMESPACES) == {*DOTTED} | {*tarshards._NAMESPACES} & there
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from tarshards.{name} import {member} as found",
+        "import tarshards.{name}; found = tarshards.{name}.{member}",
+        "import tarshards.{name} as module; found = module.{member}",
+        "from importlib import import_module; found = import_module('tarshards.{name}').{member}",
+        "from tarshards.{name} import *; found = {member}",
+        "import tarshards; tarshards.{name}; from tarshards.{name} import {member} as found",
+    ],
+)
+def test_names_import_with_dots_as_the_documentation_writes_them(code):
+    program = ""
+    for name in {*DOTTED} - {"dali"}:
+        check = f"found is tarshards.{name}.{DOTTED[name]} and sys.modules['tarshards.{name}'] is tarshards.{name}"
+        spec = f"tarshards.{name}.__spec__.name == 'tarshards.{tarshards._NAMESPACES[name]}'"
+        program += f"{code.format(name=name, member=DOTTED[name])}\nimport sys, tarshards\nassert {check} and {spec}\n"
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+
+
+def test_a_name_with_a_dot_that_is_none():
+    with pytest.raises(ModuleNotFoundError, match="No module named 'tarshards\\.nonsense'"):
+        importlib.import_module("tarshards.nonsense")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'tarshards\\.index\\.readers'"):
+        importlib.import_module("tarshards.index.readers")
 
 
 def test_unknown_name():

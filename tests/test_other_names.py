@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -12,7 +13,7 @@ from with_torch import ShardDataset, ShardLoader, needs_torch
 
 import tarshards
 from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, build_columns, map_shards, readers, write_dataset
-from tarshards.stream.other_names import METHODS, OPTIONS
+from tarshards.stream.other_names import CLASSES, METHODS, OPTIONS
 
 
 @pytest.fixture
@@ -29,6 +30,12 @@ def urls(make_shards):
         (lambda d: d.slice(10), r"no slice: take\(n\)"),
         (lambda d: d.listed(10), r"no listed: batched\("),
         (lambda d: d.to_torch_iterable(), r"no to_torch_iterable: torch_iterable\("),
+        (lambda d: d.to(str), r"no to: pipe\("),
+        (lambda d: d.tqdm(), r"no tqdm: progress\(\)"),
+        (lambda d: d.numba_map(str), r"no numba_map: map_fields\("),
+        (lambda d: d.extract_keys("*.jpg"), r"no extract_keys: to_tuple\("),
+        (lambda d: d.associate({}), r"no associate: map\(f\)"),
+        (lambda d: d.rsample(0.5), r"no rsample: map\(f, rng=True, drop_none=True\)"),
         (lambda d: d.no_such_thing(), r"no no_such_thing$"),
     ],
 )
@@ -77,7 +84,58 @@ def test_options_of_ops_loaders_and_writers(urls, use, words):
         use(ShardDataset(urls))
 
 
+@pytest.mark.parametrize("kind", ["ShardLoader", "ArrayLoader"])
+def test_methods_of_loaders(urls, kind):
+    dataset = ShardDataset(urls)
+    fields = {"cls": readers.integer()}
+    loader = ShardLoader(dataset, 2) if kind == "ShardLoader" else ArrayLoader(dataset, 2, fields=fields)
+    for name, words in {
+        "with_epoch": r"with_epoch: ShardLoader\(\.\.\., steps=n\)",
+        "listed": "listed: batched",
+        "unbatched": r"unbatched: ops come before the loader, as ShardDataset\(urls\)\.unbatched\(\.\.\.\)$",
+        "_shuffled": "_shuffled$",
+    }.items():
+        with pytest.raises(AttributeError, match=f"^a {kind} has no {words}"):
+            getattr(loader, name)
+        assert not hasattr(loader, name)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes(name):
+    words = re.escape(f"here it is {CLASSES[name]}")
+    with pytest.raises(AttributeError, match=f"^module 'tarshards' has no attribute '{name}': {words}"):
+        getattr(tarshards, name)
+    assert not hasattr(tarshards, name)
+    for code in (f"from tarshards import {name}", f"import tarshards.{name}"):
+        with pytest.raises(ImportError, match=f"^tarshards has no {name}: {words}"):
+            exec(code)
+
+
+def test_a_catalog_without_a_file():
+    with pytest.raises(TypeError, match=r'a Catalog has a file: Catalog\("catalog.yaml"\)'):
+        tarshards.Catalog()
+
+
+@pytest.mark.interop
+@needs_torch
+def test_all_methods_of_webdataset_have_a_hint():
+    theirs = pytest.importorskip("webdataset")
+    names = {
+        name for kind in (theirs.WebDataset, theirs.WebLoader) for name in vars(kind) | vars(theirs.FluidInterface)
+    }
+    names -= {"create_url_iterator", "update_cache_info"}  # webdataset's own
+    assert not {name for name in names if name[0] != "_" and not hasattr(ShardDataset, name)} - METHODS.keys()
+
+
+@pytest.mark.interop
+def test_all_methods_of_squirrel_have_a_hint(squirrel):
+    from squirrel.iterstream import Composable
+
+    assert {name for name in dir(Composable) if name[0] != "_" and not hasattr(Stream, name)} <= METHODS.keys()
+
+
 def test_nothing_of_ours_is_in_the_tables():
+    assert not [name for name in CLASSES if name in dir(tarshards)]
     assert not [name for name in METHODS if hasattr(Stream(()), name)]
     assert OPTIONS.keys() >= {"shardshuffle", "resampled", "handler", "nodesplitter", "extensions", "batch_sizes"}
 

@@ -20,7 +20,9 @@ from tarshards.parallel.forks import cached_property
 from tarshards.samples.grouping import closed_at_exit
 from tarshards.samples.ledger import Ledger, PassOf
 from tarshards.storage import traffic
+from tarshards.stream.other_names import no_attribute
 from tarshards.stream.sources import ShardSource, check_order, check_ordered, check_state, last_key, version_of
+from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
     from tarshards.epoch.plan import PlannedEpoch
@@ -317,6 +319,14 @@ class ResumableLoader:
     def finished(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
         """Yield *batches*, as a maker made them, in the form in which they are delivered: tensors, or on a device."""
         return batches
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            words = no_attribute(type(self).__name__, name)
+            if name in vars(Stream) and not name.startswith("_"):
+                words += f": ops come before the loader, as ShardDataset(urls).{name}(...)"
+            raise AttributeError(words, name=name, obj=self)
 
     def __iter__(self) -> Iterator[Any]:
         return closed_at_exit(self._iterate())

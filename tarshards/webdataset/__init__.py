@@ -8,7 +8,8 @@ imports from them; some stand for several of webdataset's modules.
 - ``filters``: the stages
 - ``tariterators``: shards to samples; also ``gopen``
 - ``shardlists``: shards, sampled and divided among ranks; also ``cache``
-- ``pipeline``: ``DataPipeline``, ``WebDataset``, ``WebLoader``; also ``compat``, ``extradatasets`` and ``mix``
+- ``pipeline``: ``DataPipeline``, ``WebDataset``, ``WebLoader``; also ``compat``, ``extradatasets``, ``mix`` and
+  ``pytorch``
 - ``writer``: samples to shards
 - ``wids``: samples by number
 """
@@ -18,6 +19,7 @@ imports from them; some stand for several of webdataset's modules.
 import sys
 
 import tarshards.loaders.torch  # says what to install if torch is missing
+from tarshards.stream.other_names import refuse_name
 from tarshards.webdataset import autodecode, filters, handlers, pipeline, shardlists, tariterators, wids, writer
 from tarshards.webdataset.autodecode import *
 from tarshards.webdataset.filters import *
@@ -27,7 +29,13 @@ from tarshards.webdataset.shardlists import *
 from tarshards.webdataset.tariterators import *
 from tarshards.webdataset.writer import *
 
+__version__ = "1.0.2"  # of webdataset, whose API this is
+
 utils, tenbin, cache, compat, extradatasets, mix = handlers, autodecode, shardlists, pipeline, pipeline, pipeline
-for _name in "utils", "tenbin", "cache", "compat", "extradatasets", "mix":
+pytorch = pipeline
+for _name in "utils", "tenbin", "cache", "compat", "extradatasets", "mix", "pytorch":
     sys.modules[f"{__name__}.{_name}"] = globals()[_name]  # for code that imports from it
-sys.modules[f"{__name__}.gopen"] = tariterators  # the attribute of this name is the function
+sys.modules[f"{__name__}.gopen"] = tariterators  # the attribute of this name is the function, and was the module
+vars(gopen).update(gopen=gopen, gopen_schemes=gopen_schemes, gopen_pipe=gopen_pipe, Pipe=Pipe)
+for _module in sys.modules[__name__], autodecode, filters, handlers, pipeline, shardlists, tariterators, wids, writer:
+    vars(_module)["__getattr__"] = refuse_name

@@ -24,7 +24,8 @@ Function = Callable[[str, bytes], Any]
 #: webdataset's imagespecs: code that uses them expects uint8 or float32.
 imagespecs = {name: form for name, form in IMAGESPECS.items() if form[1] != "uint16"}
 IMAGE_EXTENSIONS = sorted(EXTENSIONS)
-decode_buffer, encode_buffer = decode_tenbin, encode_tenbin
+decode_buffer = tenbin_loads = decode_tenbin
+encode_buffer = encode_tenbin
 DecodingError = DecodeError
 #: Whether ``torch_loads`` loads tensors and plain containers only; ``decode`` always does.
 pytorch_weights_only = False
@@ -44,7 +45,13 @@ def gzfilter(key: str, data: bytes) -> Continue | None:
 
 
 def basichandlers(key: str, data: bytes) -> Any:
-    """Decode with our codecs for text, numbers, JSON, arrays and the like; return None without a codec."""
+    """Decode with our codecs for text, numbers, JSON, arrays and the like; return None without a codec.
+
+    A function that a program put into ``decoders`` replaces ours.
+    """
+    extension = key.rpartition(".")[2]
+    if (function := decoders.get(extension)) is not OWN_DECODERS.get(extension):
+        return function(data)  # type: ignore[misc]
     value = decode_field(key, data)
     return None if value is data else value
 
@@ -80,6 +87,8 @@ class Decoder:
         self, handlers: Iterable[Any], pre: Any = None, post: Any = None, only: Any = None, partial: bool = False
     ):
         own = [imagehandler(each) if isinstance(each, str) else each for each in handlers]
+        if post is None and decoders != OWN_DECODERS:
+            own += default_post_handlers
         decompresses = not own and post is None  # our codecs do it themselves
         before = ([] if decompresses else default_pre_handlers) if pre is None else pre
         self.handlers: list[Any] = [*before, *own, *(post or [])]
@@ -125,6 +134,9 @@ def _refuse_unsafe(what: str) -> None:
 
 
 #: Functions of bytes by extension. ``decode`` uses those that run no code from the data.
-decoders = {**DECODERS, **dict.fromkeys(("pyd", "pkl", "pickle"), unpickle_loads), "pth": torch_loads}
+OWN_DECODERS = {**DECODERS, **dict.fromkeys(("pyd", "pkl", "pickle"), unpickle_loads), "pth": torch_loads}
+#: The same; a program may put its own functions here.
+decoders = dict(OWN_DECODERS)
+cbor_loads, msgpack_loads, npy_loads, npz_loads = (decoders[each] for each in ("cbor", "msgpack", "npy", "npz"))
 torch_video = handlers.absent("torch_video", "handle_extension(extensions, f) takes a decoder of your own")
 torch_audio = handlers.absent("torch_audio", "handle_extension(extensions, f) takes a decoder of your own")

@@ -28,6 +28,7 @@ from tarshards.stream.op import BoundOp, op
 from tarshards.webdataset import handlers
 from tarshards.webdataset.autodecode import Decoder
 from tarshards.webdataset.handlers import Asking, Handler, PipelineStage, absent, reraise_exception, stoppable
+from tarshards.webdataset.handlers import identity as identity
 
 
 class FilterFunction:
@@ -53,6 +54,9 @@ class FilterFunction:
 def pipelinefilter(f: Callable[..., Any]) -> Callable[..., FilterFunction]:
     """Return a function that makes stages from a user's function ``f(iterator, *args, **options)``."""
     return bind(FilterFunction, f)
+
+
+RestCurried = pipelinefilter
 
 
 class NativeStage(FilterFunction):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, wraps
 from itertools import islice
 from typing import Any, NoReturn
+from zlib import crc32
 
 from tarshards.epoch.world import World
 from tarshards.errors import OpError
@@ -107,6 +108,23 @@ def pytorch_worker_seed(group: Any = None) -> int:
     """Return the seed of this worker: different for each worker of each rank, the same in every run."""
     world = World.detect()
     return world.rank * 1000 + world.worker
+
+
+def identity(x: Any) -> Any:
+    """Return *x*."""
+    return x
+
+
+def make_seed(*args: Any) -> int:
+    """Return a seed of 31 bits for the arguments: numbers, or anything else with a ``repr``.
+
+    >>> make_seed(1, 2), make_seed("train", 7)
+    (33, 699874376)
+    """
+    seed = 0
+    for each in args:  # hash() of a str differs in every process
+        seed = (seed * 31 + (hash(each) if isinstance(each, int | float) else crc32(repr(each).encode()))) & 0x7FFFFFFF
+    return seed
 
 
 def guess_batchsize(batch: Any) -> int:

@@ -1,6 +1,6 @@
 """Pipelines of stages, and the classes that have the stages as methods: ``WebDataset``, ``WebLoader`` and others.
 
-It also serves as ``compat``, ``extradatasets`` and ``mix``.
+It also serves as ``compat``, ``extradatasets``, ``mix`` and ``pytorch``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tarshards.index.inventory import has_index
 from tarshards.loaders.torch.shard_dataset import SharedEpochCounter
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.location import Location
-from tarshards.storage.remote import Remote
 from tarshards.stream import ops
 from tarshards.stream.op import BoundOp
 from tarshards.stream.sources import IterableSource, Progress
@@ -290,9 +289,7 @@ class WebDataset(DataPipeline, FluidInterface):
                 size = 100 if shardshuffle is True else shardshuffle
                 self.append(filters.shuffle(size, initial=size, seed=seed))
             self.pipeline += [splitter for splitter in (nodesplitter, workersplitter) if splitter is not None]
-        remote = None
-        if cache_dir is not None and cache_size != 0:
-            remote = Remote(cache_dir=cache_dir, cache_bytes=int(cache_size) if cache_size > 0 else None)
+        remote = shardlists.cached_in(cache_dir, cache_size)
         self.append(TarSamples(handler, select_files, rename_files, remote, empty_check))
         self.repetitions = None if repeat else 1
         transforms = list(transforms or ())
@@ -374,31 +371,59 @@ def with_length(dataset: Any, length: int) -> DataPipeline:
     return FluidWrapper(dataset).with_length(length)
 
 
+check_empty = shardlists.non_empty
+
+
+def _mixed(
+    left: dict[Iterator[Any], float], turn: Callable[[dict[Iterator[Any], float]], list[Iterator[Any]]], longest: bool
+) -> Iterator[Any]:
+    """Yield a sample of each iterator in a *turn* of those *left*, until one ends or, if *longest*, until all have."""
+    while left:
+        for iterator in turn(left):
+            for sample in iterator:
+                yield sample
+                break
+            else:
+                if not longest:
+                    return
+                del left[iterator]
+
+
+def _drawn(left: dict[Iterator[Any], float]) -> list[Iterator[Any]]:
+    weights = [*left.values()]
+    return random.choices([*left], weights if any(weights) else None)
+
+
+def random_samples(
+    sources: Iterable[Iterator[Any]], probs: Iterable[float] | None = None, longest: bool = False
+) -> Iterator[Any]:
+    """Yield from iterators in random turns, with weights *probs*; until one ends or, if *longest*, until all have."""
+    sources = list(sources)
+    return _mixed(dict(zip(sources, [1.0] * len(sources) if probs is None else probs)), _drawn, longest)
+
+
+def round_robin_shortest(*sources: Iterator[Any]) -> Iterator[Any]:
+    """Yield from iterators by turns, until one ends."""
+    return _mixed(dict.fromkeys(sources, 1.0), list, False)
+
+
+def round_robin_longest(*sources: Iterator[Any]) -> Iterator[Any]:
+    """Yield from iterators by turns, until all have ended."""
+    return _mixed(dict.fromkeys(sources, 1.0), list, True)
+
+
 class RandomMix(IterableDataset):
     """The datasets in random turns, with the weights *probs*; until the first ends or, if *longest*, until all have."""
 
     def __init__(self, datasets: Iterable[Any], probs: Iterable[float] | None = None, longest: bool = False):
         self.datasets: list[Any] = list(datasets)
         self.longest = longest
-        self.probs: list[float] = [1.0] * len(self.datasets) if probs is None else list(probs)
-        if len(self.probs) != len(self.datasets):
+        self.probs: list[float] | None = None if probs is None else list(probs)
+        if self.probs is not None and len(self.probs) != len(self.datasets):
             raise ValueError(f"probs has {len(self.probs)} weights for {len(self.datasets)} datasets")
 
     def __iter__(self) -> Iterator[Any]:
-        left = dict(zip(map(iter, self.datasets), self.probs))
-        while left:
-            for iterator in self._turn(left):
-                for sample in iterator:
-                    yield sample
-                    break
-                else:
-                    if not self.longest:
-                        return
-                    del left[iterator]
-
-    def _turn(self, left: dict[Iterator[Any], float]) -> list[Iterator[Any]]:
-        weights = [*left.values()]
-        return random.choices([*left], weights if any(weights) else None)
+        return random_samples(map(iter, self.datasets), self.probs, self.longest)
 
 
 class RoundRobin(RandomMix):
@@ -407,5 +432,6 @@ class RoundRobin(RandomMix):
     def __init__(self, datasets: Iterable[Any], longest: bool = False):
         super().__init__(datasets, longest=longest)
 
-    def _turn(self, left: dict[Iterator[Any], float]) -> list[Iterator[Any]]:
-        return [*left]
+    def __iter__(self) -> Iterator[Any]:
+        turns = round_robin_longest if self.longest else round_robin_shortest
+        return turns(*map(iter, self.datasets))

@@ -16,8 +16,11 @@ from torch.utils.data import IterableDataset
 from tarshards.epoch.world import World
 from tarshards.errors import WorldError
 from tarshards.storage import expressions
-from tarshards.webdataset import filters
-from tarshards.webdataset.handlers import absent, pytorch_worker_seed
+from tarshards.storage.remote import Remote
+from tarshards.webdataset import filters, tariterators
+from tarshards.webdataset.handlers import Handler, absent, pytorch_worker_seed, reraise_exception
+
+WITHOUT_EFFECT = {"always", "url_to_name", "validator", "verbose"}  # options of webdataset's copies of shards
 
 
 def expand_urls(urls: Any) -> list[str]:
@@ -139,6 +142,48 @@ def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
 
 DirectoryShardList = absent("DirectoryShardList", "name the shards, or the pattern of a folder such as data/*.tar")
 MultiShardSample = absent("MultiShardSample", "tarshards.mix draws from several datasets in proportion")
+
+
+def cached_in(folder: Any, size: float) -> Remote | None:
+    """Return the options for remote shards of which *folder* caches blocks, up to *size* bytes; None for no cache."""
+    if folder is None or size == 0:
+        return None
+    return Remote(cache_dir=folder, cache_bytes=int(size) if size > 0 else None)
+
+
+def cached_tarfile_to_samples(
+    handler: Handler = reraise_exception, cache_size: float = -1, cache_dir: Any = None, **options: Any
+) -> tariterators.TarSamples:
+    """Return ``tarfile_to_samples`` with the cache of ``WebDataset``; there is none without *cache_dir*.
+
+    *options* are those of ``tarfile_to_samples``; *verbose*, *always*, *validator* and *url_to_name* have no effect.
+    """
+    options = {name: each for name, each in options.items() if name not in WITHOUT_EFFECT}
+    return tariterators.TarSamples(handler, remote=cached_in(cache_dir, cache_size), **options)
+
+
+maybe_cached_tarfile_to_samples = cached_tarfile_to_samples
+
+
+def cached_tarfile_samples(src: Iterable[Any], *args: Any, **options: Any) -> Any:
+    """Yield the samples of the shards *src*: ``cached_tarfile_to_samples`` as a function."""
+    return cached_tarfile_to_samples(*args, **options)(src)
+
+
+def cached_url_opener(
+    data: Iterable[Any],
+    handler: Handler = reraise_exception,
+    cache_size: float = -1,
+    cache_dir: Any = None,
+    **without_effect: Any,
+) -> Any:
+    """Add streams to shards like ``url_opener``, with the cache of ``cached_tarfile_to_samples``."""
+    if unknown := without_effect.keys() - WITHOUT_EFFECT:
+        raise TypeError(f"cached_url_opener takes no {' '.join(sorted(unknown))}")
+    remote = cached_in(cache_dir, cache_size)
+    return filters.map.run(data, lambda shard: {**shard, "stream": tariterators.opened(shard, remote)}, handler)
+
+
 FileCache = absent("FileCache", "WebDataset(cache_dir=...) and tarshards.Remote(cache_dir=...) keep blocks on a disk")
 LRUCleanup = absent("LRUCleanup", "cache_size= bounds the folder of cache_dir=, and tarcache lists and empties it")
 StreamingOpen = absent("StreamingOpen", "url_opener adds streams to shards")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tarfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
@@ -33,17 +34,55 @@ from tarshards.webdataset.handlers import Asking, Handler, reraise_exception, st
 Names = Callable[[str], Any] | None
 TOGETHER = 16  # remote shards fetched ahead of the current one
 DAMAGE = re.compile("bad|truncated|junk")  # beginnings of the reasons for data that does not decompress
+SKIP_META = r"__[^/]*__($|/)"
 
-#: The user's functions by scheme: ``f(url, mode, bufsize, **options)`` returns a stream.
-gopen_schemes: dict[str, Callable[..., Any]] = {}
+# Names of webdataset's metadata begin and end so; they are skipped.
+meta_prefix = meta_suffix = "__"
+
+
+def gopen_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
+    """Open *url*, a path or any URL of tarshards, for reading ("rb") or writing ("wb"); commands are allowed."""
+    return _checked(url).open(mode, encodings=ENCODINGS)
+
+
+#: Functions by scheme, ``f(url, mode, bufsize, **options)``, which return a stream; a program may put its own here.
+gopen_schemes: dict[str, Callable[..., Any]] = dict.fromkeys(
+    ("__default__", "pipe", "http", "https", "ais", "sftp", "ftps", "scp", "gs", "htgs", "hf"), gopen_pipe
+)
 
 
 def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> Any:
-    """Open *url*, a path or any URL of tarshards, for reading ("rb") or writing ("wb"); commands are allowed."""
-    location = _checked(url)
-    if opener := gopen_schemes.get(location.scheme):
-        return opener(url, mode, bufsize, **options)
-    return location.open(mode, encodings=ENCODINGS)
+    """Open *url* like ``gopen_pipe``, unless ``gopen_schemes`` has another function for its scheme."""
+    opener = _own_opener(_checked(url))
+    return gopen_pipe(url, mode) if opener is None else opener(url, mode, bufsize, **options)
+
+
+def _own_opener(location: Location) -> Callable[..., Any] | None:
+    """Return the function of ``gopen_schemes`` for a location, None if it is ours."""
+    other = gopen_pipe if location.scheme in ("", "-", "file") else gopen_schemes["__default__"]
+    opener = gopen_schemes.get(location.scheme, other)
+    return None if opener is gopen_pipe else opener
+
+
+def Pipe(
+    command: str | list[str],
+    *,
+    mode: str = "rb",
+    timeout: float = 0,
+    ignore_errors: bool = False,
+    ignore_status: Iterable[int] = (),
+    shell: bool = False,
+    bufsize: int = 8192,
+) -> Any:
+    """Open the output of a command, or with *mode* "wb" its input; *ignore_status* has exit statuses that are no error.
+
+    A str is a command of the shell, a list a program and its arguments. *timeout*, *shell*, *bufsize* have no effect.
+    """
+    line = command if isinstance(command, str) else shlex.join(command)
+    if ignore_errors or ignore_status:
+        statuses = "*" if ignore_errors else "|".join(map(str, ignore_status))
+        line = f"( {line}\n) || {{ s=$?; case $s in {statuses}) ;; *) exit $s;; esac; }}"
+    return gopen_pipe(f"pipe:{line}", f"{mode[:1]}b")
 
 
 def rewrite_url(url: str) -> str:
@@ -194,13 +233,18 @@ def _is_remote(location: Location) -> bool:
 def _family(location: Location) -> str:
     """Return the kind of a location; None for a user's own or an unknown scheme."""
     with suppress(UrlError):  # raised again when it is opened
-        return "" if location.scheme in gopen_schemes else location.family
+        return location.family if _own_opener(location) is None else ""
     return ""
 
 
 def _location(shard: dict[str, Any], remote: Remote | None) -> Location:
     location = _checked(shard["url"], remote)
-    return location.opened_by(lambda *_, **__: gopen(location.url)) if location.scheme in gopen_schemes else location
+    return location if _own_opener(location) is None else location.opened_by(lambda *_, **__: gopen(location.url))
+
+
+def opened(shard: dict[str, Any], remote: Remote | None) -> Any:
+    """Return the stream of a shard, with the options *remote*."""
+    return _location(shard, remote).open("rb", encodings=ENCODINGS)
 
 
 def _read_samples(shards: Iterable[Any], handler: Handler = reraise_exception, **options: Any) -> Iterator[Sample]:
@@ -231,25 +275,58 @@ def url_opener(data: Iterable[Any], handler: Handler = reraise_exception, **opti
 
 
 @stoppable
-def tar_file_expander(
-    data: Iterable[Any], handler: Handler = reraise_exception, select_files: Names = None, rename_files: Names = None
+def tar_file_iterator(
+    fileobj: Any,
+    skip_meta: str | None = SKIP_META,
+    handler: Handler = reraise_exception,
+    select_files: Names = None,
+    rename_files: Names = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield every member of the archives in ``stream`` as a dict of ``fname``, ``data``, ``offset`` and ``__url__``.
+    """Yield the members of an archive as dicts of ``fname``, ``data`` and ``offset``, but those that match *skip_meta*.
 
-    Members of one archive have the same ``archive``, a number. Members of a sample are yielded once all are read.
+    Members of a sample are yielded once all are read.
+    """
+    name = getattr(fileobj, "name", None)
+    yield from _files(
+        fileobj, name if isinstance(name, str) else "stream", skip_meta, handler, select_files, rename_files
+    )
+
+
+def _files(
+    fileobj: Any, url: str, skip_meta: str | None, handler: Handler, select_files: Names, rename_files: Names
+) -> Iterator[dict[str, Any]]:
+    try:
+        with decompressed(fileobj, url) as stream:
+            for _, members in groupby(read_members(stream, url=url), _key):
+                for name, value, offset in list(members):  # read first, so that no half sample is delivered
+                    is_meta = "/" not in name and name.startswith(meta_prefix) and name.endswith(meta_suffix)
+                    if is_meta or (skip_meta is not None and re.match(skip_meta, name)):
+                        continue
+                    name = rename_files(name) if rename_files else name
+                    if select_files is None or select_files(name):
+                        yield {"fname": name, "data": value, "offset": offset}
+    except Exception as error:
+        Asking(handler)(as_read_error(error))
+
+
+@stoppable
+def tar_file_expander(
+    data: Iterable[Any],
+    handler: Handler = reraise_exception,
+    select_files: Names = None,
+    rename_files: Names = None,
+    eof_value: Any = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield every member of the archives in ``stream`` like ``tar_file_iterator``, with ``__url__``.
+
+    Members of one archive have the same ``archive``, a number; *eof_value*, if any, is yielded after each archive.
     """
     for number, source in enumerate(data):
         url = Location.of(source["url"]).name
-        more = {"archive": number, "__url__": url}
-        try:
-            with decompressed(source["stream"], url) as stream:
-                for _, members in groupby(read_members(stream, url=url), _key):
-                    for name, value, offset in list(members):  # read first, so that no half sample is delivered
-                        name = rename_files(name) if rename_files else name
-                        if select_files is None or select_files(name):
-                            yield {"fname": name, "data": value, "offset": offset, **more}
-        except Exception as error:
-            Asking(handler)(as_read_error(error))
+        for file in _files(source["stream"], url, SKIP_META, handler, select_files, rename_files):
+            yield {**file, "archive": number, "__url__": url}
+        if eof_value is not None:
+            yield eof_value
 
 
 @stoppable

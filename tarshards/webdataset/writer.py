@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from io import BytesIO
 from typing import Any
@@ -14,15 +14,16 @@ import msgpack
 
 from tarshards.errors import EncodeError
 from tarshards.samples.codecs import codec_of, gzip, reason_of
-from tarshards.samples.codecs.array import encode_npy, encode_torch
+from tarshards.samples.codecs.array import encode_npy, encode_npz, encode_torch
 from tarshards.samples.codecs.basic import encode_integer
 from tarshards.samples.codecs.registry import ENCODERS
 from tarshards.samples.keys import Sample
 from tarshards.storage.compression import compressed, named_compression
 from tarshards.storage.location import Location
+from tarshards.webdataset.tariterators import gopen as gopen
 from tarshards.write import shards
 
-torch_dumps, numpy_dumps = encode_torch, encode_npy
+torch_dumps, numpy_dumps, numpy_npz_dumps = encode_torch, encode_npy, encode_npz
 FIXED = ("user", "group", "mode", "mtime", "format", "keep_meta")
 
 
@@ -37,7 +38,7 @@ def _encode_text(value: Any) -> bytes:
         return str(value).encode("ascii")
 
 
-def _encode_image(format: str, value: Any) -> bytes:
+def imageencoder(value: Any, format: str = "PNG") -> bytes:
     """Encode a PIL image or an array as webdataset does: floats are cut off, and JPEG has quality 100."""
     import numpy as np
     from PIL import Image
@@ -50,6 +51,7 @@ def _encode_image(format: str, value: Any) -> bytes:
         value = Image.fromarray(value)
     if not isinstance(value, Image.Image):
         raise TypeError(f"an image is a PIL image or a numpy array, not {type(value).__name__}")
+    format = {"JPG": "JPEG", "IMG": "PPM", "IMAGE": "PPM"}.get(format.upper(), format.upper())
     stream = BytesIO()
     value.save(stream, format, **({"quality": 100} if format == "JPEG" else {}))
     return stream.getvalue()
@@ -61,11 +63,16 @@ default_handlers: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _encode_text),
     **dict.fromkeys(("json", "jsn"), _encode_json),
     **dict.fromkeys(("mp", "msg", "msgpack"), msgpack.packb),
-    **dict.fromkeys(("jpg", "jpeg", "img", "image"), partial(_encode_image, "JPEG")),
-    **dict.fromkeys(("tiff", "tif"), partial(_encode_image, "TIFF")),
-    "ppm": partial(_encode_image, "PPM"),
-    "png": partial(_encode_image, "PNG"),
+    **dict.fromkeys(("jpg", "jpeg", "img", "image"), partial(imageencoder, format="JPEG")),
+    **dict.fromkeys(("tiff", "tif"), partial(imageencoder, format="TIFF")),
+    "ppm": partial(imageencoder, format="PPM"),
+    "png": imageencoder,
 }
+
+
+def add_handlers(d: dict[str, Any], keys: str | Iterable[str], value: Any) -> None:
+    """Set the entries *keys* of *d*, a list or words, to *value*."""
+    d |= dict.fromkeys(keys.split() if isinstance(keys, str) else keys, value)
 
 
 def make_encoder(spec: Any) -> Callable[[Sample], Sample]:
