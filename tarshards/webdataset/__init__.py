@@ -35,7 +35,6 @@ utils, tenbin, cache, compat, extradatasets, mix = handlers, autodecode, shardli
 pytorch = pipeline
 for _name in "utils", "tenbin", "cache", "compat", "extradatasets", "mix", "pytorch":
     sys.modules[f"{__name__}.{_name}"] = globals()[_name]  # for code that imports from it
-sys.modules[f"{__name__}.gopen"] = tariterators  # the attribute of this name is the function, and was the module
-vars(gopen).update(gopen=gopen, gopen_schemes=gopen_schemes, gopen_pipe=gopen_pipe, Pipe=Pipe)
+sys.modules[f"{__name__}.gopen"] = tariterators  # the attribute of this name is the function
 for _module in sys.modules[__name__], autodecode, filters, handlers, pipeline, shardlists, tariterators, wids, writer:
     vars(_module)["__getattr__"] = refuse_name

@@ -85,6 +85,10 @@ def Pipe(
     return gopen_pipe(f"pipe:{line}", f"{mode[:1]}b")
 
 
+# The package's attribute ``gopen`` was the module before it was the function.
+vars(gopen).update(gopen=gopen, gopen_schemes=gopen_schemes, gopen_pipe=gopen_pipe, Pipe=Pipe)
+
+
 def rewrite_url(url: str) -> str:
     """Return *url*: variables such as GOPEN_REWRITE are not read."""
     return url
