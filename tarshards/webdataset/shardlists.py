@@ -181,7 +181,7 @@ def cached_url_opener(
     if unknown := without_effect.keys() - WITHOUT_EFFECT:
         raise TypeError(f"cached_url_opener takes no {' '.join(sorted(unknown))}")
     remote = cached_in(cache_dir, cache_size)
-    return filters.map.run(data, lambda shard: {**shard, "stream": tariterators.opened(shard, remote)}, handler)
+    return filters.map.run(data, lambda shard: {**shard, "stream": tariterators.stream_of(shard, remote)}, handler)
 
 
 FileCache = absent("FileCache", "WebDataset(cache_dir=...) and tarshards.Remote(cache_dir=...) keep blocks on a disk")

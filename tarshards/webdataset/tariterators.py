@@ -246,7 +246,7 @@ def _location(shard: dict[str, Any], remote: Remote | None) -> Location:
     return location if _own_opener(location) is None else location.opened_by(lambda *_, **__: gopen(location.url))
 
 
-def opened(shard: dict[str, Any], remote: Remote | None) -> Any:
+def stream_of(shard: dict[str, Any], remote: Remote | None) -> Any:
     """Return the stream of a shard, with the options *remote*."""
     return _location(shard, remote).open("rb", encodings=ENCODINGS)
 
