@@ -12,18 +12,34 @@ from tarshards.feed.feeder import Feeder
 
 
 @contextmanager
-def fed(spec: str, count: int = 1, *, threads: int = 2, **options: Any) -> Iterator[RemoteLoader]:
-    """Run *count* feeders in threads, and give a RemoteLoader of them."""
+def feeders_of(spec: str, count: int = 1, *, threads: int = 2) -> Iterator[list[Feeder]]:
+    """Run *count* feeders in threads."""
     feeders = [Feeder(f"feed_specs:{spec}", "tcp://127.0.0.1:*", threads=threads) for _ in range(count)]
     running = [threading.Thread(target=feeder.run, daemon=True) for feeder in feeders]
     for thread in running:
         thread.start()
-    loader = RemoteLoader(f"feed_specs:{spec}", [feeder.address for feeder in feeders], timeout=20, **options)
     try:
-        yield loader
+        yield feeders
     finally:
-        loader.close()
         for feeder, thread in zip(feeders, running):
             feeder.stop()
             thread.join()
             feeder.close()
+
+
+@contextmanager
+def remote(spec: str, *addresses: str, **options: Any) -> Iterator[RemoteLoader]:
+    """Give a RemoteLoader of the feeders at *addresses*."""
+    loader = RemoteLoader(f"feed_specs:{spec}", addresses, **{"timeout": 20, **options})
+    try:
+        yield loader
+    finally:
+        loader.close()
+
+
+@contextmanager
+def fed(spec: str, count: int = 1, *, threads: int = 2, **options: Any) -> Iterator[RemoteLoader]:
+    """Run *count* feeders in threads, and give a RemoteLoader of them."""
+    with feeders_of(spec, count, threads=threads) as feeders:
+        with remote(spec, *(feeder.address for feeder in feeders), **options) as loader:
+            yield loader

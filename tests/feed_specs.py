@@ -61,6 +61,31 @@ def slow() -> ArrayLoader:
     return ArrayLoader(stream(), SIZE, fields=FIELDS, transforms=[slowly, add_noise])
 
 
+TRAP: Any = None  # of the tests; what ``spring()`` does happens when sample 5 of a shard is made into a batch
+
+
+def trapped(batch: Any, rng: np.random.Generator) -> Any:
+    if 5 in batch["cls"]:
+        TRAP.spring()
+    return batch
+
+
+def trapped_arrays() -> ArrayLoader:
+    return ArrayLoader(stream(), SIZE, fields={"cls": readers.integer()}, transforms=[trapped])
+
+
+def trap_sample(sample: Any) -> Any:
+    if sample["cls"] == 5:
+        TRAP.spring()
+    return sample
+
+
+def trapped_tensors() -> Any:
+    from tarshards import ShardLoader
+
+    return ShardLoader(torch_dataset().decode().map(trap_sample), SIZE)
+
+
 LARGE = 4 << 20  # bytes
 
 

@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 import select
-from collections import Counter, deque
+from collections import deque
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -18,7 +18,7 @@ from uuid import uuid4
 from tarshards.errors import OpenError, visible
 from tarshards.feed.encryption import check_address, serve_with
 from tarshards.feed.identity import identity, loader_of
-from tarshards.feed.messages import decode, encode, encoded_error
+from tarshards.feed.messages import COUNTED, REQUESTS, decode, encode, encoded_error
 from tarshards.loaders.arrays.array_loader import ArrayBatchMaker
 from tarshards.loaders.arrays.assembly import Memory
 from tarshards.loaders.batches import BatchMaker
@@ -29,6 +29,9 @@ from tarshards.samples.codecs.registry import require
 from tarshards.samples.ledger import Ledger, Tally
 
 log: logging.Logger = logging.getLogger("tarshards")
+
+REQUEST = 1 << 20  # bytes of the largest message of a consumer; a longer one ends its connection
+TOGETHER = 64  # messages that are read before answers are sent
 
 
 class _Request(NamedTuple):
@@ -87,7 +90,9 @@ class Feeder:
         os.set_blocking(self._woken, False)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.linger, self._socket.sndhwm, self._socket.rcvhwm = 0, 0, 0  # requests are bounded by credits
+        # A consumer takes what it requests, and requests little: one that does not is not answered.
+        self._socket.linger, self._socket.sndhwm, self._socket.maxmsgsize = 0, 4 * (self.threads + 1), REQUEST
+        self._socket.router_mandatory = True
         self._checker = serve_with(self._socket, keys) if keys is not None else None
         try:
             self._socket.bind(address)
@@ -116,11 +121,9 @@ class Feeder:
             while self._done:
                 consumer, frames = self._done.popleft()
                 self._send(consumer, frames)
-            while (message := self._receive()) is not None:
-                try:
-                    self._answer(*message)
-                except (KeyError, TypeError) as error:
-                    log.warning("%s: invalid message: %s", self.address, visible(str(error)))
+            for _ in range(TOGETHER):
+                if not self._take():
+                    break
 
     def stop(self) -> None:
         """Let ``run`` return; may be called from any thread."""
@@ -139,19 +142,23 @@ class Feeder:
         with suppress(BlockingIOError):
             os.read(self._woken, 4096)
 
-    def _receive(self) -> tuple[bytes, dict[str, Any]] | None:
+    def _take(self) -> bool:
+        """Receive a message and answer it; return False if there is none."""
         try:
             consumer, *frames = self._socket.recv_multipart(self._zmq.NOBLOCK, copy=False)
         except self._zmq.Again:
-            return None
+            return False
         try:
-            return consumer.bytes, decode(frames)
-        except (ValueError, IndexError) as error:
+            self._answer(consumer.bytes, decode(frames, REQUESTS))
+        except ValueError as error:
             log.warning("%s: invalid message: %s", self.address, visible(str(error)))
-            return consumer.bytes, {"kind": ""}
+        return True
 
     def _send(self, consumer: bytes, frames: list[Any]) -> None:
-        self._socket.send_multipart([consumer, *frames], copy=False)
+        try:
+            self._socket.send_multipart([consumer, *frames], self._zmq.NOBLOCK, copy=False)
+        except self._zmq.ZMQError:  # it has gone, or does not take what it requested
+            self._passes.pop(consumer, None)
 
     def _answer(self, consumer: bytes, words: dict[str, Any]) -> None:
         if words["kind"] == "hello":
@@ -211,7 +218,7 @@ def _made(maker: BatchMaker, request: _Request, begun: float, stopwatch: Stopwat
         reply["errors"] = [[was_read, encoded_error(error)] for was_read, error in ledger.errors]
         reply["work"] = [perf_counter() - begun, list(vars(traffic).values())]
         return encode(reply | {"batch": batch})
-    except Exception as error:
+    except BaseException as error:  # also SystemExit of an op, which would end this thread, and the training would wait
         # The cause may be this host: another feeder may succeed.
         again = isinstance(error, OSError | MemoryError)
         text = "".join(format_exception(error))
@@ -219,9 +226,8 @@ def _made(maker: BatchMaker, request: _Request, begun: float, stopwatch: Stopwat
 
 
 def _as_data(tally: Tally) -> dict[str, Any]:
-    """Return the counts that are not zero; errors are sent separately."""
-    counts = {name: value for name, value in vars(tally).items() if value and not isinstance(value, list)}
-    return {name: dict(value) if isinstance(value, Counter) else value for name, value in counts.items()}
+    """Return the counts of the samples of a batch; errors are sent separately."""
+    return {name: getattr(tally, name) for name in COUNTED} | {"filtered": dict(tally.filtered)}
 
 
 def _without_state(maker: BatchMaker) -> BatchMaker:

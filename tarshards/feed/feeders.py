@@ -6,20 +6,26 @@ import logging
 import socket as sockets
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from tarshards.errors import OpenError, TarshardsError, UrlError
+from tarshards.errors import OpenError, UrlError, visible
 from tarshards.feed.encryption import check_address, client_keys
 from tarshards.feed.identity import differences
-from tarshards.feed.messages import decode, decoded_error, encode
-from tarshards.parallel.signals import TICK
+from tarshards.feed.messages import ANSWERS, decode, decoded_error, encode
+from tarshards.parallel.forks import renew_in_children
+from tarshards.parallel.signals import TICK, defer_signals
 from tarshards.samples.codecs.registry import require
 from tarshards.storage.expressions import expand_braces
 
 log: logging.Logger = logging.getLogger("tarshards")
 
 LOOK_UP = 10.0  # seconds between queries of a name server
+TOGETHER = 64  # messages of a feeder that are handled before those of the others
+
+
+_CONNECTED = ("_feeders", "_by_socket", "_context", "_poller")  # attributes of no other process
 
 
 class _Feeder:
@@ -56,11 +62,12 @@ class _Feeder:
         self.send("hello")
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the next message, None if there is none."""
+        """Return the next message, None if there is none; raise ValueError for what a feeder does not send."""
         try:
-            return decode(self.socket.recv_multipart(self._zmq.NOBLOCK, copy=False))
+            frames = self.socket.recv_multipart(self._zmq.NOBLOCK, copy=False)
         except self._zmq.Again:
             return None
+        return decode(frames, ANSWERS)
 
     def changes(self) -> Iterable[str]:
         """Yield what has happened to the connection: "open", "closed", or a reason why it cannot be used."""
@@ -110,11 +117,8 @@ class Feeders:
         self._identity, self._keys, self._encrypted = identity, keys, encrypted
         self.patience = patience
         self.timeout = timeout
-        self._feeders: dict[str, _Feeder] = {}
-        self._by_socket: dict[Any, _Feeder] = {}
-        self._context: Any = None
-        self._poller: Any = None
-        self._looked_up = 0.0
+        self.renew()
+        renew_in_children(self)
         if keys is not None:
             client_keys(keys)
         for name in self._names:
@@ -122,6 +126,22 @@ class Feeders:
                 check_address(name, keys, encrypted)
             elif name.count(":") != 2 or (keys is None and encrypted):
                 check_address(name.replace("dns:", "tcp://", 1), keys, encrypted)
+
+    def renew(self) -> None:
+        """Have no connections; a forked process leaves those of its parent to it."""
+        self._feeders: dict[str, _Feeder] = {}
+        self._by_socket: dict[Any, _Feeder] = {}
+        self._context: Any = None
+        self._poller: Any = None
+        self._looked_up = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in _CONNECTED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.renew()
+        renew_in_children(self)
 
     @property
     def ready(self) -> list[_Feeder]:
@@ -140,7 +160,8 @@ class Feeders:
         addresses = [address for name in self._names for address in self._addresses(name)]
         for address in addresses:
             if address not in self._feeders:
-                self._add(_Feeder(address, self._context, self._keys))
+                with defer_signals():
+                    self._add(_Feeder(address, self._context, self._keys))
         for address in [address for address in self._feeders if address not in addresses]:
             if not self._feeders[address].asked:
                 self._remove(self._feeders[address])
@@ -172,15 +193,18 @@ class Feeders:
         return [f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}" for host in hosts]
 
     def close(self) -> None:
-        """Close all connections."""
-        for feeder in self:
-            self._remove(feeder)
-        if self._context is not None:
-            self._context.term()
-            self._context = self._poller = None
+        """Close all connections; a pass that is alive then raises OpenError."""
+        with defer_signals():
+            for feeder in self:
+                self._remove(feeder)
+            if self._context is not None:
+                self._context.term()
+            self.renew()
 
     def active(self, seconds: float) -> set[_Feeder]:
         """Wait for *seconds* at most; return the feeders that sent something or whose connection changed."""
+        if self._poller is None:
+            raise OpenError("the connections to the feeders were closed during a pass")
         return {self._by_socket[socket] for socket, _ in self._poller.poll(1000 * min(seconds, TICK))}
 
     def refuse(self, feeder: _Feeder, reason: str) -> None:
@@ -197,7 +221,7 @@ class Feeders:
         is_new = feeder.instance != words["instance"]
         feeder.instance, feeder.capacity, feeder.threads = words["instance"], words["capacity"], words["threads"]
         if found := differences(self._identity, words["identity"]):
-            self.refuse(feeder, f"it differs in {found}")
+            self.refuse(feeder, f"it differs in {visible(found)}")
         else:
             feeder.refusal = ""
         return is_new
@@ -205,12 +229,17 @@ class Feeders:
     def __iter__(self) -> Any:
         return iter(list(self._feeders.values()))
 
-    def silence(self) -> OpenError:
-        """Return the error to raise if no feeder answers."""
-        words = "; ".join(
-            f"{feeder.address}: {feeder.refusal or f'silent for {monotonic() - feeder.heard:.0f} s'}" for feeder in self
-        )
-        return OpenError(f"no feeder has answered for {self.timeout:.0f} s: {words or ', '.join(self._names)}")
+    def late(self, number: int) -> OpenError:
+        """Return the error to raise if batch *number* does not come, though other feeders could have made it."""
+
+        def state(feeder: _Feeder) -> str:
+            if feeder.is_ready:
+                return f"answers, but does not make batch {number}" if number in feeder.asked else "answers"
+            return feeder.refusal or f"silent for {monotonic() - feeder.heard:.0f} s"
+
+        words = "; ".join(f"{feeder.address}: {state(feeder)}" for feeder in self) or ", ".join(self._names)
+        what = "no feeder has made a batch" if self.ready else "no feeder has answered"
+        return OpenError(f"{what} for {self.timeout:.0f} s: {words}")
 
 
 class Delivery:
@@ -226,8 +255,9 @@ class Delivery:
         self._feeders, self._name, self._request, self._total = feeders, name, request, total
         self._window, self._group = window, max(1, group)
         self._position = 0  # the number of the next batch to take
+        self._heard = monotonic()  # when the last answer to a request came
         self._end, self._waiting = 0, set[int]()  # waiting: batches below the end that no feeder is making
-        self._failed: dict[int, dict[str, TarshardsError]] = {}  # by number and feeder
+        self._failed: dict[int, dict[str, BaseException]] = {}  # by number and feeder
         self._group_feeders: dict[int, str] = {}  # the address of the feeder that began each group
         self._arrived: dict[int, tuple[_Feeder, dict[str, Any]]] = {}
         self.again: int = 0  # batches that were requested again
@@ -235,8 +265,9 @@ class Delivery:
     def take(self, number: int) -> tuple[str, int, dict[str, Any]]:
         """Wait for batch *number*, the next one; return its feeder's address, all feeders' threads, and its message.
 
-        Raises OpenError if no feeder can be used, none answers within the timeout, or all fail to read the data;
-        otherwise the error of a batch that cannot be made.
+        If no batch comes for half of the timeout, another feeder makes it too. Raises OpenError if no feeder can be
+        used, none answers a request within the timeout, or all fail to read the data; otherwise the error of a batch
+        that cannot be made.
         """
         self._position = number
         entered = monotonic()  # silence before this does not count: no messages were read
@@ -247,23 +278,24 @@ class Delivery:
             self._feeders.connect()
             self._ask()
             self._handle(entered, self._feeders.patience / 4)
-            self._check_failed()
-            heard = max([entered, *(feeder.heard for feeder in self._feeders.ready)])
-            if monotonic() - heard > self._feeders.timeout:
-                raise self._feeders.silence()
+            self._check_failed(number)
+            waited = monotonic() - max(entered, self._heard)
+            if waited > self._feeders.timeout:
+                raise self._feeders.late(number)
+            if waited > self._feeders.timeout / 2 and sum(number in each.asked for each in self._feeders) == 1:
+                self._waiting.add(number)
         feeder, words = self._arrived.pop(number)
         self._ask()
         if words["kind"] == "failed":
             raise decoded_error(words["error"], feeder.address, words["traceback"])
         return feeder.address, sum(each.threads for each in self._feeders.ready), words
 
-    def _check_failed(self) -> None:
-        """Raise the error of a batch that every feeder that is ready, or may soon be, has failed to read."""
-        if self._failed:
+    def _check_failed(self, number: int) -> None:
+        """Raise the error of batch *number* if every feeder that is ready, or may soon be, has failed to read it."""
+        if errors := self._failed.get(number):
             hopeful = [each for each in self._feeders if each.is_ready or each.may_answer(self._feeders.patience)]
-            for errors in self._failed.values():
-                if all(each.address in errors for each in hopeful):
-                    raise [*errors.values()][-1]
+            if all(each.address in errors for each in hopeful):
+                raise [*errors.values()][-1]
 
     def leave(self) -> None:
         """Tell feeders that no more batches are needed."""
@@ -286,7 +318,11 @@ class Delivery:
 
     def _ask_one(self, feeder: _Feeder) -> bool:
         """Request one batch from *feeder*; return False if there is none for it to make."""
-        numbers = [number for number in self._waiting if feeder.address not in self._failed.get(number, ())]
+        numbers = [
+            number
+            for number in self._waiting
+            if feeder.address not in self._failed.get(number, ()) and number not in feeder.asked
+        ]
         if not numbers:
             return False
 
@@ -315,9 +351,7 @@ class Delivery:
                     feeder.instance = None
                 else:
                     self._feeders.refuse(feeder, change)
-            while (words := feeder.receive()) is not None:
-                feeder.heard = monotonic()
-                self._arrive(feeder, words)
+            self._receive(feeder)
         now = monotonic()
         for feeder in self._feeders:
             silent = now - max(feeder.heard, entered)
@@ -329,15 +363,31 @@ class Delivery:
                     self._give_back(feeder)
                     feeder.instance = None
 
+    def _receive(self, feeder: _Feeder) -> None:
+        """Handle the messages of a feeder; leave it out if one of them is none of a feeder's."""
+        for _ in range(TOGETHER):
+            try:
+                words = feeder.receive()
+            except ValueError as error:
+                self._give_back(feeder)
+                feeder.instance = None
+                self._feeders.refuse(feeder, visible(str(error)))
+                return
+            if words is None:
+                return
+            feeder.heard = monotonic()
+            self._arrive(feeder, words)
+
     def _arrive(self, feeder: _Feeder, words: dict[str, Any]) -> None:
         if words["kind"] == "welcome":
             if self._feeders.welcome(feeder, words):
                 self._give_back(feeder)
             return
-        if words.get("pass") != self._name:  # a message of an earlier pass
+        number = words.get("g", self._end)
+        if words.get("pass") != self._name or number >= self._end:  # a message of an earlier pass
             return
-        number = words["g"]
         feeder.asked.discard(number)
+        self._heard = monotonic()
         if number < self._position or number in self._arrived:  # another feeder was faster
             return
         if words["kind"] == "failed" and words["again"]:
@@ -374,8 +424,10 @@ def ask_status(
         while None in answers.values() and monotonic() < end:
             for feeder in feeders.active(end - monotonic()):
                 deque(feeder.changes(), 0)  # those not read would end the next wait at once
-                while (words := feeder.receive()) is not None:
-                    answers[feeder.address] = words
+                with suppress(ValueError):  # it is no feeder
+                    for words in iter(feeder.receive, None):
+                        if words["kind"] == "status":
+                            answers[feeder.address] = words
         return answers
     finally:
         feeders.close()

@@ -16,7 +16,7 @@ from tarshards.epoch.loop import Part
 from tarshards.errors import whole_number
 from tarshards.feed.feeders import Delivery, Feeders
 from tarshards.feed.identity import identity, loader_of
-from tarshards.feed.messages import decoded_error
+from tarshards.feed.messages import COUNTED, decoded_error
 from tarshards.loaders.monitor import BatchWork, Monitor
 from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.samples.ledger import Tally
@@ -116,13 +116,19 @@ class RemoteLoader(ResumableLoader):
     @contextmanager
     def _feeders(self) -> Iterator[Feeders]:
         """Connect to the feeders for a pass, besides the other passes that are alive."""
-        if not self._idle:
-            self._connected.append(self._connect())
-            self._idle.append(self._connected[-1])
-        feeders = self._idle.pop()
+        try:
+            feeders = self._idle.pop()
+        except IndexError:
+            feeders = self._connect()
+            self._connected.append(feeders)
         try:
             feeders.connect()
             yield feeders
+        except GeneratorExit:
+            raise
+        except BaseException:  # as a signal, which may have come in the middle of a message
+            feeders.close()
+            raise
         finally:
             self._idle.append(feeders)
 
@@ -130,11 +136,12 @@ class RemoteLoader(ResumableLoader):
         """Yield the batches of *parts* as they are delivered, and count their samples."""
         for number, part in enumerate(parts):
             feeder, threads, words = delivery.take(number)
-            part.taken, part.quarantined, part.members, left_out = words["counts"]
-            if left_out is not None:
-                part.leave_out(Tally(**left_out | {"filtered": Counter(left_out.get("filtered", {}))}))
             for was_read, error in words["errors"]:
                 (self.ledger.fail if was_read else self.ledger)(decoded_error(error, feeder))
+            part.taken, part.quarantined, part.members, left_out = words["counts"]
+            if left_out is not None:
+                counted = {name: left_out[name] for name in COUNTED}
+                part.leave_out(Tally(**counted, filtered=Counter(left_out["filtered"])))
             monitor = self.monitor
             assert isinstance(monitor, FeedMonitor)
             monitor.threads, monitor.again = max(1, threads), delivery.again

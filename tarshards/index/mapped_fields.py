@@ -199,9 +199,19 @@ class MappedFields:
         self._shards = shards.shards
         self.broken: set[int] = set()
         self.read_fields: FieldNames | None = FieldNames.of([field for term in terms for field in term.alternatives])
-        self._ranks = cache(partial(_rank_fields, terms, shards.fields))
         self._sound = np.zeros(len(shards.urls))  # when each shard was last found not to have been written to
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ranks = cache(partial(_rank_fields, self.terms, self._fields))
         self._all.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_ranks"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
 
     @classmethod
     def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedFields | None:

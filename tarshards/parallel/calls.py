@@ -119,6 +119,8 @@ def _result(outcome: tuple[Any, Any, BaseException | None]) -> Any:
     _, result, error = outcome
     if error is not None:
         try:
+            if isinstance(error, StopIteration):  # which would end the map, as if there were no more items
+                raise RuntimeError("generator raised StopIteration") from error
             raise error
         finally:
             del outcome, error  # which the traceback would hold

@@ -314,7 +314,7 @@ def test_an_audit_finds_a_batch_that_was_counted_wrongly(monkeypatch):
 
     def wrong(maker, request, *given):
         frames = made(maker, request, *given)
-        message = feeder_module.decode([_Frame(frame) for frame in frames])
+        message = feeder_module.decode([_Frame(frame) for frame in frames], feeder_module.ANSWERS)
         if request.g == 2:
             message["counts"][0] -= 1
         return feeder_module.encode(message)
