@@ -168,6 +168,8 @@ class Feeder:
             request = _Request(
                 consumer, words["pass"], *(words[name] for name in ("epoch", "state", "rank", "ranks", "g"))
             )
+            if request.rank >= request.ranks:
+                raise ValueError(f"rank {request.rank} of {request.ranks}")
             self._passes[consumer] = request.name
             self._work.put(request)
         elif words["kind"] == "leave":

@@ -284,6 +284,7 @@ class Delivery:
                 raise self._feeders.late(number)
             if waited > self._feeders.timeout / 2 and sum(number in each.asked for each in self._feeders) == 1:
                 self._waiting.add(number)
+                self.again += 1
         feeder, words = self._arrived.pop(number)
         self._ask()
         if words["kind"] == "failed":

@@ -187,7 +187,7 @@ def _array(content: np.ndarray, name: str, shape: list[int]) -> np.ndarray:
 
 def _tensor(content: np.ndarray, name: str, shape: list[int]) -> Any:
     torch = require("torch", extra="torch")
-    dtype = getattr(torch, name, None)
+    dtype = getattr(torch, name, None) if re.fullmatch(r"bool|(u?int|b?float|complex)\d\w*", name, re.ASCII) else None
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"it has a tensor of type {shortened(name)}")
     _check_size(content, dtype.itemsize, shape, name)
@@ -195,7 +195,7 @@ def _tensor(content: np.ndarray, name: str, shape: list[int]) -> Any:
         if not content.size:  # which torch does not view as another type
             return torch.empty(shape, dtype=dtype)
         return torch.from_numpy(content).view(dtype).reshape(shape)
-    except RuntimeError as error:  # a type that has no views of bytes
+    except (RuntimeError, OverflowError) as error:  # a type that is no view of bytes, or a shape that has no strides
         raise ValueError(str(error)) from error
 
 

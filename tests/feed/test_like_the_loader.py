@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from itertools import islice
@@ -312,6 +313,58 @@ def test_signals(number, spec, addresses, trap):
         signal.signal(number, before)
     assert results[0] == results[1]
     assert results[0][0] is Outside
+
+
+def hang_until(event: threading.Event, trap: SimpleNamespace) -> None:
+    def hang() -> None:
+        trap.spring = lambda: None  # for others that make the batch
+        event.wait()
+
+    trap.spring = hang
+
+
+@pytest.fixture
+def released(trap) -> Iterator[threading.Event]:
+    """The end of a wait for ever."""
+    event = threading.Event()
+    hang_until(event, trap)
+    yield event
+    event.set()
+
+
+def test_a_batch_that_hangs_ends_the_training_after_the_timeout(released, addresses):
+    spec = "trapped_arrays"
+    with remote(spec, addresses(spec), timeout=0.5) as loader:
+        iterator = iter(loader)
+        with pytest.raises(OpenError, match=r"no feeder has made a batch for 0 s: tcp.*: answers, but does not make"):
+            keys(iterator)
+        released.set()
+        assert next(iterator, None) is None
+        loader.set_epoch(0)
+        assert keys(loader) == keys(getattr(feed_specs, spec)())
+
+
+def test_a_batch_that_hangs_at_one_feeder_is_made_by_another(released, addresses):
+    spec = "trapped_arrays"
+    with feeders_of(spec, threads=1) as (other,), remote(spec, addresses(spec), other.address, timeout=2) as loader:
+        found = keys(loader)
+        assert loader.monitor.again > 0
+        released.set()
+    assert found == keys(getattr(feed_specs, spec)())
+
+
+def test_a_signal_ends_the_wait_for_a_batch_that_hangs(released, addresses):
+    def end(*_: Any) -> None:
+        raise Outside
+
+    before = signal.signal(signal.SIGALRM, end)
+    try:
+        with remote("trapped_arrays", addresses("trapped_arrays")) as loader:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Outside):
+                keys(loader)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 # Forks.

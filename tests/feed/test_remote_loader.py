@@ -314,7 +314,7 @@ def test_an_audit_finds_a_batch_that_was_counted_wrongly(monkeypatch):
 
     def wrong(maker, request, *given):
         frames = made(maker, request, *given)
-        message = feeder_module.decode([_Frame(frame) for frame in frames], feeder_module.ANSWERS)
+        message = feeder_module.decode([Frame(frame) for frame in frames], feeder_module.ANSWERS)
         if request.g == 2:
             message["counts"][0] -= 1
         return feeder_module.encode(message)
@@ -324,7 +324,7 @@ def test_an_audit_finds_a_batch_that_was_counted_wrongly(monkeypatch):
         list(loader)
 
 
-class _Frame:
+class Frame:
     """A frame as it arrives."""
 
     def __init__(self, content):
