@@ -265,7 +265,7 @@ class Delivery:
     def take(self, number: int) -> tuple[str, int, dict[str, Any]]:
         """Wait for batch *number*, the next one; return its feeder's address, all feeders' threads, and its message.
 
-        If no batch comes for half of the timeout, another feeder makes it too. Raises OpenError if no feeder can be
+        If no batch comes for half of the timeout, others make those of its feeder too. Raises OpenError if no feeder can be
         used, none answers a request within the timeout, or all fail to read the data; otherwise the error of a batch
         that cannot be made.
         """
@@ -282,9 +282,10 @@ class Delivery:
             waited = monotonic() - max(entered, self._heard)
             if waited > self._feeders.timeout:
                 raise self._feeders.late(number)
-            if waited > self._feeders.timeout / 2 and sum(number in each.asked for each in self._feeders) == 1:
-                self._waiting.add(number)
-                self.again += 1
+            late = [feeder for feeder in self._feeders if number in feeder.asked]
+            if waited > self._feeders.timeout / 2 and len(late) == 1:
+                self._waiting |= late[0].asked
+                self.again += len(late[0].asked)
         feeder, words = self._arrived.pop(number)
         self._ask()
         if words["kind"] == "failed":
