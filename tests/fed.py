@@ -40,6 +40,8 @@ def remote(spec: str, *addresses: str, **options: Any) -> Iterator[RemoteLoader]
 @contextmanager
 def fed(spec: str, count: int = 1, *, threads: int = 2, **options: Any) -> Iterator[RemoteLoader]:
     """Run *count* feeders in threads, and give a RemoteLoader of them."""
-    with feeders_of(spec, count, threads=threads) as feeders:
-        with remote(spec, *(feeder.address for feeder in feeders), **options) as loader:
-            yield loader
+    with (
+        feeders_of(spec, count, threads=threads) as feeders,
+        remote(spec, *(feeder.address for feeder in feeders), **options) as loader,
+    ):
+        yield loader

@@ -26,7 +26,7 @@ POOL_BYTES = 2**32  # of the samples that are mixed: as much as a reader of remo
 POOL_BLOCKS = 360  # of a lane; a rank of 64 has three lanes
 MIXED_BLOCKS = 3 * POOL_BLOCKS  # a batch of 256 from so many has 0.9 times the classes of a permutation, of 1,000
 MAX_BLOCK, BLOCK_BYTES, MAX_BLOCKS = 16, 2**20, 10**7
-MAX_LANES = 2**20
+MAX_LANES, ALL_LANES = 2**20, 2**23  # of a stage, and of all stages of a state; a lane of an earlier one takes 16 bytes
 CHUNK = 2**16  # positions that are computed at once; of whole windows, 4 times as many samples
 SUBSTITUTES, AROUND = 64, 64  # number of draws for a position, and the least number of samples to draw from
 
@@ -662,6 +662,8 @@ def _check_state(state: Mapping[str, Any], total: int) -> list[Stage]:
             if not 0 <= position <= total:
                 raise StateError(f"a plan's state has position {position}, but {total} samples are left of the epoch")
             total -= position
+        if (lanes := sum(stage.lanes for stage in stages)) > ALL_LANES:
+            raise StateError(f"a plan's state has {lanes} lanes in {len(stages)} stages, and may have {ALL_LANES}")
     except TypeError as error:
         raise StateError(f"a plan's state has before {state['before']!r}, which are not lanes and positions") from error
     if min(state["block"], state["pool"]) < 1 or not (state["shuffle"] or [stage.lanes for stage in stages] == [1]):

@@ -265,9 +265,9 @@ class Delivery:
     def take(self, number: int) -> tuple[str, int, dict[str, Any]]:
         """Wait for batch *number*, the next one; return its feeder's address, all feeders' threads, and its message.
 
-        If no batch comes for half of the timeout, others make those of its feeder too. Raises OpenError if no feeder can be
-        used, none answers a request within the timeout, or all fail to read the data; otherwise the error of a batch
-        that cannot be made.
+        If no batch comes for half of the timeout, others make those of its feeder too. Raises OpenError if no feeder
+        can be used, none answers a request within the timeout, or all fail to read the data; otherwise the error of a
+        batch that cannot be made.
         """
         self._position = number
         entered = monotonic()  # silence before this does not count: no messages were read

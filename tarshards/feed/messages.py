@@ -234,7 +234,7 @@ def encoded_error(error: BaseException) -> dict[str, Any]:
 def decoded_error(data: Mapping[str, Any], feeder: str, traceback: str = "") -> Any:
     """Return an error that a feeder sent, with *feeder* in its text.
 
-    Its class is the nearest one of tarshards or of Python that can be made of a text, as SystemExit; no other code runs.
+    Its class is the nearest one of tarshards or of Python that can be made of a text; no other code runs.
     """
     origin = {name: data[name] for name in ("url", "key", "field", "offset")}
     kind = getattr(errors, data["class"], None) or getattr(builtins, data["class"], None)

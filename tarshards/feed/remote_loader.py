@@ -53,14 +53,15 @@ class RemoteLoader(ResumableLoader):
     not used.
 
     ``len``, ``state_dict``, ``set_epoch``, the ledger, its audit, and the device and pinned memory of batches are those
-    of the loader. Errors of samples go to the dataset's on_error here, and name the feeder. At most *prefetch* batches
-    are held here or being made (default: twice what all feeders make in parallel).
+    of the loader. Errors of samples go to the dataset's on_error here, and name the feeder, as do all other errors,
+    which are raised here when their batch is due. At most *prefetch* batches are held here or being made (default: twice
+    what all feeders make in parallel).
 
     *keys* is a folder with the keys of ``tarfeed keys``; feeders on other hosts require it, unless *encrypted* is
     False.
 
     Raises UrlError for an invalid spec or address, and OpenError for keys that cannot be read; iterating raises
-    OpenError if no feeder can be used, none answers for *timeout* seconds, or all fail to read a batch's data.
+    OpenError if no feeder can be used, no batch comes for *timeout* seconds, or all fail to read a batch's data.
     """
 
     monitor: FeedMonitor = FeedMonitor()

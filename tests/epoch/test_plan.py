@@ -559,6 +559,7 @@ def test_a_state_of_other_types_is_refused(name, value):
         ({"before": [[192, "1"]]}, "192 lanes up to position '1'"),
         ({"before": [[192, True]]}, "192 lanes up to position True"),
         ({"before": [[True, 1]]}, "True lanes up to position 1"),
+        ({"before": [[2**20, 0]] * 8}, f"{2**23 + 195} lanes in 9 stages, and may have {2**23}"),
         ({"before": [[192, 1, 1]]}, r"before \[\[192, 1, 1\]\], which are not lanes and positions"),
     ],
 )

@@ -49,7 +49,7 @@ def addresses(dataset) -> Iterator[Callable[[str], str]]:
 
 @pytest.fixture(autouse=True)
 def trap(monkeypatch) -> SimpleNamespace:
-    """What the loaders' function does with sample 5 of a shard; the local loader and the feeders are in this process."""
+    """What the loaders' function does with sample 5 of a shard; local loader and feeders are in this process."""
     monkeypatch.setattr(feed_specs, "TRAP", SimpleNamespace(spring=lambda: None))
     return feed_specs.TRAP
 

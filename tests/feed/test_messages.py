@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import feed_specs
@@ -193,12 +193,8 @@ def test_mutated_messages(rng, message):
     header, kinds = message
     for _ in range(20):
         frames = mutated([*map(bytes, encode(header))], rng)
-        try:
-            found = decode([Frame(frame) for frame in frames], kinds)
-        except ValueError as error:
-            assert "not a message of tarfeed" in str(error)
-        else:
-            assert found["kind"] in kinds
+        with suppress(ValueError):
+            assert decode([Frame(frame) for frame in frames], kinds)["kind"] in kinds
 
 
 # Peers that send junk, to a feeder and to a training.
@@ -219,7 +215,7 @@ def test_a_feeder_outlives_junk():
     rng = random.Random(0)
     junk = [[msgpack.packb(header)] for header, _ in WRONG if "batch" not in header]
     junk += [encode(REQUEST | change) for change in ({"rank": 5, "ranks": 2}, {"ranks": 0})]
-    junk += [[msgpack.packb(REQUEST | {"state": {"x": each}})] for each in JUNK.values()] 
+    junk += [[msgpack.packb(REQUEST | {"state": {"x": each}})] for each in JUNK.values()]
     junk += [[b""], [b"\xc1"], [nested(6000)]]
     junk += [mutated([*map(bytes, encode(rng.choice(MESSAGES)[0]))], rng) for _ in range(50 * SOAK)]
     with feeders_of("arrays", threads=1) as (feeder,), connected(feeder.address) as dealer:
@@ -323,7 +319,7 @@ def test_a_training_outlives_junk_beside_a_good_feeder(name, good, caplog):
     expected = batches(feed_specs.arrays())
     with impostor(good, answers(LIES[name])) as address:
         with remote("arrays", good.address, address) as loader:
-            for epoch in range(2):
+            for _ in range(2):
                 loader.set_epoch(0)
                 assert batches(loader) == expected
         assert f"feeder {address} is not used: not a message of tarfeed" in caplog.text
@@ -331,18 +327,18 @@ def test_a_training_outlives_junk_beside_a_good_feeder(name, good, caplog):
             batches(loader)
 
 
-def test_a_welcome_is_checked(good, caplog):
+def test_a_welcome_is_checked(good):
     for welcome in ({"capacity": 0}, {"capacity": 1 << 62}, {"identity": [1]}, {"identity": {"x": 1}}, {"instance": 1}):
-        with impostor(good, answers(b""), welcome=welcome) as address:
-            with remote("arrays", address) as loader, pytest.raises(OpenError, match=f"welcome with {[*welcome][0]}"):
-                batches(loader)
+        refused = pytest.raises(OpenError, match=f"welcome with {next(iter(welcome))}")
+        with impostor(good, answers(b""), welcome=welcome) as address, remote("arrays", address) as loader, refused:
+            batches(loader)
 
 
 def test_batches_that_were_not_requested_are_left_out(good):
     """Another feeder makes a batch too that does not come for half of the timeout."""
-    with impostor(good, answers({"g": 10**6}), welcome={"capacity": 1}) as address:
-        with remote("arrays", good.address, address, timeout=2) as loader:
-            assert batches(loader) == batches(feed_specs.arrays())
+    lying = impostor(good, answers({"g": 10**6}), welcome={"capacity": 1})
+    with lying as address, remote("arrays", good.address, address, timeout=2) as loader:
+        assert batches(loader) == batches(feed_specs.arrays())
 
 
 def test_the_status_of_what_is_no_feeder(good):

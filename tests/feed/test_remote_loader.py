@@ -20,6 +20,7 @@ from tarshards import AuditError, DecodeError, EncodeError, OpenError, OpError, 
 from tarshards.feed import feeder as feeder_module
 from tarshards.feed.feeder import Feeder
 from tarshards.feed.feeders import ask_status
+from tarshards.feed.messages import ANSWERS
 
 pytest.importorskip("zmq")
 
@@ -314,7 +315,7 @@ def test_an_audit_finds_a_batch_that_was_counted_wrongly(monkeypatch):
 
     def wrong(maker, request, *given):
         frames = made(maker, request, *given)
-        message = feeder_module.decode([Frame(frame) for frame in frames], feeder_module.ANSWERS)
+        message = feeder_module.decode([Frame(frame) for frame in frames], ANSWERS)
         if request.g == 2:
             message["counts"][0] -= 1
         return feeder_module.encode(message)
