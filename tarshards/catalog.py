@@ -23,6 +23,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import OpenError, ShardIndexError, StateError, UrlError, shortened
@@ -146,8 +147,8 @@ class Catalog:
             raise self._error(f"{entry!r} is not dataset, dataset@version or dataset@version/split")
         dataset, number, split = parsed.groups()
         versions = self._choose(self.versions, dataset, "dataset")
-        newest = max(versions, key=natural_order)
-        version = self._choose(versions, newest if number is None else number, f"version of {dataset}")
+        number = max(versions, key=natural_order) if number is None else number
+        version = self._choose(versions, number, f"version of {dataset}")
         return version, split
 
     def _choose(self, names: Mapping[str, Any], name: str, kind: str) -> Any:
@@ -565,7 +566,14 @@ def _loader(yaml: Any) -> Any:
     def squirrel(loader: Any, node: Any) -> _Squirrel:
         return _Squirrel(mapping(loader, node))
 
+    def number(construct: Any, loader: Any, node: Any) -> Any:
+        """Return a number, or as text one of base 60, such as 1:30, whose size is the square of its digits' number."""
+        return node.value if ":" in node.value else construct(loader, node)
+
     Loader.construct_pairs_of = pairs
+    for kind in "int", "float":
+        construct = getattr(Loader, f"construct_yaml_{kind}")
+        Loader.add_constructor(f"tag:yaml.org,2002:{kind}", partial(number, construct))
     Loader.add_constructor("tag:yaml.org,2002:map", mapping)
     for tag in ("!YamlCatalog", "!YamlSource"):
         Loader.add_constructor(tag, squirrel)

@@ -312,9 +312,9 @@ def find_header(read: Any, begin: int, offset: int, *, trusts: bool = False) -> 
     at *begin*, checksums are not verified.
     """
     zeros = 0
-    need = BLOCK
+    need, ahead = BLOCK, AT_ONCE
     while begin + need <= offset:
-        data = read(begin, min(max(need, AT_ONCE), offset - begin))
+        data = read(begin, min(max(need, ahead), offset - begin))
         found, position, need, zeros, problem = scan_headers(data, 0, zeros, MAX_SIZE, trusts=trusts)
         for name, _header, start, end, kind in found:
             if begin + start == offset:
@@ -324,6 +324,7 @@ def find_header(read: Any, begin: int, offset: int, *, trusts: bool = False) -> 
         elif problem:
             return None
         begin += position
+        ahead = AT_ONCE if position else 2 * len(data)
     return None
 
 

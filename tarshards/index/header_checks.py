@@ -9,6 +9,7 @@ from tarshards.errors import ShardIndexError
 from tarshards.index._headers_py import find_header, has_size
 from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_undecided
 from tarshards.index.sidecar import Index
+from tarshards.tar._tar_py import checksum_is_right, parse_size
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, padding, scan
 
 if TYPE_CHECKING:
@@ -97,13 +98,21 @@ def first_header(read: Callable[[int, int], bytes], header: int, low: int) -> in
     low = max(low, header - EXTENDED)
     low += (header - low) % BLOCK
     headers = read(low, header - low + BLOCK)
-    first = len(headers) - BLOCK
-    for start in range(first - BLOCK, -1, -BLOCK):
-        if headers[start + 156] in TYPES:
-            found, *_ = scan(headers, start, 0, MEMBER_LIMIT)
-            if found and found[0][1] == start and found[0][2] == len(headers):
-                first = start
-    return low + first
+    last = len(headers) - BLOCK
+    chain = [last]  # the offsets from which extended headers lead to the last one, descending
+    leading = {last}
+    for start in range(last - BLOCK, -1, -BLOCK):
+        if headers[start + 156] in TYPES and (size := parse_size(headers[start + 124 : start + 136])) >= 0:
+            if start + BLOCK + size + padding(size) in leading and checksum_is_right(headers[start : start + BLOCK]):
+                leading.add(start)
+                chain.append(start)
+    while len(chain) > 1:
+        found, position, _, _, problem = scan(headers, chain[-1], 0, MEMBER_LIMIT)
+        if found and found[0][2] == len(headers):
+            return low + found[0][1]
+        while chain and chain[-1] <= (position if problem else last):  # none of these leads to it
+            chain.pop()
+    return low + last
 
 
 Check = Callable[[Callable[[int, int], bytes], int, int], object]

@@ -46,18 +46,21 @@ _MARKS = (
 # Ranges as other tools write them: NeMo takes all these pairs for braces. Braces within a glob's class give a class for
 # each number: of its digits.
 _OTHER_RANGES = re.compile(
-    r"(?:\[|\(|<|_OP_)(?P<inner>-?\w+\.\.-?\w+?(?:\.\.-?\d+)?)(?:\]|\)|>|_CL_)|\[[!^]?(?P<class>\{[^\[\]{},]*\.\.[^\[\]{},]*\})\]"
+    r"(?:\[|\(|<|_OP_)(?P<inner>-?\w{1,20}\.\.-?\w{1,20}?(?:\.\.-?\d{1,20})?)(?:\]|\)|>|_CL_)"
+    r"|\[[!^]?(?P<class>\{[^\[\]{},]{0,40}\.\.[^\[\]{},]{0,40}\})\]"
 )
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # braceexpand's order
 _ENDLESS = 10**18
 _SHOWN = 500  # characters of an expression that an error shows
 _TOGETHER = 1 << 12  # expressions of a list that are expanded together
+_DEEPEST = 32  # braces in each other: braceexpand reads the text again for each
 
 # Schemes whose URLs never name local files. Not so `pipe`: a shell's `*` may expand to a file of such a name.
 _NEVER_FILES = FAMILIES.keys() - {"pipe"}
 # Schemes of local files, including those of fsspec.
 _LOCAL = ("", "file", "local", "asynclocal")
 LONGEST_NAME = 255  # bytes of a part of a path, on all file systems of Linux
+_LONGEST_PATH = 4096  # bytes of a path
 # The number of a shard in its name without suffixes, such as `train-003`, `train-00003-of-00010` or `003.b`.
 _NUMBERED = re.compile(r"(.*?)(\d+)(-of-\d+|\D*)")
 _NAMED = 5  # missing numbers that a warning names
@@ -118,7 +121,7 @@ def find_shards(
     """
     check_end(end)
     shards = Shards([])
-    for found in _expand(spec, (), remote):
+    for found in _expand(spec, (), remote, {}):
         shards.extend(found)
         if len(shards) > MOST_SHARDS:
             raise UrlError(TOO_MANY, url=spec_name(spec))
@@ -142,8 +145,14 @@ def spec_name(spec: Spec) -> str:
     return ", ".join(map(spec_name, spec))
 
 
-def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shards]:
-    """Yield the shards of *spec* in batches; *lists* are the list files that lead to it."""
+def _expand(
+    spec: Spec, lists: tuple[str, ...], remote: Remote | None, known: dict[str, Shards]
+) -> Iterator[Shards]:
+    """Yield the shards of *spec* in batches; *lists* are the list files that lead to it.
+
+    *known* has the shards of the lists, manifests and patterns that were read: each is read once, however often it is
+    named.
+    """
     is_file = hasattr(spec, "read") and not isinstance(spec, os.PathLike)  # an open file is iterable, too, line by line
     if is_file or isinstance(spec, bytes | Mapping) or not isinstance(spec, str | os.PathLike | Iterable):
         given = f"{type(spec).__name__}: {redacted(shortened(spec))}"
@@ -163,7 +172,7 @@ def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterat
                 yield Shards.of(some)
             else:
                 for each in some:
-                    yield from _expand(each, lists, remote)
+                    yield from _expand(each, lists, remote, known)
     else:
         for part in _split(os.fspath(spec)):
             is_there = "{" in part and os.path.lexists(os.path.expanduser(part))
@@ -172,20 +181,33 @@ def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None) -> Iterat
                 yield Shards(names)
             else:
                 for name in names:
-                    yield from _named(name, lists, remote)
+                    yield from _named(name, lists, remote, known)
 
 
-def _named(url: str, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shards]:
+def _named(
+    url: str, lists: tuple[str, ...], remote: Remote | None, known: dict[str, Shards]
+) -> Iterator[Shards]:
     """Yield the shards of an expression without braces."""
-    if url.startswith("@"):
-        yield from _read_list(url[1:], lists, remote)
+    if url in known:
+        yield known[url]
+    elif url.startswith("@") and not lists:
+        yield from _read_list(url[1:], lists, remote, known)
+    elif url.startswith("@"):
+        listed = Shards([])
+        for some in _read_list(url[1:], lists, remote, known):
+            listed.extend(some)
+            if len(listed) > MOST_SHARDS:
+                raise UrlError(TOO_MANY, url=url)
+        known[url] = listed
+        yield listed
     elif not url:
         raise UrlError("an empty name in a shard expression")
     elif (entry := _split_entry(location := Location.of(url, remote).expanduser())) is not None:
         module, file, name = entry
-        yield import_module(module).expand(file, name)
+        known[url] = import_module(module).expand(file, name)
+        yield known[url]
     else:
-        yield _shards_of(location)
+        yield _shards_of(location, known)
 
 
 def _are_urls(names: list[str]) -> bool:
@@ -208,7 +230,7 @@ def shards_in(file: Location, specs: Iterable[str]) -> Shards:
     Such a text is data, often someone else's. Raises UrlError if it names a command, stdin, a list, an entry of a file,
     or, in a remote file, a local one; and for more than MOST_SHARDS.
     """
-    shards = Shards([])
+    shards, known = Shards([]), dict[str, Shards]()
     for names in (list(expand_braces(part, file)) for spec in specs for part in _split(spec, file)):
         if _are_urls(names) and _are_urls(urls := _resolved(file, names)):
             shards.extend(Shards(urls))
@@ -217,7 +239,7 @@ def shards_in(file: Location, specs: Iterable[str]) -> Shards:
             location = Location.of(name, file.remote)
             if not name or name.startswith("@") or _split_entry(location) is not None:
                 raise UrlError(f"a {_kind(file)} names shards and manifests, not {location.name!r}", url=file.name)
-            shards.extend(_shards_of(Location.of(resolve(file, name), file.remote)))
+            shards.extend(_shards_of(Location.of(resolve(file, name), file.remote), known))
         if len(shards) > MOST_SHARDS:
             raise UrlError(TOO_MANY, url=file.name)
     return shards
@@ -288,11 +310,18 @@ def _end_of_name(parts: list[str], begin: int, folder: str) -> int:
     from glob import escape, has_magic, iglob
 
     found = begin + 1
+    length, depth = len(parts[begin]), _depth_of(parts[begin])
     for end in range(begin + 2, len(parts) + 1):
+        length += 2 + len(parts[end - 1])
+        depth += _depth_of(parts[end - 1])
+        if depth < 0 or length > _LONGEST_PATH:
+            break
+        if depth:  # the rest of the braces may be in the next part
+            continue
         try:
             name = os.path.expanduser(next(expand_braces("::".join(parts[begin:end]))))
-        except UrlError:  # the rest of the braces may be in the next part
-            continue
+        except UrlError:
+            break
         if name.startswith(("@", "pipe:")) or "://" in name:
             break
         path = os.path.join(folder, name)
@@ -303,6 +332,12 @@ def _end_of_name(parts: list[str], begin: int, folder: str) -> int:
         if "::" in (inner := os.path.dirname(path)) and not os.path.lexists(inner):
             break
     return found
+
+
+def _depth_of(part: str) -> int:
+    """Return the number of braces that *part* opens, less those that it closes."""
+    marks = re.sub(r"\\.", "", part, flags=re.DOTALL) if "\\" in part else part
+    return marks.count("{") - marks.count("}")
 
 
 def _parts(spec: str) -> Iterator[str]:
@@ -332,7 +367,9 @@ def expand_braces(part: str, file: Location | None = None) -> Iterator[str]:
     if other is not None and not Location(part).is_stream and not _is_there(_to_slash(part, other.end()), file):
         ours = other["class"] or f"{{{other['inner']}}}"
         raise UrlError(f"{said}{other[0]} is not a range here; write {ours}", url=url)
-    count = _count(part)
+    count, depth = _count(part)
+    if depth > _DEEPEST:
+        raise UrlError(f"{said}braces are nested too deeply", url=url)
     if count > MOST_SHARDS:
         raise UrlError(f"{said}{count:,} names{' or more' * (count == _ENDLESS)}; {TOO_MANY}", url=url)
     if count * len(part) > MAX_BYTES:
@@ -343,8 +380,6 @@ def expand_braces(part: str, file: Location | None = None) -> Iterator[str]:
 
     try:
         return iter(braceexpand(part))
-    except RecursionError:
-        raise UrlError(f"{said}braces are nested too deeply", url=url) from None
     except ValueError as exc:
         raise UrlError(f"{said}unbalanced braces", url=url) from Location(part).safe(exc)
 
@@ -369,14 +404,12 @@ def _ranges(part: str) -> Iterator[str] | None:
     begin, *ranges = _NUMBERS.split(part)
     if re.search(r"[{}\\]", begin + "".join(ranges[2::3])):
         return None
-    names: Iterator[str] | None = None
+    numbers: list[Iterator[str]] = []
     for first, last, text in zip(*[iter(ranges)] * 3):
         if len(first) != len(last) or first > last:
             return None
-        before = begin if names is None else ""
-        numbers = _numbered(before, first, last, text)
-        names = numbers if names is None else map("".join, product(names, numbers))
-    return names
+        numbers.append(_numbered("" if numbers else begin, first, last, text))
+    return (numbers[0] if len(numbers) == 1 else map("".join, product(*numbers))) if numbers else None
 
 
 def _numbered(before: str, first: str, last: str, after: str) -> Iterator[str]:
@@ -395,33 +428,35 @@ def _numbered(before: str, first: str, last: str, after: str) -> Iterator[str]:
     return islice(starmap(add, product(heads, tails)), begin % 1000, begin % 1000 + count)
 
 
-def _count(part: str) -> int:
-    """Return how many names *part* expands to, at most 10^18, before braceexpand makes lists of them.
+def _count(part: str) -> tuple[int, int]:
+    """Return how many names *part* expands to, at most 10^18, and how deep its braces are, before they are expanded.
 
     >>> _count("a-{0..9}{b,c{d..f}}.tar"), _count("{00..99999999}")
-    (40, 100000000)
+    ((40, 2), (100000000, 1))
     """
+    deepest = 0
     opened = [(0, 0, 1)]  # for each open brace: the offset of its text, and the names before and after its last comma
     for mark in re.finditer(r"\\.|[{},]", part, re.DOTALL):
         begin, others, names = opened[-1]
         if mark[0] == "{":
             opened.append((mark.end(), 0, 1))
+            deepest = max(deepest, len(opened) - 1)
         elif mark[0] == "," and len(opened) > 1:
             opened[-1] = begin, others + names, 1
         elif mark[0] == "}" and len(opened) > 1:
             del opened[-1]
-            size = _count_range(part[begin : mark.start()]) or others + names
+            size = _count_range(part, begin, mark.start()) or others + names
             begin, others, names = opened[-1]
             opened[-1] = begin, others, min(names * size, _ENDLESS)
     count = 1
     for _, others, names in opened:  # more than one if they are unbalanced
         count = min(count * (others + names), _ENDLESS)
-    return count
+    return count, deepest
 
 
-def _count_range(text: str) -> int | None:
-    """Return how many numbers or letters a range such as `0..9` has; None for other text."""
-    match = _RANGE.fullmatch(text)
+def _count_range(part: str, begin: int, end: int) -> int | None:
+    """Return how many numbers or letters the range from *begin* to *end* has, such as `0..9`; None for other text."""
+    match = _RANGE.fullmatch(part, begin, end)
     if match is None:
         return None
     first, last, letter, end, step = match.groups()
@@ -432,7 +467,9 @@ def _count_range(text: str) -> int | None:
         return _ENDLESS
 
 
-def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iterator[Shards]:
+def _read_list(
+    path: str, lists: tuple[str, ...], remote: Remote | None, known: dict[str, Shards]
+) -> Iterator[Shards]:
     try:
         path = os.path.expanduser(path)
         real = path if path == "-" else os.path.realpath(path)
@@ -451,7 +488,8 @@ def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iter
         raise UrlError("a list file that contains itself", url=f"@{path}")
     if lines[:1] and lines[0].startswith("{") and "shardlist" in "".join(lines):
         raise UrlError("a manifest, not a list: name it without the @, by a name that ends in .json", url=f"@{path}")
-    listed = _expand((line for line in lines if line and not line.startswith("#")), (*lists, real), remote)
+    named = (line for line in lines if line and not line.startswith("#"))
+    listed = _expand(named, (*lists, real), remote, known)
     for shards in [Shards(names)] if names else listed:
         if "pipe:" in "".join(shards.urls).lower():  # perhaps inside a name
             command = next((url for url in shards.urls if url[:5].lower() == "pipe:"), None)
@@ -460,12 +498,18 @@ def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None) -> Iter
         yield shards
 
 
-def _shards_of(location: Location) -> Shards:
-    """Return the shards of a manifest, the files that match a pattern, or *location* as a shard."""
+def _shards_of(location: Location, known: dict[str, Shards]) -> Shards:
+    """Return the shards of a manifest, the files that match a pattern, or *location* as a shard.
+
+    *known* has those of the manifests and patterns that were read before.
+    """
+    if location.url in known:
+        return known[location.url]
     found = location.glob()
     if location.base.endswith(".json") and found == [location.url] and not location.is_stream:
         shards = parse_manifest(location.read(MAX_BYTES), location.name)
         shards.urls = _resolved(location, shards.urls)
+        known[location.url] = shards
         return shards
     urls = [
         _plain(url) if ":" in url else url
@@ -476,9 +520,12 @@ def _shards_of(location: Location) -> Shards:
         folder = str(location.path).rpartition("/")[0]
         gone = f": there is no folder {folder}" if folder and not (os.path.isdir(folder) or "*" in folder) else ""
         raise UrlError(f"no file matches{gone}", url=location.name)
-    if urls != [location.url] and (missing := _missing_numbers([Location(url).base for url in urls])):
+    if urls == [location.url]:
+        return Shards(urls)
+    if missing := _missing_numbers([Location(url).base for url in urls]):
         _warn_of_gaps(location.name, len(urls), missing)
-    return Shards(urls)
+    known[location.url] = Shards(urls)
+    return known[location.url]
 
 
 def _missing_numbers(names: list[str]) -> str:
@@ -490,6 +537,7 @@ def _missing_numbers(names: list[str]) -> str:
     ('a-2.tar', '')
     """
     runs: dict[tuple[str, str, int], list[int]] = {}
+    names = [name for name in names if len(name) <= LONGEST_NAME] or [""]
     first_name, last_name = (_NUMBERED.fullmatch(without_suffix(name)) for name in (names[0], names[-1]))
     if first_name and last_name and int(last_name[2]) - int(first_name[2]) == len(names) - 1:
         return ""  # the usual case, also of very many shards

@@ -52,7 +52,7 @@ LOOKUPS = 32  # threads that look up remote locations
 T = TypeVar("T")
 
 #: Separates specs, and the links of a chain; not the groups of an address, as in http://[::1]:8000/a.tar.
-SEPARATOR = re.compile(r"::(?![^\[\]]*\])")
+SEPARATOR = re.compile(r"::(?![^\[\]]{0,255}\])")
 
 # Patterns that local names do not need: compiled at first use.
 _SCHEME = r"([A-Za-z][A-Za-z0-9+.-]*):"

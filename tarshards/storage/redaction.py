@@ -8,7 +8,8 @@ from typing import Any
 
 _USERINFO = r"(?<=://)[^/?#]*@"
 _USERINFO_IN_TEXT = r"(?<=://)[^\s/?#]*@"
-_QUERY_IN_TEXT = r"""(://[^\s'"?]*\?|\?(?=[\w.%-]+=))([^\s'"|;<>()`]*)"""
+# What follows `://` is taken whether or not it has a query, so that no text is searched twice.
+_QUERY_IN_TEXT = r"""(://[^\s'"?]*\?|\?(?=[\w.%-]+=))([^\s'"|;<>()`]*)|://[^\s'"?]*"""
 # A token has a character that words lack: there is none in "basic authentication".
 _TOKEN_IN_TEXT = r"(?i)\b(bearer|basic) +(?=\S*[\d=+/_.-])[^\s'\"]{8,}"
 _SECRET_OPTION = r"(?i)key|secret|token|pass|sas|credential|connection_string"
@@ -85,7 +86,7 @@ def has_credentials(text: str) -> bool:
     """
     if "://" not in text or ("@" not in text and "?" not in text):
         return False
-    for url in re.findall(r"\w+://[^\s'\"]+", re.sub(r"\$(\w+|\{\w+\})", "", text)):
+    for url in re.findall(r"\b\w+://[^\s'\"]+", re.sub(r"\$(\w+|\{\w+\})", "", text)):
         bare = re.sub(r"(?<=://):?@|(?<=[?&])[^=&]+=(&|$)", "", url).rstrip("?&")
         if without_credentials(bare) != bare:
             return True
@@ -126,6 +127,10 @@ def secrets_in(options: Mapping[str, Any]) -> set[str]:
     return found
 
 
+def _without_query(found: re.Match[str]) -> str:
+    return found[0] if found[1] is None else found[1] + without_values(found[2])
+
+
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
     """Return *text*, a message or a command, with URLs, tokens and all occurrences of *secrets* redacted.
 
@@ -137,5 +142,5 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "...")
     text = re.sub(_USERINFO_IN_TEXT, "", text) if "://" in text else text
-    text = re.sub(_QUERY_IN_TEXT, lambda match: match[1] + without_values(match[2]), text) if "?" in text else text
+    text = re.sub(_QUERY_IN_TEXT, _without_query, text) if "?" in text else text
     return re.sub(_TOKEN_IN_TEXT, r"\1 ...", text)

@@ -21,6 +21,7 @@ HEADERS = {"Depth": "1", "Content-Type": "application/xml", "Content-Length": st
 HEADERS |= {"Accept-Encoding": "identity"}
 
 MOST_LISTED = 1 << 28  # bytes of the list of one folder, about a million names
+MOST_NAMED = 1 << 20  # bytes of one name or tag, which the parser reads again from its beginning
 BLOCK = 1 << 16
 
 CURE = "name them by braces, as x-{000..146}.tar, by a list, as @FILE, or by a manifest"
@@ -114,13 +115,20 @@ def _entries(response: Response, folder: Location) -> Iterator[tuple[str, bool]]
 
     def text(data: str) -> None:
         if parents[-2:] == ["DAV: response", "DAV: href"]:
-            entries[-1] = entries[-1][0] + data, entries[-1][1]
+            name = entries[-1][0] + data
+            check(len(name))
+            entries[-1] = name, entries[-1][1]
+
+    def check(held: int) -> None:
+        if held > MOST_NAMED:
+            raise OpenError(f"more than {MOST_NAMED:,} bytes, the limit for a name in a list", url=folder.name)
 
     def refuse(*_: Any) -> None:
         raise OpenError("the server's list has a document type, which is refused", url=folder.name)
 
     parser.StartElementHandler, parser.EndElementHandler = start, lambda name: parents.pop()
     parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = text, refuse
+    parser.buffer_text, parser.buffer_size = True, BLOCK  # not a call for each reference to a character
     size = 0
     while data := response.read(BLOCK):
         size += len(data)
@@ -130,6 +138,7 @@ def _entries(response: Response, folder: Location) -> Iterator[tuple[str, bool]]
             parser.Parse(data, False)
         except expat.ExpatError as error:
             raise OpenError(f"the server's list is not XML: {error}", url=folder.name) from error
+        check(size - parser.CurrentByteIndex)
         while len(entries) > 1:  # the last one may be incomplete
             yield entries.pop(0)
     try:

@@ -335,7 +335,7 @@ static int walk_through(Walk *walk, int64_t size, int64_t limit, int64_t least, 
             continue;
         }
         if (position + scan.need > size) break;
-        ahead = 2 * ahead < most ? 2 * ahead : most;
+        ahead = 2 * ahead < most || !scan.position ? 2 * ahead : most; /* many extended headers before a member */
         if (ahead < scan.need) ahead = scan.need;
     }
     if (zeros_before ? position > size : position < size || data_end > size || !size) return 0;

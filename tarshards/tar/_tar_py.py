@@ -307,7 +307,8 @@ class Grouper:
             self._sample[parts[1]] = data
             return
         self._sample = {}
-        self._earlier = set(self._earlier)
+        if isinstance(self._earlier, list):
+            self._earlier = set(self._earlier)
         self._earlier.add(self._key)
         events.append((len(samples), None, self._key, parts[1], offset))
 
@@ -423,7 +424,7 @@ def walk(
         elif position + need > size:
             break
         else:
-            ahead = max(need, min(2 * ahead, most))
+            ahead = max(need, min(2 * ahead, most if length else 2 * ahead))  # many extended headers before a member
     if position > size if zeros else (position < size or data_end > size or not size):
         return None
     position = min(position, size)  # the padding may be cut off

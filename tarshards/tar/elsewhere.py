@@ -8,6 +8,7 @@ to the last member of that name before it, a symbolic link to the last one in th
 from __future__ import annotations
 
 import posixpath
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 LEAST, MOST = 2 << 10, 1 << 19  # bytes of headers read at once
 SLOT = 24  # bytes of an entry in the map of GNU's old sparse format
+EMPTY = 4  # pieces of a sparse member without data: programs end a hole with one or two, links to many cost their sum
+MOST_LINKS = 40  # links in a chain: GNU's libc and Linux follow as many
+MOST_NAMES = 1 << 12  # bytes of the names in a chain, without those in the first link: a path of Linux has fewer
 
 Read = Callable[[int, int], bytes]  # takes an offset and a size; may return less at the end of the archive
 
@@ -58,6 +62,15 @@ class Step(NamedTuple):
     size: int
 
 
+class _Found(NamedTuple):
+    """A member: its *step*, its kind, and the offset and number of the bytes that are *stored*."""
+
+    step: Step
+    kind: str
+    start: int
+    stored: int
+
+
 class SpecialMembers:
     """Finds and reads the contents of the links and sparse members of an archive, through *read*.
 
@@ -77,6 +90,8 @@ class SpecialMembers:
     ):
         self._read, self._limit, self._bomb = read, limit, bomb
         self._names = names or partial(_names, read, limit)
+        self._members: dict[int, _Found] = {}  # those to which links have led, by their headers
+        self._damaged: dict[int, str | None] = {}  # what is wrong with sparse members, by their headers
 
     @classmethod
     def of(
@@ -128,35 +143,41 @@ class SpecialMembers:
     def find(self, header: int, *, whole: bool = False) -> list[Step]:
         """Return the steps to the content of the link or sparse member at *header*; an empty list for a directory.
 
-        Raises UnresolvedError if there is no content, and with *whole* also if a sparse member is damaged.
+        Raises UnresolvedError if there is no content, for a chain of more than MOST_LINKS links or MOST_NAMES bytes of
+        names, and with *whole* also if a sparse member is damaged.
         """
         steps: list[Step] = []
-        offsets = [header]
+        names = 0  # bytes of the names after those in the first header
         while True:
-            name, head, size, kind = self._member(offsets[-1])
+            found = self._member(header)
+            step, kind = found.step, found.kind
             if kind == "directory":
                 return []
-            if kind in ("", SPARSE):
-                steps.append(Step(offsets[-1], name, None, sparse_size(head) if kind else size))
-                if whole and kind == SPARSE:
-                    self.read(steps)
-                return steps
-            if kind not in LINKS:
+            if kind not in ("", *LINKS, SPARSE):
                 raise UnresolvedError(f"a link to a {kind}")
-            link = link_target(head)
-            link_text = f"{kind} to {link!r}"
-            steps.append(Step(offsets[-1], name, link, 0))
-            path = link if kind == "hard link" else posixpath.join(posixpath.dirname(name), link)
+            if steps:
+                names += len(step.name) + len(step.link or "")
+            steps.append(step)
+            if len(steps) > MOST_LINKS + (step.link is None) or names > MOST_NAMES:
+                many = f"{MOST_LINKS} links" if names <= MOST_NAMES else f"{MOST_NAMES} bytes of names"
+                first = f"{self._member(steps[0].header).kind} to {steps[0].link!r}"
+                raise UnresolvedError(f"{first}, which leads through more than {many}")
+            if step.link is None:
+                if whole and kind == SPARSE and (damage := self._damage_of(header)):
+                    raise UnresolvedError(damage)
+                return steps
+            path = step.link if kind == "hard link" else posixpath.join(posixpath.dirname(step.name), step.link)
             path = posixpath.normpath(path)
             every = self._offsets.get(path, [])
-            found = [offset for offset in every if offset < offsets[-1]] if kind == "hard link" else every
-            if not found:
-                if path == "." or path in self._folders:
+            before = bisect_left(every, header) if kind == "hard link" else len(every)
+            if not before:
+                if path == "." or self._is_folder(path):
                     return []
-                raise UnresolvedError(f"{link_text}, which is not in the archive" + (" before it" if every else ""))
-            if found[-1] in offsets:
-                raise UnresolvedError(f"{link_text}, which leads back to it")
-            offsets.append(found[-1])
+                missing = "not in the archive" + (" before it" if every else "")
+                raise UnresolvedError(f"{kind} to {step.link!r}, which is {missing}")
+            header = every[before - 1]
+            if any(header == earlier.header for earlier in steps):
+                raise UnresolvedError(f"{kind} to {step.link!r}, which leads back to it")
 
     def read(
         self,
@@ -171,45 +192,73 @@ class SpecialMembers:
         at *header*, and not before it.
         """
         for header, name, link, _ in steps:
-            found, head, stored, kind = self._member(header)
-            if not begins(header, header + len(head)):
+            found = self._member(header)
+            if not begins(header, found.start):
                 raise UnresolvedError(f"an extended header before that of {name!r}")
-            if found != name or (link_target(head) if kind in LINKS else None) != link:
-                raise UnresolvedError(f"{found!r} instead of {name!r}")
+            if (found.step.name, found.step.link) != (name, link):
+                raise UnresolvedError(f"{found.step.name!r} instead of {name!r}")
         size = steps[-1].size
-        if kind not in ("", SPARSE):
-            raise UnresolvedError(f"{name!r}, a {kind}, instead of a file")
-        at = header + len(head)
-        if leave is not None and not kind and stored == size >= LARGE and (left := leave(at, size)) is not None:
+        if found.kind not in ("", SPARSE):
+            raise UnresolvedError(f"{name!r}, a {found.kind}, instead of a file")
+        is_large = not found.kind and found.stored == size >= LARGE
+        if leave is not None and is_large and (left := leave(found.start, size)) is not None:
             return left
-        data = self._read(at, stored)
-        if len(data) < stored:
-            raise UnresolvedError(f"{name!r} is truncated")
-        data = expand(head, data, self._limit, self._bomb) if kind else data
+        data = self._data(found)
+        data = expand(self._head(found), data, self._limit, self._bomb) if found.kind else data
         if len(data) != size:
             raise UnresolvedError(f"{len(data)} bytes in {name!r} instead of {size}")
         return data
 
-    def _member(self, header: int) -> tuple[str, bytes, int, str]:
-        """Return name, headers, bytes of data, and kind of the member at *header*."""
-        found = member_at(self._read, header, self._limit)
-        if found is None:
-            raise UnresolvedError("no sound header")
-        name, first, start, end, kind = found
-        return name, self._read(header + first, start - first), end - start, kind
+    def _data(self, found: _Found) -> bytes:
+        data = self._read(found.start, found.stored)
+        if len(data) < found.stored:
+            raise UnresolvedError(f"{found.step.name!r} is truncated")
+        return data
+
+    def _head(self, found: _Found) -> bytes:
+        return self._read(found.step.header, found.start - found.step.header)
+
+    def _member(self, header: int) -> _Found:
+        """Return the member at *header*, whose headers are read once: many links may lead to it."""
+        if header not in self._members:
+            member = member_at(self._read, header, self._limit)
+            if member is None:
+                raise UnresolvedError("no sound header")
+            name, first, start, end, kind = member
+            head = self._read(header + first, start - first) if kind in (*LINKS, SPARSE) else b""
+            link = link_target(head) if kind in LINKS else None
+            size = 0 if link is not None else sparse_size(head) if kind == SPARSE else end - start
+            self._members[header] = _Found(Step(header, name, link, size), kind, header + start, end - start)
+        return self._members[header]
+
+    def _damage_of(self, header: int) -> str | None:
+        """Return what is wrong with the map of the sparse member at *header*, whose content is not made."""
+        if header not in self._damaged:
+            found = self._member(header)
+            self._damaged[header] = None
+            try:
+                checked_map(self._head(found), self._data(found), self._limit, self._bomb)
+            except UnresolvedError as error:
+                self._damaged[header] = str(error)
+        return self._damaged[header]
 
     @cached_property
     def _offsets(self) -> dict[str, list[int]]:
-        """The offsets of the first headers of all members, by their names."""
+        """The offsets of the first headers of all members, ascending, by their names."""
         offsets: dict[str, list[int]] = {}
         for name, header in self._names():
             offsets.setdefault(posixpath.normpath(name), []).append(header)
         return offsets
 
     @cached_property
-    def _folders(self) -> set[str]:
-        """The folders of all members."""
-        return {name[:end] for name in self._offsets for end, letter in enumerate(name) if letter == "/"}
+    def _sorted(self) -> list[str]:
+        """The names of all members."""
+        return sorted(self._offsets)
+
+    def _is_folder(self, path: str) -> bool:
+        """Return whether a member is in the folder *path*."""
+        at = bisect_left(self._sorted, f"{path}/")
+        return at < len(self._sorted) and self._sorted[at].startswith(f"{path}/")
 
 
 def _read_at(stream: Any, begin: int, offset: int, size: int) -> bytes:
@@ -237,7 +286,7 @@ def member_at(read: Read, header: int, limit: int = MEMBER_LIMIT) -> ScannedMemb
             return found[0]
         if problem or position + need <= length or len(data) < length:
             return None
-        length = position + need
+        length = max(position + need, 2 * length)
 
 
 def _names(read: Read, limit: int) -> Iterator[tuple[str, int]]:
@@ -253,29 +302,44 @@ def _names(read: Read, limit: int) -> Iterator[tuple[str, int]]:
         elif problem or (length < len(data) and len(data) < ahead):
             return
         else:
-            ahead = max(need, LEAST if length > LARGE * len(found) else min(2 * ahead, MOST))
+            ahead = max(need, LEAST if length > LARGE * len(found) else min(2 * ahead, MOST if length else 2 * ahead))
 
 
 def link_target(head: bytes) -> str:
     """Return the target of a link with the headers *head*."""
-    records, long_link, block = _parts(head)
+    records, long_link, at = _parts(head)
     target = dict(records).get(b"linkpath", long_link)
     if target is None:
-        target = block[157:257].split(b"\0", 1)[0]
+        target = head[at + 157 : at + 257].split(b"\0", 1)[0]
     return target.decode("utf-8", "surrogateescape")
 
 
 def sparse_size(head: bytes) -> int:
     """Return the size of a sparse member's content, in bytes; raise UnresolvedError if *head* lacks it."""
-    records, _, block = _parts(head)
+    records, _, at = _parts(head)
     sizes = [value for key, value in records if key in (b"GNU.sparse.size", b"GNU.sparse.realsize")]
-    return _number(sizes[-1] if sizes else block[483:495], is_text=bool(sizes))
+    return _number(sizes[-1] if sizes else head[at + 483 : at + 495], is_text=bool(sizes))
 
 
 def expand(
     head: bytes, stored: bytes, limit: int = MEMBER_LIMIT, bomb: Callable[[int, int], str | None] = bomb
 ) -> bytes:
     """Return the content of a sparse member with the headers *head* and the data *stored*.
+
+    Raises UnresolvedError as ``checked_map`` does.
+    """
+    size, pieces, at = checked_map(head, stored, limit, bomb)
+    content = bytearray(size)
+    for offset, length in pieces:
+        content[offset : offset + length] = stored[at : at + length]
+        at += length
+    return bytes(content)
+
+
+def checked_map(
+    head: bytes, stored: bytes, limit: int, bomb: Callable[[int, int], str | None]
+) -> tuple[int, list[tuple[int, int]], int]:
+    """Return the size of a sparse member's content, offset and length of each piece, and where the first is *stored*.
 
     Raises UnresolvedError for a map that contradicts the data or the size, for more than *limit* bytes, and for what
     *bomb* refuses.
@@ -285,25 +349,25 @@ def expand(
         raise UnresolvedError("a sparse member larger than the limit")
     if reason := bomb(size, len(stored)):
         raise UnresolvedError(f"a sparse member of {size} bytes, of which {len(stored)} are stored: {reason}")
-    pieces, at = _map(head, stored)
-    content = bytearray(size)
-    end = 0
+    pieces, begin = _map(head, stored)
+    end, at = 0, begin
     for offset, length in pieces:
         if offset < end or offset + length > size or at + length > len(stored):
             _damaged()
-        content[offset : offset + length] = stored[at : at + length]
         at, end = at + length, offset + length
     if at != len(stored):
         raise UnresolvedError("a sparse member with more data than its map says")
-    return bytes(content)
+    if len(pieces) > 2 * (at - begin) + EMPTY:
+        _damaged()
+    return size, pieces, begin
 
 
 def _map(head: bytes, stored: bytes) -> tuple[list[tuple[int, int]], int]:
     """Return the offset and length of each piece of a sparse member, and the offset of the first in *stored*."""
-    records, _, block = _parts(head)
+    records, _, at = _parts(head)
     named = dict(records)
     if not any(key.startswith(b"GNU.sparse") for key in named):
-        slots = [block[386:482]] + [head[at : at + 504] for at in range(head.rindex(block) + BLOCK, len(head), BLOCK)]
+        slots = [head[at + 386 : at + 482]] + [head[at : at + 504] for at in range(at + BLOCK, len(head), BLOCK)]
         entries = [part[at : at + SLOT] for part in slots for at in range(0, len(part), SLOT)]
         return [(_number(entry[:12]), _number(entry[12:])) for entry in entries if entry[0]], 0
     if named.get(b"GNU.sparse.major") == b"1":
@@ -343,20 +407,20 @@ def _damaged() -> int:
     raise UnresolvedError("a sparse member whose map is damaged")
 
 
-def _parts(head: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None, bytes]:
-    """Return the pax records in headers, GNU's long name of a link, and the block of the member's own header."""
+def _parts(head: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None, int]:
+    """Return the pax records in headers, GNU's long name of a link, and the offset of the member's own header."""
     records: list[tuple[bytes, bytes]] = []
     link = None
     at = 0
     while (kind := head[at + 156 : at + 157]) in (b"x", b"X", b"g", b"L", b"K"):
-        size = _number(head[at + 124 : at + 136])
-        body = head[at + BLOCK : at + BLOCK + size]
+        begin, size = at + BLOCK, _number(head[at + 124 : at + 136])
         if kind == b"K":
-            link = body.split(b"\0", 1)[0]
-        while kind in (b"x", b"X") and body:
-            length = int(body.split(b" ", 1)[0])
-            key, _, value = body[:length].split(b" ", 1)[1][:-1].partition(b"=")
+            link = head[begin : begin + size].split(b"\0", 1)[0]
+        at = begin + size + padding(size)
+        while kind in (b"x", b"X") and begin < at - padding(size):
+            space = head.index(b" ", begin)
+            end = begin + int(head[begin:space])
+            key, _, value = head[space + 1 : end - 1].partition(b"=")
             records.append((key, value))
-            body = body[length:]
-        at += BLOCK + size + padding(size)
-    return records, link, head[at : at + BLOCK]
+            begin = end
+    return records, link, at

@@ -372,7 +372,7 @@ def read_archive(
         if not chunk:
             break
         ahead *= 2
-        buffer = rest + chunk
+        buffer = rest + (chunk if len(chunk) >= position + missing else _with_more(stream, chunk, position + missing))
     if chunk is None:
         raise TarError(NOT_YET, url=url, offset=base)
     if zeros and is_pixz_index([rest]):
@@ -433,6 +433,15 @@ def _read_rest(stream: Any, size: int, url: str | None, offset: int, max_ratio: 
             parts.clear()
             _pass_over(stream, size - held, url, offset)
             raise UnresolvedError(reason)
+    return b"".join(parts)
+
+
+def _with_more(stream: Any, data: bytes, size: int) -> bytes:
+    """Return *data* and what follows it in *stream*, *size* bytes if it has as many now: headers are parsed whole."""
+    parts, held = [data], len(data)
+    while held < size and (data := stream.read(size - held)):
+        parts.append(data)
+        held += len(data)
     return b"".join(parts)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from itertools import islice
 
 from tarshards.samples.keys import why_refused
 from tarshards.samples.resync.walking import FoundSample, Gap, Zeros, checksum_error, sizes_in
@@ -17,6 +16,7 @@ from tarshards.tar.read import BLOCK, padding
 
 ENOUGH = 4  # bytes of padding that damage is unlikely to leave zero
 SOME = 16  # samples examined for the end of their data
+MOST_KINDS = 1 << 10  # different sets of fields, each of which is compared with the others
 MAY_LACK = "next to damage: it may lack members"
 UNLIKE = "unlike the samples elsewhere: it may belong to a tar that was a member"
 RUNS_INTO = "next to damage that may reach into its data"
@@ -41,13 +41,14 @@ def judge(samples: list[FoundSample], gaps: list[Gap], file: PlainFile) -> None:
         for sample in samples
         if not sample.problem and sample.beside and sample.key not in torn and _is_bounded(sample, file, names)
     }
-    known = _judge_segments(samples, sound, bounded, gaps)
+    full = _full_ones(_judge_segments(samples, sound, bounded, gaps))
+    ends = _ends_by_field(sound)
     seen: set[str] = set()
     for sample in samples:
         in_doubt = id(sample) not in bounded and (sample.beside or sample.key in torn)
-        if sample.problem is None and in_doubt and not _is_full(sample.fields, known):
+        if sample.problem is None and in_doubt and sample.fields not in full:
             sample.problem = MAY_LACK
-        if sample.problem is None and _ends_in_hole(sample, sound, file):
+        if sample.problem is None and _ends_in_hole(sample, ends, file):
             sample.problem = RUNS_INTO
         if sample.key in seen or (sample.problem and sample.key in torn):
             sample.problem = why_refused(None)
@@ -55,8 +56,11 @@ def judge(samples: list[FoundSample], gaps: list[Gap], file: PlainFile) -> None:
             seen.add(sample.key)
 
 
-def _is_full(fields: FieldSet, known: set[FieldSet]) -> bool:
-    return fields in known and not any(fields < others for others in known)
+def _full_ones(known: set[FieldSet]) -> set[FieldSet]:
+    """Return the sets of fields to which no *known* set adds others; none if there are too many sets to compare."""
+    if len(known) > MOST_KINDS:
+        return set()
+    return {fields for fields in known if not any(fields < others for others in known)}
 
 
 def _judge_segments(
@@ -93,12 +97,25 @@ def _damage_of(sample: FoundSample, file: PlainFile, extended: bool) -> str | No
     return None
 
 
-def _ends_in_hole(sample: FoundSample, sound: list[FoundSample], file: PlainFile) -> bool:
-    """Return whether zeros that look like an end of archive may begin in the data before them."""
+def _ends_by_field(samples: list[FoundSample]) -> dict[str, list[int]]:
+    """Return where the data of the first SOME members of each field ends."""
+    ends: dict[str, list[int]] = defaultdict(list)
+    for sample in samples:
+        for name, start, end in sample.members:
+            if start < end and len(ends[name]) < SOME:
+                ends[name].append(end)
+    return ends
+
+
+def _ends_in_hole(sample: FoundSample, ends: dict[str, list[int]], file: PlainFile) -> bool:
+    """Return whether zeros that look like an end of archive may begin in the data before them.
+
+    Not if the field ends in a zero byte in other samples, too, whose *ends* are given by field.
+    """
     for number, piece in sample.breaks:
         name, _, end = sample.members[number]
         if isinstance(piece, Zeros) and sample.beside and _last_byte(file, end) == 0:
-            return not _end_in_zero(sound, name, file)
+            return not any(_last_byte(file, other) == 0 for other in ends.get(name, ()))
     return False
 
 
@@ -148,12 +165,6 @@ def _is_plain(header: bytes) -> bool:
     name = header[:100]
     is_file = kind in (b"", b"\0", b"0", b"7") or checksum_error(header) == 0
     return is_file and not is_extended and mode is not None and b"." in name and _is_name(name)
-
-
-def _end_in_zero(samples: list[FoundSample], name: str, file: PlainFile) -> bool:
-    """Return whether the field *name* ends in a zero byte in some of the first samples that have it."""
-    ends = (end for sample in samples for field, start, end in sample.members if field == name and start < end)
-    return any(_last_byte(file, end) == 0 for end in islice(ends, SOME))
 
 
 def _last_byte(file: PlainFile, end: int) -> int:

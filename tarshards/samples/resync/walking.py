@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 LEAST, MOST = 2 << 10, 1 << 19  # bytes read at once
 LARGE = 1 << 15  # the data of members of at least this many bytes is skipped, not read
 AT_ONCE = 1 << 20  # bytes searched at once for a header
+LONGEST_HEADER = 1 << 16  # bytes of an extended header with which reading resumes
 LONGEST = 1 << 26  # bytes within which a chain of headers is followed to recognize a tar that is a member
 RECORD = 20 * BLOCK  # most writers pad archives to multiples of this
 RECORDS = [RECORD, *(1 << power for power in range(14, 21))]  # common values of ``tar -b``
@@ -139,6 +141,7 @@ def _pieces(file: PlainFile) -> Iterator[Piece]:
     size = file.size
     position = zeros_before = 0
     ahead = LEAST
+    runs: list[tuple[int, int]] = []
     while position < size:
         buffer = file.read(position, ahead)
         found, length, need, zeros_before, problem = scan_through(buffer, zeros_before, MEMBER_LIMIT)
@@ -164,7 +167,7 @@ def _pieces(file: PlainFile) -> Iterator[Piece]:
             if zeros := _zeros_at_start(buffer[at:length]):
                 yield Zeros(position + at, position + at + zeros)
                 at += zeros
-            resumed = _resume(file, bad)
+            resumed = _resume(file, bad, runs)
             nothing = position + at == 0 and resumed == size
             yield Gap(position + at, resumed, not_an_archive(buffer, file.name) if nothing else problem)
             if resumed == size:
@@ -176,7 +179,8 @@ def _pieces(file: PlainFile) -> Iterator[Piece]:
         position += length
         if position + need > size:
             break
-        ahead = LEAST if found and length > LARGE * len(found) else max(need, min(2 * ahead, MOST))
+        most = MOST if length else 2 * ahead  # many extended headers before a member
+        ahead = LEAST if found and length > LARGE * len(found) else max(need, min(2 * ahead, most))
     yield from _end(file, position, zeros_before > 0)
 
 
@@ -219,18 +223,21 @@ def _zeros_at_start(data: bytes) -> int:
     return (len(data) - len(data.lstrip(b"\0"))) // BLOCK * BLOCK
 
 
-def _resume(file: PlainFile, bad: int) -> int:
-    """Return the offset of the next valid member, or of the end, after the block at *bad*, which is not a header."""
+def _resume(file: PlainFile, bad: int, runs: list[tuple[int, int]]) -> int:
+    """Return the offset of the next valid member, or of the end, after the block at *bad*, which is not a header.
+
+    *runs* are those of ``_after_zeros``.
+    """
     block = file.read(bad, BLOCK)
     offsets = sorted({bad + BLOCK + size + padding(size) for size in sizes_in(block)})
-    offsets = [offset for offset in offsets if offset == file.size or _is_sound(file, offset)]
+    offsets = [offset for offset in offsets if offset == file.size or _is_sound(file, offset, runs)]
     for offset in offsets[1:]:
         if offset - offsets[0] <= LONGEST and _is_archive(file, offsets[0], offset):
             return offset  # the member's data is a tar, to which the earlier offsets belong
     if offsets:
         return offsets[0]
     for offset in _search(file, bad):
-        if _is_sound(file, offset):
+        if _is_sound(file, offset, runs):
             return offset
     last = file.size - len(END)
     return last if last > bad and file.read(last, len(END)) == END else file.size
@@ -290,38 +297,50 @@ def _search(file: PlainFile, bad: int) -> Iterator[int]:
 
 def _is_header(block: bytes) -> bool:
     found, _, need, _, problem = scan(block, 0, 0, MEMBER_LIMIT)
-    return problem is None and len(block) == BLOCK and (bool(found) or need > BLOCK)
+    return problem is None and len(block) == BLOCK and (bool(found) or BLOCK < need <= LONGEST_HEADER)
 
 
 def _is_damaged_header(block: bytes) -> bool:
     return block[0] != 0 and sum(map(int.__eq__, block[257:262], b"ustar")) > 3
 
 
-def _is_sound(file: PlainFile, offset: int) -> bool:
+def _is_sound(file: PlainFile, offset: int, runs: list[tuple[int, int]]) -> bool:
     """Return whether a member at *offset* is followed by another, even a damaged one, or by the end of the shard.
 
     A single header is not enough: a block of data may look like one.
     """
     member = member_at(file.read, offset)
     if member is None:
-        return _after_zeros(file, offset) == file.size > offset
+        return _after_zeros(file, offset, runs) == file.size > offset
     following = offset + after(member)
     if following >= file.size:
         return offset + member[3] <= file.size
     if member_at(file.read, following) is not None or _is_damaged_header(file.read(following, BLOCK)):
         return True
-    beyond = _after_zeros(file, following)
+    beyond = _after_zeros(file, following, runs)
     return beyond > following and (beyond == file.size or member_at(file.read, beyond) is not None)
 
 
-def _after_zeros(file: PlainFile, offset: int) -> int:
-    """Return the offset where the blocks of zeros at *offset* end."""
-    while data := file.read(offset, MOST):
-        zeros = len(data) - len(data.lstrip(b"\0"))
-        if zeros < len(data):
-            return offset + zeros // BLOCK * BLOCK
-        offset += zeros
-    return offset
+def _after_zeros(file: PlainFile, offset: int, runs: list[tuple[int, int]]) -> int:
+    """Return the offset where the blocks of zeros at *offset* end.
+
+    *runs* are the beginnings and ends of zeros that were found, ascending: they are read once.
+    """
+    at, end, ahead = bisect_right(runs, (offset, file.size)), offset, LEAST
+    if at and offset < runs[at - 1][1]:
+        end = runs[at - 1][1]
+    else:
+        while data := file.read(end, min(ahead, runs[at][0] - end) if at < len(runs) else ahead):
+            zeros = len(data) - len(data.lstrip(b"\0"))
+            end, ahead = end + zeros, min(2 * ahead, MOST)
+            if zeros < len(data):
+                break
+            if at < len(runs) and end == runs[at][0]:
+                end = runs.pop(at)[1]
+                break
+        if end > offset:
+            runs.insert(at, (offset, end))
+    return end if end == file.size else offset + (end - offset) // BLOCK * BLOCK
 
 
 SHORTEST_CUT = 99  # bytes of a name that may be a truncated longer one
