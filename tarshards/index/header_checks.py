@@ -102,10 +102,12 @@ def first_header(read: Callable[[int, int], bytes], header: int, low: int) -> in
     chain = [last]  # the offsets from which extended headers lead to the last one, descending
     leading = {last}
     for start in range(last - BLOCK, -1, -BLOCK):
-        if headers[start + 156] in TYPES and (size := parse_size(headers[start + 124 : start + 136])) >= 0:
-            if start + BLOCK + size + padding(size) in leading and checksum_is_right(headers[start : start + BLOCK]):
-                leading.add(start)
-                chain.append(start)
+        block = headers[start : start + BLOCK]
+        if block[156] not in TYPES or (size := parse_size(block[124:136])) < 0:
+            continue
+        if start + BLOCK + size + padding(size) in leading and checksum_is_right(block):
+            leading.add(start)
+            chain.append(start)
     while len(chain) > 1:
         found, position, _, _, problem = scan(headers, chain[-1], 0, MEMBER_LIMIT)
         if found and found[0][2] == len(headers):

@@ -145,9 +145,7 @@ def spec_name(spec: Spec) -> str:
     return ", ".join(map(spec_name, spec))
 
 
-def _expand(
-    spec: Spec, lists: tuple[str, ...], remote: Remote | None, known: dict[str, Shards]
-) -> Iterator[Shards]:
+def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None, known: dict[str, Shards]) -> Iterator[Shards]:
     """Yield the shards of *spec* in batches; *lists* are the list files that lead to it.
 
     *known* has the shards of the lists, manifests and patterns that were read: each is read once, however often it is
@@ -184,9 +182,7 @@ def _expand(
                     yield from _named(name, lists, remote, known)
 
 
-def _named(
-    url: str, lists: tuple[str, ...], remote: Remote | None, known: dict[str, Shards]
-) -> Iterator[Shards]:
+def _named(url: str, lists: tuple[str, ...], remote: Remote | None, known: dict[str, Shards]) -> Iterator[Shards]:
     """Yield the shards of an expression without braces."""
     if url in known:
         yield known[url]
@@ -454,9 +450,9 @@ def _count(part: str) -> tuple[int, int]:
     return count, deepest
 
 
-def _count_range(part: str, begin: int, end: int) -> int | None:
-    """Return how many numbers or letters the range from *begin* to *end* has, such as `0..9`; None for other text."""
-    match = _RANGE.fullmatch(part, begin, end)
+def _count_range(part: str, start: int, stop: int) -> int | None:
+    """Return how many numbers or letters the range from *start* to *stop* has, such as `0..9`; None for other text."""
+    match = _RANGE.fullmatch(part, start, stop)
     if match is None:
         return None
     first, last, letter, end, step = match.groups()
@@ -467,9 +463,7 @@ def _count_range(part: str, begin: int, end: int) -> int | None:
         return _ENDLESS
 
 
-def _read_list(
-    path: str, lists: tuple[str, ...], remote: Remote | None, known: dict[str, Shards]
-) -> Iterator[Shards]:
+def _read_list(path: str, lists: tuple[str, ...], remote: Remote | None, known: dict[str, Shards]) -> Iterator[Shards]:
     try:
         path = os.path.expanduser(path)
         real = path if path == "-" else os.path.realpath(path)

@@ -91,7 +91,8 @@ class SpecialMembers:
         self._read, self._limit, self._bomb = read, limit, bomb
         self._names = names or partial(_names, read, limit)
         self._members: dict[int, _Found] = {}  # those to which links have led, by their headers
-        self._damaged: dict[int, str | None] = {}  # what is wrong with sparse members, by their headers
+        self._damaged: dict[int, str] = {}  # what is wrong with sparse members, by their headers
+        self._sound: set[int] = set()  # the headers of those whose maps are right
 
     @classmethod
     def of(
@@ -147,7 +148,7 @@ class SpecialMembers:
         names, and with *whole* also if a sparse member is damaged.
         """
         steps: list[Step] = []
-        names = 0  # bytes of the names after those in the first header
+        names, passed = 0, set[int]()  # bytes of the names after those in the first header; the links' headers
         while True:
             found = self._member(header)
             step, kind = found.step, found.kind
@@ -158,13 +159,15 @@ class SpecialMembers:
             if steps:
                 names += len(step.name) + len(step.link or "")
             steps.append(step)
+            passed.add(header)
             if len(steps) > MOST_LINKS + (step.link is None) or names > MOST_NAMES:
                 many = f"{MOST_LINKS} links" if names <= MOST_NAMES else f"{MOST_NAMES} bytes of names"
                 first = f"{self._member(steps[0].header).kind} to {steps[0].link!r}"
                 raise UnresolvedError(f"{first}, which leads through more than {many}")
             if step.link is None:
-                if whole and kind == SPARSE and (damage := self._damage_of(header)):
-                    raise UnresolvedError(damage)
+                if whole and kind == SPARSE and header not in self._sound:
+                    self._expanded(found, checked_map)
+                    self._sound.add(header)
                 return steps
             path = step.link if kind == "hard link" else posixpath.join(posixpath.dirname(step.name), step.link)
             path = posixpath.normpath(path)
@@ -176,7 +179,7 @@ class SpecialMembers:
                 missing = "not in the archive" + (" before it" if every else "")
                 raise UnresolvedError(f"{kind} to {step.link!r}, which is {missing}")
             header = every[before - 1]
-            if any(header == earlier.header for earlier in steps):
+            if header in passed:
                 raise UnresolvedError(f"{kind} to {step.link!r}, which leads back to it")
 
     def read(
@@ -203,8 +206,7 @@ class SpecialMembers:
         is_large = not found.kind and found.stored == size >= LARGE
         if leave is not None and is_large and (left := leave(found.start, size)) is not None:
             return left
-        data = self._data(found)
-        data = expand(self._head(found), data, self._limit, self._bomb) if found.kind else data
+        data = self._expanded(found, expand) if found.kind else self._data(found)
         if len(data) != size:
             raise UnresolvedError(f"{len(data)} bytes in {name!r} instead of {size}")
         return data
@@ -231,16 +233,15 @@ class SpecialMembers:
             self._members[header] = _Found(Step(header, name, link, size), kind, header + start, end - start)
         return self._members[header]
 
-    def _damage_of(self, header: int) -> str | None:
-        """Return what is wrong with the map of the sparse member at *header*, whose content is not made."""
-        if header not in self._damaged:
-            found = self._member(header)
-            self._damaged[header] = None
-            try:
-                checked_map(self._head(found), self._data(found), self._limit, self._bomb)
-            except UnresolvedError as error:
-                self._damaged[header] = str(error)
-        return self._damaged[header]
+    def _expanded(self, found: _Found, make: Callable[..., Any]) -> Any:
+        """Return what *make* returns of a sparse member; many links may lead to one that is damaged."""
+        if (damage := self._damaged.get(found.step.header)) is not None:
+            raise UnresolvedError(damage)
+        try:
+            return make(self._head(found), self._data(found), self._limit, self._bomb)
+        except UnresolvedError as error:
+            self._damaged[found.step.header] = str(error)
+            raise
 
     @cached_property
     def _offsets(self) -> dict[str, list[int]]:
