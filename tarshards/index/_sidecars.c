@@ -93,9 +93,11 @@ static int read_head(int folder, int indexes, const char *name, size_t length, i
     if (length + sizeof INDEX > LONGEST) return 0;
     memcpy(sidecar, name, length);
     memcpy(sidecar + length, INDEX, sizeof INDEX);
-    int file = openat(indexes, sidecar, O_RDONLY | O_CLOEXEC);
+    int file;
+    ssize_t size;
+    while ((file = openat(indexes, sidecar, O_RDONLY | O_CLOEXEC)) < 0 && errno == EINTR);
     if (file < 0) return 0;
-    ssize_t size = pread(file, head, HEAD, 0);
+    while ((size = pread(file, head, HEAD, 0)) < 0 && errno == EINTR);
     close(file);
     Cursor cursor = {head, head + (size < 0 ? 0 : size)};
     if (!parse(&cursor, found) || fstatat(folder, name, &status, 0) != 0) return 0;
@@ -122,7 +124,9 @@ static PyObject *read_heads(PyObject *self, PyObject *args) {
     const char *path = PyBytes_AsString(paths);
     Py_BEGIN_ALLOW_THREADS
     size_t before = strlen(folder);
-    int shards = open(*folder ? folder : ".", FOLDER), sidecars = open(*indexes ? indexes : ".", FOLDER);
+    int shards, sidecars;
+    while ((shards = open(*folder ? folder : ".", FOLDER)) < 0 && errno == EINTR);
+    while ((sidecars = open(*indexes ? indexes : ".", FOLDER)) < 0 && errno == EINTR);
     for (int64_t i = 0; i < count; i++, found += 3) {
         size_t length = strlen(path);
         size_t begin = length < before ? length : before;

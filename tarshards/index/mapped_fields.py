@@ -97,7 +97,12 @@ class Headers(NamedTuple):
         """Return the keys of the samples with these *indices*."""
         which, samples = self.which[indices], self.samples[indices]
         try:
-            return find_keys(self.tables, which, samples)
+            keys = find_keys(self.tables, which, samples)
+            for number, shard in enumerate(self.shards):
+                if shard is not None and shard.members is None:  # it is not mapped
+                    for i in np.flatnonzero(which == number).tolist():
+                        keys[i] = shard.index.key(int(samples[i]))
+            return keys
         except OSError as error:
             for shard, sample in zip(map(self._shard, which.tolist()), samples.tolist()):
                 try:
@@ -288,14 +293,43 @@ class MappedFields:
             return list(range(len(numbers)))
         return list(np.flatnonzero(self._sound[numbers] < time.monotonic() - 1).tolist())
 
-    @staticmethod
-    def _special(headers: Headers, addresses: np.ndarray, sizes: np.ndarray, failures: Failures) -> list[Payloads]:
+    def _read(
+        self,
+        shard: OpenShard,
+        rows: np.ndarray,
+        headers: Headers,
+        addresses: np.ndarray,
+        sizes: np.ndarray,
+        failures: Failures,
+    ) -> list[Payloads]:
+        """Read the samples of some rows, which are of a shard that is not mapped, and return their contents."""
+        results: list[Any] = []
+        for row in rows.tolist():
+            try:
+                results.append(shard.read(int(headers.samples[row])))
+            except TarshardsError as error:
+                results.append(error)
+        found = find_in_bytes(results, self.terms)
+        failures.update((int(rows[i]), error) for i, error in found.failures.items() if rows[i] not in failures)
+        for term, payloads in enumerate(found.payloads):
+            addresses[term, rows], sizes[term, rows] = payloads.addresses, payloads.sizes
+        headers.members[:, rows] = ELSEWHERE
+        return found.payloads
+
+    def _special(
+        self, headers: Headers, addresses: np.ndarray, sizes: np.ndarray, failures: Failures
+    ) -> list[Payloads]:
         """Read the links and sparse members, whose bytes are not after their headers, and return their contents.
 
-        Samples at fault fail.
+        All samples of shards that are not mapped are read. Samples at fault fail.
         """
         contents: list[Payloads] = []
         for number, shard in enumerate(headers.shards):
+            if shard is not None and shard.members is None:
+                contents += self._read(
+                    shard, np.flatnonzero(headers.which == number), headers, addresses, sizes, failures
+                )
+                continue
             if shard is None or not (shard.index.faults or shard.index.elsewhere):
                 continue
             for i in np.flatnonzero(headers.which == number).tolist():

@@ -85,11 +85,12 @@ class OpenShard:
         if lazy is not None:
             self._lazy = [name and field for name, field in zip(self._fields, _named(index, lazy, self.name))]
             self._fields = [None if file else field for file, field in zip(self._lazy, self._fields)]
-        self.members: MappedMembers | None = None  # None for a remote shard
-        if local is not None and (index.faults or index.elsewhere or lazy is not None):
-            self.members = MappedMembers(local.mapping, index.table)
-        elif local is not None:
-            self.members = MappedMembers(local.mapping, index.table, url=self.name, names=self._fields)
+        self.members: MappedMembers | None = None  # None for a remote shard, and for one that is not mapped
+        mapping = None if local is None or local.mapping.unmapped else local.mapping
+        if mapping is not None and (index.faults or index.elsewhere or lazy is not None):
+            self.members = MappedMembers(mapping, index.table)
+        elif mapping is not None:
+            self.members = MappedMembers(mapping, index.table, url=self.name, names=self._fields)
         # Cached blocks that stay mapped, by the key that a reader gives them.
         self.kept: dict[int, list[HeldMembers]] = {}
         # Samples that need special treatment: faulty ones, and those with links or sparse members.
@@ -99,7 +100,7 @@ class OpenShard:
 
     @cached_property
     def buffer(self) -> memoryview | None:
-        """All bytes of a mapped shard, for kernels only; None for a remote shard, and without compiled kernels."""
+        """All bytes of a mapped shard, for kernels only; None for another shard, and without compiled kernels."""
         if not memory.READS_MAPPINGS or not isinstance(self.ranges, LocalRanges):
             return None
         try:

@@ -354,7 +354,8 @@ class Index:
         try:
             if IS_COMPILED and location.path is not None:
                 own = LocalRanges(location.path, location.name, copied)
-                packed, held = own.read(0, own.size), own.mapping
+                packed = own.read(0, own.size)
+                held = packed if own.mapping.unmapped else own.mapping
                 if len(packed) > MAX_BYTES:
                     raise OpenError(TOO_LONG, url=location.name)
             elif hold is None:

@@ -7,6 +7,9 @@
  * The page in which the file ends now raises no signal, and has zeros after that end. So a copy is valid only if a byte
  * that is looked at after it, the witness, is as it was. This takes no descriptor, of which a process may have fewer than
  * shards, and no system call, unless the byte has changed.
+ *
+ * Mappings are private, as some file systems (FUSE with direct I/O) have no shared ones; of a file that is only read, both
+ * use the same pages. Other file systems map nothing: their files are kept open, and read.
  */
 #include <Python.h>
 #include <errno.h>
@@ -39,6 +42,7 @@ typedef struct {
     Witness witness;
     struct stat status; /* of the file, when it was opened */
     int held;           /* the descriptor of the file if it is held open, else -1 */
+    int file, unmapped; /* the descriptor of a file that cannot be mapped, else -1; the errno of that, else 0 */
 } Mapping;
 
 static __thread sigjmp_buf *recovery; /* where this thread continues after a SIGBUS; NULL outside of guarded work */
@@ -99,8 +103,9 @@ static Witness witness_of(PyObject *owner) {
 static int reaches(PyObject *owner, Py_ssize_t end) {
     const Mapping *self = (const Mapping *)owner;
     Look witness = {witness_of(owner), 0};
-    if (!run_guarded(look, &witness) && witness.is_unchanged) return 1;
     struct stat now;
+    if (Py_TYPE(owner) == mapping_type && self->file >= 0) return fstat(self->file, &now) == 0 && now.st_size >= end;
+    if (!run_guarded(look, &witness) && witness.is_unchanged) return 1;
     const int found = self->held < 0 ? stat(self->path, &now) : fstat(self->held, &now);
     if (found == 0 && now.st_dev == self->status.st_dev && now.st_ino == self->status.st_ino) return now.st_size >= end;
     const Py_ssize_t page = (Py_ssize_t)sysconf(_SC_PAGESIZE), next = (end + page - 1) / page * page;
@@ -163,7 +168,8 @@ static int find_witness(int file, Py_ssize_t size, Py_ssize_t *offset, char *val
     return 1;
 }
 
-/* Map the file at the path, or read it if it has at most *copied* bytes; return 0 with errno set if that fails. */
+/* Map the file at the path, or read it if it has at most *copied* bytes; keep it open if it cannot be mapped. Return 0 with
+ * errno set if that fails: EINTR if it is to be tried again. */
 static int open_file(Mapping *self, Py_ssize_t copied) {
     const int file = open(self->path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return 0;
@@ -175,17 +181,21 @@ static int open_file(Mapping *self, Py_ssize_t copied) {
     const Py_ssize_t size = (Py_ssize_t)self->status.st_size;
     Py_ssize_t offset = 0;
     char value = 0;
-    if (is_open && size && size <= copied) {
-        self->is_copy = 1;
+    self->is_copy = is_open && size && size <= copied;
+    if (self->is_copy) {
         is_open = (self->address = read_part(file, size, 0)) != NULL;
     } else if (is_open && size && (is_open = find_witness(file, size, &offset, &value))) {
-        void *address = mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, file, 0);
-        if ((is_open = address != MAP_FAILED)) {
+        void *address = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, file, 0);
+        if (address != MAP_FAILED) {
             self->address = address;
             self->witness = (Witness){self->address + offset, value};
+        } else if ((is_open = errno != EINTR)) {
+            self->unmapped = errno;
+            self->file = file;
         }
     }
     self->size = size;
+    if (self->file >= 0) return 1;
     const int error = errno;
     close(file);
     errno = error;
@@ -199,14 +209,16 @@ static PyObject *mapping_new(PyTypeObject *type, PyObject *args, PyObject *optio
     if (!PyArg_ParseTupleAndKeywords(args, options, "O&|n:Mapping", names, PyUnicode_FSConverter, &path, &copied)) return NULL;
     Mapping *self = (Mapping *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self) {
-        self->held = -1;
+        self->held = self->file = -1;
         self->path = strdup(PyBytes_AsString(path));
         int is_open;
-        Py_BEGIN_ALLOW_THREADS
-        is_open = self->path && open_file(self, copied);
-        Py_END_ALLOW_THREADS
+        do {
+            Py_BEGIN_ALLOW_THREADS
+            is_open = self->path && open_file(self, copied);
+            Py_END_ALLOW_THREADS
+        } while (!is_open && errno == EINTR && !PyErr_CheckSignals());
         if (!is_open) {
-            PyErr_SetFromErrno(PyExc_OSError);
+            if (!PyErr_Occurred()) PyErr_SetFromErrno(PyExc_OSError);
             Py_CLEAR(self);
         }
     }
@@ -220,9 +232,23 @@ static void mapping_dealloc(PyObject *object) {
     if (self->address && self->is_copy) free(self->address);
     else if (self->address) munmap(self->address, (size_t)self->size);
     if (self->held >= 0) close(self->held);
+    if (self->file >= 0) close(self->file);
     free(self->path);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
+}
+
+/* Read *size* bytes at an offset of a file that is not mapped; return 0 with an exception set if that fails. */
+static int read_file(const Mapping *self, char *target, Py_ssize_t size, Py_ssize_t offset) {
+    for (Py_ssize_t done = 0, more; done < size; done += more > 0 ? more : 0) {
+        Py_BEGIN_ALLOW_THREADS
+        more = pread(self->file, target + done, (size_t)(size - done), offset + done);
+        Py_END_ALLOW_THREADS
+        if (more == 0) PyErr_SetString(PyExc_OSError, SHRUNK);
+        else if (more < 0 && errno != EINTR) PyErr_SetFromErrno(PyExc_OSError);
+        if (more <= 0 && (PyErr_Occurred() || PyErr_CheckSignals())) return 0;
+    }
+    return 1;
 }
 
 static PyObject *read_bytes(Mapping *self, Py_ssize_t offset, Py_ssize_t size) {
@@ -230,6 +256,10 @@ static PyObject *read_bytes(Mapping *self, Py_ssize_t offset, Py_ssize_t size) {
         return PyErr_Format(PyExc_ValueError, "%zd bytes at offset %zd of %zd", size, offset, self->size);
     PyObject *data = PyBytes_FromStringAndSize(NULL, size);
     if (!data || !size) return data;
+    if (self->file >= 0) {
+        if (!read_file(self, PyBytes_AsString(data), size, offset)) Py_CLEAR(data);
+        return data;
+    }
     Copy this = {PyBytes_AsString(data), self->address + offset, (size_t)size};
     int failure; /* of *copy*, or since bytes may be missing */
     if (size < LARGE && !waits()) {
@@ -268,7 +298,7 @@ static PyObject *mapping_drop(PyObject *object, PyObject *const *args, Py_ssize_
     if (offset < 0 || size < 0 || offset > self->size || size > self->size - offset)
         return PyErr_Format(PyExc_ValueError, "%zd bytes at offset %zd of %zd", size, offset, self->size);
     Py_ssize_t extra = offset % (Py_ssize_t)sysconf(_SC_PAGESIZE);
-    if (size && !self->is_copy) madvise(self->address + offset - extra, (size_t)(size + extra), MADV_DONTNEED); /* only advice */
+    if (size && self->address && !self->is_copy) madvise(self->address + offset - extra, (size_t)(size + extra), MADV_DONTNEED); /* only advice */
     Py_RETURN_NONE;
 }
 
@@ -276,6 +306,9 @@ static PyObject *mapping_scatter(PyObject *object, PyObject *flag) {
     const Mapping *self = (Mapping *)object;
     int is_set = PyObject_IsTrue(flag);
     if (is_set < 0) return NULL;
+#ifdef POSIX_FADV_RANDOM
+    if (self->file >= 0) posix_fadvise(self->file, 0, 0, is_set ? POSIX_FADV_RANDOM : POSIX_FADV_NORMAL);
+#endif
     if (self->address && !self->is_copy) madvise(self->address, (size_t)self->size, is_set ? MADV_RANDOM : MADV_NORMAL); /* only advice */
     Py_RETURN_NONE;
 }
@@ -320,11 +353,17 @@ static PyObject *mapping_hold_open(PyObject *object, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *mapping_unmapped(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(((Mapping *)object)->unmapped);
+}
+
 static Py_ssize_t mapping_length(PyObject *object) { return ((Mapping *)object)->size; }
 
 static int mapping_buffer(PyObject *object, Py_buffer *view, int flags) {
     static char nothing;
     Mapping *self = (Mapping *)object;
+    if (self->file >= 0) return PyErr_SetString(PyExc_TypeError, "a file that is not mapped has no buffer"), -1;
     return PyBuffer_FillInfo(view, object, self->address ? self->address : &nothing, self->size, 1, flags);
 }
 
@@ -345,6 +384,7 @@ static PyMethodDef mapping_methods[] = {
 
 static PyGetSetDef mapping_attributes[] = {
     {"modified", mapping_modified, NULL, "The time of the last modification when the file was opened, in nanoseconds.", NULL},
+    {"unmapped", mapping_unmapped, NULL, "The errno of mapping the file if that failed, so that it is read and no buffer; else 0.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

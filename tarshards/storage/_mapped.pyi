@@ -2,9 +2,10 @@ import os
 from typing import Any
 
 class Mapping:
-    """A file mapped for reading; also a buffer."""
+    """A file mapped for reading, also a buffer; or read, if mapping it failed with the errno *unmapped*, else 0."""
 
     modified: int
+    unmapped: int
     def __init__(self, path: str | os.PathLike[str], copied: int = 0) -> None: ...
     def __len__(self) -> int: ...
     def read(self, offset: int, size: int, /) -> bytes: ...

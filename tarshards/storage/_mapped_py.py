@@ -37,6 +37,8 @@ def replace_word(memory: Any, number: int, before: int, after: int) -> bool:
 class Mapping:
     """A file kept open for reading in any order; *copied* is ignored, as no file is mapped."""
 
+    unmapped = 0  # no file was refused
+
     def __init__(self, path: str | os.PathLike[str], copied: int = 0):
         with open(path, "rb", buffering=0) as file:
             self._file = os.dup(file.fileno())

@@ -668,6 +668,8 @@ class BlockCache:
                 if _version(name, os.lstat(path)) in self._verified:
                     mapped = MappedBlock(path, start, kind == "pinned")
                     is_right = len(mapped.mapping) == start + block.length and mapped.mapping.is_current()
+                    if mapped.mapping.unmapped:
+                        return None  # read into memory, as kernels take members from there
                     if is_right and _version(name, os.lstat(path)) in self._verified:
                         return mapped
         return None

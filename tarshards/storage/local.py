@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 # long. Half, double: the same.
 FLUSHED = 1 << 23
 
+#: What fsync reports on a file system that cannot flush a file.
+NEVER_FLUSHED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+NO_FSYNC = "its file system cannot flush files to the disk ({}); write elsewhere, or do not wait for it (sync=False, --no-sync)"
+ACL = "system.posix_acl_access"
+
 # Paths of files that are open already.
 _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 
@@ -130,14 +135,15 @@ def _open_writer(path: str, location: Location) -> OutputStream:
 
 def _open_temporary(target: str, location: Location) -> OutputStream:
     temporary, descriptor = _claim(target)
+    _keep_permissions(target, descriptor)
     file = _AlignedFile(descriptor, location.sync)
     # The lock is held until the temporary name is gone, so that no other writer removes the file as a leftover.
 
     def finish() -> None:
         file.close()
         # Most file systems may write the name before the bytes: after a power loss, the file would be zeros.
-        if location.sync:
-            os.fsync(descriptor)
+        if location.sync and (error := flush(descriptor)):
+            raise OpenError(NO_FSYNC.format(error.strerror), url=location.name, errno=error.errno) from error
         check_written(descriptor)
 
     def commit() -> None:
@@ -154,6 +160,31 @@ def _open_temporary(target: str, location: Location) -> OutputStream:
     return OutputStream(
         location.name, file.write, finish=finish, commit=commit, discard=discard, file=file, copied=file.start_disk
     )
+
+
+def _keep_permissions(target: str, descriptor: int) -> None:
+    """Give a new file the owner, group, mode and access list of the one that it will replace, as far as is allowed.
+
+    Where the group cannot be kept, it gets what others may do: the file may be in a group that had no access.
+    """
+    own = os.fstat(descriptor)
+    try:
+        replaced = os.stat(target)
+    except OSError:  # there is none
+        return
+    mode = stat.S_IMODE(replaced.st_mode) & 0o777
+    if (replaced.st_uid, replaced.st_gid) != (own.st_uid, own.st_gid):
+        for user in (replaced.st_uid, -1):
+            with suppress(OSError):
+                os.fchown(descriptor, user, replaced.st_gid)
+                break
+        else:
+            mode = mode & 0o707 | (mode & 0o007) << 3
+    with suppress(OSError):  # a file system without modes
+        if mode != stat.S_IMODE(own.st_mode):
+            os.fchmod(descriptor, mode)
+    with suppress(OSError, AttributeError):  # without access lists
+        os.setxattr(descriptor, ACL, os.getxattr(target, ACL))
 
 
 def _replace(path: str, target: str, location: Location) -> None:
@@ -240,13 +271,20 @@ def synced_folder(path: str) -> Iterator[None]:
         return
     try:
         yield
-        try:
-            os.fsync(descriptor)
-        except OSError as error:  # some file systems flush no folders
-            if error.errno != errno.EINVAL:
-                raise
+        flush(descriptor)  # some file systems flush no folders
     finally:
         os.close(descriptor)
+
+
+def flush(descriptor: int) -> OSError | None:
+    """Wait until an open file, or the names in a folder, are on the disk; return the error if none can be flushed."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NEVER_FLUSHED:
+            raise
+        return error
+    return None
 
 
 def _claim(target: str) -> tuple[str, int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import resource
 import sys
 from typing import Any, Self
 
-from tarshards.errors import OpenError
+from tarshards.errors import OpenError, visible
 from tarshards.storage.streams import failure
 
 try:
@@ -21,6 +22,9 @@ except ImportError:
     from tarshards.storage._mapped_py import replace_word as replace_word
 
 MOST_MAPPED = 24_000  # files with two mappings each; the kernel allows a process 65,530 mappings (vm.max_map_count)
+UNMAPPED = "%s: cannot be mapped into memory (%s); it, and files like it, are read instead, which is slower"
+
+_keeps_open = False  # whether a file of this process could not be mapped, and takes a descriptor instead
 
 
 def are_buffers() -> bool:
@@ -31,10 +35,10 @@ def are_buffers() -> bool:
 def most_open() -> int:
     """Return the most shards that a process should hold open; each may be mapped with its index.
 
-    Without the native twin, each takes a descriptor, and some must be left for other uses. Mappings must be left for
-    libraries, memory, and shards that are being released.
+    Without the native twin, or on a file system that maps no files, each takes a descriptor, and some must be left for
+    other uses. Mappings must be left for libraries, memory, and shards that are being released.
     """
-    if are_buffers():
+    if are_buffers() and not _keeps_open:
         return MOST_MAPPED
     return max(1, min(MOST_MAPPED, _most_descriptors() // 2))
 
@@ -166,7 +170,8 @@ class RangedFile(io.BufferedIOBase):
 class LocalRanges(Ranges):
     """A local file, mapped into memory, or read if it has at most *copied* bytes.
 
-    If the file is removed or replaced, its bytes stay readable.
+    If the file is removed or replaced, its bytes stay readable. On a file system that maps no files it is read, which a
+    warning says once in a process.
     """
 
     remote = False
@@ -178,6 +183,8 @@ class LocalRanges(Ranges):
         except (OSError, ValueError) as exc:
             raise failure(exc, name) from exc
         self.size: int = len(self.mapping)
+        if self.mapping.unmapped:
+            _tell_of(name, self.mapping.unmapped)
 
     def read(self, offset: int, size: int) -> bytes:
         try:
@@ -208,3 +215,10 @@ class LocalRanges(Ranges):
     @property
     def version(self) -> tuple[int, int]:
         return self.size, self.mapping.modified
+
+
+def _tell_of(name: str, error: int) -> None:
+    global _keeps_open
+    if not _keeps_open:
+        _keeps_open = True
+        logging.getLogger("tarshards").warning(UNMAPPED, visible(name), os.strerror(error))

@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import SampleError, flag, whole_number
@@ -33,6 +33,7 @@ from tarshards.storage.location import Location, look_up
 from tarshards.storage.manifest import ArchiveEnd, Shard, manifest_url
 from tarshards.storage.markers import digest_of, find_made, make_once, say_kept, write_marker
 from tarshards.storage.ranges import most_held
+from tarshards.storage.streams import temporary
 from tarshards.stream import ops
 from tarshards.tar.read import pack_members
 from tarshards.write.once import at_shard, run_all
@@ -290,16 +291,6 @@ class _Scatter:
         yield piece
 
 
-def _reserve(file: BinaryIO, size: int) -> None:
-    """Reserve *size* bytes on the disk, so that a full disk raises OSError here rather than a signal in a mapping."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-        return
-    for begin in range(0, size, BUFFER):
-        file.write(bytes(min(BUFFER, size - begin)))
-    file.flush()
-
-
 def _merge_tables(plan: _Resharding) -> list[int]:
     """Write the entries of all inputs to one table, sorted by bucket; return the start of each bucket."""
     import numpy as np
@@ -311,15 +302,15 @@ def _merge_tables(plan: _Resharding) -> list[int]:
         found, numbers = np.unique(retry_parse(np.load, name)["bucket"], return_counts=True)
         counts[found] += numbers
     starts = np.concatenate([[0], np.cumsum(counts)])
-    with open(plan.table, "w+b") as file:
-        if starts[-1]:
-            _reserve(file, int(starts[-1]) * np.dtype(ENTRY).itemsize)
-            table, offsets = np.memmap(file, ENTRY), starts[:-1].copy()
-            for name in names:
-                entries = retry_parse(np.load, name)
-                found, firsts, numbers = np.unique(entries["bucket"], return_index=True, return_counts=True)
-                table[np.repeat(offsets[found] - firsts, numbers) + np.arange(len(entries))] = entries
-                offsets[found] += numbers
+    offsets, size = starts[:-1].copy(), np.dtype(ENTRY).itemsize
+    with temporary(os.path.dirname(plan.table)), open(plan.table, "wb") as file:
+        for name in names:
+            entries = retry_parse(np.load, name)
+            found, firsts, numbers = np.unique(entries["bucket"], return_index=True, return_counts=True)
+            for bucket, begin, count in zip(found.tolist(), firsts.tolist(), numbers.tolist()):
+                file.seek(int(offsets[bucket]) * size)
+                file.write(entries[begin : begin + count].tobytes())
+            offsets[found] += numbers
     return starts.tolist()
 
 

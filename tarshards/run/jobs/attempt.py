@@ -24,7 +24,7 @@ from tarshards.errors import OpenError, visible
 from tarshards.parallel.signals import TICK
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.derived import forget
-from tarshards.storage.local import synced_folder
+from tarshards.storage.local import flush, synced_folder
 from tarshards.storage.location import Location
 from tarshards.storage.locks import lock, release
 from tarshards.storage.markers import Record, read_marker, remove_marker, write_marker
@@ -119,6 +119,6 @@ class Attempt:
             with synced_folder(os.path.dirname(str(self._location.path)) or "."):
                 os.ftruncate(self.descriptor, 0)
                 os.pwrite(self.descriptor, json.dumps(record).encode() + b"\n", 0)
-                os.fsync(self.descriptor)
+                flush(self.descriptor)
         except OSError as error:
             raise failure(error, self._location.name) from error

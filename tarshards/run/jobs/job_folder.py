@@ -12,6 +12,7 @@ from typing import Any
 from tarshards.errors import StateError
 from tarshards.run.guard import end_all
 from tarshards.run.jobs.job_plan import JobPlan
+from tarshards.storage.local import flush
 from tarshards.storage.location import Location
 from tarshards.storage.locks import is_locked, lock, release
 from tarshards.storage.markers import read_marker, write_marker
@@ -100,7 +101,7 @@ class JobFolder:
             killed = os.fstat(descriptor).st_size > 0  # a run that ends leaves the file empty
             os.ftruncate(descriptor, 0)
             os.write(descriptor, json.dumps({"pid": os.getpid()}).encode())
-            os.fsync(descriptor)
+            flush(descriptor)
             if killed:
                 end_all(self.variable)
             try:
