@@ -17,6 +17,8 @@ from urllib.parse import unquote
 class Site:
     """*requests* are the paths and ranges that were asked for, *bytes* the payload that was sent.
 
+    *missing* is the status for what is missing, with the body *page*.
+
     *find* tells which file answers a path, with its query, and a header Authorization; by default the path does.
 
     What is PUT is stored, and what is to DELETE removed, unless *refusal*, a status, says no. What is to GET is held
@@ -28,6 +30,7 @@ class Site:
     ranges: bool = True
     etag: str = '"v1"'
     missing: int = 404
+    page: bytes = b""
     find: Callable[[str, str], str] = lambda path, login: path.partition("?")[0]
     refusal: int | None = None
     hold: float = 0
@@ -68,7 +71,7 @@ def serving(folder: Path) -> Iterator[Site]:
             wanted = self.headers.get("Range")
             data = self._file.read_bytes() if self._file.is_file() else None
             match = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted or "")
-            status, part = site.missing if data is None else 200, data or b""
+            status, part = site.missing if data is None else 200, site.page if data is None else data
             backwards = match and match[2] and int(match[2]) < int(match[1])  # RFC 9110 14.1.1: then it is no range
             if data is not None and match and not backwards and site.ranges:
                 status, part = 206, data[int(match[1]) : int(match[2]) + 1 if match[2] else None]

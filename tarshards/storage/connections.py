@@ -227,10 +227,22 @@ class Response:
             self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._low_water = size
 
+    def beginning(self, most: int) -> bytes:
+        """Return up to *most* bytes of the body, all within one timeout; fewer if it breaks off."""
+        data, response = b"", self._response
+        try:
+            with response.timed.limited():
+                while len(data) < most and (more := response.read1(most - len(data))):
+                    data += more
+        except (OSError, http.client.HTTPException, ValueError):
+            response.will_close = True
+        return data
+
     def close(self) -> None:
         connection, response = self._connection, self._response
         whole = response.isclosed() or response.length == 0
-        if not whole and response.length is not None and response.length <= tuning.DRAINED and self.status >= 300:
+        is_short = response.length is not None and response.length <= tuning.DRAINED
+        if not whole and is_short and self.status >= 300 and not response.will_close:
             with suppress(OSError, http.client.HTTPException), response.timed.limited():
                 response.read()
                 whole = response.isclosed()

@@ -12,7 +12,7 @@ from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.requests import Address, Patience
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
-from tarshards.storage.transfer import RemoteRanges, begin_transfer, hold_whole, read_whole
+from tarshards.storage.transfer import HEAD, RemoteRanges, begin_transfer, hold_whole, read_whole
 
 
 class Http(Transport):
@@ -35,7 +35,7 @@ class Http(Transport):
         return RemoteRanges(Address(location), size)
 
     def probe(self, location: Location) -> None:
-        begin_transfer(Address(location), 1).close()
+        begin_transfer(Address(location), HEAD).close()
 
     def version(self, location: Location) -> list[Any]:
         with closing(begin_transfer(Address(location), 1)) as transfer:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import base64
+import errno
 import http.client
+import json
 import random
 import re
 import socket
 import ssl
 import string
 from collections.abc import Callable
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import cache
 from hashlib import blake2b, pbkdf2_hmac
+from html import unescape
 from time import monotonic, sleep, time
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
-from tarshards.errors import OpenError, UrlError
+from tarshards.errors import OpenError, UrlError, visible
 from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import TICK
 from tarshards.storage import connections, traffic, tuning
 from tarshards.storage.connections import Origin, Response
+from tarshards.storage.derived import COLUMNS, INDEX
 from tarshards.storage.location import Location
-from tarshards.storage.redaction import without_signature, without_userinfo
+from tarshards.storage.redaction import redacted, secrets_of, without_signature, without_userinfo
 from tarshards.storage.streams import encoded, errno_of
 
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
@@ -37,6 +42,14 @@ _MALFORMED = (ValueError, OverflowError)
 
 _NUMBER = r"(\d{1,18})"  # bytes: a number that fits into 64 bits
 _RANGE = re.compile(rf"bytes {_NUMBER}-{_NUMBER}/{_NUMBER}")
+
+# Names of files that never begin as a page does: what is beside shards, and its manifests.
+_NEVER_PAGES = (INDEX, COLUMNS, ".json", ".keys", ".idx")
+PAGE = "the server sent a page of HTML instead of this file, which is taken as missing"
+
+_MOST_SAID = 1 << 12  # bytes of a refusal's body that are read
+_REASONS = ("Code", "Message", "Details", "AuthenticationErrorDetail")  # the last two are Google's and Azure's
+_LONGEST_REASON = 300  # characters
 
 CHANGED = "changed while it was read"
 NO_RANGES = "the server serves no ranges, which random access requires"
@@ -172,10 +185,19 @@ class Address:
     def _ask_once(self, method: str, url: str, headers: dict[str, str], body: Any) -> Response:
         sent = {"User-Agent": "tarshards", **headers}
         response = connections.request(method, url, sent, body=body, timeout=self.location.remote.timeout)
-        if 200 <= response.status < 300:
-            return response
-        response.close()
-        raise StatusError(response)
+        try:
+            if not 200 <= response.status < 300:
+                error = StatusError(response)
+                if response.status >= 400 and (said := _said_in(response.beginning(_MOST_SAID), url, sent)):
+                    error.add_note(said)
+                raise error
+            if method == "GET" and self.location.base.endswith(_NEVER_PAGES) and _is_page(response):
+                _warn_of_pages(self.name, url)
+                raise OpenError(PAGE, url=self.name, errno=errno.ENOENT)
+        except BaseException:
+            response.close()
+            raise
+        return response
 
     def _redirected(self, url: str, method: str, failure: Exception) -> str | None:
         """Return the URL that a response redirects to, if any; raise OpenError unless it is http or https."""
@@ -194,6 +216,43 @@ class Address:
             raise OpenError(f"redirected to {shown}, which is neither http nor https", url=self.name) from None
         # http.client decodes headers as Latin-1, whatever their bytes are.
         return quote(target, encoding="iso-8859-1", safe=string.punctuation)
+
+
+def _said_in(body: bytes, url: str, sent: dict[str, str]) -> str:
+    """Return the reason that the *body* of a refusal gives, in one line and without credentials; "" if there is none.
+
+    It is the XML of S3, Google and Azure, or JSON.
+    """
+    text = body.decode("utf-8-sig", "replace").strip()
+    found: list[Any] = []
+    if text.startswith("<"):
+        found = [unescape(said) for name in _REASONS for said in re.findall(f"<{name}>([^<]*)</{name}>", text)[:1]]
+    elif text.startswith("{"):
+        with suppress(ValueError, RecursionError):
+            fields = json.loads(text)
+            said = fields.get("error") or fields.get("message") or fields.get("detail")
+            found = [said.get("message") if isinstance(said, dict) else said]
+    words = ": ".join(" ".join(each.split()).rstrip(".") for each in found if isinstance(each, str) and each.strip())
+    secrets = secrets_of(url) | set(sent.get("Authorization", "").split()[1:])
+    return visible(redacted(words, secrets))[:_LONGEST_REASON]
+
+
+def _is_page(response: Response) -> bool:
+    """Return whether a response begins with HTML: some servers send a page, with status 200, for a missing file."""
+    is_begin = response.status == 200 or response.headers.get("Content-Range", "").startswith("bytes 0-")
+    return is_begin and response.length != 0 and response.peek().lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<")
+
+
+def _warn_of_pages(name: str, url: str) -> None:
+    """Warn of a server, once in a process and those forked from it, whose pages are taken for missing files."""
+    mine = object()
+    if _servers_of_pages.setdefault(Origin.of(url), mine) is mine:
+        import logging
+
+        logging.getLogger("tarshards").warning("%s: %s", visible(name), PAGE)
+
+
+_servers_of_pages: dict[Origin, object] = {}
 
 
 @cache

@@ -591,3 +591,56 @@ def test_an_honest_server_on_a_bad_network_gives_the_right_bytes(server, cuts):
 def test_a_senseless_length_is_none(server):
     answer = Answer(headers=(("Content-Length", "-1"),), framing="none")
     assert fetch(server.play(body=BODY, default=answer)) == BODY
+
+
+SIGNED = "?X-Amz-Expires=60&X-Amz-Credential=AKIAEXAMPLE&X-Amz-Signature=5ecre7c0de"
+SAID = {
+    "S3": (
+        "<?xml version='1.0'?>\n<Error><Code>AccessDenied</Code><Message>Request has expired</Message>"
+        "<X-Amz-Expires>60</X-Amz-Expires><StringToSign>5ecre7c0de</StringToSign></Error>",
+        "AccessDenied: Request has expired",
+    ),
+    "Google": (
+        "<Error><Code>ExpiredToken</Code><Message>Invalid argument.</Message>"
+        "<Details>Request signature expired at: 2026-01-01</Details></Error>",
+        "ExpiredToken: Invalid argument: Request signature expired at: 2026-01-01",
+    ),
+    "Azure": (
+        "\ufeff<Error><Code>AuthenticationFailed</Code><Message>No access.\nRequestId:1</Message>"
+        "<AuthenticationErrorDetail>Signature not valid in this time frame</AuthenticationErrorDetail></Error>",
+        "AuthenticationFailed: No access. RequestId:1: Signature not valid in this time frame",
+    ),
+    "Google's JSON": ('{"error": {"code": 403, "message": "no access to the object"}}', "no access to the object"),
+    "a hub": ('{"error": "Invalid credentials"}', "Invalid credentials"),
+    "an API": ('{"detail": "expired &\\n\\u001b[31m"}', "expired & \\x1b[31m"),
+    "the signature": ("<Error><Code>Bad</Code><Message>not 5ecre7c0de</Message></Error>", "Bad: not ..."),
+    "a long text": (f"<Error><Code>A</Code><Message>{'x' * 1000}</Message></Error>", f"A: {'x' * 297}"),
+}
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked", "none"])
+@pytest.mark.parametrize("store", SAID)
+def test_the_reason_that_a_refusal_gives_is_in_the_error_without_credentials(server, store, framing):
+    body, words = SAID[store]
+    url = server.play(body=body.encode(), default=Answer(status="403 Forbidden", framing=framing, ranges=False))
+    with pytest.raises(OpenError) as caught:
+        fetch(url + SIGNED)
+    assert caught.value.reason == f"403 Forbidden, {words}"
+    assert "5ecre7c0de" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html><h1>403</h1>", b"{", b"[1]", b'{"error": 5}', b'{"error": {}}', b"no", b"\xff<"]
+)
+def test_a_refusal_whose_body_gives_no_reason(server, body):
+    url = server.play(body=body, default=Answer(status="403 Forbidden", ranges=False))
+    with pytest.raises(OpenError) as caught:
+        fetch(url)
+    assert caught.value.reason == "403 Forbidden"
+
+
+@pytest.mark.parametrize("end", ["close", "stall"])
+def test_a_refusal_whose_body_breaks_off(server, end):
+    url = server.play(body=b"<Error>" + bytes(3000), default=Answer(status="403 Forbidden", cut=HEADERS + 100, end=end))
+    with pytest.raises(OpenError, match=r"403 Forbidden$"):
+        fetch(url, timeout=0.2, retries=0)
