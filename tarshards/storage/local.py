@@ -27,7 +27,9 @@ FLUSHED = 1 << 23
 
 #: What fsync reports on a file system that cannot flush a file.
 NEVER_FLUSHED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
-NO_FSYNC = "its file system cannot flush files to the disk ({}); write elsewhere, or do not wait for it (sync=False, --no-sync)"
+NO_FSYNC = (
+    "cannot be flushed to the disk on this file system ({}); write elsewhere, or do not wait (sync=False, --no-sync)"
+)
 ACL = "system.posix_acl_access"
 
 # Paths of files that are open already.
