@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from errno import ENOENT
 from functools import wraps
 from itertools import islice
@@ -27,6 +28,7 @@ from tarshards.cli.parameters import (
     list_option,
     max_errors_option,
     max_ratio_option,
+    on_error_option,
     options,
     quiet_option,
     read_as,
@@ -34,7 +36,6 @@ from tarshards.cli.parameters import (
     split_option,
     typed,
     where_option,
-    words,
 )
 from tarshards.cli.program import refuse, say, usage_errors
 from tarshards.errors import OpenError, SampleError, TarshardsError
@@ -54,15 +55,17 @@ ACCEPT = "--allow-empty accepts that"
 class Losses:
     """The errors of a run, which skips faulty data as far as --on-error and --max-errors allow.
 
-    Readers pass their errors to *ledger*, which counts them, and raises the first that is not allowed.
+    Readers pass their errors to *ledger*, which counts them, and raises the first that is not allowed. A tool that
+    has no whole samples to put aside has no quarantine: *quarantines* is False.
     """
 
-    def __init__(self, on_error: str | None, max_errors: int | None):
+    def __init__(self, on_error: str | None, max_errors: int | None, *, quarantines: bool = True):
         from tarshards.samples.ledger import Ledger
 
         policy, _, target = (on_error or ("fail" if max_errors is None else "skip")).partition("=")
         known = policy in ("fail", "skip", "quarantine") and (policy == "quarantine") == bool(target)
         refuse(not known, "--on-error is fail, skip or quarantine=TAR")
+        refuse(bool(target) and not quarantines, "this tool has no samples to put aside: --on-error is fail or skip")
         refuse(policy == "fail" and max_errors is not None, "--max-errors cannot be combined with --on-error fail")
         self.goes_on: bool = policy != "fail"
         self.max_errors = max_errors
@@ -104,6 +107,21 @@ class Losses:
         if self.max_errors is None or self.count <= max(1, self.max_errors):
             return error
         return too_many(self.count, self.max_errors, self.first)
+
+    @contextmanager
+    def reported(self, explained: Callable[[TarshardsError], TarshardsError] | None = None) -> Iterator[Losses]:
+        """Run the tool in a with-block: replace the error that ends it by the *explained* one, and ``close``."""
+        failed = True
+        try:
+            yield self
+            failed = False
+        except click.exceptions.Exit:
+            failed = False
+            raise
+        except TarshardsError as error:
+            raise (explained or self.explained)(error) from error
+        finally:
+            self.close(failed=failed)
 
     def close(self, *, failed: bool) -> None:
         """Finish the quarantine's tar; unless the run has *failed*, report what was skipped and quarantined."""
@@ -456,18 +474,8 @@ def reads_samples(
         losses = Losses(values.pop("on_error"), values.pop("max_errors"))
         source = Input(shards, losses, may_be_empty=values.pop("allow_empty", None), **taken)
         refuse_terminal(source.specs == ["-"] and values.get("config") is None)
-        failed = True
-        try:
-            result = command(source=source, **values)
-            failed = False
-        except click.exceptions.Exit:
-            failed = False
-            raise
-        except TarshardsError as error:
-            raise source.explained(error) from error
-        finally:
-            losses.close(failed=failed)
-        return result
+        with losses.reported(source.explained):
+            return command(source=source, **values)
 
     return options(
         shards_argument,
@@ -479,12 +487,7 @@ def reads_samples(
             callback=_checked_fields,
             help='Fields to take: "new:old1;old2 keep *".',
         ),
-        click.option(
-            "--on-error",
-            metavar="POLICY",
-            shell_complete=words("fail", "skip", "quarantine="),
-            help="On bad data: fail, skip, or quarantine=TAR.  [default: fail]",
-        ),
+        on_error_option,
         max_errors_option,
         click.option("--connections", type=click.IntRange(1), metavar="N", help="Concurrent requests.  [default: 32]"),
         click.option("--ahead", type=Size(), metavar="SIZE", help="Memory for prefetched data."),

@@ -146,6 +146,12 @@ split_option: Final = click.option(
     "--split", type=click.Choice(["first", "last"]), help="The dot at which a name ends the key.  [default: first]"
 )
 seed_option: Final = click.option("--seed", default=0, metavar="N", help="Random seed.")
+on_error_option: Final = click.option(
+    "--on-error",
+    metavar="POLICY",
+    shell_complete=words("fail", "skip", "quarantine="),
+    help="On bad data: fail, skip, or quarantine=TAR.  [default: fail]",
+)
 max_errors_option: Final = click.option(
     "--max-errors", type=COUNT, metavar="N", help="Skip up to N errors; fail on more."
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tarshards.cli.input import ACCEPT, required
+from tarshards.cli.input import ACCEPT, Losses, required
 from tarshards.cli.output import OUTPUT, check_output, output_options
 from tarshards.cli.parameters import (
     FILE,
@@ -17,6 +17,8 @@ from tarshards.cli.parameters import (
     allow_empty_option,
     allow_pipe_option,
     dry_run_option,
+    max_errors_option,
+    on_error_option,
     quiet_option,
     typed,
 )
@@ -27,10 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tarshards.samples.keys import Sample
+    from tarshards.samples.ledger import Ledger
     from tarshards.storage.location import Location
 
 EPILOG = """Without PLAN, or for -, the plan is read from stdin, once, row by row. One sample is held at a time,
-and with --dir the names of one folder."""
+and with --dir the names of one folder. URLs are fetched ahead, up to 32 at once, into at most a quarter of the
+memory; the order stays."""
 SHOWN = 10  # extensions that an error names
 OF_FOLDER = "--exts, --missing, --class-field and --classes"
 
@@ -53,6 +57,8 @@ OF_FOLDER = "--exts, --missing, --class-field and --classes"
 @click.option("--class-field", metavar="FIELD", help="With --dir: add the number of the first folder.")
 @click.option("--classes", type=OUTPUT, help="Write the names and numbers of the classes to FILE, not to stderr.")
 @output_options
+@on_error_option
+@max_errors_option
 @allow_empty_option
 @dry_run_option
 @quiet_option
@@ -71,6 +77,8 @@ def main(
     classes: Location | None,
     output: Location,
     overwrite: bool,
+    on_error: str | None,
+    max_errors: int | None,
     allow_empty: bool,
     dry_run: bool,
     quiet: bool,
@@ -100,52 +108,65 @@ def main(
     from tarshards.write.shards import write_samples
 
     skipped: Counter[str] = Counter()
+    losses = Losses(on_error, max_errors, quarantines=False)
+    sources, ledger = FieldSources(base, allow_pipe), losses.ledger
     if folder is not None:
-        samples = read_tree(folder, fields=exts, missing=missing or "fail", class_field=class_field, skipped=skipped)
+        missing = missing or "fail"
+        samples = read_tree(
+            folder, fields=exts, missing=missing, class_field=class_field, skipped=skipped, on_error=ledger
+        )
     elif lines is not None:
-        samples = read_member_lines(typed(lines), sources=FieldSources(base, allow_pipe))
+        samples = read_member_lines(typed(lines), sources=sources, on_error=ledger)
     elif jsonl is not None:
-        samples = read_json_lines(typed(jsonl))
+        samples = read_json_lines(typed(jsonl), on_error=ledger)
     else:
-        samples = read_plan(typed(plan or "-"), key=key, delimiter=delimiter, sources=FieldSources(base, allow_pipe))
+        samples = read_plan(typed(plan or "-"), key=key, delimiter=delimiter, sources=sources, on_error=ledger)
     if not allow_empty:
         source = next((source for source in (folder, lines, jsonl, plan) if source is not None), "-")
-        samples = required(samples, partial(_refuse_nothing, source, folder, exts, skipped))
+        samples = required(samples, partial(_refuse_nothing, source, folder, exts, skipped, losses))
     if not quiet:
         from tarshards.stream.ops import progress
 
         samples = progress(samples)
-    if dry_run:
-        _count(samples, output)
-    else:
-        write_samples(samples, output)
+    with losses.reported():
+        if dry_run:
+            _count(samples, output, ledger)
+        else:
+            write_samples(_counted(samples, ledger), output)
     for reason, count in sorted(skipped.items()):
         say(f"skipped {count} {reason}")
     if folder is not None and class_field is not None:
         _show_classes(folder, None if dry_run else classes)
 
 
-def _refuse_nothing(source: str, folder: str | None, exts: str | None, skipped: Counter[str]) -> None:
+def _counted(samples: Iterator[Sample], ledger: Ledger) -> Iterator[Sample]:
+    for sample in samples:
+        ledger.count(samples=1)
+        yield sample
+
+
+def _refuse_nothing(source: str, folder: str | None, exts: str | None, skipped: Counter[str], losses: Losses) -> None:
     from tarshards.samples.tree import count_fields
 
     why = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
     reason = f"no samples{f'; skipped {why}' if why else ''}"
+    if losses.first is not None:
+        reason += f": {losses.count} errors, the first: {losses.first}"
     if folder is not None and exts is not None and (fields := count_fields(folder)):
         there = ", ".join(f"{field} ({count})" for field, count in fields.most_common(SHOWN))
         reason = f"no file has an extension of --exts {exts!r}; the extensions are {there}"
     raise SampleError(f"{reason}; {ACCEPT}", url=source)
 
 
-def _count(samples: Iterator[Sample], output: Location) -> None:
+def _count(samples: Iterator[Sample], output: Location, ledger: Ledger) -> None:
     from tarshards.samples.grouping import encode_sample
     from tarshards.tar.read import end_of, pack_members
 
-    count = size = 0
-    for sample in samples:
-        count += 1
+    size = 0
+    for sample in _counted(samples, ledger):
         encoded = encode_sample(sample)
         size += sum(map(len, pack_members(sample["__key__"], *encoded)))
-    say(f"would write {count} samples, {size + len(end_of(size))} bytes, to {output}")
+    say(f"would write {ledger.samples} samples, {size + len(end_of(size))} bytes, to {output}")
 
 
 def _show_classes(folder: str, target: Location | None) -> None:

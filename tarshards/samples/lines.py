@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError, visible
 from tarshards.samples.codecs.basic import encoding_of
 from tarshards.samples.keys import Sample, is_reserved, join_name
+from tarshards.samples.ledger import OnError
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.compression import bomb_in
 from tarshards.storage.location import Location
@@ -209,18 +210,33 @@ def _spelled(key: str) -> str:
         return visible(key)
 
 
-def checked(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Yield the samples; raise SampleError, with the location, for a duplicate key or one that does not read back."""
+def checked(samples: Iterable[Sample | TarshardsError], on_error: OnError | None = None) -> Iterator[Sample]:
+    """Yield the samples; raise SampleError, with the location, for a duplicate key or one that does not read back.
+
+    These errors, and those that are in place of samples, are passed to *on_error* instead, if it is given.
+    """
     seen = SeenKeys()
     for sample in samples:
-        origin, key = sample["__url__"], sample["__key__"]
-        with located(origin):
-            fields = [field for field in sample if not is_reserved(field)]
-            if not fields:
-                raise SampleError("a sample without fields cannot be written", key=key)
-            for field in fields:
-                join_name(key, field)
-            if key in seen:
-                raise SampleError("duplicate key", key=key)
-        seen.add(key)
-        yield sample
+        try:
+            _check(sample, seen)
+        except TarshardsError as error:
+            if on_error is None:
+                raise
+            on_error(error)
+        else:
+            yield sample  # type: ignore[misc]
+
+
+def _check(sample: Sample | TarshardsError, seen: SeenKeys) -> None:
+    if isinstance(sample, TarshardsError):
+        raise sample
+    origin, key = sample["__url__"], sample["__key__"]
+    with located(origin):
+        fields = [field for field in sample if not is_reserved(field)]
+        if not fields:
+            raise SampleError("a sample without fields cannot be written", key=key)
+        for field in fields:
+            join_name(key, field)
+        if key in seen:
+            raise SampleError("duplicate key", key=key)
+    seen.add(key)

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from tarshards.errors import SampleError
+from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.fields import find_field, split_fields
 from tarshards.samples.keys import Sample, is_reserved, split_name
+from tarshards.samples.ledger import ErrorPolicy, error_handler
 from tarshards.samples.lines import checked
 from tarshards.storage.streams import failure
 
@@ -31,6 +32,7 @@ def read_tree(
     missing: str = "fail",
     class_field: str | None = None,
     skipped: Counter[str] | None = None,
+    on_error: ErrorPolicy = "raise",
 ) -> Iterator[Sample]:
     """Yield the samples of the files below *folder*, in the order of `tar --sort=name`; keys are relative to it.
 
@@ -38,14 +40,16 @@ def read_tree(
     *missing* decides: "fail" raises SampleError, "skip" leaves the sample out, "ignore" leaves the fields out. A sample
     that lacks all is left out. *class_field* adds a field with the number of the sample's top-level folder, as
     ``list_classes`` assigns it. *skipped* counts files without an extension, hidden files, links to folders, and
-    samples that are left out. Memory holds the names in the current folder and its parents.
+    samples that are left out. *on_error* gets the error of a sample that cannot be made, and may leave it out. Memory
+    holds the names in the current folder and its parents.
     """
     if missing not in MISSING:
         raise ValueError(f"missing is {', '.join(MISSING)}, not {missing!r}")
     left_out: Counter[str] = Counter() if skipped is None else skipped
     classes = {} if class_field is None else list_classes(folder)
     wanted = None if fields is None else [names for names in split_fields((fields,)) if class_field not in names]
-    return checked(_read_tree(folder, wanted, missing, class_field, classes, left_out))
+    read = _read_tree(folder, wanted, missing, class_field, classes, left_out)
+    return checked(read, error_handler(on_error))
 
 
 def tree_digest(folder: str) -> str:
@@ -106,7 +110,7 @@ def _read_tree(
     class_field: str | None,
     classes: dict[str, int],
     skipped: Counter[str],
-) -> Iterator[Sample]:
+) -> Iterator[Sample | TarshardsError]:
     for key, paths, _ in _walk(folder, "", skipped):
         if wanted is not None:
             found = [find_field(paths, names) for names in wanted]
@@ -116,13 +120,17 @@ def _read_tree(
                 skipped["samples without any of the fields"] += 1
                 continue
             if lacking and missing == "fail":
-                raise SampleError(f"no file for {', '.join(lacking)}", url=folder, key=key)
+                yield SampleError(f"no file for {', '.join(lacking)}", url=folder, key=key)
+                continue
             if lacking and missing == "skip":
                 skipped[f"samples without {', '.join(lacking)}"] += 1
                 continue
             paths = kept
-        numbers = {} if class_field is None else {class_field: class_of(folder, key, classes)}
-        yield read_files(folder, key, paths, numbers)
+        try:
+            numbers = {} if class_field is None else {class_field: class_of(folder, key, classes)}
+            yield read_files(folder, key, paths, numbers)
+        except TarshardsError as error:
+            yield error
 
 
 def _walk(folder: str, prefix: str, skipped: Counter[str]) -> Iterator[TreeEntry]:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError, TarshardsError
+from tarshards.parallel.calls import settled
 from tarshards.samples.conditions import Template
 from tarshards.samples.keys import DUPLICATE_FIELD, Sample, is_reserved, split_name
+from tarshards.samples.ledger import ErrorPolicy, error_handler
 from tarshards.samples.lines import checked, located, numbered_lines, open_text, unescape
 from tarshards.samples.rows import csv_rows, raised
 from tarshards.samples.tree import read_file
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
+from tarshards.storage.remote import default
 from tarshards.tar.read import MEMBER_LIMIT
 
-Row = tuple[str, list[bytes]]  # origin and cells
+Row = tuple[str, list[bytes] | TarshardsError]  # origin, and cells or why there are none
+FIRST_AHEAD = 4  # samples that are fetched at once before the size of any is known
 
 
 class FieldSources(NamedTuple):
@@ -40,8 +46,81 @@ class FieldSources(NamedTuple):
             return read_file(path)
         return location.read(MEMBER_LIMIT)
 
+    def is_remote(self, name: str) -> bool:
+        """Return whether reading *name* waits for a server."""
+        try:
+            return (
+                "://" in name and Location.of(name).is_remote and not os.path.lexists(os.path.join(self.folder, name))
+            )
+        except TarshardsError:  # raised again when it is read
+            return False
+
 
 HERE = FieldSources()
+
+
+class Unread(NamedTuple):
+    """A sample whose fields are yet to be read: the origin of each, and its bytes, or the path or URL to read."""
+
+    key: str
+    origin: str
+    data: dict[str, tuple[str, bytes | str]]
+
+    def is_remote(self, sources: FieldSources) -> bool:
+        return any(isinstance(data, str) and sources.is_remote(data) for _, data in self.data.values())
+
+    def read(self, sources: FieldSources) -> Sample | TarshardsError:
+        """Return the sample, or why it cannot be read."""
+        sample: Sample = {"__key__": self.key, "__url__": self.origin}
+        try:
+            for field, (origin, data) in self.data.items():
+                with located(origin):
+                    sample[field] = sources.read(data) if isinstance(data, str) else data
+        except TarshardsError as error:
+            return error
+        return sample
+
+
+def _read_all(unread: Iterable[Unread | TarshardsError], sources: FieldSources) -> Iterator[Sample | TarshardsError]:
+    """Yield the samples, or why one cannot be read, in the same order; those of servers are fetched ahead."""
+
+    def is_remote(each: Unread | TarshardsError) -> bool:
+        return isinstance(each, Unread) and each.is_remote(sources)
+
+    for are_remote, group in groupby(unread, is_remote):
+        if are_remote:
+            yield from _fetch_ahead(group, sources)  # type: ignore[arg-type]
+        else:
+            yield from (each.read(sources) if isinstance(each, Unread) else each for each in group)
+
+
+def _fetch_ahead(unread: Iterable[Unread], sources: FieldSources) -> Iterator[Sample | TarshardsError]:
+    """Fetch samples over several connections at once; as many of the largest as may be held fit into the memory."""
+    from tarshards.storage.connections import fetching_threads
+
+    remote = default()
+    threads, budget = fetching_threads(remote.connections, "fields"), remote.budget()
+    pending: deque[Future[Sample | TarshardsError]] = deque()
+    taken = largest = 0
+
+    def take() -> Sample | TarshardsError:
+        nonlocal taken, largest
+        sample = settled(pending.popleft()).result()
+        taken += 1
+        if isinstance(sample, dict):
+            largest = max(largest, sum(map(len, sample.values())))
+        return sample
+
+    try:
+        for each in unread:
+            pending.append(threads.submit(each.read, sources))
+            while len(pending) >= max(1, min(FIRST_AHEAD + taken, 2 * remote.connections, budget // max(1, largest))):
+                yield take()
+        while pending:
+            yield take()
+    finally:
+        for future in pending:
+            future.cancel()
 
 
 def read_plan(
@@ -50,6 +129,7 @@ def read_plan(
     key: str | None = None,
     delimiter: str | None = None,
     sources: FieldSources = HERE,
+    on_error: ErrorPolicy = "raise",
 ) -> Iterator[Sample]:
     """Yield a sample for each row of *plan*, a table whose first row names the fields; it is read once, row by row.
 
@@ -59,17 +139,20 @@ def read_plan(
     of the plan ends in .csv, else a tab. Cells separated by tabs use the escapes of ``tarshards.verbs.table``; with any
     other delimiter, cells are quoted as in CSV.
 
-    Raises a TarshardsError that names the line for an invalid row or key, or for a file that cannot be read.
+    URLs of servers are fetched ahead, over several connections. Raises a TarshardsError that names the line for an
+    invalid row or key, or for a file that cannot be read; *on_error* gets it instead, and may leave the row out.
     """
     location = Location.of(plan)
     if delimiter is None:
         delimiter = "," if re.search(r"\.csv(\.\w+)?$", location.url, re.IGNORECASE) else "\t"
     rows = _split_tabs(location) if delimiter == "\t" else _split_quoted(location, delimiter)
-    return checked(_read_rows(rows, location.name, key, sources))
+    return checked(_read_all(_parse_rows(rows, location.name, key), sources), error_handler(on_error))
 
 
-def _read_rows(rows: Iterator[Row], name: str, key: str | None, sources: FieldSources) -> Iterator[Sample]:
+def _parse_rows(rows: Iterator[Row], name: str, key: str | None) -> Iterator[Unread | TarshardsError]:
     origin, header = next(rows, ("", []))
+    if isinstance(header, TarshardsError):
+        raise header
     if not header:
         raise SampleError("the plan is empty; its first line must name the columns", url=name)
     columns = [_text(cell) for cell in header]
@@ -80,17 +163,21 @@ def _read_rows(rows: Iterator[Row], name: str, key: str | None, sources: FieldSo
             raise ValueError("no column __key__, and no key template")
         template = Template("{__key__}" if key is None else key, {"record": 0, **dict.fromkeys(fields, "")})
     for record, (origin, cells) in enumerate(rows):
-        with located(origin):
-            if len(cells) != len(columns):
-                raise ValueError(f"{len(cells)} cells for {len(columns)} columns")
-            texts = {field: _text(cell) for field, cell in zip(fields, cells)}
-            sample: Sample = {"__key__": template.fill({**texts, "record": record}), "__url__": origin}
-            for column, field, cell in zip(columns, fields, cells):
-                if column.startswith("@"):
-                    sample[field] = sources.read(texts[field])
-                elif field != "__key__":
-                    sample[field] = cell
-        yield sample
+        try:
+            if isinstance(cells, TarshardsError):
+                raise cells
+            with located(origin):
+                if len(cells) != len(columns):
+                    raise ValueError(f"{len(cells)} cells for {len(columns)} columns")
+                texts = {field: _text(cell) for field, cell in zip(fields, cells)}
+                own = template.fill({**texts, "record": record})
+            given = (
+                texts[field] if column.startswith("@") else cell for column, field, cell in zip(columns, fields, cells)
+            )
+            data = {field: (origin, value) for field, value in zip(fields, given) if field != "__key__"}
+            yield Unread(own, origin, data)
+        except TarshardsError as error:
+            yield error
 
 
 def _check_columns(fields: list[str], origin: str) -> None:
@@ -115,9 +202,11 @@ def is_field(name: str) -> bool:
 
 def _split_tabs(plan: Location) -> Iterator[Row]:
     for origin, line in numbered_lines(plan):
-        with located(origin):
-            cells = [unescape(cell) for cell in line.removesuffix("\r").split("\t")]
-        yield origin, cells
+        try:
+            with located(origin):
+                yield origin, [unescape(cell) for cell in line.removesuffix("\r").split("\t")]
+        except TarshardsError as error:
+            yield origin, error
 
 
 def _split_quoted(plan: Location, delimiter: str) -> Iterator[Row]:
@@ -126,45 +215,56 @@ def _split_quoted(plan: Location, delimiter: str) -> Iterator[Row]:
         for line, cells in csv_rows(text, delimiter):
             origin = f"{name}: line {line}"
             if isinstance(cells, TarshardsError):
-                raise raised(cells, origin)
-            yield origin, [cell.encode() for cell in cells]
+                yield origin, raised(cells, origin)
+            else:
+                yield origin, [cell.encode() for cell in cells]
 
 
-def read_member_lines(lines: str | Location, *, sources: FieldSources = HERE) -> Iterator[Sample]:
+def read_member_lines(
+    lines: str | Location, *, sources: FieldSources = HERE, on_error: ErrorPolicy = "raise"
+) -> Iterator[Sample]:
     r"""Yield the samples that *lines*, a path or URL, lists as lines ``NAME SOURCE``, one for each member.
 
     Adjacent names that share a key form a sample. NAME ends at the first tab, or at the first space if the line has no
     tab. SOURCE is a path or URL, read by *sources*, ``file:path``, or ``text:`` followed by the data itself, in which
     ``\t``, ``\n`` and ``\\`` are escapes.
 
-    Raises a TarshardsError that names the line for a malformed line, or for a file that cannot be read.
+    URLs of servers are fetched ahead, over several connections. Raises a TarshardsError that names the line for a
+    malformed line, or for a file that cannot be read; *on_error* gets it instead, and may leave the sample out.
     """
-    return checked(_read_member_lines(Location.of(lines), sources))
+    return checked(_read_all(_parse_member_lines(Location.of(lines)), sources), error_handler(on_error))
 
 
-def _read_member_lines(lines: Location, sources: FieldSources) -> Iterator[Sample]:
-    sample: Sample = {}
+def _parse_member_lines(lines: Location) -> Iterator[Unread | TarshardsError]:
+    unread: Unread | None = None
+    wrong: TarshardsError | None = None  # with a line of this sample
     for origin, line in numbered_lines(lines):
         if not line.strip():
             continue
-        with located(origin):
-            name, _, source = line.partition("\t" if "\t" in line else " ")
-            parts = split_name(name)
-            if not source.strip():
-                raise ValueError(f"a line must be NAME SOURCE, not {line!r}")
-            if parts is None or not is_field(parts[1]):
-                raise ValueError(f"{name!r} has no key and field")
-            key, field = parts
-            if sample and sample["__key__"] == key and field in sample:
-                raise SampleError(DUPLICATE_FIELD, key=key, field=field)
-            text = source.lstrip().startswith("text:")
-            data = unescape(source.partition(":")[2]) if text else sources.read(source.strip())
-        if sample and sample["__key__"] != key:
-            yield sample
-            sample = {}
-        sample = {**(sample or {"__key__": key, "__url__": origin}), field: data}
-    if sample:
-        yield sample
+        name, _, source = line.partition("\t" if "\t" in line else " ")
+        key, field = split_name(name) or (None, "")
+        if unread is not None and key not in (None, unread.key):
+            yield wrong or unread
+            unread = wrong = None
+        if key is not None:
+            unread = unread or Unread(key, origin, {})
+        try:
+            with located(origin):
+                if not source.strip():
+                    raise ValueError(f"a line must be NAME SOURCE, not {line!r}")
+                if unread is None or key is None or not is_field(field):
+                    raise ValueError(f"{name!r} has no key and field")
+                if field in unread.data:
+                    raise SampleError(DUPLICATE_FIELD, key=key, field=field)
+                text = source.lstrip().startswith("text:")
+                unread.data[field] = origin, unescape(source.partition(":")[2]) if text else source.strip()
+        except TarshardsError as error:
+            if key is None:  # a line of no sample
+                yield error
+            else:
+                wrong = wrong or error
+    if unread is not None:
+        yield wrong or unread
 
 
 def read_text(urls: Any, *, field: str = "txt", key: str = "{record:09d}") -> Iterator[Sample]:

@@ -17,6 +17,7 @@ from tarshards.errors import DecodeError, SampleError, TarshardsError
 from tarshards.samples.codecs import decode_field, encode_field
 from tarshards.samples.fields import apply_terms, origin_of, parse_terms
 from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.ledger import ErrorPolicy, error_handler
 from tarshards.samples.lines import checked, located, open_text
 from tarshards.samples.rows import json_rows, parse_json, raised
 from tarshards.storage.location import Location
@@ -84,27 +85,35 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def read_json_lines(url: str | Location) -> Iterator[Sample]:
+def read_json_lines(url: str | Location, *, on_error: ErrorPolicy = "raise") -> Iterator[Sample]:
     """Yield a sample for each line of *url*, a file as written by ``json_lines``, compressed or not; skip blank lines.
 
-    Raises SampleError, which names the line, for a malformed sample or a duplicate key.
+    Raises SampleError, which names the line, for a malformed sample or a duplicate key; *on_error* may skip it.
     """
-    return checked(_read(url))
+    return checked(_read(url), error_handler(on_error))
 
 
-def _read(url: str | Location) -> Iterator[Sample]:
+def _read(url: str | Location) -> Iterator[Sample | TarshardsError]:
     name = Location.of(url).name
     with open_text(url) as text:
         for line, values in json_rows(text):
             origin = f"{name}: line {line}"
-            if isinstance(values, TarshardsError):
-                raise raised(values, origin)
-            with located(origin):
-                if not isinstance(values, dict) or not isinstance(values.get("__key__"), str):
-                    raise ValueError("each line must be an object whose __key__ is a string")
-                key = values.pop("__key__")
-                data = {field: _data(key, field, value) for field, value in values.items()}
-            yield {"__key__": key, "__url__": origin, **data}
+            try:
+                yield _sample(values, origin)
+            except TarshardsError as error:
+                yield error
+
+
+def _sample(values: Any, origin: str) -> Sample:
+    """Return the sample of the *values* of a line, which may be an error."""
+    if isinstance(values, TarshardsError):
+        raise raised(values, origin)
+    with located(origin):
+        if not isinstance(values, dict) or not isinstance(values.get("__key__"), str):
+            raise ValueError("each line must be an object whose __key__ is a string")
+        key = values.pop("__key__")
+        data = {field: _data(key, field, value) for field, value in values.items()}
+    return {"__key__": key, "__url__": origin, **data}
 
 
 def _data(key: str, field: str, value: Any) -> bytes:

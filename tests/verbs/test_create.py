@@ -12,11 +12,14 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from range_server import serving
 
 from tarshards import read_samples, write_samples
 from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError
 from tarshards.samples.tree import list_classes, read_tree
 from tarshards.storage.location import Location
+from tarshards.storage.remote import Remote
+from tarshards.verbs import create
 from tarshards.verbs.create import FieldSources, read_member_lines, read_plan, read_text
 from tarshards.verbs.table import tabulate
 
@@ -341,3 +344,90 @@ def test_text_that_is_not_utf8_is_told_with_its_line(folder):
         list(read_text("a.txt"))
     with pytest.raises(SampleError, match=r"^a.txt: line 2: k: duplicate key$"):
         list(read_text(write("one\ntwo\n", "a.txt"), key="k"))
+
+
+# Many URLs
+
+
+@pytest.fixture
+def site(folder):
+    with serving(folder) as site:
+        yield site
+
+
+def plan_of(site, count: int, dead: set[int] = frozenset()) -> str:
+    """A plan of files on a server, without those that are *dead*."""
+    for i in set(range(count)) - set(dead):
+        write(f"{i}" * (1 + i % 3), f"{i}.txt")
+    return write("__key__\t@txt\n" + "".join(f"{i:03d}\t{site.url}/{i}.txt\n" for i in range(count)))
+
+
+@pytest.mark.parametrize("kind", ["plan", "lines"])
+def test_urls_are_fetched_at_once_and_samples_come_in_order(site, kind):
+    plan = plan_of(site, 60)
+    expected = [{"__key__": f"{i:03d}", "txt": (f"{i}" * (1 + i % 3)).encode()} for i in range(60)]
+    site.hold = 0.02
+    if kind == "plan":
+        samples = read_plan(plan)
+    else:
+        samples = read_member_lines(write("".join(f"{i:03d}.txt {site.url}/{i}.txt\n" for i in range(60)), "lines"))
+    assert plain(samples) == expected
+    assert site.rounds < 20, "rounds of requests that were sent at once"
+
+
+def test_what_is_fetched_ahead_fits_into_the_memory_for_it(site, monkeypatch):
+    plan = plan_of(site, 30)
+    monkeypatch.setattr(create, "default", lambda: Remote(ahead=1))
+    samples = read_plan(plan)
+    for taken in range(1, 30):
+        next(samples)
+        assert site.asked(".txt") <= max(taken + 1, create.FIRST_AHEAD + 1)
+    assert len(list(samples)) == 1
+
+
+@pytest.mark.parametrize("dead", [{0}, {3, 17}, set(range(20))])
+def test_dead_urls_are_left_out_in_order_and_all_others_are_read(site, dead):
+    plan, errors = plan_of(site, 20, dead), []
+    samples = list(read_plan(plan, on_error=errors.append))
+    assert [int(sample["__key__"]) for sample in samples] == sorted(set(range(20)) - dead)
+    assert [str(error).partition(f"{site.url}/")[2] for error in errors] == [
+        f"{i}.txt: 404 Not Found" for i in sorted(dead)
+    ]
+    assert all(str(error).startswith(f"plan.tsv: line {i + 2}: ") for i, error in zip(sorted(dead), errors))
+    with pytest.raises(OpenError, match=rf"^plan.tsv: line {min(dead) + 2}: .*404 Not Found"):
+        list(read_plan(plan))
+
+
+def test_rows_of_files_and_urls_mixed_keep_their_order(site):
+    plan_of(site, 12)
+    names = [f"{site.url}/{i}.txt" if i % 5 else f"{i}.txt" for i in range(12)]
+    plan = write("__key__\t@txt\n" + "".join(f"{i:03d}\t{name}\n" for i, name in enumerate(names)))
+    assert [int(sample["txt"][: len(str(i))]) for i, sample in enumerate(read_plan(plan))] == list(range(12))
+
+
+def test_a_plan_of_which_only_the_first_rows_are_taken(site):
+    samples = read_plan(plan_of(site, 60))
+    assert next(samples)["__key__"] == "000"
+    samples.close()
+    assert site.asked(".txt") <= create.FIRST_AHEAD + 2
+
+
+def test_tarcreate_of_many_urls_some_of_them_dead(site, path_with_tools):
+    plan_of(site, 100, {4, 50, 51, 99})
+    environment = {**os.environ, "PATH": path_with_tools}
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=100)
+
+    done = run("tarcreate -q plan.tsv -o out.tar")
+    assert (done.returncode, os.path.exists("out.tar")) == (1, False)
+    assert done.stderr == f"tarcreate: plan.tsv: line 6: {site.url}/4.txt: 404 Not Found\n"
+    done = run("tarcreate -q plan.tsv -o out.tar --max-errors 3")
+    assert (done.returncode, os.path.exists("out.tar")) == (1, False)
+    assert done.stderr.startswith("tarcreate: 4 errors, but --max-errors allows 3; the first: plan.tsv: line 6: ")
+    for option in ("--max-errors 4", "--on-error skip"):
+        done = run(f"tarcreate -q plan.tsv -o out.tar --overwrite {option}")
+        assert done.returncode == 0, done.stderr
+        assert "delivered       96 samples" in done.stderr
+        assert done.stderr.count("404 Not Found") == 4
+        assert len(list(read_samples("out.tar"))) == 96
