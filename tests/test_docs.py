@@ -16,7 +16,7 @@ from tarshards import __version__
 from tarshards.index import members, sidecar
 from tarshards.samples import conditions
 from tarshards.storage import compression, expressions, manifest, ranges, remote
-from tarshards.tar import _tar_py, read
+from tarshards.tar import _tar_py, elsewhere, read
 
 ROOT = Path(__file__).parents[1]
 TOOLS = sorted(path.name for path in (ROOT / "bin").iterdir())
@@ -112,8 +112,11 @@ def test_the_limits_are_those_of_the_code():
         remote.Remote.max_ratio,
         Image.MAX_IMAGE_PIXELS,
         _tar_py.MAX_EXTENDED,
+        elsewhere.MOST_LINKS,
+        elsewhere.MOST_NAMES,
         read.MAX_END,
         expressions.MOST_SHARDS,
+        expressions.DEEPEST,
         members.MAX_FIELDS,
         sidecar.MAX_BYTES,
         manifest.MAX_BYTES,

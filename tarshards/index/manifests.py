@@ -139,8 +139,9 @@ def _named(url: str, named: Iterable[tuple[str, Shard]]) -> dict[str, Shard]:
 
 
 def natural_order(text: str) -> list[tuple[int, str]]:
-    """Return a sort key that compares the numbers in *text* by value and the rest as text."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+    """Return a sort key that compares the numbers in *text*, of any length, by value and the rest as text."""
+    parts = [part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
+    return [(len(part) if number % 2 else -1, part) for number, part in enumerate(parts)]
 
 
 def _may_exist(location: Location) -> bool:

@@ -53,7 +53,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # braceexpand
 _ENDLESS = 10**18
 _SHOWN = 500  # characters of an expression that an error shows
 _TOGETHER = 1 << 12  # expressions of a list that are expanded together
-_DEEPEST = 32  # braces in each other: braceexpand reads the text again for each
+DEEPEST = 32  # braces in each other: braceexpand reads the text again for each
 
 # Schemes whose URLs never name local files. Not so `pipe`: a shell's `*` may expand to a file of such a name.
 _NEVER_FILES = FAMILIES.keys() - {"pipe"}
@@ -364,7 +364,7 @@ def expand_braces(part: str, file: Location | None = None) -> Iterator[str]:
         ours = other["class"] or f"{{{other['inner']}}}"
         raise UrlError(f"{said}{other[0]} is not a range here; write {ours}", url=url)
     count, depth = _count(part)
-    if depth > _DEEPEST:
+    if depth > DEEPEST:
         raise UrlError(f"{said}braces are nested too deeply", url=url)
     if count > MOST_SHARDS:
         raise UrlError(f"{said}{count:,} names{' or more' * (count == _ENDLESS)}; {TOO_MANY}", url=url)

@@ -193,7 +193,7 @@ def _without_number(url: str) -> str:
     """
     location = Location.of(url)
     stem = TAR_ENDING.sub("", location.base)
-    return location.with_base(re.sub(r"\d+(?=\D*$)", "\0", stem) + location.base[len(stem) :]).url
+    return location.with_base(re.sub(r"(?<!\d)\d+(?=\D*$)", "\0", stem) + location.base[len(stem) :]).url
 
 
 def parse_manifest(text: bytes | str, url: str) -> Shards:

@@ -264,6 +264,8 @@ tarfile_samples, tarfile_to_samples = _read_samples, TarSamples
 
 def base_plus_ext(path: str) -> tuple[str | None, str | None]:
     """Split the name of a member at the first dot of its base name; return (None, None) without a dot."""
+    if "." not in path[path.rfind("/") + 1 :]:  # the expression would look for it again after each slash
+        return None, None
     match = re.match(r"((?:.*/|)[^.]+)[.]([^/]*)$", path)
     return (match[1], match[2]) if match else (None, None)
 

@@ -214,3 +214,14 @@ def test_nginx_stores_lists_and_removes(nginx):
     with open_url(f"{url}/new/folder/a b.tar", "wb") as stream:
         stream.write(b"data" * 1_000_000)
     assert (folder / "new/folder/a b.tar").read_bytes() == b"data" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "text", ["<D:response><D:href>" + "&#65;" * (1 << 20) + "a</D:href></D:response>", f"<a b='{'x' * (2 << 20)}'/>"]
+)
+def test_a_name_in_a_list_has_a_limit(server, text):
+    """The parser reads a name or tag again from its beginning for each block that arrives."""
+    answer = Answer(status="207 Multi-Status", body=f"<D:multistatus xmlns:D='DAV:'>{text}</D:multistatus>".encode())
+    server.play(body=b"", default=dataclasses.replace(answer, etag=None))
+    with pytest.raises(OpenError, match="more than 1,048,576 bytes, the limit for a name in a list"):
+        expand_urls(f"{server.url}/d/x-*.tar")

@@ -128,13 +128,15 @@ def bits_of(data: bytes, kind: str) -> int:
 def icon_images(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each image in an icon: a PNG, or a BMP without its file header; nothing for other bytes.
 
-    Raises DecodeError if one is truncated, or its size differs from the icon's directory.
+    Raises DecodeError if one is truncated, or its size differs from the icon's directory, and if some overlap.
     """
     if data[:4] != ICON:
         return
     count = int.from_bytes(data[4:6], "little")
     if not count or len(data) < 6 + 16 * count:
         raise DecodeError(f"a truncated icon: {len(data)} bytes for {count} images")
+    found: set[tuple[int, int]] = set()
+    left = len(data)
     for entry in range(6, 6 + 16 * count, 16):
         across, down = data[entry] or 256, data[entry + 1] or 256
         size, begin = struct.unpack_from("<II", data, entry + 8)
@@ -147,7 +149,12 @@ def icon_images(data: bytes) -> Iterator[tuple[int, int]]:
             height //= 2  # the other half is the mask
         if (width, height) != (across, down):
             raise DecodeError(f"an icon of {across} x {down} pixels whose image has {width} x {height}")
-        yield begin, begin + size
+        if (begin, size) not in found:
+            found.add((begin, size))
+            left -= size
+            if left < 0:
+                raise DecodeError("an icon whose images overlap")
+            yield begin, begin + size
 
 
 def jxl_size(data: bytes) -> tuple[int, int]:
