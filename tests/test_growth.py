@@ -28,6 +28,7 @@ from tar_corpus import TWINS, entry, header, load_twin, pax, seal
 
 from tarshards import IndexedShards, Ledger, read_msgpack, read_samples
 from tarshards.catalog import Catalog, DatasetVersion, Split
+from tarshards.epoch.proportions import Mixture
 from tarshards.errors import DecodeError, TarshardsError, UrlError
 from tarshards.formats.tfrecord import parse_example
 from tarshards.index import header_checks
@@ -531,6 +532,12 @@ def conditions(n: int, steps: Steps, folder: Any) -> None:
     assert condition({"__key__": "a", "cls": b"7"}) == (n % 2 == 0)
 
 
+def mixture(n: int, steps: Steps, folder: Any) -> None:
+    mixed = Mixture([1] * n, seed=0)
+    mixed.take(9)
+    assert len(Mixture([1] * n, 0, mixed.counts).take(9)) == 9
+
+
 def journal(n: int, steps: Steps, folder: Any) -> None:
     path = str(folder / f"journal{n}")
     written = Journal(path)
@@ -582,6 +589,7 @@ CASES: dict[str, tuple[Callable[[int, Steps, Any], None], int]] = {
     "images of an icon": (icon, 100),
     "features of an Example": (features, 100),
     "a condition": (conditions, 20),
+    "datasets of a mixture": (mixture, 20),
     "a journal": (journal, 50),
 }
 

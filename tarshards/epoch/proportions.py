@@ -265,7 +265,7 @@ def _end(curve: dict[int, Fraction], stride: int) -> float:
 
 def _phases(knots: list[Fraction], rows: list[list[Fraction]]) -> list[Phase]:
     """Return the phases over whole positions, where weights are those of *rows* from each of *knots* to the next."""
-    shares = [[weight / sum(row) for weight in row] for row in rows]
+    shares = [[weight / total for weight in row] for row, total in zip(rows, map(sum, rows))]
     quotas = [[Fraction(0)] * len(rows[0])]  # at the knots
     for (before, after), row, share in zip(pairwise(knots), rows, shares):
         quotas.append(_rounded([q + part * (after - before) for q, part in zip(quotas[-1], share)], row))
