@@ -16,8 +16,8 @@ import struct
 import sys
 import tracemalloc
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -30,6 +30,7 @@ from tarshards import IndexedShards, Ledger, read_msgpack, read_samples
 from tarshards.catalog import Catalog, DatasetVersion, Split
 from tarshards.epoch.proportions import Mixture
 from tarshards.errors import DecodeError, TarshardsError, UrlError
+from tarshards.formats import pieces
 from tarshards.formats.tfrecord import parse_example
 from tarshards.index import header_checks
 from tarshards.index.build import build_index
@@ -514,6 +515,32 @@ def icon(n: int, steps: Steps, folder: Any) -> None:
                 steps.add(end - begin)
 
 
+def quoted_head(n: int, steps: Steps, folder: Any) -> None:
+    """A quote in the first row of a CSV that is never closed."""
+    (folder / "a.csv").write_text('a,"b\n' + "c,d\n" * n)
+
+    class Counted(bytes):
+        def count(self, *arguments: Any) -> int:  # type: ignore[override]
+            steps.add(BLOCK * len(self))
+            return super().count(*arguments)
+
+        def __radd__(self, before: bytes) -> bytes:
+            return Counted(before + bytes(self))
+
+        def __add__(self, after: bytes) -> bytes:
+            return Counted(bytes(self) + bytes(after))
+
+    opened = pieces.open_text
+
+    @contextmanager
+    def counting(url: Any) -> Iterator[Any]:
+        with opened(url) as text:
+            yield map(Counted, text)
+
+    with patch.object(pieces, "open_text", counting), suppress(TarshardsError):
+        pieces._csv_head(str(folder / "a.csv"))
+
+
 def proto(number: int, data: bytes) -> bytes:
     length, size = b"", len(data)
     while size > 127:
@@ -586,6 +613,7 @@ CASES: dict[str, tuple[Callable[[int, Steps, Any], None], int]] = {
     "headers of a response": (headers, 22),
     "interim responses": (interim, 30),
     "objects of msgpack": (objects, 300),
+    "quotes in a CSV": (quoted_head, 50),
     "images of an icon": (icon, 100),
     "features of an Example": (features, 100),
     "a condition": (conditions, 20),

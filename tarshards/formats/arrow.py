@@ -76,7 +76,7 @@ class Batches:
         broken: dict[int, TarshardsError] = {}
         columns: list[FieldColumn] = []
         for column in self.columns:
-            columns += self._encode(column, batch.column(batch.schema.names.index(column)), broken)
+            columns += self._encode(column, batch.column(batch.schema.get_field_index(column)), broken)
         keys = self._keys(batch, numbers)
         yield from batches_of(self.naming, self.columns, columns, keys, broken, numbers, name, reject)
 
@@ -84,11 +84,11 @@ class Batches:
         """Return the keys of rows, or their errors."""
         found: Any
         if self.has_keys:
-            found = batch.column(batch.schema.names.index("__key__")).to_pylist()
+            found = batch.column(batch.schema.get_field_index("__key__")).to_pylist()
             if not is_text(batch.schema.field("__key__").type) or None in found:
                 found = [_key_or_error(key) for key in found]
             return list(found)
-        named = {use: batch.column(batch.schema.names.index(use)).to_pylist() for use in self.uses}
+        named = {use: batch.column(batch.schema.get_field_index(use)).to_pylist() for use in self.uses}
         return self.keys(numbers, named)
 
     def _encode(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> list[FieldColumn]:

@@ -529,12 +529,14 @@ def _delimiter(url: str) -> str:
 
 def _csv_head(url: str) -> tuple[list[str], int]:
     """Return the column names in the first row of a CSV file, and the offset of the next row."""
-    name, head = Location.of(url).name, b""
+    name, lines, quotes = Location.of(url).name, list[bytes](), 0
     with open_text(url) as text:
         for line in text:
-            head += line
-            if head.count(b'"') % 2 == 0:
+            lines.append(line)
+            quotes += line.count(b'"')
+            if quotes % 2 == 0:
                 break
+    head = b"".join(lines)
     if not head.strip():
         raise SampleError("the file is empty; its first row must name the columns", url=name)
     _, columns = next(csv_rows(io.BytesIO(head), _delimiter(url)))
@@ -556,7 +558,8 @@ def _find_types(exact: ExactTypes, url: str, columns: list[str], begin: int) -> 
         for _, cells in _column_batches(sound):
             if not (unsettled := exact.unsettled):
                 return
-            exact.see({column: cells[columns.index(column)] for column in unsettled})
+            found = dict(zip(columns, cells))
+            exact.see({column: found[column] for column in unsettled})
 
 
 def _column_batches(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[list[int], list[list[str]]]]:
