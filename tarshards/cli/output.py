@@ -74,11 +74,11 @@ def check_output(target: Location, overwrite: bool, *, is_field: bool = False) -
     refuse(target.url == "-" and sys.stdout.isatty(), "stdout is a terminal: name a file with -o, or pipe it on")
     if not is_field:
         check_suffix(target)
-    refuse(not overwrite and target.is_taken(), f"{target} exists; --overwrite replaces it")
     path = target.path
     refuse(path is not None and os.path.isdir(path), f"{target.url} is a folder; name a file in it")
     if not overwrite:
         click.get_current_context().with_resource(Claims()).take(target)
+        refuse(target.is_taken(), f"{target} exists; --overwrite replaces it")
 
 
 def check_suffix(target: str | Location) -> None:

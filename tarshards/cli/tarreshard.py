@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from tarshards.cli.input import ShardArguments, say_skipped, takes_shards
@@ -65,34 +63,28 @@ def main(
     """
     from tarshards.parallel.process_pool import ProcessPool
     from tarshards.samples.ledger import Ledger
-    from tarshards.storage.location import Location
-    from tarshards.storage.streams import taken
-    from tarshards.write.reshard import reshard, work_folder
-    from tarshards.write.shards import shard_name
+    from tarshards.write.reshard import reshard
 
     refuse(not shards.specs, "name SHARDS to reshard")
     check_suffix(output)
     ledger = Ledger()
-    with usage_errors():
-        resumes = os.path.exists(work_folder(output, tmpdir))
-        if not overwrite and not resumes and (first := Location.of(shard_name(output, 0))).is_taken():
-            raise taken(first.name)
-        with ProcessPool(parallel) as pool:
-            made = reshard(
-                shards.named(),
-                written(output),
-                shuffle=not keep_order,
-                seed=seed,
-                max_bytes=size,
-                max_samples=samples,
-                shards=count,
-                rekey=template,
-                executor=pool,
-                tmpdir=tmpdir,
-                progress=not quiet,
-                allow_empty=allow_empty,
-                ledger=ledger,
-            )
+    with usage_errors(), ProcessPool(parallel) as pool:
+        made = reshard(
+            shards.named(),
+            written(output),
+            shuffle=not keep_order,
+            seed=seed,
+            max_bytes=size,
+            max_samples=samples,
+            shards=count,
+            rekey=template,
+            executor=pool,
+            tmpdir=tmpdir,
+            progress=not quiet,
+            overwrite=overwrite,
+            allow_empty=allow_empty,
+            ledger=ledger,
+        )
     say_skipped(ledger)
     if not quiet:
         say(f"{sum(shard.samples or 0 for shard in made)} samples in {len(made)} shard{'s' * (len(made) != 1)}")

@@ -39,7 +39,7 @@ class SparkSource(DataSource):
 
     ``load`` takes a shard expression; the options are ``fields``, names in one string, and ``tasks``, the number of
     ranges of positions that are read. ``save`` takes a pattern, and the options ``max_samples`` and ``max_bytes`` of a
-    shard; "overwrite" begins with shard 0, "append" after the last shard.
+    shard; "overwrite" begins with shard 0, "append" takes numbers that no shard has.
     """
 
     @classmethod
@@ -59,7 +59,7 @@ class SparkSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> _SparkWriter:
         limits: Any = {name: int(self.options[name]) for name in ("max_samples", "max_bytes") if name in self.options}
-        return _SparkWriter(ShardOutput(self.options["path"], **limits), append=not overwrite)
+        return _SparkWriter(ShardOutput(self.options["path"], mode="overwrite" if overwrite else "append", **limits))
 
 
 class _SparkReader(DataSourceReader):
@@ -81,14 +81,14 @@ class _Written(WriterCommitMessage):
 
 
 class _SparkWriter(DataSourceArrowWriter):
-    def __init__(self, output: ShardOutput, *, append: bool):
-        self.output, self.append = output, append
+    def __init__(self, output: ShardOutput):
+        self.output = output
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Written:
         return _Written(self.output.write(iterator))
 
     def commit(self, messages: list[Any]) -> None:
-        self.output.commit((message.shards for message in messages if message is not None), append=self.append)
+        self.output.commit(message.shards for message in messages if message is not None)
 
     def abort(self, messages: list[Any]) -> None:
         self.output.abort()

@@ -6,18 +6,19 @@ reports the shards that it has written; ``ShardOutput.commit`` renames the repor
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count, dropwhile, pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import chain, count, islice, pairwise
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from uuid import uuid4
 
 import numpy as np
 
-from tarshards.errors import OpenError, SampleError, TarshardsError
+from tarshards.errors import OpenError, SampleError, TarshardsError, shortened
 from tarshards.formats.arrow import Tables, arrow
 from tarshards.formats.exporting import LOOKED_AT
 from tarshards.formats.naming import Columns
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KEY = "__key__"
+Mode = Literal["error", "append", "overwrite"]  # what to do with shards that exist
 TABLE = 1 << 24  # bytes of fields in a table; half or double takes the same CPU time
 TASK = 1 << 27  # bytes of fields of a task: the size of a block or partition in Ray and Spark
 
@@ -196,6 +198,10 @@ def _refuse(sample: Sample, error: TarshardsError) -> None:
 class ShardOutput:
     """Shards named by *pattern* that many tasks write; they appear when ``commit`` gets the reports of the tasks.
 
+    With *mode* "error", they are numbered from 0, and OpenError is raised if one of them exists; "overwrite" replaces
+    it. With "append" they get the first numbers that no shard has; jobs that append at the same time get different
+    ones.
+
     *pattern*, *max_samples*, *max_bytes* and *sync* are as for ``ShardWriter``. Each task writes its own shards, so
     many are smaller than these limits. The output must be on a file system that all hosts share, or in an object store
     that can copy objects, because ``commit`` renames files.
@@ -205,10 +211,14 @@ class ShardOutput:
         self,
         pattern: str | os.PathLike[str],
         *,
+        mode: Mode = "error",
         max_samples: int | None = MOST_SAMPLES,
         max_bytes: int | None = MOST_BYTES,
         sync: bool = True,
     ):
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode= is one of {', '.join(get_args(Mode))}, not {shortened(mode)}")
+        self.mode: Mode = mode
         self.limits: dict[str, Any] = {"max_samples": max_samples, "max_bytes": max_bytes, "sync": sync}
         ShardWriter(pattern, **self.limits).abort()  # raises for wrong arguments
         self.pattern: Location = Location.of(pattern, sync=sync).absolute()
@@ -217,6 +227,8 @@ class ShardOutput:
                 "files cannot be renamed here, which writing by several tasks requires", url=self.pattern.name
             )
         self.folder: str = f"{self.pattern.folder}.{uuid4().hex}.tasks/"
+        if mode == "error":
+            self._check_new([self._target(0)])
 
     def write(self, tables: Iterable[pa.Table | pa.RecordBatch]) -> list[Shard]:
         """Write the rows of *tables* to shards of this task; return the shards, for ``commit``."""
@@ -233,35 +245,66 @@ class ShardOutput:
                     writer.write(sample)
         return shards
 
-    def commit(self, written: Iterable[Iterable[Shard]], *, append: bool = False) -> list[Shard]:
+    def commit(self, written: Iterable[Iterable[Shard]]) -> list[Shard]:
         """Rename the shards that each task has *written*, in this order, and write their manifest; return the shards.
 
-        They are numbered from 0, and replace existing shards; with *append* they follow the last existing one.
+        Raises OpenError, before the first is renamed, if another writer has one of the names, or a shard may not be
+        replaced.
         """
         shards = [shard for each in written for shard in each]
-        numbers: Iterator[int] = count()
-        if append:
-            numbers = dropwhile(lambda number: self._target(number).exists(), numbers)
         with Claims() as claims:
-            targets = [self._target(number) for number, _ in zip(numbers, shards)]
-            for target in targets:
-                claims.take(target)
-            if not append:
+            names = self._claimed(claims)
+            targets = list(islice(names, len(shards)))
+            if self.mode == "error":
+                self._check_new(targets)
+            if self.mode == "overwrite":
                 remove_manifest(series_url(self._target(0).url))
-            made = []
-            for shard, output in zip(shards, targets):
-                source = self.pattern.at(shard.url)
-                forget(output)
-                source.rename(output)
-                if shard.indexed:
-                    source.sibling(INDEX).rename(output.sibling(INDEX))
-                made.append(shard._replace(url=output.url))
-            made = with_digests(made)
+            names = chain(targets, names)
+            made = with_digests([self._publish(shard, names) for shard in shards])
             list(update_manifests(made, how=Writing(sync=self.pattern.sync)))
         self.abort()
-        if not append:
+        if self.mode != "append":
             name_leftovers(self.pattern.url, len(made))
         return made
+
+    def _claimed(self, claims: Claims) -> Iterator[Location]:
+        """Yield the names of shards in their order, and claim each; to append, those that nobody has or has claimed."""
+        for number in count():
+            target = self._target(number)
+            if self.mode == "append" and target.exists():
+                continue
+            try:
+                claims.take(target)
+            except OpenError as error:
+                if self.mode == "append" and error.errno == errno.EBUSY:
+                    continue
+                raise
+            yield target
+
+    def _publish(self, shard: Shard, names: Iterator[Location]) -> Shard:
+        """Rename *shard* to the next of *names*, to append, to the next that no other writer has used meanwhile."""
+        source = self.pattern.at(shard.url)
+        for output in names:
+            if self.mode == "overwrite":
+                forget(output)
+            try:
+                source.rename(output, replace=self.mode == "overwrite")
+            except OpenError as error:
+                if self.mode == "append" and error.errno == errno.EEXIST:
+                    continue
+                raise
+            break
+        if self.mode != "overwrite":
+            forget(output)  # of a shard that is gone
+        if shard.indexed:
+            source.sibling(INDEX).rename(output.sibling(INDEX))
+        return shard._replace(url=output.url)
+
+    @staticmethod
+    def _check_new(targets: list[Location]) -> None:
+        for target in targets:
+            if target.exists():
+                raise OpenError('the shard exists; mode="overwrite" replaces it', url=target.name, errno=errno.EEXIST)
 
     def _target(self, number: int) -> Location:
         return self.pattern.at(shard_name(self.pattern, number))

@@ -13,7 +13,7 @@ import os
 import re
 import struct
 from contextlib import suppress
-from errno import ENOTSUP
+from errno import EBUSY, ENOTSUP
 from time import sleep
 from typing import Any
 from weakref import finalize
@@ -44,7 +44,11 @@ class Claims:
         renew_in_children(self)
 
     def take(self, url: str | Location) -> None:
-        """Claim a file that will be written; raise OpenError, which names the other writer, if it is claimed."""
+        """Claim a file that will be written; raise OpenError, which names the other writer, if it is claimed.
+
+        The errno of this error is EBUSY. A file that may not be replaced is looked for after that: another writer may
+        have made and released it just before.
+        """
         location = Location.of(url)
         if location.path is None:
             return
@@ -67,7 +71,7 @@ class Claims:
             raise failure(error, location.name) from error
         if not is_free:
             cure = "wait until that is closed, or name another pattern or start number"
-            raise OpenError(f"{_holder(descriptor, byte)} writes it; {cure}", url=location.name)
+            raise OpenError(f"{_holder(descriptor, byte)} writes it; {cure}", url=location.name, errno=EBUSY)
         with suppress(OSError):  # a full disk
             os.write(descriptor, f"{byte} {os.getpid()} {os.uname().nodename}\n".encode())
 

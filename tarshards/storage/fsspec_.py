@@ -19,15 +19,16 @@ import os
 import re
 from base64 import b64encode
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from hashlib import md5
 from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import quote
+from uuid import uuid4
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.parallel.calls import settled
@@ -71,6 +72,8 @@ UNANSWERED = {
 
 #: Errors of S3 for a body that arrived incomplete or altered.
 TORN = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
+
+CLAIM = ".claim"  # suffix of the object by which a writer claims a name
 
 EXPIRY = 3600  # seconds for which a signed URL is valid
 
@@ -742,10 +745,40 @@ class Store(Transport):
             if not is_missing(error):
                 raise
 
-    def rename(self, location: Location, target: Location) -> None:
+    def rename(self, location: Location, target: Location, replace: bool) -> None:
         (store, path), (_, to) = find_store(location), find_store(target)
-        Requests(target).attempt(lambda: store.cp_file(path, to))
+        with nullcontext() if replace else self._new(store, to, target):
+            Requests(target).attempt(lambda: store.cp_file(path, to))
         self.remove(location)
+
+    @contextmanager
+    def _new(self, store: Any, path: str, location: Location) -> Iterator[None]:
+        """Keep others from creating an object in a with-block; raise OpenError if it exists.
+
+        Copies cannot be conditional in all stores. So the object `NAME.claim` is put first, on the condition that there
+        is none; a writer that is killed leaves it.
+        """
+        claim, own = location.sibling(CLAIM), uuid4().bytes
+        claimed = find_store(claim)[1]
+
+        def put() -> bool:
+            try:
+                store.pipe_file(claimed, own, mode="create")
+            except FileExistsError:
+                with suppress(FileNotFoundError):
+                    return bool(store.cat_file(claimed) == own)  # by an attempt that was not answered
+                return False
+            return True
+
+        if not Requests(location).attempt(put):
+            reason = f"{claim.base} says that another writer makes it, or was killed while it did"
+            raise OpenError(reason, url=location.name, errno=errno.EEXIST)
+        try:
+            if self.exists(location):
+                raise OpenError(os.strerror(errno.EEXIST), url=location.name, errno=errno.EEXIST)
+            yield
+        finally:
+            self.remove(claim)
 
 
 TRANSPORT = Store()

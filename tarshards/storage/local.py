@@ -31,6 +31,8 @@ NO_FSYNC = (
     "cannot be flushed to the disk on this file system ({}); write elsewhere, or do not wait (sync=False, --no-sync)"
 )
 ACL = "system.posix_acl_access"
+# What file systems without hard links raise.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 # Paths of files that are open already.
 _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
@@ -90,10 +92,10 @@ class Local(Transport):
         except (OSError, ValueError) as exc:
             raise failure(exc, location.name) from exc
 
-    def rename(self, location: Location, target: Location) -> None:
+    def rename(self, location: Location, target: Location, replace: bool) -> None:
         path = os.path.realpath(str(target.path))
         try:
-            _replace(str(location.path), path, target)
+            _replace(str(location.path), path, target, is_new=not replace)
         except (OSError, ValueError) as exc:
             raise failure(exc, target.name) from exc
 
@@ -189,10 +191,26 @@ def _keep_permissions(target: str, descriptor: int) -> None:
         os.setxattr(descriptor, ACL, os.getxattr(target, ACL))
 
 
-def _replace(path: str, target: str, location: Location) -> None:
-    """Rename a file; if *location* syncs, wait until the new name is on the disk."""
+def _replace(path: str, target: str, location: Location, *, is_new: bool = False) -> None:
+    """Rename a file; if *location* syncs, wait until the new name is on the disk.
+
+    A file of the new name is replaced; if it *is_new*, FileExistsError is raised.
+    """
     with synced_folder(os.path.dirname(target)) if location.sync else nullcontext():
+        (_rename_to_new if is_new else os.replace)(path, target)
+
+
+def _rename_to_new(path: str, target: str) -> None:
+    """Rename a file; raise FileExistsError if *target* exists."""
+    try:
+        os.link(path, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         os.replace(path, target)
+    else:
+        os.unlink(path)
 
 
 class _AlignedFile:

@@ -565,12 +565,14 @@ class Location:
         """Whether it can be renamed: not if it is a stream or on a web server."""
         return type(self._transport).rename is not Transport.rename
 
-    def rename(self, target: Location) -> None:
+    def rename(self, target: Location, *, replace: bool = True) -> None:
         """Rename it to *target* on the same file system or in the same store, and replace a file of that name.
 
-        A local file is renamed in one step; a store copies an object, and then removes it. Raises OpenError.
+        Without *replace*, raise OpenError with the errno EEXIST if there is such a file, also if another writer has
+        renamed one to it just now. A local file is renamed in one step; a store copies an object, and then removes it.
+        Raises OpenError.
         """
-        self._transport.rename(self, target)
+        self._transport.rename(self, target, replace)
 
     def make_folder(self) -> None:
         """Create the folder of a local file, and those above it; stores need none."""
@@ -635,7 +637,7 @@ class Transport:
     def remove(self, location: Location) -> None:
         raise OpenError("a stream, which cannot be removed", url=location.name)
 
-    def rename(self, location: Location, target: Location) -> None:
+    def rename(self, location: Location, target: Location, replace: bool) -> None:
         raise OpenError("a stream, which cannot be renamed", url=location.name)
 
 

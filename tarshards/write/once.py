@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,13 +109,21 @@ class _Task:
         return make_once(unit.output.sibling(".done"), digest, make, inputs=inputs, output=output)
 
 
-def check_free(units: Sequence[Unit], *, overwrite: bool) -> None:
-    """Raise OpenError if an output exists, unless *overwrite* or a killed run had begun to make these *units*."""
-    if overwrite or is_begun(units):
-        return
-    for unit in units:
-        if unit.output.is_taken():
-            raise taken(unit.output.name)
+@contextmanager
+def claimed(units: Sequence[Unit], *, overwrite: bool) -> Iterator[None]:
+    """Claim the outputs of *units* for a with-block, which makes and finishes them.
+
+    Raises OpenError if another run makes one of them; or if one exists, unless *overwrite* or a killed run had begun to
+    make these *units*.
+    """
+    with Claims() as claims:
+        for unit in units:
+            unit.output.make_folder()
+            claims.take(unit.output)
+        for unit in () if overwrite or is_begun(units) else units:
+            if unit.output.is_taken():
+                raise taken(unit.output.name)
+        yield
 
 
 def make_all(
@@ -126,17 +134,8 @@ def make_all(
     To what ``make`` returns they add the URL of the "output" with its credentials, which markers do not record.
 
     The error of a unit that fails is passed to *ledger*, which raises it or lets the run continue without the unit. The
-    markers that a later run would use remain until ``finish``. Raises OpenError if another run is making one of the
-    units.
+    markers that a later run would use remain until ``finish``.
     """
-    with Claims() as claims:
-        for unit in units:
-            unit.output.make_folder()
-            claims.take(unit.output)
-        return _make_all(units, ledger, executor, progress)
-
-
-def _make_all(units: Sequence[Unit], ledger: Ledger, executor: Executor | None, progress: bool) -> list[dict[str, Any]]:
     write_marker(_begun(units), {"outputs": len(units)})
     task = _Task(ledger.max_errors > 0)
     made: dict[int, dict[str, Any]] = {}

@@ -33,7 +33,7 @@ from tarshards.storage.location import Location, look_up
 from tarshards.storage.manifest import ArchiveEnd, Shard, manifest_url
 from tarshards.storage.markers import digest_of, find_made, make_once, say_kept, write_marker
 from tarshards.storage.ranges import most_held
-from tarshards.storage.streams import temporary
+from tarshards.storage.streams import taken, temporary
 from tarshards.stream import ops
 from tarshards.tar.read import pack_members
 from tarshards.write.once import at_shard, run_all
@@ -109,6 +109,7 @@ def reshard(
     tmpdir: str | None = None,
     progress: bool = False,
     sync: bool = True,
+    overwrite: bool = True,
     allow_empty: bool = False,
     ledger: Ledger | None = None,
 ) -> list[Shard]:
@@ -126,7 +127,8 @@ def reshard(
     space as the inputs. After an interruption, the same call resumes from this folder if the sizes and times of the
     inputs are the same, and logs how many shards it kept. The folder is removed at the end.
     With *sync*, its files and each output are flushed to the disk before they count as done, to survive a power loss.
-    *ledger* counts the samples read, and the members that belong to no sample.
+    *ledger* counts the samples read, and the members that belong to no sample. Without *overwrite*, OpenError is raised
+    for a shard that exists, unless the call resumes an interrupted one.
 
     Raises ValueError for conflicting or invalid arguments, OpenError while another writer uses the same local pattern,
     and SampleError for a key that occurs twice in a shard, and for inputs without samples unless *allow_empty*.
@@ -160,6 +162,9 @@ def reshard(
         for location in (plan.output(0), Location(folder)):  # the folders of two calls may have the same name
             location.make_folder()
             claims.take(location)
+        may_replace = overwrite or os.path.exists(folder)
+        if not may_replace and plan.output(0).is_taken():  # of the others, the number is not known yet
+            raise taken(plan.output(0).name)
         work = output_pattern, buckets, plan.seed, rekey, cut, ENTRY, *rules
         versions = list(look_up(Location.version, urls))
         is_unsure = _prepare(plan, digest_of(urls, versions, *work), digest_of(urls, sizes, *work))
@@ -179,8 +184,11 @@ def reshard(
             raise SampleError(f"no samples in {read_from}; allow_empty (tarreshard --allow-empty) accepts that")
         bounds = np.concatenate([[0], ends]).tolist()
         spans = [(number, *span, _spanned(starts, *span)) for number, span in enumerate(pairwise(bounds))]
-        for span in spans:
-            claims.take(plan.output(span[0]))
+        for output in (plan.output(number) for number, *_ in spans):
+            claims.take(output)
+            if not may_replace and output.is_taken():
+                shutil.rmtree(folder)  # the next call is not to resume, and replace it
+                raise taken(output.name)
         remove_manifest(manifest)  # it lists shards that are being replaced
         found = _run(_Gather(plan), spans, executor, lambda span: plan.output(span[0]).url, progress)
         made = with_digests(

@@ -6,7 +6,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from errno import EEXIST
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -21,7 +22,6 @@ from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
 from tarshards.storage.location import Location
-from tarshards.storage.locks import locked
 from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import FileRange, passed_on
@@ -287,14 +287,16 @@ class ShardWriter(_Writer):
 
     With *index*, every uncompressed shard gets a sidecar ``<shard>.index`` when it is finished. ``close`` writes the
     manifest of all shards with their sample counts and sizes, named after the pattern: ``train-{shard:06d}.tar`` gives
-    ``train.shards.json``. After an error, no manifest is written. With *start* above 0, the manifest keeps its entries,
-    and adds shards below *start* that have an index. Entries that writers of other shards add in the meantime stay.
-    Pipes get neither indexes nor a manifest. *sync* is as in ``TarWriter``, and also applies to indexes and the
-    manifest. With *sha256*, uncompressed shards are hashed as they are written, and the manifest has their checksums.
+    ``train.shards.json``. After an error, no manifest is written. With *start* above 0, a shard that exists is not
+    replaced: OpenError is raised when it would begin. The manifest then keeps its entries, and adds shards below
+    *start* that have an index. Entries that writers of other shards add in the meantime stay. Pipes get neither indexes
+    nor a manifest. *sync* is as in ``TarWriter``, and also applies to indexes and the manifest. With *sha256*,
+    uncompressed shards are hashed as they are written, and the manifest has their checksums.
 
     A local shard belongs to the writer that begins it until the writer is closed or aborted, or its process ends. Until
     then, another writer that would replace it raises OpenError, which names the process. Concurrent writers need
-    different patterns, or different *start*. On servers and object stores, two writers of a shard are not detected.
+    different patterns, or different *start*. On servers and object stores, two writers of a shard at the same time are
+    not detected.
 
     *values* replaces other names in the pattern. *open_writer* opens each shard by name, instead of ``TarWriter``, and
     must claim it; *on_finish* is called with the name and the writer of each finished shard.
@@ -326,13 +328,13 @@ class ShardWriter(_Writer):
         self._most = None if self.max_bytes is None else most_of_members(self.max_bytes)
         self._values = values or {}
         self._claims = Claims()
-        open_tar = partial(open_claimed, allow_pipe=allow_pipe, sync=sync, sha256=sha256)
+        self._start = self._number = whole_number("start", start, 0)
+        open_tar = partial(open_claimed, allow_pipe=allow_pipe, sync=sync, sha256=sha256, replace=not self._start)
         self._open_writer = open_writer or partial(open_tar, self._claims)
         self._sha256 = sha256
         self._on_finish = on_finish
         self.shards: list[str] = []
         self.samples: int = 0
-        self._start = self._number = whole_number("start", start, 0)
         self._writer: TarWriter | None = None
         self._is_open = True
         self._index = flag("index", index) and not self._location.is_stream
@@ -396,12 +398,11 @@ class ShardWriter(_Writer):
 
     def _write_manifest(self) -> None:
         """Write the manifest; keep the entries of an earlier run, and those that writers of other shards added."""
-        from tarshards.index.manifests import earlier_shards, natural_order, write_manifest
+        from tarshards.index.manifests import earlier_shards, manifest_lock, natural_order, write_manifest
 
         url = self._manifest()
         location = Location.of(url)
-        folder = None if location.path is None else os.path.dirname(os.path.abspath(location.path))
-        with locked(folder) if folder is not None and os.access(folder, os.R_OK) else nullcontext():
+        with manifest_lock(location):
             if self._start or location.is_local:
                 below = (shard_name(self.pattern, number, self._values) for number in range(self._start - 1, -1, -1))
                 for shard in earlier_shards(url, below):
@@ -441,9 +442,15 @@ class ShardWriter(_Writer):
         self._claims.release()
 
 
-def open_claimed(claims: Claims, name: str, **options: Any) -> TarWriter:
-    """Claim the shard *name* and open it; raise OpenError if another writer has claimed it."""
+def open_claimed(claims: Claims, name: str, *, replace: bool = True, **options: Any) -> TarWriter:
+    """Claim the shard *name* and open it; raise OpenError if another writer has claimed it.
+
+    Without *replace*, raise OpenError, too, if it exists.
+    """
     claims.take(name)
+    if not replace and (location := Location.of(name)).is_taken():
+        reason = "the shard exists, and a writer with start= replaces none: remove it, or begin at another number"
+        raise OpenError(reason, url=location.name, errno=EEXIST)
     return TarWriter(name, **options)
 
 

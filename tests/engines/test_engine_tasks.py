@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +20,10 @@ pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
 pytestmark = pytest.mark.interop
 
 from tarshards import IndexedShards, OpenError, SampleError, ShardIndexError, ShardWriter, read_samples  # noqa: E402
+from tarshards.engines import tasks  # noqa: E402
 from tarshards.engines.tasks import ShardOutput, ShardTable, samples_of  # noqa: E402
 from tarshards.index.refresh import refresh_indexes  # noqa: E402
+from tarshards.storage.claims import Claims  # noqa: E402
 from tarshards.storage.location import Location  # noqa: E402
 
 
@@ -129,7 +136,7 @@ def test_shards_without_index_are_refused(make_shards):
         ShardTable(make_shards(2))
 
 
-def write_twice(folder: Path, table: ShardTable, **limits: int) -> tuple[ShardOutput, list]:
+def write_twice(folder: Path, table: ShardTable, **limits: Any) -> tuple[ShardOutput, list]:
     """Let each task write, every other one twice, and one die halfway; return the output and what was reported."""
     output = ShardOutput(str(folder / "out-{shard:03d}.tar"), **limits)
     written = []
@@ -167,17 +174,90 @@ def test_an_output_that_is_given_up_leaves_nothing(tmp_path):
 def test_a_new_output_replaces_shards_of_its_names_or_follows_the_last(tmp_path, caplog):
     table = ShardTable(ragged(tmp_path))
     for limit in (10, 30):
-        output, written = write_twice(tmp_path / "copy", table, max_samples=limit)
+        output, written = write_twice(tmp_path / "copy", table, mode="overwrite", max_samples=limit)
         output.commit(written)
     assert "left by an earlier run" in caplog.text
     manifest = str(tmp_path / "copy/out.shards.json")
     assert len(IndexedShards(manifest)) == 60, "the manifest names the new shards alone"
     for path in (tmp_path / "copy").glob("out-00[5-9].tar*"):
         path.unlink()
-    output, written = write_twice(tmp_path / "copy", table)
-    shards = output.commit(written, append=True)
+    output, written = write_twice(tmp_path / "copy", table, mode="append")
+    shards = output.commit(written)
     assert [Path(shard.url).name for shard in shards] == [f"out-{number:03d}.tar" for number in range(5, 10)]
     assert len(IndexedShards(manifest)) == 120
+
+
+def append(pattern: str, name: str, count: int = 3) -> list[str]:
+    """Write *count* shards of one sample each, as a job of its own, and return their URLs."""
+    output = ShardOutput(pattern, mode="append")
+    tables = [pa.table({"__key__": [f"{name}{number}"], "txt": [b"text"]}) for number in range(count)]
+    return [shard.url for shard in output.commit([output.write([table]) for table in tables])]
+
+
+def check_all_there(pattern: str, names: str) -> None:
+    keys = [f"{name}{number}" for name in names for number in range(3)]
+    urls = Location.of(pattern.replace("{shard:03d}", "*")).glob()
+    assert sorted(sample["__key__"] for sample in read_samples(urls)) == sorted(keys)
+    manifest = read_samples(pattern.replace("-{shard:03d}.tar", ".shards.json"))
+    assert sorted(sample["__key__"] for sample in manifest) == sorted(keys)
+
+
+STEPS = [(Location, "exists"), (Claims, "take"), (Location, "rename"), (tasks, "update_manifests")]
+
+
+@pytest.mark.parametrize("pattern", ["{folder}/out-{{shard:03d}}.tar", "memory://two/out-{{shard:03d}}.tar"])
+@pytest.mark.parametrize(("owner", "step"), STEPS)
+@pytest.mark.parametrize("when", [0, 1, 2, 5])
+def test_a_job_that_appends_between_two_steps_of_another_loses_no_shard(
+    tmp_path, memory, monkeypatch, pattern, owner, step, when
+):
+    pattern = pattern.format(folder=tmp_path)
+    append(pattern, "a")
+    plain, steps = getattr(owner, step), count()
+
+    def interrupted(*given: Any, **options: Any) -> Any:
+        if next(steps) == when:
+            append(pattern, "c")
+        return plain(*given, **options)
+
+    monkeypatch.setattr(owner, step, interrupted)
+    append(pattern, "b")
+    if next(steps) > when:
+        check_all_there(pattern, "abc")
+
+
+def test_jobs_that_append_at_once_lose_no_shard(tmp_path):
+    pattern = str(tmp_path / "out-{shard:03d}.tar")
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(partial(append, pattern), "abcd")]
+    assert len({url for urls in found for url in urls}) == 12
+    check_all_there(pattern, "abcd")
+    assert not [*tmp_path.glob(".*")]
+
+
+def test_appending_fills_gaps_and_passes_what_others_are_writing(tmp_path):
+    pattern = str(tmp_path / "out-{shard:03d}.tar")
+    append(pattern, "a")
+    (tmp_path / "out-001.tar").unlink()
+    with ShardWriter(pattern, start=3) as writer:
+        writer.write({"__key__": "w", "txt": "written"})
+        assert [Path(url).name for url in append(pattern, "b", 2)] == ["out-001.tar", "out-004.tar"]
+    keys = [sample["__key__"] for sample in read_samples(str(tmp_path / "*.tar"))]
+    assert sorted(keys) == ["a0", "a2", "b0", "b1", "w"]
+
+
+@pytest.mark.parametrize("folder", ["{tmp_path}/", "memory://new/"])
+def test_by_default_no_shard_is_replaced(tmp_path, memory, folder):
+    pattern = f"{folder.format(tmp_path=tmp_path)}out-{{shard:03d}}.tar"
+    late = ShardOutput(pattern)
+    written = [late.write([pa.table({"__key__": ["late"], "txt": [b"text"]})])]
+    append(pattern, "a")
+    for begin in (lambda: ShardOutput(pattern), lambda: late.commit(written)):
+        with pytest.raises(OpenError, match=r'out-000\.tar: the shard exists; mode="overwrite" replaces it'):
+            begin()
+    check_all_there(pattern, "a")
+    with pytest.raises(ValueError, match="mode= is one of error, append, overwrite, not 'apend'"):
+        ShardOutput(pattern, mode="apend")
 
 
 def test_compressed_shards_have_no_index(tmp_path):
@@ -215,6 +295,17 @@ def test_renaming_replaces_a_file(tmp_path, memory):
         Location(f"{folder}a").rename(Location(f"{folder}b"))
         assert Location(f"{folder}b").read() == b"new"
         assert not Location(f"{folder}a").exists()
+        Location(f"{folder}b").rename(Location(f"{folder}c"), replace=False)
+        with Location(f"{folder}b").open("wb") as stream:
+            stream.write(b"newer")
+        with pytest.raises(OpenError, match="File exists") as caught:
+            Location(f"{folder}b").rename(Location(f"{folder}c"), replace=False)
+        assert caught.value.errno == errno.EEXIST
+        assert (Location(f"{folder}b").read(), Location(f"{folder}c").read()) == (b"newer", b"new")
+    with Location("memory://renamed/d.claim").open("wb") as stream:
+        stream.write(b"of a writer that was killed")
+    with pytest.raises(OpenError, match=r"renamed/d: d\.claim says that another writer makes it, or was killed"):
+        Location("memory://renamed/b").rename(Location("memory://renamed/d"), replace=False)
     with pytest.raises(OpenError, match="cannot be renamed"):
         Location("http://127.0.0.1:1/a").rename(Location("http://127.0.0.1:1/b"))
     with pytest.raises(OpenError, match="No such file"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import logging
 import random
@@ -202,3 +203,20 @@ def test_an_object_that_is_stored_with_a_content_encoding(store):
     with open_url("s3://bucket/b.tar") as stream:
         assert stream.read() == DATA
     assert Location.of("s3://bucket/b.tar").ranges().read(5000, 10) == DATA[5000:5010]
+
+
+def test_an_object_is_renamed_to_a_name_that_only_one_writer_gets(store):
+    for name in ("one", "two"):
+        store.pipe_file(f"bucket/{name}", name.encode())
+    target = Location("s3://bucket/new")
+    store.pipe_file("bucket/new.claim", b"of another writer")
+    with pytest.raises(OpenError, match=r"new\.claim says that another writer makes it") as caught:
+        Location("s3://bucket/one").rename(target, replace=False)
+    assert caught.value.errno == errno.EEXIST
+    target.sibling(".claim").remove()
+    Location("s3://bucket/one").rename(target, replace=False)
+    with pytest.raises(OpenError, match="File exists"):
+        Location("s3://bucket/two").rename(target, replace=False)
+    assert target.read() == b"one"
+    assert not target.sibling(".claim").exists()
+    assert not Location("s3://bucket/one").exists()

@@ -551,8 +551,19 @@ def test_a_later_run_adds_to_the_manifest(tmp_path):
     second = write_shards(tmp_path / "a-%03d.tar", later, start=3)
     assert [Path(shard).name for shard in second] == ["a-003.tar", "a-004.tar", "a-005.tar"]
     assert [shard.url for shard in expand_shards(tmp_path / "a.shards.json")] == first + second
+    Path(first[1]).unlink()
     write_shards(tmp_path / "a-%03d.tar", later[:1], start=1)
     assert [shard[1] for shard in expand_shards(tmp_path / "a.shards.json")] == [4, 1, 2, 4, 4, 2]
+
+
+@pytest.mark.parametrize("folder", ["{tmp_path}", "memory://later"])
+def test_a_later_run_replaces_no_shard(tmp_path, memory, folder):
+    pattern = f"{folder.format(tmp_path=tmp_path)}/a-%03d.tar"
+    first = write_shards(pattern, SAMPLES)
+    with pytest.raises(OpenError, match=r"a-002\.tar: the shard exists, and a writer with start= replaces none"):
+        write_shards(pattern, SAMPLES[:5], start=2)
+    assert [len(list(read_samples(shard))) for shard in first] == [4, 4, 2]
+    assert expand_shards(f"{folder.format(tmp_path=tmp_path)}/a.shards.json")[2].samples == 2
 
 
 def test_a_new_run_begins_the_manifest_anew(tmp_path):
