@@ -207,8 +207,12 @@ def _rename_to_new(path: str, target: str) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        os.replace(path, target)
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # empty, if the process is killed here
+        try:
+            os.replace(path, target)
+        except BaseException:
+            os.unlink(target)
+            raise
     else:
         os.unlink(path)
 

@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Any
 
 SAMPLES, KILLS, LIMIT = 4000, "000700", 150  # samples of a shard that is written
+MORE = {"__key__": "more", "bin": b"appended"[::-1], "cls": b"1"}  # a sample that is appended
 
 
 def change(killed: str, key: str, data: bytes) -> bytes:
@@ -45,6 +46,7 @@ def on_ray(shards: str, pattern: str, changed: Callable[[str, bytes], bytes]) ->
         return {**row, "bin": changed(row["__key__"], row["bin"])}
 
     dataset.map(change_row).write_datasink(RaySink(pattern, max_samples=LIMIT))
+    ray.data.from_items([MORE]).write_datasink(RaySink(pattern, mode="append"))
 
 
 def on_spark(shards: str, pattern: str, changed: Callable[[str, bytes], bytes]) -> None:
@@ -67,6 +69,8 @@ def on_spark(shards: str, pattern: str, changed: Callable[[str, bytes], bytes]) 
 
     mapped = frame.mapInArrow(change_batches, frame.schema)
     mapped.write.format("tarshards").mode("overwrite").option("max_samples", LIMIT).save(pattern)
+    more = spark.createDataFrame([MORE], "__key__ string, bin binary, cls binary")
+    more.write.format("tarshards").mode("append").save(pattern)
     spark.stop()
 
 
@@ -84,6 +88,7 @@ def on_daft(shards: str, pattern: str, changed: Callable[[str, bytes], bytes]) -
 
     frame = frame.with_column("bin", change_one(frame["__key__"], frame["bin"]))
     frame.write_sink(DaftSink(pattern, max_samples=LIMIT))
+    daft.from_pylist([MORE]).write_sink(DaftSink(pattern, mode="append"))
 
 
 if __name__ == "__main__":

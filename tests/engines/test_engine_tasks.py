@@ -256,8 +256,8 @@ def test_by_default_no_shard_is_replaced(tmp_path, memory, folder):
         with pytest.raises(OpenError, match=r'out-000\.tar: the shard exists; mode="overwrite" replaces it'):
             begin()
     check_all_there(pattern, "a")
-    with pytest.raises(ValueError, match="mode= is one of error, append, overwrite, not 'apend'"):
-        ShardOutput(pattern, mode="apend")
+    with pytest.raises(ValueError, match="mode= is one of error, append, overwrite, not 'insert'"):
+        ShardOutput(pattern, mode="insert")
 
 
 def test_compressed_shards_have_no_index(tmp_path):

@@ -1,5 +1,6 @@
 """Local files, and what all URLs have in common."""
 
+import errno
 import io
 import os
 import random
@@ -17,6 +18,7 @@ from forked import in_child
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import local, ranges, streams
 from tarshards.storage.expressions import expand_urls
+from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
 from tarshards.storage.streams import ALIGNED, FileRange
 
@@ -398,3 +400,23 @@ def test_beginning_with_a_flush_reports_no_errors(tmp_path):
         ranges.begin_flush(file.fileno(), 0, len(DATA))
     ranges.begin_flush(-1, 0, 1)
     assert (tmp_path / "a").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_is_renamed_to_a_name_that_only_one_writer_gets(tmp_path, monkeypatch, has_links):
+    def no_link(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", no_link)
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+    target = Location(f"{tmp_path}/new")
+    Location(f"{tmp_path}/one").rename(target, replace=False)
+    with pytest.raises(OpenError, match="new: File exists") as caught:
+        Location(f"{tmp_path}/two").rename(target, replace=False)
+    assert caught.value.errno == errno.EEXIST
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"new": "one", "two": "two"}
+    with pytest.raises(OpenError, match="No such file"):
+        Location(f"{tmp_path}/one").rename(Location(f"{tmp_path}/other"), replace=False)
+    assert not (tmp_path / "other").exists()

@@ -225,7 +225,7 @@ def test_a_batch_is_that_of_its_step(page, server):
         ("shard=-1", "shard= is a whole number from 0"),
         ("step=x", "step= is a whole number from 0"),
         ("step=0&epoch=3", "object is not a mapping"),
-        ("wher=cls", "the address has wher="),
+        ("filter=cls", "the address has filter="),
         ("sample=NaN", "sample= is a whole number from 0, not NaN"),
         ("sample=60", "there is no sample 60 of 60"),
         ("sample=0&position=-1", "position= is a whole number from 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
 import os
 import pickle
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from interrupts import interrupted_at
 from soak import SOAK
 
@@ -421,3 +423,58 @@ print(refused)
     assert [racer.returncode for racer in racers] == [0] * 4
     assert sum(refused)
     assert list(folder.iterdir()) == []
+
+
+def by_tool(name: str, *arguments: str) -> None:
+    main = importlib.import_module(f"tarshards.cli.{name}").main
+    done = CliRunner().invoke(main, ["-q", "../in.tar", "-o", *arguments])
+    if done.exit_code:
+        raise OpenError(done.output)
+
+
+LATE = {
+    "ShardWriter, start=": lambda: by_shard_writer(start=1),
+    "split_samples": lambda: split_samples(samples(), PATTERN, max_samples=2),
+    "reshard": lambda: by_executor(reshard, "../in.tar", PATTERN, max_samples=2, overwrite=False),
+    "import_dataset": lambda: by_executor(import_dataset, "../rows.csv", PATTERN),
+    "tarcat": lambda: by_tool("tarcat", "out-000000.tar"),
+    "tarreshard": lambda: by_tool("tarreshard", PATTERN, "-n", "2", "-j", "1"),
+}
+
+
+@pytest.mark.parametrize("second", [pytest.param(name, marks=NEEDS_PYARROW.get(name, ())) for name in LATE])
+def test_what_another_writer_has_made_just_before_a_claim_is_not_replaced(monkeypatch, second):
+    take = Claims.take
+
+    def take_late(claims, url):
+        monkeypatch.setattr(Claims, "take", take)
+        with ShardWriter(PATTERN, max_samples=2) as writer:
+            for sample in samples(text="first"):
+                writer.write(sample)
+        take(claims, url)
+
+    monkeypatch.setattr(Claims, "take", take_late)
+    with pytest.raises(OpenError, match=r"out-00000[01]\.tar.* exists"):
+        LATE[second]()
+    assert len(list(read_samples("out-*.tar"))) == 6
+    assert texts() == {b"first"}
+    assert not list(Path().glob(".*"))
+
+
+def test_a_later_shard_that_exists_stops_a_reshard_and_the_next_call_too():
+    write_samples(samples(text="first"), "out-000002.tar")
+    for _ in range(2):
+        with pytest.raises(OpenError, match=r"out-000002\.tar: the file exists; --overwrite replaces it"):
+            by_executor(reshard, "../in.tar", PATTERN, max_samples=2, overwrite=False)
+    assert sorted(os.listdir()) == ["out-000002.tar"]
+    by_executor(reshard, "../in.tar", PATTERN, max_samples=2)
+    assert texts() == {b"second"}
+
+
+def test_writers_that_end_at_once_have_all_their_shards_in_the_manifest():
+    def map_one(number: int) -> None:
+        map_shards(same, "../in.tar", f"out-{number:06d}.tar", executor=threads, progress=False)
+
+    with ThreadPoolExecutor(4) as threads, ThreadPoolExecutor(8) as callers:
+        list(callers.map(map_one, range(24)))
+    assert len(read_manifest("out.shards.json")) == 24
