@@ -6,16 +6,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tarshards.cli.input import Losses
+from tarshards.cli.input import Losses, leaves_out
 from tarshards.cli.output import overwrite_option, sync_option, written
-from tarshards.cli.parameters import max_errors_option, on_error_option, parallel_option, quiet_option
+from tarshards.cli.parameters import parallel_option, quiet_option
 from tarshards.cli.program import say, usage_errors
 
 
 def conversion_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of every import and export, for ``convert``."""
     parallel = parallel_option("Processes", 0)
-    for option in (quiet_option, sync_option, overwrite_option, max_errors_option, on_error_option, parallel):
+    for option in (quiet_option, sync_option, overwrite_option, leaves_out, parallel):
         command = option(command)
     return command
 
@@ -26,19 +26,15 @@ def convert(
     target: str,
     *,
     parallel: int,
-    on_error: str | None,
-    max_errors: int | None,
+    losses: Losses,
     quiet: bool,
     **options: Any,
 ) -> None:
     """Run an import or export with *parallel* processes, and report the number of samples and the files."""
     from tarshards.parallel.process_pool import ProcessPool
-    from tarshards.samples.ledger import Ledger
 
-    losses = Losses(on_error, max_errors, quarantines=False)
-    ledger = losses.ledger if losses.goes_on else Ledger()
     shows = not quiet and sys.stderr.isatty()
-    with losses.reported(), usage_errors(), ProcessPool(parallel) as pool:
-        made = function(source, written(target), executor=pool, on_error=ledger, progress=shows, **options)
+    with usage_errors(), ProcessPool(parallel) as pool:
+        made = function(source, written(target), executor=pool, on_error=losses.ledger, progress=shows, **options)
     if not quiet:
-        say(f"{ledger.samples} samples in {' to '.join([made[0], *made[1:][-1:]])}")
+        say(f"{losses.ledger.samples} samples in {' to '.join([made[0], *made[1:][-1:]])}")

@@ -69,7 +69,7 @@ class Losses:
         refuse(policy == "fail" and max_errors is not None, "--max-errors cannot be combined with --on-error fail")
         self.goes_on: bool = policy != "fail"
         self.max_errors = max_errors
-        self.ledger: Ledger = Ledger(max_errors=float("inf"), on_error=self._lose)
+        self.ledger: Ledger = Ledger(max_errors=float("inf") if self.goes_on else 0, on_error=self._lose)
         self.count: int = 0
         self.first: Exception | None = None
         self._allowed = 0 if not self.goes_on else float("inf") if max_errors is None else max_errors
@@ -100,6 +100,7 @@ class Losses:
         """Leave *sample* out as ``reject`` does, in a run that allows this regardless of --on-error."""
         if not self.goes_on:
             self._allowed += 1
+            self.ledger.max_errors += 1
         self.reject(sample, error)
 
     def explained(self, error: TarshardsError) -> TarshardsError:
@@ -131,6 +132,17 @@ class Losses:
             say_skipped(self.ledger)
             if self.ledger.quarantined:
                 click.echo(str(self.ledger), err=True)
+
+
+def leaves_out(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --on-error and --max-errors to a command without a quarantine; it gets its *losses*."""
+
+    @wraps(command)
+    def with_losses(on_error: str | None, max_errors: int | None, **values: Any) -> Any:
+        with Losses(on_error, max_errors, quarantines=False).reported() as losses:
+            return command(losses=losses, **values)
+
+    return options(on_error_option, max_errors_option)(with_losses)
 
 
 def too_many(losses: int, allowed: int, first: object) -> TarshardsError:

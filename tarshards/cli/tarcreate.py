@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tarshards.cli.input import ACCEPT, Losses, required
+from tarshards.cli.input import ACCEPT, Losses, leaves_out, required
 from tarshards.cli.output import OUTPUT, check_output, output_options
 from tarshards.cli.parameters import (
     FILE,
@@ -17,8 +17,6 @@ from tarshards.cli.parameters import (
     allow_empty_option,
     allow_pipe_option,
     dry_run_option,
-    max_errors_option,
-    on_error_option,
     quiet_option,
     typed,
 )
@@ -57,8 +55,7 @@ OF_FOLDER = "--exts, --missing, --class-field and --classes"
 @click.option("--class-field", metavar="FIELD", help="With --dir: add the number of the first folder.")
 @click.option("--classes", type=OUTPUT, help="Write the names and numbers of the classes to FILE, not to stderr.")
 @output_options
-@on_error_option
-@max_errors_option
+@leaves_out
 @allow_empty_option
 @dry_run_option
 @quiet_option
@@ -77,8 +74,7 @@ def main(
     classes: Location | None,
     output: Location,
     overwrite: bool,
-    on_error: str | None,
-    max_errors: int | None,
+    losses: Losses,
     allow_empty: bool,
     dry_run: bool,
     quiet: bool,
@@ -108,7 +104,6 @@ def main(
     from tarshards.write.shards import write_samples
 
     skipped: Counter[str] = Counter()
-    losses = Losses(on_error, max_errors, quarantines=False)
     sources, ledger = FieldSources(base, allow_pipe), losses.ledger
     if folder is not None:
         missing = missing or "fail"
@@ -128,11 +123,10 @@ def main(
         from tarshards.stream.ops import progress
 
         samples = progress(samples)
-    with losses.reported():
-        if dry_run:
-            _count(samples, output, ledger)
-        else:
-            write_samples(_counted(samples, ledger), output)
+    if dry_run:
+        _count(samples, output, ledger)
+    else:
+        write_samples(_counted(samples, ledger), output)
     for reason, count in sorted(skipped.items()):
         say(f"skipped {count} {reason}")
     if folder is not None and class_field is not None:

@@ -7,14 +7,13 @@ from contextlib import nullcontext
 
 import click
 
-from tarshards.cli.input import ACCEPT, ShardArguments, shard_progress, takes_shards
+from tarshards.cli.input import ACCEPT, Losses, ShardArguments, leaves_out, shard_progress, takes_shards
 from tarshards.cli.output import sync_option, waits_for_disk
 from tarshards.cli.parameters import (
     FILE,
     allow_empty_option,
     dry_run_option,
     index_dir_option,
-    max_errors_option,
     parallel_option,
     quiet_option,
 )
@@ -41,7 +40,7 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 )
 @click.option("--attach", type=FILE, help="Add the columns of this parquet or csv table.")
 @click.option("--key", default="__key__", metavar="NAME", help="The column of --attach that has the keys.")
-@max_errors_option
+@leaves_out
 @sync_option
 @allow_empty_option
 @dry_run_option
@@ -60,7 +59,7 @@ def main(
     columns: str | None,
     attach: str | None,
     key: str,
-    max_errors: int | None,
+    losses: Losses,
     allow_empty: bool,
     dry_run: bool,
     quiet: bool,
@@ -91,7 +90,6 @@ def main(
         "--key-index requires that indexes and a manifest are written",
     )
     refuse(adds and (exports or check or dry_run), "columns cannot be combined with --check, --dry-run or --format")
-    refuse(max_errors is not None and columns is None, "--max-errors requires --columns")
     if columns is not None:
         from tarshards.index.columns import parse_columns
 
@@ -122,17 +120,24 @@ def main(
     writes_manifest = format_ in ("index", "wids") and not check and not no_manifest
     found, unchanged, failed, faults, warned = [], set(), 0, 0, False
     for outcome in shard_progress(outcomes, len(named), quiet):
+        if outcome.error is not None and losses.goes_on:
+            losses.ledger(outcome.error)
+            continue
         if outcome.error is not None:
             say(str(outcome.error))
             failed += 1
         elif dry_run and outcome.written is not None and format_ != "wids":
             click.echo(shown(outcome.written))
-        if outcome.faults:
+        if outcome.faults and losses.goes_on:
+            for fault in outcome.faults:
+                losses.ledger(fault)
+        elif outcome.faults:
             say(f"{outcome.faults[0]}; samples marked in the index: {len(outcome.faults)}")
             faults += len(outcome.faults)
         if outcome.warning is not None and not warned:
             say(outcome.warning)
             warned = True
+        losses.ledger.count(shards=1, samples=outcome.shard.samples or 0)
         found.append(outcome.shard)
         if outcome.unchanged:
             unchanged.add(outcome.shard.url)
@@ -157,9 +162,9 @@ def main(
                 listed = [shard._replace(url=given.get(shard.url, shard.url)) for shard in listed]
                 with ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
                     build_key_index(listed, executor=pool, sync=how.sync)
-    urls = [shard.url for shard in named]
+    urls = [shard.url for shard in found]
     if columns is not None:
-        _add_columns(urls, columns, parallel, max_errors)
+        _add_columns(urls, columns, parallel, losses)
     if attach is not None:
         from tarshards.index.columns import attach_columns
 
@@ -171,13 +176,10 @@ def main(
         sys.exit(1)
 
 
-def _add_columns(urls: list[str], columns: str, parallel: int, max_errors: int | None) -> None:
+def _add_columns(urls: list[str], columns: str, parallel: int, losses: Losses) -> None:
     from tarshards.index.columns import build_columns
     from tarshards.parallel.process_pool import ProcessPool
-    from tarshards.samples.ledger import Ledger
 
-    ledger = None if max_errors is None else Ledger(max_errors=max_errors)
+    ledger = losses.ledger if losses.goes_on else None
     with usage_errors("--columns"), ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
         build_columns(urls, columns, executor=pool, on_error=ledger, sync=waits_for_disk())
-    if ledger is not None and ledger.quarantined:
-        click.echo(str(ledger), err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tarshards.cli.input import ShardArguments, say_skipped, takes_shards
+from tarshards.cli.input import Losses, ShardArguments, leaves_out, takes_shards
 from tarshards.cli.output import check_suffix, overwrite_option, sync_option, written
 from tarshards.cli.parameters import (
     FILE,
@@ -37,6 +37,7 @@ from tarshards.cli.program import refuse, say, tool, usage_errors
 @tmpdir_option("the samples between the two passes", "beside the output")
 @overwrite_option
 @sync_option
+@leaves_out
 @allow_empty_option
 @quiet_option
 @takes_shards
@@ -53,6 +54,7 @@ def main(
     parallel: int,
     tmpdir: str | None,
     overwrite: bool,
+    losses: Losses,
     allow_empty: bool,
     quiet: bool,
 ) -> None:
@@ -62,12 +64,10 @@ def main(
     same command line resumes it.
     """
     from tarshards.parallel.process_pool import ProcessPool
-    from tarshards.samples.ledger import Ledger
     from tarshards.write.reshard import reshard
 
     refuse(not shards.specs, "name SHARDS to reshard")
     check_suffix(output)
-    ledger = Ledger()
     with usage_errors(), ProcessPool(parallel) as pool:
         made = reshard(
             shards.named(),
@@ -83,8 +83,7 @@ def main(
             progress=not quiet,
             overwrite=overwrite,
             allow_empty=allow_empty,
-            ledger=ledger,
+            ledger=losses.ledger,
         )
-    say_skipped(ledger)
     if not quiet:
         say(f"{sum(shard.samples or 0 for shard in made)} samples in {len(made)} shard{'s' * (len(made) != 1)}")

@@ -139,10 +139,12 @@ def _remove_exports(path: str) -> None:
         try:
             with open(name, "rb") as file:
                 data = file.read()
-        except (FileNotFoundError, IsADirectoryError):
+        except IsADirectoryError:
             continue
         except OSError as error:
-            raise failure(error, name) from error
+            if is_missing(failed := failure(error, name)):
+                continue
+            raise failed from error
         is_dali = data.startswith(b"v1.")
         if is_dali or _are_offsets(data):
             Location(name).remove()

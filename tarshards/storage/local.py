@@ -16,7 +16,7 @@ from tarshards.parallel.signals import defer_signals
 from tarshards.storage.derived import INDEX
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.locks import NoLocksError, is_at, sweep, try_lock
-from tarshards.storage.streams import ALIGNED, LastingFile, OutputStream, check_written, failure
+from tarshards.storage.streams import ALIGNED, LastingFile, OutputStream, check_written, failure, is_missing
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import LocalRanges
@@ -33,6 +33,8 @@ NO_FSYNC = (
 ACL = "system.posix_acl_access"
 # What file systems without hard links raise.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+
+LONGEST = 240  # bytes of a name in that of its temporary file, which may have 255
 
 # Paths of files that are open already.
 _DESCRIPTORS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
@@ -87,10 +89,9 @@ class Local(Transport):
     def remove(self, location: Location) -> None:
         try:
             os.unlink(str(location.path))
-        except FileNotFoundError:
-            pass
         except (OSError, ValueError) as exc:
-            raise failure(exc, location.name) from exc
+            if not is_missing(error := failure(exc, location.name)):
+                raise error from exc
 
     def rename(self, location: Location, target: Location, replace: bool) -> None:
         path = os.path.realpath(str(target.path))
@@ -317,6 +318,8 @@ def _claim(target: str) -> tuple[str, int]:
     Removes the temporary files that killed writers of *target* have left.
     """
     folder, base = os.path.split(target)
+    if len(os.fsencode(base)) > LONGEST:
+        base = os.fsencode(base)[:LONGEST].decode(errors="ignore")  # with others that begin so, numbers differ
     names = (os.path.join(folder, f".{base}.{number}.tmp") for number in count())
     path = next(names)
     while True:

@@ -379,7 +379,7 @@ def encoded(encoding: str, url: str, cure: str = "") -> OpenError:
 
 def is_missing(error: OpenError) -> bool:
     """Return whether *error* means that nothing exists at its URL, rather than that it cannot be reached."""
-    return error.errno == errno.ENOENT
+    return error.errno in (errno.ENOENT, errno.ENAMETOOLONG)
 
 
 def is_answer(error: OpenError) -> bool:

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tarshards.epoch.splitmix import splitmix64
-from tarshards.errors import SampleError, flag, whole_number
+from tarshards.errors import OpError, SampleError, flag, whole_number
 from tarshards.samples.grouping import encode_sample, read_shard
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
@@ -68,6 +68,7 @@ class _Resharding:
     buckets: int  # a power of two; not used without shuffling, where each input is one bucket
     seed: int | None
     rekey: str | None
+    forgiving: bool = False  # whether damaged data are left out
 
     def order(self, shard: int, sample: int) -> int:
         """Return the number by which a sample is sorted; it is unique because splitmix64 is a bijection."""
@@ -127,8 +128,9 @@ def reshard(
     space as the inputs. After an interruption, the same call resumes from this folder if the sizes and times of the
     inputs are the same, and logs how many shards it kept. The folder is removed at the end.
     With *sync*, its files and each output are flushed to the disk before they count as done, to survive a power loss.
-    *ledger* counts the samples read, and the members that belong to no sample. Without *overwrite*, OpenError is raised
-    for a shard that exists, unless the call resumes an interrupted one.
+    *ledger* counts the samples read, and the members that belong to no sample; as far as its ``max_errors`` allow,
+    damaged shards and samples are left out. Without *overwrite*, OpenError is raised for a shard that exists, unless
+    the call resumes an interrupted one.
 
     Raises ValueError for conflicting or invalid arguments, OpenError while another writer uses the same local pattern,
     and SampleError for a key that occurs twice in a shard, and for inputs without samples unless *allow_empty*.
@@ -152,9 +154,11 @@ def reshard(
     buckets = 1
     while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):
         buckets *= 2
-    plan = _Resharding(len(named), pattern, folder, buckets, seed if shuffle else None, rekey)
+    forgiving = ledger is not None and ledger.max_errors > 0
+    plan = _Resharding(len(named), pattern, folder, buckets, seed if shuffle else None, rekey, forgiving)
     rules = ["last"] if any(shard.split == "last" for shard in named) else []
     rules += ["headers"] if any(shard.keep_headers for shard in named) else []
+    rules += ["forgiving"] if forgiving else []
     rules += ["records"] if cut.max_bytes is not None else []  # without them, shards ended at other samples
 
     with ExitStack() as stack:
@@ -174,8 +178,12 @@ def reshard(
             executor = stack.enter_context(ProcessPool())
         scattered = _run(_Scatter(plan), list(enumerate(named)), executor, lambda item: item[1].url, progress)
         if ledger is not None:
-            for read in scattered.values():
+            for item in enumerate(named):
+                read = scattered[item]
+                errors = read.pop("errors", [])  # an earlier release recorded none
                 ledger.add(Tally(**{**read, "skipped": Counter(read["skipped"])}))
+                for url, key, field, offset, reason in errors:
+                    ledger(OpError(reason, url=url, key=key, field=field, offset=offset))
         starts = _merge_tables(plan)
         ends = _ends(plan, cut, starts)
         if not ends and not allow_empty:
@@ -262,7 +270,7 @@ class _Scatter:
     def _scatter(self, shard: int, source: Shard) -> dict[str, Any]:
         import numpy as np
 
-        ledger = Ledger()
+        ledger = Ledger(max_errors=float("inf") if self.plan.forgiving else 0)
         entries: list[tuple[int, ...]] = []
         with self.plan.scattered(shard, "data").open("wb") as stream:
             offset = 0
@@ -275,7 +283,8 @@ class _Scatter:
         table = np.array(entries, dtype=ENTRY)
         with self.plan.scattered(shard, "npy").open("wb") as stream:
             np.save(stream, table[np.argsort(table["bucket"], kind="stable")])
-        return {name: getattr(ledger, name) for name in ("shards", "members", "samples", "joined", "skipped")}
+        counts = {name: getattr(ledger, name) for name in ("shards", "members", "samples", "joined", "skipped")}
+        return {**counts, "errors": ledger.quarantined}
 
     def _pieces(self, shard: int, source: Shard, ledger: Ledger) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
         """Yield pieces that fit into the buffer, sorted by bucket."""

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from programs import COMPILER, need
 
-from tarshards import ShardWriter, TarWriter
+from tarshards import ShardWriter, Stream, TarWriter
+from tarshards.errors import OpenError
 from tarshards.storage.opening import open_url
 
 SOURCE = Path(__file__).parents[1] / "rigs" / "file_system.c"
@@ -253,6 +254,19 @@ def test_where_no_owner_can_be_kept_the_group_gets_what_others_have(tmp_path, mo
     with stream:
         stream.write(b"y")
     assert mode_of(path) == 0o644
+
+
+@pytest.mark.parametrize("length", [240, 250, 255])
+def test_a_name_as_long_as_the_file_system_allows(tmp_path, length):
+    paths = [tmp_path / f"{'é' * ((length - 6) // 2)}{'x' * (length % 2)}-{i}.tar" for i in range(2)]
+    for _ in range(2):
+        with TarWriter(paths[0]) as first, TarWriter(paths[1]) as second:
+            first.write({"__key__": "a", "txt": "x"})
+            second.write({"__key__": "b", "txt": "y"})
+    assert len(os.listdir(tmp_path)) == 2
+    assert [sample["__key__"] for sample in Stream.from_shards(list(map(str, paths)))] == ["a", "b"]
+    with pytest.raises(OpenError, match="File name too long"):
+        TarWriter(tmp_path / ("x" * 256))
 
 
 @pytest.mark.parametrize("faults", [{"flock": ENOTSUP}, {"link": EPERM}, {"fchmod": EPERM}], ids=str)
