@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import resource
 import sys
+from mmap import mmap
 from typing import Any, Self
 
 from tarshards.errors import OpenError, visible
@@ -24,7 +24,8 @@ except ImportError:
 MOST_MAPPED = 24_000  # files with two mappings each; the kernel allows a process 65,530 mappings (vm.max_map_count)
 UNMAPPED = "%s: cannot be mapped into memory (%s); it, and files like it, are read instead, which is slower"
 
-_keeps_open = False  # whether a file of this process could not be mapped, and takes a descriptor instead
+# One word, which forked processes share: 1 after a file could not be mapped, and takes a descriptor instead.
+_keeps_open = mmap(-1, 8)
 
 
 def are_buffers() -> bool:
@@ -38,7 +39,7 @@ def most_open() -> int:
     Without the native twin, or on a file system that maps no files, each takes a descriptor, and some must be left for
     other uses. Mappings must be left for libraries, memory, and shards that are being released.
     """
-    if are_buffers() and not _keeps_open:
+    if are_buffers() and not any(_keeps_open):
         return MOST_MAPPED
     return max(1, min(MOST_MAPPED, _most_descriptors() // 2))
 
@@ -171,7 +172,7 @@ class LocalRanges(Ranges):
     """A local file, mapped into memory, or read if it has at most *copied* bytes.
 
     If the file is removed or replaced, its bytes stay readable. On a file system that maps no files it is read, which a
-    warning says once in a process.
+    warning says once in a process and those forked from it.
     """
 
     remote = False
@@ -218,7 +219,7 @@ class LocalRanges(Ranges):
 
 
 def _tell_of(name: str, error: int) -> None:
-    global _keeps_open
-    if not _keeps_open:
-        _keeps_open = True
+    if replace_word(_keeps_open, 0, 0, 1):
+        import logging
+
         logging.getLogger("tarshards").warning(UNMAPPED, visible(name), os.strerror(error))

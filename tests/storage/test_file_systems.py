@@ -92,6 +92,23 @@ def test_where_no_file_can_be_mapped_files_are_read_and_one_warning_says_so(data
     assert done.stderr.splitlines() == [WARNING.replace(os.strerror(ENODEV), os.strerror(error))]
 
 
+FORKING = """
+import os, sys
+from tarshards import IndexedShards
+for _ in range(3):
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        assert len(list(IndexedShards("set-{0..2}.tar"))) == 50
+        os._exit(0)
+"""
+
+
+def test_forked_processes_warn_once_together(dataset, run):
+    done = run(UNMAPPED, "-c", FORKING)
+    assert (done.returncode, done.stderr.splitlines()) == (0, [WARNING])
+
+
 def test_where_no_shared_mapping_is_possible_private_ones_are_made(dataset, run):
     done = run({"mmap": ENODEV}, "-c", READING)
     assert (done.stdout, done.returncode, done.stderr) == ("1225\n", 0, "")
