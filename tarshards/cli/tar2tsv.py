@@ -27,7 +27,7 @@ def main(source: Input, fill: str | None, noheader: bool, nokey: bool, output: L
     The columns are those of -f, or all fields of the first sample; a later sample with other fields is then an error.
 
     Tab, newline, carriage return and backslash are written \t \n \r \\, other control characters and bytes that are not
-    UTF-8 \xNN, so that every byte can be recovered. One sample is held at a time.
+    UTF-8 \xNN, so that every byte can be recovered, except a newline that ends a text or number. One sample is held.
     """
     if output.url != "-":
         check_output(output, overwrite)

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 from tarshards.errors import EncodeError, SampleError, TarshardsError, UrlError
 from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs import audio, decode_field, encode_field, image, video
+from tarshards.samples.codecs.basic import INTEGERS, TEXTS
 from tarshards.samples.keys import NO_FIELDS, Sample, is_reserved, split_name
 from tarshards.storage.expressions import common_name
 from tarshards.storage.location import Location
 from tarshards.storage.streams import is_missing
 
-INTEGERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
-_TEXTS = frozenset(["txt", "text", "transcript"])
-_ALIKE = {"txt": _TEXTS, "json": frozenset(["json", "jsn"]), "cls": INTEGERS, "npy": frozenset(["npy"])}
+_ALIKE = {"txt": frozenset(TEXTS), "json": frozenset(["json", "jsn"]), "cls": frozenset(INTEGERS)}
+_ALIKE["npy"] = frozenset(["npy"])
 _ALIKE["mp"] = frozenset(["mp", "msg", "msgpack"])
 _MEDIA = image.EXTENSIONS | audio.EXTENSIONS | video.EXTENSIONS | {"pdf"}
 _BYTES = _MEDIA | {"bin", "gz", "npz", "cbor", "ten", "tb", "tenbin", "pth", "pkl", "pickle", "pyd", "null"}

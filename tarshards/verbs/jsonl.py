@@ -15,6 +15,7 @@ from typing import Any
 
 from tarshards.errors import DecodeError, SampleError, TarshardsError
 from tarshards.samples.codecs import decode_field, encode_field
+from tarshards.samples.codecs.basic import INTEGERS, TEXTS
 from tarshards.samples.fields import apply_terms, origin_of, parse_terms
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, error_handler
@@ -23,8 +24,6 @@ from tarshards.samples.rows import json_rows, parse_json, raised
 from tarshards.storage.location import Location
 
 JSON = {"json", "jsn"}
-INTEGERS = {"cls", "cls2", "class", "count", "index", "inx", "id"}
-TEXTS = {"txt", "text", "transcript"}
 
 
 def json_lines(

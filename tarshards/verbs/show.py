@@ -10,17 +10,17 @@ from functools import lru_cache
 from typing import Any
 
 from tarshards.errors import visible
-from tarshards.samples.codecs import decode_field, image
-from tarshards.samples.codecs.registry import require
+from tarshards.samples.codecs import audio, decode_field, image, video
+from tarshards.samples.codecs.basic import INTEGERS, TEXTS
+from tarshards.samples.codecs.registry import DECODERS, UNSAFE_DECODERS, require
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.verbs.contents import Contents, FieldSizes, align
 
-TEXTS = frozenset(["txt", "text", "transcript"])
-NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
 OBJECTS = frozenset(["json", "jsn", "mp", "msg", "msgpack", "cbor"])
 ARRAYS = frozenset(["npy", "npz", "ten", "tb", "tenbin"])
-PREVIEWED = TEXTS | NUMBERS | OBJECTS | ARRAYS  # these decode without running code and without torch
+BINARIES = frozenset(["bin", "gz", "pdf"])  # no text, whatever their bytes are
+PREVIEWED = OBJECTS | ARRAYS | {*TEXTS, *INTEGERS}  # these decode without running code and without torch
 
 PICTURE = 48  # the most columns, and half-rows, of a picture in a terminal
 SMALLEST = 24  # pixels, up to which the longer side of a small picture is enlarged
@@ -29,8 +29,8 @@ SMALLEST = 24  # pixels, up to which the longer side of a small picture is enlar
 def list_sample(sample: Sample) -> str:
     r"""Return a line with the key, then every field with its size in bytes and its preview, separated by tabs.
 
-    >>> list_sample({"__key__": "a", "cls": b"7", "raw": b"123", "txt": b"seven\n"})
-    'a\tcls:1=7\traw:3\ttxt:6="seven\\n"'
+    >>> list_sample({"__key__": "a", "cls": b"7", "raw": b"\xff", "size": b"670\n", "txt": b"seven\n"})
+    'a\tcls:1=7\traw:1\tsize:4="670\\n"\ttxt:6="seven\\n"'
     """
     columns = [visible(sample["__key__"])]
     for field, data in sample.items():
@@ -53,16 +53,19 @@ def fields_of(sample: Sample) -> Iterator[tuple[str, bytes]]:
 def preview(field: str, data: bytes, *, limit: int = 60) -> str:
     """Return one printable line: up to *limit* characters of the value, an array's dtype and shape, or an image's size.
 
-    Returns an empty string for a field without a preview, and ``<reason>`` for one that does not decode.
+    Returns an empty string for a field without a preview, and ``<reason>`` for one that does not decode. A field that
+    no codec decodes has a preview if it is text.
 
-    >>> preview("json", b'{"boxes": [1, 2]}'), preview("cls", b"x"), preview("raw", b"x")
-    ('{"boxes": [1, 2]}', "<b'x' is not a decimal integer>", '')
+    >>> preview("json", b'{"boxes": [1, 2]}'), preview("cls", b"x"), preview("raw", b"x"), preview("raw", b"\\0")
+    ('{"boxes": [1, 2]}', "<b'x' is not a decimal integer>", '"x"', '')
     """
     try:
         if is_image(field):
             return _image_size(data)
         if _is_previewed(field):
             return visible(_describe(decode_field(field, data), limit))
+        if has_no_codec(field) and (text := _text_of(data, limit)):
+            return visible(_describe(text, limit))
     except Exception as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
         return visible(f"<{_shorten(reason, limit)}>")
@@ -72,6 +75,27 @@ def preview(field: str, data: bytes, *, limit: int = 60) -> str:
 @lru_cache(1024)
 def _is_previewed(field: str) -> bool:
     return field.removesuffix(".gz").rpartition(".")[2] in PREVIEWED
+
+
+@lru_cache(1024)
+def has_no_codec(field: str) -> bool:
+    """Return whether nothing is known of the bytes of *field*.
+
+    >>> has_no_codec("size"), has_no_codec("x.png"), has_no_codec("cls")
+    (True, False, False)
+    """
+    extension = field.rpartition(".")[2]
+    others = (DECODERS, UNSAFE_DECODERS, image.EXTENSIONS, audio.EXTENSIONS, video.EXTENSIONS, BINARIES)
+    return not any(extension in each for each in others)
+
+
+def _text_of(data: bytes, limit: int) -> str:
+    """Return the beginning of *data*, more than *limit* characters of it if there are as many, "" if it is no text."""
+    head = bytes(data[: 4 * limit + 8])
+    text = head.decode(errors="ignore")  # a character may be cut
+    if len(head) - len(text.encode()) > (3 if len(head) < len(data) else 0):
+        return ""
+    return text if all(character.isprintable() or character in "\t\n\r" for character in text) else ""
 
 
 @lru_cache(1024)

@@ -1,4 +1,4 @@
-r"""Samples -> lines of a table that preserve every byte.
+r"""Samples -> lines of a table that preserve every byte, except a newline that ends a text, a number or a line.
 
 Cells are separated by tabs and rows by newlines. In a cell, a backslash is written as ``\\``, tab, newline and carriage
 return as ``\t``, ``\n`` and ``\r``, and any other control character or byte that is not UTF-8 as ``\xNN``.
@@ -12,9 +12,13 @@ from typing import Any
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
+from tarshards.samples.codecs.basic import INTEGERS, TEXTS
 from tarshards.samples.fields import Term, find_field, origin_of, parse_terms, pick_field
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.lines import escape
+from tarshards.verbs.show import has_no_codec
+
+LINES = frozenset(TEXTS + INTEGERS)  # fields that are written without a newline at their end, as are other lines
 
 
 def tabulate(
@@ -97,7 +101,20 @@ def _cell(sample: Sample, column: Term, missing: str | None) -> str:
         return missing
     field = pick_field(sample, column.alternatives)
     value = sample[field]
-    return escape(value.encode(errors="surrogateescape") if is_reserved(field) else encode_field(field, value))
+    if is_reserved(field):
+        return escape(value.encode(errors="surrogateescape"))
+    data = bytes(encode_field(field, value))
+    if data.endswith(b"\n") and (field.rpartition(".")[2] in LINES or (has_no_codec(field) and _is_line(data))):
+        data = data[:-1].removesuffix(b"\r")
+    return escape(data)
+
+
+def _is_line(data: bytes) -> bool:
+    """Return whether *data*, which end in a newline, are one printable line of text."""
+    try:
+        return data[:-1].removesuffix(b"\r").decode().isprintable()
+    except UnicodeDecodeError:
+        return False
 
 
 def _check_all(sample: Sample, columns: list[Term]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tarshards.errors import TarshardsError
 from tarshards.samples.codecs import decode_field
-from tarshards.verbs.show import NUMBERS
+from tarshards.samples.codecs.basic import INTEGERS
 from tarshards.view.queries import column_of, members_of
 from tarshards.view.viewed_shards import ViewedShards
 
@@ -104,5 +104,5 @@ def suggestions(fields: list[str], columns: list[str]) -> list[str]:
     >>> suggestions(["jpg", "cls"], ["width"])
     ['class:cls', 'column:width', 'size:jpg', 'size:cls']
     """
-    classes = [f"class:{field}" for field in fields if field.rpartition(".")[2] in NUMBERS]
+    classes = [f"class:{field}" for field in fields if field.rpartition(".")[2] in INTEGERS]
     return [*classes, *(f"column:{name}" for name in columns), *(f"size:{field}" for field in fields)]

@@ -29,6 +29,17 @@ VALUES = {
     "png": (np.zeros((5, 7), "u1"), "7x5 L"),
     "seg.jpg": (np.zeros((5, 7, 3), "u1"), "7x5 RGB"),
     "raw": (b"\0\1", ""),
+    "size": (b"670\n", '"670\\n"'),
+    "x.html": ("<p>ü\t</p>\r\n".encode(), '"<p>ü\\t</p>\\r\\n"'),
+    "latin": (b"caf\xe9", ""),
+    "long": ("ü".encode() * 100, '"' + "ü" * 60 + '"…'),
+    "cut": (b"x" + "ü".encode() * 200, '"x' + "ü" * 59 + '"…'),
+    "late": (b"x" * 247 + b"\xff", ""),
+    "bin": (b"text", ""),
+    "mp3": (b"ID3", ""),
+    "mp4": (b"ftyp", ""),
+    "txt.gz": (b"", "<not gzip data>"),
+    "none": (b"", ""),
     "pkl": (b"\x80\x04K\x07.", ""),
 }
 
@@ -76,8 +87,8 @@ def test_visible_names_are_printable(name):
 
 
 def test_a_line_lists_key_sizes_and_previews():
-    sample = {"__key__": "a\tb", "__url__": "x.tar", "cls": b"7", "raw": b"123"}
-    assert list_sample(sample) == "a\\tb\tcls:1=7\traw:3"
+    sample = {"__key__": "a\tb", "__url__": "x.tar", "cls": b"7", "raw": b"123", "own": b"\0"}
+    assert list_sample(sample) == 'a\\tb\tcls:1=7\traw:3="123"\town:1'
 
 
 @given(

@@ -14,6 +14,8 @@ from typing import Any
 from tarshards.errors import shortened
 from tarshards.samples.codecs.registry import decoder, encoder, require
 
+TEXTS = ("txt", "text", "transcript")
+INTEGERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 INTEGER = re.compile(rb"\s*([+-]?[0-9]+)\s*")
 MARKS = {  # byte order marks and their encodings; UTF-32 before UTF-16, since its marks begin in the same way
     codecs.BOM_UTF8: "utf-8-sig",
@@ -41,7 +43,7 @@ def encoding_of(data: bytes) -> str:
     return next(encoding for mark, encoding in MARKS.items() if data.startswith(mark))
 
 
-@decoder("txt", "text", "transcript")
+@decoder(*TEXTS)
 def decode_text(data: bytes) -> str:
     """Decode UTF-8, or the encoding of a byte order mark, which is removed, as in JSON."""
     try:
@@ -51,7 +53,7 @@ def decode_text(data: bytes) -> str:
     return text.removeprefix("\ufeff")
 
 
-@encoder("txt", "text", "transcript")
+@encoder(*TEXTS)
 def encode_text(value: str) -> bytes:
     """Encode a str as UTF-8; refuse a leading byte order mark, which decoding would remove."""
     if not isinstance(value, str):
@@ -97,7 +99,7 @@ def check_types(
     raise ValueError(f"more than {MOST_DEPTH} dicts and lists within each other, which no reader may be able to read")
 
 
-@decoder("cls", "cls2", "class", "count", "index", "inx", "id")
+@decoder(*INTEGERS)
 def decode_integer(data: bytes) -> int:
     r"""Decode an ASCII decimal; surrounding white space and a byte order mark are ignored, as in text.
 
@@ -111,7 +113,7 @@ def decode_integer(data: bytes) -> int:
     return int(match[1])
 
 
-@encoder("cls", "cls2", "class", "count", "index", "inx", "id")
+@encoder(*INTEGERS)
 def encode_integer(value: Any) -> bytes:
     """Encode an int or a numpy integer as ASCII decimal."""
     if type(value) is int:
