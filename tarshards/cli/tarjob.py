@@ -96,7 +96,10 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
             "command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...", shell_complete=_complete_command
         ),
         click.option(
-            "-s", "--items", metavar="ITEMS", **several, help="Items: braces, @file, globs; several: their product."
+            *("-s", "--items"),
+            metavar="ITEMS",
+            **several,
+            help="Items: braces, @file, globs, - for stdin; several: their product.",
         ),
         click.option("--zip", "zipped", is_flag=True, help="Pair the items of several -s, instead of their product."),
         click.option("--inputs", metavar="SHARDS", help="Items {1}; with --outputs, instead of -s."),
@@ -171,6 +174,7 @@ def _run(**options: Any) -> None:
     """
     command, backend, quiet = options.pop("command"), options.pop("backend"), options.pop("quiet")
     _check_known(backend)
+    options["items"] = ["@-" if each == "-" else each for each in options["items"]]
     items, inputs, outputs = options["items"], options["inputs"], options["outputs"]
     example = "name them with -s ITEMS, such as -s '{0000..0999}' or -s '*.tar', or with --inputs and --outputs"
     refuse(not items and inputs is None and outputs is None, f"no items to run the command for; {example}")

@@ -85,6 +85,32 @@ console.log(JSON.stringify(told));
             assert told == expected, hash
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "seen"),
+    [
+        ("size", b"670\n", "670"),
+        ("html", b"<p>x</p>", "<p>x</p>"),
+        ("raw", "ü".encode() * 3, "üüü"),
+        ("raw", "ü".encode()[:1] * 3, ""),
+        ("raw", b"a\0b", ""),
+        ("pkl", b"\x80\x04K\x07.", ""),
+        ("jpg", b"abc", ""),
+        ("cls", b"7\n", "7"),
+    ],
+)
+def test_a_card_shows_text_whatever_its_extension(tmp_path, name, data, seen):
+    need("node")
+    for module in MODULES:
+        (tmp_path / module).write_text(FILES[module].read_text())
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "try.js").write_text(
+        'import { preview, setTypes } from "./values.js";\nsetTypes({ jpg: "image/jpeg" });\n'
+        f'console.log(preview({{ name: "{name}", size: {len(data)} }}, new Uint8Array({list(data)})));\n'
+    )
+    done = subprocess.run(["node", tmp_path / "try.js"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (seen + "\n", "")
+
+
 def test_the_modules_are_javascript(tmp_path):
     need("node")
     for name in [*MODULES, "whole"]:

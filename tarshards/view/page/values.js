@@ -37,6 +37,15 @@ export function isText(bytes) {
   return !bytes.slice(0, 1024).some((byte) => byte < 9 || (byte > 13 && byte < 32 && byte !== 27));
 }
 
+/** Return whether bytes, of which the end may be missing, are text in UTF-8. */
+function isUtf8(bytes) {
+  try {
+    return isText(bytes) && new TextDecoder("utf-8", { fatal: true }).decode(bytes, { stream: true }) !== "";
+  } catch {
+    return false;
+  }
+}
+
 export function decodeText(bytes) {
   return new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
 }
@@ -52,7 +61,7 @@ export function preview(field, bytes, length = 80) {
       return `${type} ${shape.join("x") || "scalar"}`;
     }
     if (kind === "msgpack") return isWhole ? shorten(line(JSON.stringify(unpack(bytes), packed)), length) : "";
-    if (kind === "text" || kind === "json") {
+    if (kind === "text" || kind === "json" || (kind === "bytes" && isUtf8(bytes))) {
       return shorten(line(decodeText(bytes).trim()), length) + (isWhole ? "" : "…");
     }
   } catch (error) {
