@@ -10,7 +10,7 @@ from range_server import serving
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, ShardWriter, Stream, World, bucket, build_columns, mix, pack, readers
-from tarshards.errors import SampleError
+from tarshards.errors import SampleError, StateError
 from tarshards.index.lengths import lengths_of
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(3, 1, 300), 1, 400).astype(int)
@@ -120,6 +120,38 @@ def test_lengths_of_remote_shards(folder):
         dataset = ShardDataset(f"{site.url}/t.shards.json")
         assert lengths_of(dataset.source.shards, "npy").tolist() == LENGTHS.tolist()
         assert lengths_of(dataset.source.shards, "txt").tolist() == LENGTHS.tolist()
+
+
+def resumed(loader, state):
+    loader.load_state_dict(state)
+    yield from loader
+
+
+@pytest.mark.interop
+@of_all
+@pytest.mark.parametrize("packing", [bucket("seconds", budget=6.5), pack("json.seconds", 6.5)])
+def test_lengths_in_seconds_fill_batches_and_resume(folder, tmp_path, make, packing):
+    pytest.importorskip("pyarrow")
+    with ShardWriter(tmp_path / "s-%02d.tar", max_samples=80) as writer:
+        for i, length in enumerate(LENGTHS[:160]):
+            ids = 1000 * i + np.arange(length, dtype=np.int32)
+            sample = {"__key__": f"{i:04d}", "npy": ids, "ids": ids.tobytes(), "json": {"seconds": int(length) / 80}}
+            writer.write(sample)
+    urls = str(tmp_path / "s.shards.json")
+    build_columns(urls, "json.seconds")
+    keys = [row["__key__"] for row in make(urls, packing)]
+    assert sorted(key for each in keys for key in each) == [f"{i:04d}" for i in range(160)]
+    for each in keys:
+        seconds = [LENGTHS[int(key)] / 80 for key in each]
+        assert (sum(seconds) if packing.is_packed else max(seconds) * len(seconds)) <= 6.5 + 1e-9
+    loader = make(urls, packing)
+    passes = iter(loader)
+    begun = [next(passes)["__key__"] for _ in range(3)]
+    state = loader.state_dict()
+    assert begun + [row["__key__"] for row in resumed(make(urls, packing), state)] == keys
+    other = make(urls, bucket("seconds", budget=6.25))
+    with pytest.raises(StateError, match="other lengths or another packing="):
+        list(resumed(other, state))
 
 
 @pytest.mark.interop
