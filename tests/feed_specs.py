@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -84,6 +85,16 @@ def trapped_tensors() -> Any:
     from tarshards import ShardLoader
 
     return ShardLoader(torch_dataset().decode().map(trap_sample), SIZE)
+
+
+def kill(batch: Any, rng: np.random.Generator) -> Any:
+    if 5 in batch["cls"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+
+def deadly() -> ArrayLoader:
+    return ArrayLoader(stream(), SIZE, fields={"cls": readers.integer()}, transforms=[kill])
 
 
 LARGE = 4 << 20  # bytes

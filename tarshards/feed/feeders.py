@@ -7,10 +7,11 @@ import socket as sockets
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import islice
 from time import monotonic
 from typing import Any
 
-from tarshards.errors import OpenError, UrlError, visible
+from tarshards.errors import OpenError, UrlError, shortened, visible
 from tarshards.feed.encryption import check_address, client_keys
 from tarshards.feed.identity import differences
 from tarshards.feed.messages import ANSWERS, decode, decoded_error, encode
@@ -115,6 +116,9 @@ class Feeders:
         named = [addresses] if isinstance(addresses, str) else list(addresses)
         self._names = [name for each in named for name in expand_braces(each)]
         self._identity, self._keys, self._encrypted = identity, keys, encrypted
+        for name, value in (("patience", patience), ("timeout", timeout)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"{name} must be a number of seconds above 0, not {shortened(value)}")
         self.patience = patience
         self.timeout = timeout
         self.renew()
@@ -427,7 +431,7 @@ def ask_status(
             for feeder in feeders.active(end - monotonic()):
                 deque(feeder.changes(), 0)  # those not read would end the next wait at once
                 with suppress(ValueError):  # it is no feeder
-                    for words in iter(feeder.receive, None):
+                    for words in islice(iter(feeder.receive, None), TOGETHER):
                         if words["kind"] == "status":
                             answers[feeder.address] = words
         return answers

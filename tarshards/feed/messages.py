@@ -186,7 +186,10 @@ def _array(content: np.ndarray, name: str, shape: list[int]) -> np.ndarray:
 
 
 def _tensor(content: np.ndarray, name: str, shape: list[int]) -> Any:
-    torch = require("torch", extra="torch")
+    try:
+        torch = require("torch", extra="torch")
+    except ImportError as error:
+        raise ValueError(str(error)) from error
     dtype = getattr(torch, name, None) if re.fullmatch(r"bool|(u?int|b?float|complex)\d\w*", name, re.ASCII) else None
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"it has a tensor of type {shortened(name)}")

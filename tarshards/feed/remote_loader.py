@@ -54,8 +54,8 @@ class RemoteLoader(ResumableLoader):
 
     ``len``, ``state_dict``, ``set_epoch``, the ledger, its audit, and the device and pinned memory of batches are those
     of the loader. Errors of samples go to the dataset's on_error here, and name the feeder, as do all other errors,
-    which are raised here when their batch is due. At most *prefetch* batches are held here or being made (default: twice
-    what all feeders make in parallel).
+    which are raised here when their batch is due. At most *prefetch* batches are held here or being made (default:
+    twice what all feeders make in parallel).
 
     *keys* is a folder with the keys of ``tarfeed keys``; feeders on other hosts require it, unless *encrypted* is
     False.

@@ -20,7 +20,7 @@ from feed_specs import DATA
 from soak import SOAK
 from test_remote_loader import batches, free_port
 
-from tarshards import RemoteLoader
+from tarshards import OpenError, RemoteLoader
 from tarshards.feed import feeder as feeder_module
 from tarshards.feed.feeder import Feeder
 
@@ -230,6 +230,31 @@ def test_a_consumer_that_rests_loses_no_feeder(make_feeder, expected, caplog):
     assert "silent" not in caplog.text
     assert loader.monitor.again == 0
     loader.close()
+
+
+@pytest.mark.interop
+def test_a_batch_that_kills_each_feeder_ends_the_training(make_feeder):
+    """Though another feeder takes the place of each, and answers."""
+    feeder, ends = make_feeder(spec="deadly").start(), threading.Event()
+
+    def replace() -> None:
+        while not ends.is_set():
+            with suppress(ProcessLookupError):
+                ended = os.pidfd_open(feeder.pid)
+                select.select([ended], [], [], 0.1)
+                os.close(ended)
+                continue
+            feeder.start()
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    try:
+        loader = RemoteLoader("feed_specs:deadly", feeder.address, patience=PATIENCE, timeout=2)
+        with closing(loader), pytest.raises(OpenError, match=r"for 2 s: tcp://127"):
+            list(loader)
+    finally:
+        ends.set()
+        thread.join()
 
 
 def resident(pid: int) -> int:

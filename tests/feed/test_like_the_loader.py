@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import pickle
+import random
 import re
 import signal
 import threading
@@ -20,6 +21,8 @@ import feed_specs
 import pytest
 from fed import feeders_of, remote
 from forked import run_in_threads
+from interrupts import interrupted_at
+from soak import rounds
 from with_torch import needs_torch
 
 from tarshards import OpenError, SampleError
@@ -313,6 +316,27 @@ def test_signals(number, spec, addresses, trap):
         signal.signal(number, before)
     assert results[0] == results[1]
     assert results[0][0] is Outside
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(rounds(12)))
+def test_an_interrupt_at_any_instruction(seed, addresses):
+    """The next epoch is whole, and none of the connections is in the middle of something."""
+    spec = "trapped_arrays"
+    expected = keys(getattr(feed_specs, spec)())
+    with remote(spec, addresses(spec)) as loader:
+        if seed % 2:
+            keys(loader)
+
+        def begin() -> None:
+            iterator = iter(loader)
+            keys(islice(iterator, 2))
+            iterator.close()
+
+        with suppress(KeyboardInterrupt):
+            interrupted_at(random.Random(seed).randrange(1, 70_000), begin)
+        loader.set_epoch(0)
+        assert keys(loader) == expected
 
 
 def hang_until(event: threading.Event, trap: SimpleNamespace) -> None:

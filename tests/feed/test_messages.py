@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from soak import SOAK
 from test_remote_loader import Frame, batches
+from with_torch import needs_torch, torch
 
 from tarshards import EncodeError, OpenError
 from tarshards.feed.feeder import Feeder
@@ -24,13 +26,11 @@ from tarshards.feed.feeders import ask_status
 from tarshards.feed.messages import ANSWERS, ARRAY, BYTES, DEEPEST, REQUESTS, TENSOR, TUPLE, decode, encode
 
 zmq = pytest.importorskip("zmq")
-torch = pytest.importorskip("torch")
 
 ERROR = {"class": "OpError", "reason": "r", "cost": "", "notes": ["n"], "errno": None}
 ERROR |= {"url": "u", "key": None, "field": None, "offset": 3}
 BATCH: dict[str, Any] = {
     "x": np.arange(12.0).reshape(3, 4),
-    "t": torch.ones(2, 3),
     "two": (np.arange(3), [b"0", "é"]),
     "long": b"l" * 20_000,
     "day": np.array(["2026-11-29"], "M8[D]"),
@@ -130,17 +130,28 @@ def test_messages_arrive(header, kinds):
     assert found.keys() == header.keys()
     if "batch" in header:
         assert np.array_equal(found["batch"].pop("x"), BATCH["x"])
-        assert torch.equal(found["batch"].pop("t"), BATCH["t"])
         assert found["batch"]["two"][1] == [b"0", "é"]
         assert (found["batch"]["long"], found["batch"]["day"]) == (BATCH["long"], BATCH["day"])
 
 
-@pytest.mark.parametrize(
-    "empty", [np.zeros((0, 3)), torch.zeros(0, 3), torch.zeros(2, 0, dtype=torch.int16), np.zeros(0, "U3")]
-)
-def test_empty_arrays_and_tensors_arrive(empty):
-    found = decode(frames_of(ANSWER | {"batch": empty}), ANSWERS)["batch"]
-    assert (type(found), found.shape, found.dtype) == (type(empty), empty.shape, empty.dtype)
+@pytest.mark.parametrize("array", [np.zeros((0, 3)), np.zeros(0, "U3"), np.array(5), np.array([True]), np.array([b""])])
+def test_arrays_arrive(array):
+    found = decode(frames_of(ANSWER | {"batch": array}), ANSWERS)["batch"]
+    assert (type(found), found.shape, found.dtype) == (type(array), array.shape, array.dtype)
+    assert np.array_equal(found, array)
+
+
+@needs_torch
+def test_tensors_arrive():
+    one = torch.ones(1)
+    for tensor in (one, torch.zeros(0, 3), torch.zeros(2, 0, dtype=torch.int16), torch.tensor(5), torch.ones(2, 3).T):
+        found = decode(frames_of(ANSWER | {"batch": tensor}), ANSWERS)["batch"]
+        assert found.dtype == tensor.dtype
+        assert torch.equal(found, tensor)
+    for kind in (torch.bfloat16, torch.bool, torch.uint16, torch.complex64, torch.float8_e5m2):
+        found = decode(frames_of(ANSWER | {"batch": one.to(kind)}), ANSWERS)["batch"]
+        assert found.dtype == kind
+        assert torch.equal(found.to(torch.complex64), one.to(torch.complex64))
 
 
 def test_what_is_nested_too_deeply_is_not_sent():
@@ -208,6 +219,7 @@ def connected(address: str) -> Iterator[Any]:
         yield dealer
 
 
+@pytest.mark.soak
 def test_a_feeder_outlives_junk():
     """Among it requests that are as they should be, but of batches, ranks and states that are none."""
     requests = [{"g": 10**9}, {"ranks": 1 << 40}, {"epoch": 1 << 62, "g": 99}]
@@ -232,6 +244,17 @@ def test_a_feeder_outlives_junk():
             assert not answer["again"]
         with remote("arrays", feeder.address) as loader:
             assert batches(loader) == batches(feed_specs.arrays())
+
+
+def test_requests_of_a_consumer_that_has_gone_are_not_made():
+    with feeders_of("slow", threads=1) as (feeder,):
+        with connected(feeder.address) as dealer:
+            for g in range(20):
+                dealer.send_multipart(encode(REQUEST | {"g": g}))
+            assert dealer.poll(20_000)
+        while (words := feeder.status())["queued"]:
+            time.sleep(0.01)
+    assert words["batches"] < 10
 
 
 def test_a_feeder_answers_others_during_a_flood():
@@ -349,6 +372,7 @@ def test_the_status_of_what_is_no_feeder(good):
         assert found[good.address] is not None
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(SOAK))
 def test_mutated_answers(seed, good):
     """A training gets all batches of a good feeder, beside one that changes some bytes of what another one answers."""

@@ -170,6 +170,13 @@ def test_addresses_that_are_none(address):
         RemoteLoader("feed_specs:arrays", address, encrypted=False)
 
 
+@pytest.mark.parametrize("name", ["patience", "timeout"])
+@pytest.mark.parametrize("value", [0, -1, "5", None, True, float("nan")])
+def test_seconds_that_are_none(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a number of seconds above 0, not "):
+        RemoteLoader("feed_specs:arrays", "tcp://127.0.0.1:1", **{name: value})
+
+
 @pytest.mark.parametrize("address", ["tcp://10.0.0.1:1", "tcp://host:1", "dns:host:1"])
 def test_a_network_requires_keys(address):
     with pytest.raises(UrlError, match="tarfeed keys"):
