@@ -123,6 +123,11 @@ def test_failures_are_settled_and_the_rest_goes_on(window, ordered):
             next(settled_map(half, [0], executor=4, window=1))
 
 
+def test_a_function_that_raises_stop_iteration_does_not_end_the_map():
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="generator raised StopIteration"):
+        list(bounded_map(next, [iter("a"), iter("")], executor=pool, window=2))
+
+
 @pytest.mark.parametrize("mapped", [settled_map, bounded_map])
 def test_breaking_off_cancels_what_has_not_begun_and_waits_for_the_rest(mapped):
     begun, ended, gate = [], [], Event()
