@@ -92,7 +92,7 @@ class Feeder:
         self._socket = self._context.socket(zmq.ROUTER)
         # A consumer takes what it requests, and requests little: one that does not is not answered.
         self._socket.linger, self._socket.sndhwm, self._socket.maxmsgsize = 0, 4 * (self.threads + 1), REQUEST
-        self._socket.router_mandatory = True
+        self._socket.router_mandatory, self._socket.ipv6 = True, "[" in address
         self._checker = serve_with(self._socket, keys) if keys is not None else None
         try:
             self._socket.bind(address)

@@ -41,6 +41,7 @@ class _Feeder:
         self.heard = self.pinged = monotonic()
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger, self.socket.sndhwm, self.socket.rcvhwm = 0, 0, 0
+        self.socket.ipv6 = "[" in address
         self.socket.reconnect_ivl, self.socket.reconnect_ivl_max = 100, 2000
         if keys is not None:
             self.socket.curve_serverkey, self.socket.curve_publickey, self.socket.curve_secretkey = client_keys(keys)

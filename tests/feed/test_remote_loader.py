@@ -309,6 +309,24 @@ def test_status_says_who_waits():
     assert loader.monitor.samples == sum(feed_specs.COUNTS)
 
 
+def test_addresses_of_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:  # a container without it: then a feeder says so
+        with pytest.raises(OpenError):
+            Feeder("feed_specs:arrays", "tcp://[::1]:*")
+        return
+    feeder = Feeder("feed_specs:arrays", "tcp://[::1]:*")
+    thread = threading.Thread(target=feeder.run, daemon=True)
+    thread.start()
+    loader = RemoteLoader("feed_specs:arrays", feeder.address, timeout=20)
+    assert batches(loader) == batches(feed_specs.arrays())
+    loader.close()
+    feeder.stop()
+    thread.join()
+    feeder.close()
+
+
 def test_names_are_looked_up(monkeypatch):
     with fed("arrays") as running:
         port = running._connected[0]._names[0].rpartition(":")[2]
