@@ -114,6 +114,8 @@ class Feeders:
         patience: float,
         timeout: float,
     ):
+        self.renew()
+        renew_in_children(self)
         named = [addresses] if isinstance(addresses, str) else list(addresses)
         self._names = [name for each in named for name in expand_braces(each)]
         self._identity, self._keys, self._encrypted = identity, keys, encrypted
@@ -122,8 +124,6 @@ class Feeders:
                 raise ValueError(f"{name} must be a number of seconds above 0, not {shortened(value)}")
         self.patience = patience
         self.timeout = timeout
-        self.renew()
-        renew_in_children(self)
         if keys is not None:
             client_keys(keys)
         for name in self._names:
@@ -205,6 +205,9 @@ class Feeders:
             if self._context is not None:
                 self._context.term()
             self.renew()
+
+    def __del__(self) -> None:
+        self.close()
 
     def active(self, seconds: float) -> set[_Feeder]:
         """Wait for *seconds* at most; return the feeders that sent something or whose connection changed."""

@@ -25,7 +25,7 @@ from interrupts import interrupted_at
 from soak import rounds
 from with_torch import needs_torch
 
-from tarshards import OpenError, SampleError
+from tarshards import OpenError, RemoteLoader, SampleError
 
 pytest.importorskip("zmq")
 
@@ -408,6 +408,14 @@ def test_forks(addresses):
     local, far = both("trapped_arrays", addresses, forked)
     assert far == local
     assert local[1] == sum(feed_specs.COUNTS)
+
+
+def test_it_need_not_be_closed(addresses):
+    loader = RemoteLoader("feed_specs:trapped_arrays", addresses("trapped_arrays"), timeout=20)
+    iterators = [iter(loader), iter(loader)]
+    assert [len(keys([next(each)])) for each in iterators] == [feed_specs.SIZE] * 2
+    del loader, iterators
+    gc.collect()  # a warning of a socket that was not closed would be an error
 
 
 def test_closed_during_a_pass(addresses):
