@@ -331,9 +331,10 @@ def decode(
     decompressed data. Fields without such a function go to the *handlers*, ``handler(field, data)``: the first result
     that is not None is the value. All other fields are decoded by their extension. With *only*, fields that it does not
     name stay unchanged; values that are not bytes always do. A name that matches no field of the first 100 samples
-    (fewer if the stream is shorter) causes a warning. With *exif_transpose*, imagespecs rotate images by their EXIF
-    orientation; videos are rotated unless *rotate* is False. *allow_unsafe* enables pickle and full torch.load. A field
-    of gzip or a zip (npz, pth) must not give both more than 256 MiB and *max_ratio* times its size, by default 200.
+    (fewer if the stream is shorter), or in a loader of the first local shard, causes a warning. With *exif_transpose*,
+    imagespecs rotate images by their EXIF orientation; videos are rotated unless *rotate* is False. *allow_unsafe*
+    enables pickle and full torch.load. A field of gzip or a zip (npz, pth) must not give both more than 256 MiB and
+    *max_ratio* times its size, by default 200.
 
     A field that does not decode raises DecodeError with its origin; or *on_error*, a function or "skip", receives the
     error and the sample is left out.

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from tarshards.epoch.epoch_options import EpochOptions
 from tarshards.epoch.world import World
-from tarshards.errors import OpenError, SampleError, ShardIndexError, StateError, WorldError, shortened
+from tarshards.errors import (
+    OpenError,
+    SampleError,
+    ShardIndexError,
+    StateError,
+    TarshardsError,
+    WorldError,
+    shortened,
+)
 from tarshards.index.inventory import check_there, has_ranges
 from tarshards.index.opening_options import Opening
 from tarshards.samples.keys import Sample
@@ -359,6 +367,14 @@ class PlannedSource:
             left_out=left_out,
             is_ahead=is_ahead,
         )
+
+    def first_fields(self) -> set[str]:
+        """Return the fields of the first shard, or first ones of several datasets; none if one is not a local file."""
+        try:
+            sequences = [] if self.shards.is_remote() else self.shards.sequences
+            return {field for each in sequences for field in each.shards.use(0).index.fields}
+        except TarshardsError:
+            return set()
 
     def check_mixing(self, plan: PlannedEpoch, world: World) -> None:
         """Log a warning, once, if the default pool mixes few blocks on each rank; on the first rank and worker only."""

@@ -171,6 +171,16 @@ class Stream(SampleOps):
         """Set the epoch of the next iteration; later iterations count from there."""
         self.epochs.set(whole_number("epoch", epoch, 0))
 
+    def check_decoding(self) -> None:
+        """Log a warning of names in the first ``decode`` that match no field of the first shard, if these are known."""
+        for each in (*self.source.ops, *self.ops):
+            if each.function is ops.decode and isinstance(found := decoding_of(*each.args, **each.options), Decoding):
+                if found.unseen:
+                    found.expect(self.source.first_fields())
+                return
+            if each.traits.leaves_out is None:  # it may rename fields
+                return
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(no_attribute(type(self).__name__, name), name=name, obj=self)
 

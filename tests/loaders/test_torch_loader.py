@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tarshards import Ledger, ShardDataset, World
+from tarshards import Ledger, ShardDataset, World, mix
 from tarshards.epoch.loop import Part
 from tarshards.errors import AuditError, DecodeError, OpError, StateError
 from tarshards.index.access import SampleSequence
 from tarshards.loaders.torch.shard_loader import ShardLoader
+from tarshards.samples.codecs import decoding
 
 pytestmark = [
     pytest.mark.usefixtures("quick_spawn"),
@@ -386,3 +387,39 @@ def test_a_joined_and_a_narrowed_dataset(make_shards):
 def test_a_plain_loader_of_a_planned_dataset_differs_only_in_batches(uneven):
     plain = DataLoader(planned(uneven), batch_size=None)
     assert [int(sample["cls"]) for sample in plain] == flat(load(planned(uneven)))
+
+
+class TestNamesInDecodeThatNoFieldHas:
+    """A loader logs them once, before its workers begin, which have few samples each."""
+
+    @pytest.fixture(autouse=True)
+    def forget(self):
+        decoding._decoding.cache_clear()
+
+    def told(self, caplog, dataset, **options) -> list[str]:
+        for _ in range(2):
+            assert sum(len(batch["__key__"]) for batch in load(dataset, 4, **options))
+        return [record.getMessage() for record in caplog.records if "decode" in record.getMessage()]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_once_for_all_epochs(self, make_shards, caplog, workers):
+        dataset = ShardDataset(make_shards(2, index=True)).filter(bool).decode(jsn=len)
+        words = "decode: no sample of the first shard has a field jsn; they have "
+        assert [text.startswith(words) for text in self.told(caplog, dataset, workers=workers)] == [True]
+
+    def test_first_ranks_alone(self, make_shards, caplog):
+        worlds = [World(rank, 2) for rank in (1, 0)]
+        for world, count in zip(worlds, (0, 1)):
+            dataset = ShardDataset(make_shards(2, index=True), world=world).decode(jsn=len)
+            assert len(self.told(caplog, dataset)) == count
+
+    def test_not_of_fields_that_are_made_or_there(self, make_shards, caplog):
+        dataset = ShardDataset(make_shards(2, index=True))
+        assert not self.told(caplog, dataset.rename_fields({"jsn": "cls"}).decode(jsn=len))
+        assert not self.told(caplog, dataset.decode({"jsn;cls": len}, only="cls"))
+        assert not self.told(caplog, dataset.decode())
+
+    def test_in_any_dataset_of_a_mixture(self, make_shards, caplog):
+        mixed = mix({name: ShardDataset(make_shards(1, index=True)) for name in "ab"})
+        assert not self.told(caplog, mixed.decode(cls=len))
+        assert len(self.told(caplog, mixed.decode(jsn=len))) == 1

@@ -265,6 +265,13 @@ def test_a_name_that_no_field_has_is_told_where_a_small_dataset_ends(make_shards
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize("second", [{"jpg": str}, {"only": "jpg"}, {"images": {"png;jpg": str}}])
+def test_a_second_decode_of_a_field_is_told(caplog, second):
+    list(ops.decode(ops.decode([{"__key__": "a", "jpg": b"", "cls": b"1"}] * 100, jpg=len), **second))
+    words = "decode: jpg is not bytes and stays unchanged; one decode() takes all functions"
+    assert [record.getMessage() for record in caplog.records] == [words]
+
+
 def test_names_that_fields_have_are_no_warning(caplog):
     decode_copies({"seg.png;jpg": len}, count=200, cls=float, only="png;jpg cls")
     assert not caplog.records

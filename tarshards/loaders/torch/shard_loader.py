@@ -142,6 +142,8 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         """Yield the batches of a pass as the workers made them."""
         if this.plan is not None and isinstance(self._batches.maker, FieldsBatchMaker):
             self._batches.maker.open()  # once, for all workers
+        if this.plan is not None and not this.world.rank:
+            self.passes.stream.check_decoding()  # here, once: workers have few samples each
         order = _PassOrder(this.epoch, this.state, this.world.rank, this.world.world_size)
         own = self._apart() if self._batches.is_taken else self
         with own._batches.ordered(order, this.plan, own._arenas) as arenas:

@@ -12,6 +12,7 @@ from tarshards.samples.codecs.audio import AUDIOSPECS, decode_audio
 from tarshards.samples.codecs.image import check_imagespec, decode_image
 from tarshards.samples.codecs.video import VIDEOSPECS, decode_video
 from tarshards.samples.fields import check_name, split_fields
+from tarshards.samples.keys import is_reserved
 from tarshards.storage.compression import gunzip
 from tarshards.storage.remote import check_ratio
 
@@ -73,6 +74,7 @@ class Decoding:
         self.max_ratio = by_extension.max_ratio
         self.unseen: list[tuple[str, ...]] = [names for names, _ in functions] + list(only or ())
         self.samples: int = 0
+        self._fields: set[str] = set()  # of the samples, while names are unseen
         self._choices: dict[str, FieldChoice] = {}
 
     def __call__(self, field: str, data: bytes) -> Any:
@@ -110,21 +112,35 @@ class Decoding:
         for sample in samples:
             yield sample
             self.samples += 1
-            if self.unseen and self.samples >= PATIENCE:
-                self.warn()
+            if self.unseen:
+                self._fields.update(field for field in sample if not is_reserved(field))
+                if self.samples >= PATIENCE:
+                    self.warn()
+
+    def expect(self, fields: Iterable[str]) -> None:
+        """Log the warning before the first sample: *fields* are those of the first shard."""
+        for field in fields:
+            self._choose(field)
+        self._fields.update(fields)
+        self._warn("no sample of the first shard")
 
     def warn(self) -> None:
         """Log a warning of the names that matched no field of the samples, if there are any names and samples."""
+        self._warn(f"none of the first {self.samples} samples")
+
+    def _warn(self, samples: str) -> None:
         import logging
 
-        if not self.samples or not self.unseen:
-            return
-        known = sorted(self._choices)
-        for names in self.unseen:
+        known = sorted(self._fields)
+        for names in self.unseen if known else ():
+            decoded = [field for field in known if not {*names}.isdisjoint(_endings(field))]
             hint = next(filter(None, (did_you_mean(name, known) for name in names)), "")
-            words = f"decode: none of the first {self.samples} samples has a field {' or '.join(names)}; they have"
-            logging.getLogger("tarshards").warning("%s", visible(f"{words} {', '.join(known)}{hint}"))
-        self.unseen = []
+            words = f"{samples} has a field {' or '.join(names)}; they have {', '.join(known)}{hint}"
+            if decoded:
+                words = f"{' and '.join(decoded)} is not bytes and stays unchanged; one decode() takes all functions"
+            logging.getLogger("tarshards").warning("%s", visible(f"decode: {words}"))
+        if known:
+            self.unseen = []
 
 
 def _endings(field: str) -> list[str]:
