@@ -12,7 +12,17 @@ import pytest
 from with_torch import ShardDataset, ShardLoader, needs_torch
 
 import tarshards
-from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, build_columns, map_shards, readers, write_dataset
+from tarshards import (
+    ArrayLoader,
+    IndexedShards,
+    ShardWriter,
+    Stream,
+    TarWriter,
+    build_columns,
+    map_shards,
+    readers,
+    write_dataset,
+)
 from tarshards.stream.other_names import CLASSES, METHODS, OPTIONS
 
 
@@ -76,6 +86,19 @@ def test_options_of_datasets(urls, kind, option, words):
         (lambda d: ArrayLoader(d, 4, fields={"cls": readers.integer()}, batch_sizes=[4]), "batch_sizes.*batch_size"),
         (lambda d: ShardWriter("x-%d.tar", maxcount=10), "'maxcount': here it is max_samples="),
         (lambda d: ShardWriter("x-%d.tar", maxsize=10), "'maxsize': here it is max_bytes="),
+        (lambda d: ShardWriter("x-%d.tar", start_shard=1), "'start_shard': here it is start="),
+        (lambda d: ShardWriter("x-%d.tar", post=print), "'post': here it is on_finish="),
+        (lambda d: ShardWriter("x-%d.tar", encoder=False), "'encoder': here it is nothing: fields are encoded by"),
+        (lambda d: TarWriter("x.tar", user="me"), "'user': here it is nothing: it is fixed"),
+        (
+            lambda d: TarWriter("x.tar", compress="gz"),
+            r"'compress': here it is the name of the shard, such as a\.tar\.gz",
+        ),
+        (lambda d: d.batched(batchsize=4), r"'batchsize': here it is batched\(size\)"),
+        (lambda d: d.to_tuple("cls", missing_is_error=False), "'missing_is_error': here it is on_error='skip'"),
+        (lambda d: d.sliding(window_size=4), r"'window_size': here it is sliding\(size\)"),
+        (lambda d: d.sliding(4, stride=2), "'stride': here it is step="),
+        (lambda d: d.map(callback=str), r"'callback': here it is map\(f\)"),
         (lambda d: IndexedShards(d.source.shards.urls, cache_dir="x"), r"'cache_dir': here it is remote=Remote\("),
     ],
 )
