@@ -50,8 +50,8 @@ ROUTES = {
     "match=a": None,
     "field=jpg": "this page has no field=; open the shards with tarview",
     "shard=5": "this page has no shard=; open the shards with tarview",
-    "filter=cls": "the address has filter=, which is none of match, field, where, sizes, shard, duplicates, order, step, "
-    "epoch, show, begin, check, key, sample, position",
+    "filter=cls": "the address has filter=, which is none of match, field, where, sizes, shard, duplicates, order, "
+    "step, epoch, show, begin, check, key, sample, position",
     "__proto__=1": "the address has __proto__=, which is none of ",
     "toString=1": "the address has toString=, which is none of ",
 }
