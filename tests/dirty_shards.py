@@ -8,7 +8,8 @@ import re
 import tarfile
 from typing import Any, NamedTuple
 
-FAULTS = ["duplicate field", "members of this key are not adjacent"]
+REGROUP = "`tarsort --regroup` groups them, or pack with `tar --sort=name`"
+FAULTS = ["duplicate field", f"members of this key are not adjacent; {REGROUP}"]
 KEY = re.compile(r"((?:.*/|)[^./][^./]*)[.]([^/]*)", re.DOTALL)
 
 

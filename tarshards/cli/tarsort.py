@@ -10,7 +10,14 @@ from tarshards.cli.parameters import keep_metadata_option, seed_option, spill_op
 from tarshards.cli.program import refuse, say, tool, usage_errors
 from tarshards.samples.keys import key_rule
 from tarshards.storage.location import Location
-from tarshards.verbs.sort import parse_sort_key, read_loose_members, regroup_members, shuffle_samples, sort_samples
+from tarshards.verbs.sort import (
+    join_parts,
+    parse_sort_key,
+    read_loose_members,
+    regroup_members,
+    shuffle_samples,
+    sort_samples,
+)
 from tarshards.write.shards import write_samples
 
 
@@ -46,8 +53,9 @@ def main(
 ) -> None:
     """Sort the samples of SHARDS into one tar: by key, or by fields.
 
-    Samples that compare equal keep their order. -c, --slice and -f apply before sorting. With --regroup and without
-    --sort the samples stay in the order of their first members.
+    Samples that compare equal keep their order. -c, --slice and -f apply before sorting. Sorting by key alone also
+    groups the members of each key of a shard. With --regroup and without --sort the samples stay in the order of their
+    first members.
     """
     refuse(shuffle and (keys or reverse), "--shuffle cannot be combined with --sort or -r")
     refuse(regroup and unique, "--regroup cannot be combined with --unique")
@@ -55,6 +63,11 @@ def main(
     with usage_errors("--sort"):
         list(map(parse_sort_key, keys))
     check_output(output, overwrite)
+    # Sorting by key brings the members of a key together; what else is asked for counts, sorts or chooses samples.
+    chooses = (source.count, source.slice, source.fields) != (None, None, None)
+    groups = not (keys or shuffle or unique or regroup or chooses or source.losses.goes_on)
+    if groups:
+        source.shards = [shard._replace(adjacent=False) for shard in source.shards]
     samples = iter(source)
     if regroup:
         members = read_loose_members(source.shards, ledger=source.ledger)
@@ -76,6 +89,8 @@ def main(
             reject=source.reject,
             leave_out=source.ledger.leave_out,
         )
+    if groups:
+        samples = join_parts(samples)
     write_samples(source.require(samples), output, reject=source.reject)
     if count := source.ledger.filtered.get("repeated key"):
         say(f"dropped {count} samples with repeated keys; --unique kept the {unique} of each")

@@ -14,7 +14,7 @@ from tarshards.errors import OpenError, SampleError, ShardIndexError
 from tarshards.index.member_table import IS_COMPILED, MemberTable, layout
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import find_field
-from tarshards.samples.keys import Split
+from tarshards.samples.keys import Split, with_remedy
 from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.derived import FORMAT, INDEX
 from tarshards.storage.location import Location
@@ -226,7 +226,7 @@ class Index:
     def fault(self, sample: int, url: str) -> SampleError:
         """Return the error of a sample at fault; *url* names the shard."""
         reason, offset, field = self.faults[sample]
-        return SampleError(reason, url=url, offset=offset, key=self.key(sample), field=field)
+        return SampleError(with_remedy(reason), url=url, offset=offset, key=self.key(sample), field=field)
 
     def content_size(self, member: int) -> int:
         """Return the bytes of a member's content."""

@@ -36,6 +36,7 @@ from tarshards.samples.keys import (
     split_name,
     why_refused,
     why_skipped,
+    with_remedy,
 )
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler, tell_of_dots, wrong_number
 from tarshards.samples.member_file import LazyMembers, MemberFile
@@ -228,7 +229,7 @@ def read_shard(
     try:
         with (
             open_shard(location) if files is None else files.open() as stream,
-            grouping_of(name, ledger, split, quarantine, expected, text, packs) as grouping,
+            grouping_of(name, ledger, split, quarantine, expected, text, packs, not shard.adjacent) as grouping,
         ):
             leave: Any = _leave(stream, name) if file_ranges else None if files is None else files.leave
             samples: Iterator[Any] = read_archive(
@@ -348,12 +349,13 @@ class _Grouping:
         expected: int | None,
         text: bytes | None = None,
         packs: bool = False,
+        splits: bool = False,
     ):
-        self.grouper = Grouper(url, split, split is split_name, text, USUAL, packs)
-        self._packs = packs
+        self.grouper = Grouper(url, split, split is split_name, text, USUAL, packs, splits)
+        self._packs, self._splits = packs, splits
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
         self._split = split
-        self._delivered = self._refused = self._fields = 0
+        self._delivered = self._refused = self._fields = 0  # parts after the first are not counted as delivered
         self._missing: dict[int, str] = {}  # reasons for missing content, by the members' offsets
 
     def __enter__(self) -> _Grouping:
@@ -438,8 +440,10 @@ class _Grouping:
             for before, kind, name, field, offset in events:
                 yield from islice(rest, before - taken)
                 taken = before
-                if kind is None:
-                    reason = why_refused(field, self._missing.get(offset))
+                if kind is None and field is None and self._splits:
+                    self._delivered -= 1
+                elif kind is None:
+                    reason = with_remedy(why_refused(field, self._missing.get(offset)))
                     refuse(SampleError(reason, url=self._url, offset=offset, key=name, field=field), self._on_error)
                     self._refused += 1
                 elif self._ledger is not None:

@@ -24,6 +24,7 @@ USUAL = 64  # members of a sample; more than these may have been merged by dots 
 
 # Why members do not form a sample.
 DUPLICATE_FIELD, NOT_ADJACENT = "duplicate field", "members of this key are not adjacent"
+REGROUP = "`tarsort --regroup` groups them, or pack with `tar --sort=name`"
 INCOMPLETE = "incomplete"  # a member of the sample has no content; the reason follows
 
 
@@ -129,6 +130,11 @@ def why_refused(field: str | None, missing: object = None) -> str:
     if field is None:
         return NOT_ADJACENT
     return DUPLICATE_FIELD if missing is None else f"{INCOMPLETE}: {missing}"
+
+
+def with_remedy(reason: str) -> str:
+    """Return the *reason* of ``why_refused``, and what to do about it if a tool cures it; indexes have it without."""
+    return f"{reason}; {REGROUP}" if reason == NOT_ADJACENT else reason
 
 
 def join_name(key: str, field: str) -> str:

@@ -46,10 +46,11 @@ class Shard(NamedTuple):
 
     A *concatenated* shard may consist of several archives; an *indexed* one has its index beside it. *sha256* is the
     checksum of the file, and *digest* a digest of its keys and members, which its index has too, both in hexadecimal
-    digits. Manifests do not have the last four: *split*, "first" or "last", is the rule for the names of members
+    digits. Manifests do not have the last five: *split*, "first" or "last", is the rule for the names of members
     (None: the rule of the index, or else "first"); with *allow_pipe*, ``pipe:command`` may run its command; with
     *keep_headers*, data carries the headers of its member, so that these can be written unchanged; *end* says whether
-    the shard may lack the zeros that end an archive.
+    the shard may lack the zeros that end an archive; without *adjacent*, members of a key that are not adjacent are
+    several samples, which the caller joins.
     """
 
     url: str
@@ -63,6 +64,7 @@ class Shard(NamedTuple):
     allow_pipe: bool = False
     keep_headers: bool = False
     end: ArchiveEnd = "required"
+    adjacent: bool = True
 
     @classmethod
     def of(cls, shard: Shard | str) -> Shard:

@@ -405,6 +405,7 @@ typedef struct {
     int is_found;             /* whether the open sample may contain the text */
     Bytes deferred;           /* the fields of the open sample whose data is not copied yet */
     int packs;                /* whether samples whose members are plain are passed over */
+    int splits;               /* whether members of a key that are not adjacent form several samples */
 } Grouper;
 
 /* The data of a field, still in the buffer that is read; the sample has None in its place. */
@@ -547,7 +548,8 @@ static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *fi
     self->names.is_known = 0;
     if (PySet_Check(self->earlier)) {
         int is_earlier = PySet_Contains(self->earlier, key);
-        if (is_earlier) return is_earlier < 0 ? -1 : note_event(finds, NULL, key, Py_None, offset);
+        if (is_earlier < 0 || (is_earlier && note_event(finds, NULL, key, Py_None, offset) < 0)) return -1;
+        if (is_earlier && !self->splits) return 0;
     }
     if (!(self->sample = PyDict_Copy(self->first))) return -1;
     self->is_found = 0;
@@ -903,16 +905,18 @@ static void grouper_dealloc(PyObject *object) {
 
 static PyObject *grouper_new(PyTypeObject *type, PyObject *args, PyObject *options) {
     PyObject *url, *split, *text = Py_None;
-    int is_default, packs = 0;
+    int is_default, packs = 0, splits = 0;
     long long usual = 0;
     if (options && PyDict_Size(options)) return PyErr_Format(PyExc_TypeError, "Grouper takes no keywords");
-    if (!PyArg_ParseTuple(args, "OOp|OLp:Grouper", &url, &split, &is_default, &text, &usual, &packs)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOp|OLpp:Grouper", &url, &split, &is_default, &text, &usual, &packs, &splits))
+        return NULL;
     Grouper *self = (Grouper *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return NULL;
     self->split = Py_NewRef(split);
     self->is_default = is_default;
     self->usual = usual;
     self->packs = packs;
+    self->splits = splits;
     self->fields = PyList_New(0);
     self->first = PyDict_New();
     self->key = PyUnicode_FromString("");

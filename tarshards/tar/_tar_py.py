@@ -214,6 +214,8 @@ class Grouper:
     their keys, and the offsets in the buffer where their members begin and end. It does so if the members are as
     ``plain_members`` makes them, of samples of at most *usual* fields. ``passed()`` counts these, too. This twin makes
     all samples.
+
+    With *splits*, members of a key that occurred before form another sample of this key, after the event.
     """
 
     def __init__(
@@ -224,8 +226,9 @@ class Grouper:
         text: bytes | None = None,
         usual: int = 0,
         packs: bool = False,
+        splits: bool = False,
     ):
-        self._url, self._split, self._usual = url, split, usual
+        self._url, self._split, self._usual, self._splits = url, split, usual, splits
         self._text: Any = text
         self._passed = (0, 0)
         self._key = ""
@@ -301,7 +304,8 @@ class Grouper:
             self._key = parts[0]
             if isinstance(self._earlier, set) and self._key in self._earlier:
                 events.append((len(samples), None, self._key, None, offset))
-                return
+                if not self._splits:
+                    return
             self._sample = {"__key__": self._key, "__url__": self._url}
         if parts[1] not in self._sample and data is not None:
             self._sample[parts[1]] = data

@@ -22,7 +22,7 @@ from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import OpenError, SampleError, TarshardsError
 from tarshards.samples.codecs.basic import decode_text
 from tarshards.samples.fields import origin_of, pick_field
-from tarshards.samples.keys import DUPLICATE_FIELD, KeyRule, Sample, split_name, why_skipped
+from tarshards.samples.keys import DUPLICATE_FIELD, NO_FIELDS, KeyRule, Sample, split_name, why_skipped
 from tarshards.samples.ledger import Ledger, OnError
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.opening import open_shard
@@ -109,6 +109,30 @@ def sort_samples(
         chosen = _unique(samples, unique, memory, tmpdir, leave_out)
         pairs = _with_keys(chosen, parsed, -1 if reverse else 1, reject)
     return map(itemgetter(1), merge_sort(pairs, reverse=reverse, memory=memory, tmpdir=tmpdir))
+
+
+def join_parts(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Yield *samples*, which are sorted by key; those of a key and a shard that share no field become one.
+
+    >>> parts = [{"__key__": "a", "__url__": "x", "txt": b""}, {"__key__": "a", "__url__": "x", "cls": b""}]
+    >>> [sorted(sample) for sample in join_parts(parts)]
+    [['__key__', '__url__', 'cls', 'txt']]
+    """
+    held: Sample | None = None
+    for sample in samples:
+        if held is not None and _are_parts(held, sample):
+            held |= sample
+            continue
+        if held is not None:
+            yield held
+        held = sample
+    if held is not None:
+        yield held
+
+
+def _are_parts(one: Sample, other: Sample) -> bool:
+    same = one["__key__"] == other["__key__"] and one["__url__"] == other["__url__"]
+    return same and one.keys() & other.keys() == NO_FIELDS
 
 
 def shuffle_samples(

@@ -361,3 +361,47 @@ def test_wrong_sizes(text):
 def test_slices_are_pythons(low, high, step):
     text = ":".join("" if number is None else str(number) for number in (low, high, step))
     assert list(range(9))[Slice().convert(text, None, None)] == list(range(9))[low:high:step]
+
+
+@pytest.mark.parametrize("options", ["", "-r", "--keep-metadata", "-M 1MB"])
+def test_tarsort_groups_what_tar_packed_in_the_order_of_a_folder(shell, tmp_path, options):
+    """As `tar -c .` does: first all of one field, then all of another."""
+    names = [f"{key}.{field}" for field in ("txt", "cls") for key in ("c", "a", "b", "d")]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    done = shell(f"tar -cf - {' '.join(names)} | tarsort {options} | tar -tf -")
+    keys = sorted("abcd", reverse=options == "-r")
+    assert (done.returncode, done.stdout.split()) == (0, [f"{key}.{field}" for key in keys for field in ("cls", "txt")])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tarcat",
+        "tarsplit -o out-",
+        "tarsort --shuffle",
+        "tarsort --sort txt",
+        "tarsort -c 9",
+        "tarshow",
+        "tarproc -c true",
+    ],
+)
+def test_other_tools_name_what_groups_the_members(shell, tmp_path, line):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "a.cls").write_text("1")
+    done = shell(f"tar -cf - b.txt a.txt b.txt a.cls | {line}")
+    assert done.returncode == 1
+    wanted = "b: members of this key are not adjacent; `tarsort --regroup` groups them, or pack with `tar --sort=name`"
+    assert wanted in done.stderr
+
+
+def test_tarsort_refuses_what_is_twice_and_what_damage_may_lack(shell, tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    done = shell("tar -cf a.tar a.txt b.txt; tarsort a.tar a.tar")
+    assert (done.returncode, "a: this key is already in the shard" in done.stderr) == (1, True)
+    done = shell("tar -rf a.tar a.txt; tarsort a.tar")
+    assert (done.returncode, "a: this key is already in the shard" in done.stderr) == (1, True)
+    done = shell("tar -cf - b.txt a.txt b.txt | tarsort --on-error skip | tar -tf -")
+    assert (done.returncode, done.stdout.split()) == (0, ["a.txt", "b.txt"])

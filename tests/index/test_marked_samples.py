@@ -184,7 +184,8 @@ def test_earlier_readers_refuse_marked_samples(urls, tmp_path):
     packed = msgpack.unpackb((tmp_path / "a.tar.index").read_bytes())
     assert packed["version"] == 2
     ((sample, reason, offset, field),) = packed["faults"]
-    assert (sample, reason) in [(10, fault) for fault in FAULTS]
+    assert sample == 10
+    assert reason in [fault.partition("; ")[0] for fault in FAULTS], "without the tool that cures it"
     assert (offset, field) in [(22 * 1024, "cls"), (20 * 1024, None)]
 
 

@@ -531,7 +531,7 @@ def test_an_empty_manifest_is_an_empty_expression(here):
 )
 def test_what_is_dumped_is_parsed(shards):
     assert parse_manifest(dump_manifest(shards), "a.json") == [
-        shard._replace(allow_pipe=False, keep_headers=False) for shard in shards
+        shard._replace(allow_pipe=False, keep_headers=False, end="required", adjacent=True) for shard in shards
     ]
 
 

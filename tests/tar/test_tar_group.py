@@ -56,6 +56,12 @@ def members(draw):
     return b"".join(pieces) + draw(st.sampled_from([b"", END, END, header(size=b"?"), b"\1" * 512]))
 
 
+DOUBLED = pack([("a.x", b""), ("a.__key__", b"")])
+APART = pack([("b.x", b""), ("a.X", b""), ("b.x", b"")])
+RESERVED = pack([("_.x", b""), ("_.x__", b""), ("__.x", b"")])
+LONGER = pax(b"mtime=0.5") + entry(bytes(600), name=b"a.x")[:512]  # than the buffer, after extended headers
+
+
 def calls_of(module, rule, buffers, loose, limit):
     """All that a grouper gives for *buffers*, and between them for *loose* members."""
     grouper = module.Grouper("x.tar", *rule)
@@ -80,16 +86,17 @@ def calls_of(module, rule, buffers, loose, limit):
     loose=st.lists(st.lists(st.one_of(TIDY, NAMES), max_size=3), min_size=3, max_size=3),
     rule=st.sampled_from(RULES),
     limit=st.sampled_from([MEMBER_LIMIT, 600]),
+    splits=st.booleans(),
 )
-@example(pieces=[pack([("a.x", b""), ("a.__key__", b"")])], loose=[["a.x"]], rule=RULES[0], limit=MEMBER_LIMIT)
-@example(pieces=[pack([("b.x", b""), ("a.X", b""), ("b.x", b"")])], loose=[["b.y"]], rule=RULES[0], limit=MEMBER_LIMIT)
-@example(pieces=[pack([("_.x", b""), ("_.x__", b""), ("__.x", b"")])], loose=[["__.x"]], rule=RULES[0], limit=600)
-@example(  # after extended headers, the last member goes on beyond the buffer
-    pieces=[pax(b"mtime=0.5") + entry(bytes(600), name=b"a.x")[:512]], loose=[[]], rule=RULES[0], limit=MEMBER_LIMIT
-)
-def test_both_twins_group_any_members_alike(pieces, loose, rule, limit):
+@example(pieces=[DOUBLED], loose=[["a.x"]], rule=RULES[0], limit=MEMBER_LIMIT, splits=False)
+@example(pieces=[APART], loose=[["b.y"]], rule=RULES[0], limit=MEMBER_LIMIT, splits=False)
+@example(pieces=[APART], loose=[["a.y"]], rule=RULES[0], limit=MEMBER_LIMIT, splits=True)
+@example(pieces=[RESERVED], loose=[["__.x"]], rule=RULES[0], limit=600, splits=False)
+@example(pieces=[LONGER], loose=[[]], rule=RULES[0], limit=MEMBER_LIMIT, splits=False)
+def test_both_twins_group_any_members_alike(pieces, loose, rule, limit, splits):
     # In buffers that end where their memory ends, a sanitizer sees the first byte read too far.
     exact = [(ctypes.c_char * len(piece)).from_buffer_copy(piece) for piece in pieces]
+    rule = (*rule, None, 0, False, splits)
     native = calls_of(load_twin("native"), rule, exact, loose, limit)
     assert native == calls_of(_tar_py, rule, pieces, loose, limit)
 

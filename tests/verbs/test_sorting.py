@@ -11,17 +11,21 @@ from contextlib import closing
 from itertools import islice
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from leftovers import Leftovers
 from soak import some
+from tar_corpus import pack
 
 from tarshards import read_samples, write_samples
 from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import OpenError, SampleError, TarError
+from tarshards.samples.grouping import read_shard
 from tarshards.samples.ledger import Ledger
-from tarshards.tar.read import Member
+from tarshards.storage.manifest import Shard
+from tarshards.tar.read import END, Member
 from tarshards.verbs.sort import (
+    join_parts,
     merge_sort,
     natural,
     parse_sort_key,
@@ -309,3 +313,18 @@ print(peak() - base)
     # 30,000 samples are 21 MB and more as Python keeps them; their keys, which reading and writing check, are 3 MB.
     assert grown[0] < 10
     assert grown[1] > 20
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from([f"{key}.{field}" for key in "abcd" for field in ("x", "y", "z.w")]), unique=True))
+def test_parts_that_are_sorted_and_joined_are_what_regrouping_gives(tmp_path, names):
+    path = tmp_path / "a.tar"
+    path.write_bytes(pack([(name, name.encode()) for name in names]) + END)
+    ledger, other = Ledger(), Ledger()
+    parts = read_shard(Shard(str(path), samples=len({name[0] for name in names}), adjacent=False), ledger=ledger)
+    joined = list(join_parts(sort_samples(parts)))
+    regrouped = regroup_members(read_loose_members(str(path), ledger=other), ledger=other)
+    assert joined == sorted(regrouped, key=lambda sample: sample["__key__"])
+    assert (ledger.samples, ledger.members) == (other.samples, other.members)
+    with pytest.raises(SampleError, match="samples, but 9 in the manifest"):
+        list(read_shard(Shard(str(path), samples=9, adjacent=False), ledger=ledger))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError
-from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, split_name
+from tarshards.samples.keys import DUPLICATE_FIELD, INCOMPLETE, KeyRule, split_name, with_remedy
 from tarshards.samples.ledger import Ledger, tell_of_dots, wrong_number
 from tarshards.samples.resync.judging import judge
 from tarshards.samples.resync.walking import FoundSample, Gap, Piece, Zeros, after, group_found, walk
@@ -158,7 +158,7 @@ def explain(url: str, item: Gap | Zeros | FoundSample) -> TarError | SampleError
         return TarError(f"{item.reason}{skipped}", url=url, offset=item.start)
     is_of_member = item.wrong and str(item.problem).startswith((DUPLICATE_FIELD, INCOMPLETE))
     field, offset = item.wrong if item.wrong and is_of_member else (None, item.offset)
-    return SampleError(str(item.problem), url=url, offset=offset, key=item.key, field=field)
+    return SampleError(with_remedy(str(item.problem)), url=url, offset=offset, key=item.key, field=field)
 
 
 def _place(item: Gap | Zeros | FoundSample) -> int:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
 from tarshards.errors import SampleError, ShardIndexError, TarError, TarshardsError
-from tarshards.samples.keys import USUAL, KeyRule, Split, dots_in_key, have_dots_in_key, key_rule, split_name
+from tarshards.samples.keys import REGROUP, USUAL, KeyRule, Split, dots_in_key, have_dots_in_key, key_rule, split_name
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import PlainFile, open_plain
@@ -246,4 +246,5 @@ class _Check:
         more = f", and in {len(origins) - 2} more places" if len(origins) > 2 else ""
         reason = REPEATED if first == shard else "this key is also in another shard"
         reason = f"{reason}: it is at offset {begin} of {self.names[first]}{more}"
+        reason += f"; {REGROUP}" if first == shard else ""
         self.report.findings.append(Finding("error", "duplicate key", reason, self.names[shard], offset, key))
