@@ -23,7 +23,8 @@ DOTS = 'are there dots in the keys? `--split last` (split="last") splits names a
 USUAL = 64  # members of a sample; more than these may have been merged by dots in their keys
 
 # Why members do not form a sample.
-DUPLICATE_FIELD, NOT_ADJACENT = "duplicate field", "members of this key are not adjacent"
+DUPLICATE_FIELD = "duplicate field"
+NOT_ADJACENT = "members of this key are not adjacent"
 REGROUP = "`tarsort --regroup` groups them, or pack with `tar --sort=name`"
 INCOMPLETE = "incomplete"  # a member of the sample has no content; the reason follows
 
@@ -134,7 +135,7 @@ def why_refused(field: str | None, missing: object = None) -> str:
 
 def with_remedy(reason: str) -> str:
     """Return the *reason* of ``why_refused``, and what to do about it if a tool cures it; indexes have it without."""
-    return f"{reason}; {REGROUP}" if reason == NOT_ADJACENT else reason
+    return f"{NOT_ADJACENT}; {REGROUP}" if reason == NOT_ADJACENT else reason
 
 
 def join_name(key: str, field: str) -> str:
