@@ -21,7 +21,7 @@ from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.streams import failure
 from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError
-from tarshards.tar.read import MEMBER_LIMIT, Grouper, padding, read_members, scan_through, walk
+from tarshards.tar.read import MEMBER_LIMIT, RECORD, Grouper, padding, read_members, scan_through, walk, warn_of_zeros
 
 # The smallest and the largest read in bytes, and the size of a member from which its data is skipped.
 LOCAL = 2 << 10, 1 << 19, 1 << 15
@@ -99,6 +99,8 @@ def _index(ranges: Ranges, shard: Shard, walked: Walked | None) -> Index | None:
     if found is None:
         return None
     keys, fields, (sample, field, offset, size, twice, elsewhere), archives, end = found
+    if not size and length == RECORD:
+        warn_of_zeros(ranges.name)
     if end == length and (shard.end == "required" or length < ranges.size):
         return None
     check_fields(fields, ranges.name)

@@ -478,10 +478,20 @@ def _check_end(rest: bytes, base: int, missing: int, zeros: int, url: str | None
     if not zeros and end != "optional":
         raise TarError(NO_END, url=url, offset=base)
     padding = zeros * BLOCK + len(rest)
-    if zeros * BLOCK == base and padding > len(END) and padding != RECORD:
+    if zeros * BLOCK == base and padding == RECORD:
+        warn_of_zeros(url or "the archive")
+    elif zeros * BLOCK == base and padding > len(END):
         raise TarError(
             f"only zeros, {padding} bytes: overwritten, or an empty archive of another program", url=url, offset=0
         )
+
+
+def warn_of_zeros(name: str) -> None:
+    """Log a warning that a file has only the zeros that GNU tar writes for an archive without members."""
+    import logging
+
+    words = "only zeros, 10240 bytes: an archive without members, or a shard that was overwritten"
+    logging.getLogger("tarshards").warning("%s: %s", name, words)
 
 
 def _check_padding(size: int, padding: int, url: str | None) -> None:

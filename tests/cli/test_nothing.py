@@ -107,9 +107,11 @@ def test_the_empty_archives_of_other_programs(shell, tmp_path):
     shell("tar cf a.tar -T /dev/null; bsdtar cf b.tar -T /dev/null; bsdtar cf c.tar --format pax -T /dev/null")
     for name in "abc":
         done = shell(f"tarcat -q --allow-empty {name}.tar | tar t; tarindex -q --allow-empty {name}.tar")
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), name
+        zeros = f"{name}.tar: only zeros, 10240 bytes: an archive without members, or a shard that was overwritten\n"
+        warnings = 2 * zeros * (os.path.getsize(tmp_path / f"{name}.tar") == 10240)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", warnings), name
     assert shell("tarcheck a.tar --allow-empty").returncode == 0
-    assert shell("tarcat a.tar").stderr == "tarcat: no samples in 1 shard; --allow-empty accepts that\n"
+    assert shell("tarcat a.tar").stderr.endswith("tarcat: no samples in 1 shard; --allow-empty accepts that\n")
 
 
 @pytest.mark.parametrize(
