@@ -66,7 +66,7 @@ class Progress:
     version: int = VERSION
     last: str | None = None
     loop: EpochLoop | None = None
-    within: PassOf | None = None  # of which it is a part
+    within: PassOf | None = None  # the pass that it is a part of
 
     @property
     def of(self) -> PassOf:

@@ -145,7 +145,7 @@ MultiShardSample = absent("MultiShardSample", "tarshards.mix draws from several 
 
 
 def cached_in(folder: Any, size: float) -> Remote | None:
-    """Return the options for remote shards of which *folder* caches blocks, up to *size* bytes; None for no cache."""
+    """Return the options for remote shards whose blocks *folder* caches, up to *size* bytes; None for no cache."""
     if folder is None or size == 0:
         return None
     return Remote(cache_dir=folder, cache_bytes=int(size) if size > 0 else None)

@@ -37,7 +37,7 @@ export function isText(bytes) {
   return !bytes.slice(0, 1024).some((byte) => byte < 9 || (byte > 13 && byte < 32 && byte !== 27));
 }
 
-/** Return whether bytes, of which the end may be missing, are text in UTF-8. */
+/** Return whether bytes, perhaps without their end, are text in UTF-8. */
 function isUtf8(bytes) {
   try {
     return isText(bytes) && new TextDecoder("utf-8", { fatal: true }).decode(bytes, { stream: true }) !== "";
