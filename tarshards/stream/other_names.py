@@ -10,13 +10,14 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-#: Methods of other libraries' datasets.
+#: Methods of other libraries' datasets, and what only some of ours have.
 METHODS = {
     "append": "compose(f), where f takes the stream, or pipe(f), where f takes its samples",
     "associate": "map(f), or join(urls) with shards that have more fields",
     "cache": "Remote(cache_dir=...) caches remote shards",
     "detshuffle": "ShardDataset(urls, shuffle=True, seed=0) shuffles reproducibly",
     "extract_keys": "to_tuple('jpg;png', 'cls')",
+    "ledger": "only a stream of shards keeps one",
     "listed": "batched(n, collate=list) makes lists",
     "lmdb_cached": "Remote(cache_dir=...) caches remote shards",
     "log_keys": "map(f), where f writes sample['__key__']",

@@ -162,9 +162,9 @@ class Stream(SampleOps):
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of the stream's shards; raises TypeError for a stream that has none."""
+        """The ledger of the stream's shards; raises AttributeError for a stream that has none."""
         if self.source.ledger is None:
-            raise TypeError("this stream does not come from shards and keeps no ledger")
+            raise AttributeError("ledger")  # `__getattr__` words the message
         return self.source.ledger
 
     def set_epoch(self, epoch: int) -> None:

@@ -231,7 +231,8 @@ def test_a_ledger_of_zero_raises_the_decoders_error(make_shards):
 
 
 def test_streams_without_shards_keep_no_ledger():
-    with pytest.raises(TypeError, match="no ledger"):
+    assert not hasattr(Stream([{"__key__": "0"}]), "ledger")
+    with pytest.raises(AttributeError, match="has no ledger: only a stream of shards keeps one"):
         _ = Stream([1]).ledger
 
 
