@@ -352,7 +352,7 @@ class ResumableLoader:
             self._under_way.close()
             self._under_way = None
         if self._under_way is None:
-            # A copy of the loader, which does not refer to this one: in a reference cycle the garbage collector # would
+            # A copy of the loader, which does not refer to this one: in a reference cycle the garbage collector would
             # find workers before the object that ends them, and torch would wait 5 s for each.
             self._maker = copy.copy(self)
             self._under_way = self._maker._endless()
