@@ -172,6 +172,9 @@ class Ledger:
 
     Copies of a shared ledger in worker processes report their counts to the original.
 
+    Printed, it has the sum of this rank's share of each planned epoch: planned = before + delivered + filtered
+    + failed + quarantined + dropped, where *before* are the samples before the state from which a run resumed.
+
     >>> ledger = Ledger(max_errors=1)
     >>> ledger(ValueError("odd"))
     >>> print(ledger)
