@@ -13,7 +13,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/tests"
 cp -r tarshards pyproject.toml "$work"
 mkdir "$work/tests/loaders" "$work/tests/index"
-cp -r tests/tar tests/conftest.py tests/programs.py tests/soak.py tests/videos.py tests/fork_server.py tests/fork_client.c "$work/tests"
+cp -r tests/tar tests/tar_corpus.py tests/conftest.py tests/programs.py tests/soak.py tests/videos.py tests/fork_server.py tests/fork_client.c "$work/tests"
 cp tests/index/test_headers.py tests/index/rewritten.py "$work/tests/index"
 cp -r tests/loaders/readers "$work/tests/loaders"
 rm -f "$work"/tarshards/*/*.so
