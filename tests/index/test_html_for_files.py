@@ -78,6 +78,7 @@ def test_a_writer_takes_a_page_as_no_manifest(site, tmp_path):
     assert read_manifest(f"{site.url}/set.shards.json") == []
 
 
+@pytest.mark.interop
 def test_columns_that_are_missing(site):
     pytest.importorskip("pyarrow")
     with pytest.raises(SampleError, match="no field duration"):  # the samples are read

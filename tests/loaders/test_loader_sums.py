@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice, product
 
@@ -157,6 +159,18 @@ def test_whole_epochs_are_one_line(urls):
     lines = str(loader.ledger).splitlines()
     assert lines[0] == "epochs 0 to 2: 180 planned = 90 delivered + 90 filtered"
     assert re.match(r"epoch 3: 60 planned = \d delivered .* \+ \d+ not taken \(left early: unaudited\)$", lines[1])
+
+
+def test_passes_that_begin_in_threads_at_once(urls):
+    """An order is an attribute of what torch iterates over: one thread's replaced or removed another one's."""
+    loader = ShardLoader(dataset(urls), 8)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(lambda _: taken(loader), range(40))) == [SAMPLES] * 40
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("kind", ["collated", "fields", "arrays"])

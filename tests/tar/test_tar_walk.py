@@ -125,7 +125,7 @@ def test_both_twins_find_what_reading_finds_in_any_archive(archive, reads, limit
         with pytest.raises(TarshardsError):
             samples_read(archive, limit, concatenated)
     if result is not None and result[4] == len(archive):  # no zeros
-        with pytest.raises(TarshardsError, match=r"no block of zeros|adjacent|duplicate|incomplete"):
+        with pytest.raises(TarshardsError):  # there is no block of zeros, or a member before is faulty
             samples_read(archive, limit, concatenated, end="required")
     if result is None:
         pass

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager
 from functools import partial
 from inspect import signature
+from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.loaders.tensors import tensors
 from tarshards.loaders.torch.handover import KEPT, ArenaMemory, Arenas, Made, PlanTables
 from tarshards.loaders.torch.shard_dataset import ShardDataset
+from tarshards.parallel.forks import PerProcess
 from tarshards.samples.ledger import PassOf, Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_packed, collate_ragged, cut_arrays
@@ -145,10 +147,11 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         if this.plan is not None and not this.world.rank:
             self.passes.stream.check_decoding()  # here, once: workers have few samples each
         order = _PassOrder(this.epoch, this.state, this.world.rank, this.world.world_size)
-        own = self._apart() if self._batches.is_taken else self
-        with own._batches.ordered(order, this.plan, own._arenas) as arenas:
-            messages = DataLoader.__iter__(own)
-        own._batches.is_taken = own.persistent_workers
+        with _beginning():
+            own = self._apart() if self._batches.is_taken else self
+            with own._batches.ordered(order, this.plan, own._arenas) as arenas:
+                messages = DataLoader.__iter__(own)
+            own._batches.is_taken = own.persistent_workers
         all_made = messages if arenas is None else arenas.receive(messages)
         tallies, replayed, arrived = [], this.passed, Tally()
         try:
@@ -262,6 +265,10 @@ class _PassOrder(NamedTuple):
     rank: int
     ranks: int
     tables: Sequence[Any] | None = None
+
+
+#: Held while a pass begins: its order is an attribute of what torch copies to workers, also for threads of one loader.
+_beginning: PerProcess[Any] = PerProcess(RLock)
 
 
 class CollatedBatchMaker(BatchMaker):
