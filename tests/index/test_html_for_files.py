@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from range_server import Site, serving
+from with_torch import ShardDataset
 
-from tarshards import IndexedShards, ShardDataset, ShardWriter, Stream
+from tarshards import IndexedShards, ShardWriter, Stream
 from tarshards.errors import OpenError, SampleError, ShardIndexError
 from tarshards.index.manifests import read_manifest
 from tarshards.storage import requests
