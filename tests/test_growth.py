@@ -402,7 +402,7 @@ def refused(spec: str) -> None:
 
 
 def nested_lists(n: int, steps: Steps, folder: Any) -> None:
-    """Lists of which each names the next twice."""
+    """Lists that each name the next one twice."""
     for i in range(n):
         (folder / f"{i}").write_text(f"@{folder}/{i + 1}\n" * 2)
     (folder / f"{n}").write_text("#\n")
@@ -485,7 +485,7 @@ def trailers(n: int, steps: Steps, folder: Any) -> None:
 
 
 def headers(n: int, steps: Steps, folder: Any) -> None:
-    """Cookies, of which a server may set a hundred; they may be long."""
+    """Cookies: a server may set a hundred, and they may be long."""
     raw = b"HTTP/1.1 200 OK\r\n" + b"Set-Cookie: %b\r\n" % (b"a=b;" * 100) * min(n, 90) + b"Content-Length: 1\r\n\r\nx"
     assert answered(raw) == b"x"
 

@@ -42,11 +42,11 @@ def build_index(
     """Return the index of the shard *url*; with *crc* it has the checksums of the members' data.
 
     With *concatenated* the shard may consist of several archives, which the index counts; with *end* "optional" it may
-    end after any member, without zeros. Names are split into key and
-    field at the *split*, the "first" or "last" dot of their base name. Only the headers of large members are read.
-    Samples that ``read_samples`` refuses become ``faults``. *walked* is the result of ``walk`` for this shard, if it
-    has just been called. Raises the error that ``read_samples`` raises for a damaged shard, ShardIndexError for a
-    compressed one, which has no random access, and OpenError for a stream.
+    end after any member, without zeros. Names are split into key and field at the *split*, the "first" or "last" dot of
+    their base name. Only the headers of large members are read. Samples that ``read_samples`` refuses become
+    ``faults``. *walked* is the result of ``walk`` for this shard, if it has just been called. Raises the error that
+    ``read_samples`` raises for a damaged shard, ShardIndexError for a compressed one, which has no random access, and
+    OpenError for a stream.
     """
     location = Location.of(url)
     check_end(end)

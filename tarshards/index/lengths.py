@@ -23,11 +23,11 @@ def lengths_of(shards: SampleReader, name: str, unit: Callable[[str], int] = lam
     """Return the length of each sample of *shards*, by the column or the field of that *name*, or of alternatives.
 
     A column, named as for conditions, holds the lengths themselves, unless it has other values than numbers and there
-    is a field of that name. The length of a ``.npy`` field is its number of
-    rows, of any other field the number of its elements, which have ``unit(field)`` bytes. In local shards each ``.npy``
-    header is read; in remote ones, all arrays are assumed to have the dtype and the other dimensions of the first.
-    Raises SampleError for a sample without the field, and for a column without a number for each sample, and
-    DecodeError, which names the sample, for a field that is not an array.
+    is a field of that name. The length of a ``.npy`` field is its number of rows, of any other field the number of its
+    elements, which have ``unit(field)`` bytes. In local shards each ``.npy`` header is read; in remote ones, all arrays
+    are assumed to have the dtype and the other dimensions of the first. Raises SampleError for a sample without the
+    field, and for a column without a number for each sample, and DecodeError, which names the sample, for a field that
+    is not an array.
     """
     return np.concatenate([_lengths(each, name, unit) for each in shards.sequences])
 

@@ -36,7 +36,7 @@ except ImportError:
     from tarshards.tar._tar_py import walk as walk
 
 from tarshards.tar._tar_py import MAX_END as MAX_END
-from tarshards.tar._tar_py import most_end
+from tarshards.tar._tar_py import RECORD, most_end
 
 #: Whether the C parser is in use rather than its Python twin.
 COMPILED = scan.__module__ == "tarshards.tar._tar"
@@ -47,7 +47,6 @@ LARGE = CHUNK // 8  # members of at least this many bytes are read separately
 MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste
 MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # ends an archive
-RECORD = 20 * BLOCK  # most tars fill the last one with zeros, as `end_of` does
 LINKS, SPARSE = ("hard link", "symbolic link"), "sparse member"  # kinds of members with content
 NO_END = 'truncated: no block of zeros at the end of the archive; `--end optional` (end="optional") accepts it'
 JUNK = "junk after the end of the archive"
@@ -490,7 +489,7 @@ def warn_of_zeros(name: str) -> None:
     """Log a warning that a file has only the zeros that GNU tar writes for an archive without members."""
     import logging
 
-    words = "only zeros, 10240 bytes: an archive without members, or a shard that was overwritten"
+    words = f"only zeros, {RECORD} bytes: an archive without members, or a shard that was overwritten"
     logging.getLogger("tarshards").warning("%s: %s", name, words)
 
 

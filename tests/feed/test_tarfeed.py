@@ -42,7 +42,7 @@ def test_processes_are_replaced_and_end_together(number, monkeypatch):
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     )
-    port = free_port() % 12000 + 20000  # below those that connections get, of which one may take it during a restart
+    port = free_port() % 12000 + 20000  # below those of connections, as one could take it during a restart
     command = [sys.executable, TOOL, "serve", "feed_specs:arrays", "--bind", f"tcp://127.0.0.1:{port}", "-p", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     loader = RemoteLoader("feed_specs:arrays", f"tcp://127.0.0.1:{{{port}..{port + 1}}}", patience=1, timeout=60)

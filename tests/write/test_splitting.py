@@ -60,8 +60,8 @@ def test_the_shards_are_the_input_cut_where_they_are_full(tmp_path_factory, size
         assert max_bytes is None or shard.bytes <= max_bytes or shard.samples == 1
     for shard, following in pairwise(shards):
         more = 512 + -(-sizes[int(keys(following.name)[0])] // 512) * 512
-        room = max_bytes is None or shard.bytes + more <= max_bytes // RECORD * RECORD
-        assert not room or shard.samples == max_samples
+        has_space = max_bytes is None or shard.bytes + more <= max_bytes // RECORD * RECORD
+        assert not has_space or shard.samples == max_samples
 
 
 def test_a_dry_run_says_what_a_run_does(tmp_path):

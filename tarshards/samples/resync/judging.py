@@ -16,7 +16,7 @@ from tarshards.tar.read import BLOCK, padding
 
 ENOUGH = 4  # bytes of padding that damage is unlikely to leave zero
 SOME = 16  # samples examined for the end of their data
-MOST_KINDS = 1 << 10  # different sets of fields, each of which is compared with the others
+MOST_KINDS = 1 << 10  # different sets of fields, which are compared with each other
 MAY_LACK = "next to damage: it may lack members"
 UNLIKE = "unlike the samples elsewhere: it may belong to a tar that was a member"
 RUNS_INTO = "next to damage that may reach into its data"

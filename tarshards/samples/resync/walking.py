@@ -17,6 +17,7 @@ from tarshards.tar.read import (
     JUNK,
     MEMBER_LIMIT,
     NO_END,
+    RECORD,
     has_content,
     most_end,
     not_an_archive,
@@ -33,7 +34,6 @@ LARGE = 1 << 15  # the data of members of at least this many bytes is skipped, n
 AT_ONCE = 1 << 20  # bytes searched at once for a header
 LONGEST_HEADER = 1 << 16  # bytes of an extended header with which reading resumes
 LONGEST = 1 << 26  # bytes within which a chain of headers is followed to recognize a tar that is a member
-RECORD = 20 * BLOCK  # most writers pad archives to multiples of this
 RECORDS = [RECORD, *(1 << power for power in range(14, 21))]  # common values of ``tar -b``
 SMALL_RECORDS = [1 << power for power in range(11, 14)]
 GLOBAL = "global header"
