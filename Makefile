@@ -13,9 +13,9 @@ demo: $(VENV)/.demo
 # Tests spend much of their time waiting, so use two processes a core; an idle process steals tests from another.
 PARALLEL := -n $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))') --dist worksteal
 
-# The tests of the package itself.
+# The tests of the package itself; TIMES=1 lists those that take more CPU time than a test may.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(PARALLEL) -m "not interop" $(PYTEST)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not (interop or docs)" $(TIMES:%=-p tests.times) $(PYTEST)
 
 # The tests that need no torch: make test-core PYTHON=python3.13. test-pythons runs them on each other Python it finds.
 CORE = .venv-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())')
@@ -72,9 +72,12 @@ mutation: $(VENV)/.mutation
 	nice -n 19 $(BIN)/mutmut run $(MUTANTS)
 	$(BIN)/mutmut results
 
-# The documentation site in site/, without a network once .venv-docs is there; a warning or a broken link is an error.
+# The tests of the documentation and of messages, and the documentation site in site/, without a network once .venv-docs
+# is there; a warning or a broken link is an error.
 DOCS := .venv-docs
 docs:
+	$(MAKE) $(VENV)/.test
+	$(BIN)/python -m pytest $(PARALLEL) -m "docs and not interop" tests $(PYTEST)
 	$(MAKE) VENV=$(DOCS) $(DOCS)/.docs
 	$(DOCS)/bin/python docs/build_site.py
 

@@ -57,7 +57,7 @@ settings.load_profile("tarshards")
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Import neither helpers, which have no doctests, nor modules of interop tests where none of these is run.
+    """Import neither helpers, which have no doctests, nor modules of which no test is run: of interop, or docs.
 
     What they import takes seconds, in each process of a run.
     """
@@ -65,9 +65,14 @@ def pytest_ignore_collect(collection_path, config):
         return None
     if not collection_path.name.startswith("test_"):
         return True
-    marks = re.search(r"^pytestmark = .*", collection_path.read_text(), re.MULTILINE)
-    is_interop = marks is not None and "mark.interop" in marks[0] and "mark.soak" not in marks[0]
-    return True if is_interop and re.search(r"not \(?interop", config.option.markexpr) else None
+    line = re.search(r"^pytestmark = .*", collection_path.read_text(), re.MULTILINE)
+    marks = set(re.findall(r"mark\.(\w+)", line[0])) if line else set()
+    chosen = config.option.markexpr
+    if chosen.startswith("docs"):
+        return None if "docs" in marks else True
+    left_out = re.search(r"not \(?interop( or docs)?", chosen)
+    is_interop, is_docs = "interop" in marks and "soak" not in marks, "docs" in marks
+    return True if left_out and (is_interop or (left_out[1] and is_docs)) else None
 
 
 @pytest.hookimpl(wrapper=True)

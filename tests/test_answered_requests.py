@@ -14,6 +14,8 @@ from with_torch import needs_torch
 import tarshards
 from tests.test_pages import blocks
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 SECTION = (ROOT / "docs/migrating.md").read_text().partition("## Requests to webdataset")[2].partition("\n## ")[0]
 ROWS = re.findall(r"^\| (.+) \| (#.+) \| (.+) \|$", SECTION, re.MULTILINE)

@@ -18,6 +18,8 @@ from tarshards.samples import conditions
 from tarshards.storage import compression, expressions, manifest, ranges, remote
 from tarshards.tar import _tar_py, elsewhere, read
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 TOOLS = sorted(path.name for path in (ROOT / "bin").iterdir())
 

@@ -19,6 +19,8 @@ from tarshards import IndexedShards
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"
 

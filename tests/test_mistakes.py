@@ -17,6 +17,8 @@ from with_torch import DataLoader, ShardDataset, ShardLoader, torch
 import tarshards
 from tarshards import Ledger, ShardWriter, Stream, TarWriter, World, read_samples
 
+pytestmark = pytest.mark.docs
+
 NAMES = {name: getattr(tarshards, name) for name in tarshards.__all__} | {
     "DataLoader": DataLoader,
     "Path": Path,

@@ -25,6 +25,8 @@ from tarshards import (
 )
 from tarshards.stream.other_names import CLASSES, METHODS, OPTIONS
 
+pytestmark = pytest.mark.docs
+
 
 @pytest.fixture
 def urls(make_shards):

@@ -11,6 +11,8 @@ import pytest
 from programs import warnings_of
 from with_torch import needs_torch
 
+pytestmark = pytest.mark.docs
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 

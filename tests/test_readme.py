@@ -15,6 +15,8 @@ from with_torch import needs_torch
 
 import tarshards
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 README, TOUR = ROOT / "README.md", ROOT / "docs/tour.md"
 

@@ -17,6 +17,8 @@ import build_site  # noqa: E402
 import error_messages  # noqa: E402
 from tool_lines import command_of  # noqa: E402
 
+pytestmark = pytest.mark.docs
+
 TROUBLES = (ROOT / "docs/troubleshooting.md").read_text()
 
 

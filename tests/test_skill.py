@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import tarshards
+
+pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[1]
 SKILL = ROOT / "skills/tarshards/SKILL.md"

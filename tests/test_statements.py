@@ -16,6 +16,8 @@ from tarshards import ShardWriter, World
 from tarshards.errors import WorldError
 from tarshards.tar.read import CUT
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -19,6 +19,8 @@ from tarshards import (
     write_samples,
 )
 
+pytestmark = pytest.mark.docs
+
 PAGE = (Path(__file__).parents[1] / "docs/troubleshooting.md").read_text()
 SAMPLE = {"__key__": "a", "txt": "text"}
 

@@ -13,6 +13,8 @@ import pytest
 
 from tarshards.samples.codecs.image import IMAGESPECS, Imagespec
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 START = """
 from collections.abc import Iterable
