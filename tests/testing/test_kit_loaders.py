@@ -94,7 +94,7 @@ LOADERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "samples": (samples, ("workers",)),
 }
 SETUPS = 2  # of a part
-PARTS = 7 * SOAK
+PARTS = 2 if SOAK == 1 else 7 * SOAK
 CHAINS = 1 if SOAK == 1 else 2  # of a part
 PROCESSES = 2 if SOAK == 1 else 5 * SOAK
 
