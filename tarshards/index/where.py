@@ -1,8 +1,9 @@
 """Conditions on columns: ``Condition`` with the meaning that it has for samples; no file is read, no code is run.
 
-Arrow's compute functions evaluate whole columns where their results, and their types, are Python's. Where they are not,
-or fail (other types, numbers beyond 64 bits, NaN, letters beyond ASCII), each row is evaluated like a sample. What
-columns do not keep of samples is refused by name: see ``_check``.
+Arrow compares whole columns: with each other, with constants, and with lists of these. Comparisons joined by ``and``,
+``or`` and ``not`` are what selections of millions of samples consist of, and Arrow gives Python's results for them. For
+all other conditions, and where Arrow fails (mixed types, integers beyond 64 bits), each row is evaluated like a sample.
+What columns do not keep of samples is refused by name: see ``ColumnCompiler.check``.
 """
 
 from __future__ import annotations
@@ -31,10 +32,6 @@ COMPARED = {
     ast.Gt: "greater",
     ast.GtE: "greater_equal",
 }
-COMPUTED = {ast.Add: "add_checked", ast.Sub: "subtract_checked", ast.Mult: "multiply_checked"}
-OF_ASCII = {"lower": "ascii_lower", "upper": "ascii_upper", "strip": "ascii_trim"}
-WHITE = "".join(character for character in map(chr, range(128)) if character.isspace())  # as Python's strip has it
-PATTERNS = {"startswith": "starts_with", "endswith": "ends_with"}
 NULLABLE = {"json", "jsn", "mp", "msg", "msgpack", "cbor"}  # fields that a sample can have, with null in them
 
 
@@ -212,8 +209,15 @@ class Unlike(Exception):
     """Arrow's result might differ from Python's."""
 
 
+def _unlike(columns: Mapping[str, Any]) -> NoReturn:
+    raise Unlike
+
+
 class ColumnCompiler(Compiler):
-    """Compiles conditions on *columns*, Arrow's arrays by name, None for those that Arrow cannot hold."""
+    """Compiles conditions on *columns*, Arrow's arrays by name, None for those that Arrow cannot hold.
+
+    Functions of nodes that Arrow does not evaluate raise Unlike.
+    """
 
     def __init__(self, expression: str, columns: Mapping[str, Any]):
         super().__init__(expression)
@@ -276,6 +280,13 @@ class ColumnCompiler(Compiler):
             kind = kind.value_type
         return kind
 
+    def value(self, node: ast.AST) -> Evaluate:
+        value = super().value(node)
+        is_has = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "has"
+        is_simple = isinstance(node, ast.Name | ast.Attribute | ast.Compare) or is_has
+        names_none = not any(isinstance(each, ast.Name) for each in ast.walk(node))
+        return value if is_simple or names_none else _unlike
+
     def _name(self, node: ast.Name) -> Evaluate:
         super()._name(node)
         return self.dotted(node.id)
@@ -292,42 +303,12 @@ class ColumnCompiler(Compiler):
     def is_array(self, value: Any) -> bool:
         return isinstance(value, self.pa.Array | self.pa.ChunkedArray)
 
-    def by_arrays(
-        self, of_arrays: Callable[..., Any], of_values: Callable[..., Any], *, takes_lists: bool = False
-    ) -> Callable[..., Any]:
-        """Return the function *of_arrays* where an argument is one, *of_values* otherwise; null where one is null."""
-
-        def applied(*values: Any) -> Any:
-            arrays = [value for value in values if self.is_array(value)]
-            if not arrays:
-                return of_values(*values)
-            if type(None) in map(type, values) or any(self.pa.types.is_null(array.type) for array in arrays):
-                return self.pa.nulls(len(arrays[0]))
-            if not takes_lists:
-                self._check_no_lists(*values)
-            return of_arrays(*values)
-
-        return applied
-
-    def _check_no_lists(self, *values: Any) -> None:
-        """Raise Unlike if a list is among *values*, which Arrow would take for a column."""
-        if any(isinstance(value, list | tuple | set) for value in values):
-            raise Unlike
-
     def truth(self, value: Any) -> Any:
-        """Return the truth of *value* as in Python: False for 0, and for empty texts and lists."""
         if not self.is_array(value):
             return super().truth(value)
-        kind, types, compute = value.type, self.pa.types, self.compute
-        if types.is_boolean(kind):
-            return value
-        if types.is_null(kind):
-            return value.cast(self.pa.bool_())
-        if types.is_string(kind):
-            return compute.not_equal(value, "")
-        if types.is_list(kind):
-            return compute.not_equal(compute.list_value_length(value), 0)
-        return compute.not_equal(value, 0)
+        if not self.pa.types.is_boolean(value.type):
+            raise Unlike
+        return value
 
     def negate(self, truth: Any) -> Any:
         return self.compute.invert(truth) if self.is_array(truth) else super().negate(truth)
@@ -346,148 +327,39 @@ class ColumnCompiler(Compiler):
         return reduce(joined, truths)
 
     def choose(self, test: Evaluate, body: Evaluate, otherwise: Evaluate) -> Evaluate:
-        return lambda columns: self._chosen(test(columns), body(columns), otherwise(columns))
-
-    def _chosen(self, truth: Any, body: Any, otherwise: Any) -> Any:
-        if not self.is_array(truth):
-            return body if truth else otherwise
-        self._check_alike(body, otherwise)
-        return self.compute.if_else(self.compute.fill_null(truth, False), body, otherwise)
-
-    def _check_alike(self, *values: Any) -> None:
-        """Raise Unlike unless *values* have one type, so that whole numbers do not become fractions."""
-        self._check_no_lists(*values)
-        kinds = {value.type if self.is_array(value) else self.pa.scalar(value).type for value in values}
-        if len(kinds - {self.pa.null()}) > 1:
-            raise Unlike
-
-    def _boolop(self, node: ast.BoolOp) -> Evaluate:
-        values = [*map(self.value, node.values)]
-
-        def chosen(columns: dict[str, Any]) -> Any:
-            *others, found = (value(columns) for value in values)
-            for value in reversed(others):
-                pair = (value, found) if isinstance(node.op, ast.Or) else (found, value)
-                found = self._chosen(self.truth(value), *pair)
-            return found
-
-        return chosen
-
-    def signed(self, node: ast.UnaryOp) -> Callable[[Any], Any]:
-        negative = isinstance(node.op, ast.USub)
-
-        def computed(value: Any) -> Any:
-            self._check_numbers(value)
-            return self.compute.negate_checked(value) if negative else value
-
-        return self.by_arrays(computed, super().signed(node))
-
-    def _check_numbers(self, *values: Any) -> None:
-        """Raise Unlike unless *values* are arrays of numbers, or numbers."""
-        types = self.pa.types
-        for value in values:
-            kind = value.type if self.is_array(value) else self.pa.scalar(value).type
-            if not (types.is_integer(kind) or types.is_floating(kind)):
-                raise Unlike
-
-    def arithmetic(self, node: ast.BinOp) -> Callable[[Any, Any], Any]:
-        def computed(left: Any, right: Any) -> Any:
-            if type(node.op) in COMPUTED:
-                return getattr(self.compute, COMPUTED[type(node.op)])(left, right)
-            self._check_numbers(left, right)
-            if isinstance(node.op, ast.Div):
-                return self.compute.divide_checked(self._as_float(left), self._as_float(right))
-            return self._divided(left, right, node.op)
-
-        return self.by_arrays(computed, super().arithmetic(node))
-
-    def _as_float(self, value: Any) -> Any:
-        if self.is_array(value):
-            return value.cast(self.pa.float64())
-        if float(value) != value and value == value:
-            raise Unlike
-        return float(value)
-
-    def _divided(self, left: Any, right: Any, op: ast.operator) -> Any:
-        """Return the quotient or remainder of whole numbers, rounded down."""
-        compute = self.compute
-        for value in (left, right):
-            if not self.pa.types.is_integer(value.type if self.is_array(value) else self.pa.scalar(value).type):
-                raise Unlike
-        quotient = compute.divide_checked(left, right)
-        rest = compute.subtract_checked(left, compute.multiply_checked(quotient, right))
-        differ = compute.xor(compute.less(rest, 0), compute.less(right, 0))
-        lower = compute.and_(compute.not_equal(rest, 0), differ).cast(self.pa.int64())
-        if isinstance(op, ast.FloorDiv):
-            return compute.subtract_checked(quotient, lower)
-        return compute.add_checked(rest, compute.multiply_checked(lower, right))
+        return _unlike
 
     def compared(self, op: ast.cmpop, node: ast.Compare) -> Callable[[Any, Any], Any]:
-        def computed(left: Any, right: Any) -> Any:
-            if type(op) in COMPARED:
-                return getattr(self.compute, COMPARED[type(op)])(left, right)
-            if self.is_array(left) and isinstance(right, list | tuple | set):
-                wanted = {self.pa.int64(): int, self.pa.string(): str}.get(left.type)
-                if {wanted} | {*map(type, right)} != {wanted}:
-                    raise Unlike
-                found = self.compute.is_in(left, value_set=self.pa.array(right, left.type))
-                found = self.compute.if_else(self.compute.is_valid(left), found, None)
-            elif isinstance(left, str) and self.is_array(right):
-                found = self.compute.match_substring(right, left)
-            else:
+        of_values = super().compared(op, node)
+
+        def compared(*pair: Any) -> Any:
+            arrays = [value for value in pair if self.is_array(value)]
+            if not arrays:
+                return of_values(*pair)
+            if any(value is None for value in pair) or any(self.pa.types.is_null(array.type) for array in arrays):
+                return self.pa.nulls(len(arrays[0]), self.pa.bool_())
+            return self._contained(op, *pair) if isinstance(op, ast.In | ast.NotIn) else self._ordered(op, *pair)
+
+        return compared
+
+    def _ordered(self, op: ast.cmpop, left: Any, right: Any) -> Any:
+        if isinstance(left, list | tuple | set) or isinstance(right, list | tuple | set):
+            raise Unlike  # Arrow would take them for columns
+        return getattr(self.compute, COMPARED[type(op)])(left, right)
+
+    def _contained(self, op: ast.cmpop, left: Any, right: Any) -> Any:
+        """Return whether *left* is in *right*: values in a list of such, or a text in texts."""
+        if self.is_array(left) and isinstance(right, list | tuple | set):
+            wanted = {self.pa.int64(): int, self.pa.string(): str}.get(left.type)
+            if {wanted} | {*map(type, right)} != {wanted}:
                 raise Unlike
-            return found if isinstance(op, ast.In) else self.negate(found)
-
-        return self.by_arrays(computed, super().compared(op, node), takes_lists=isinstance(op, ast.In | ast.NotIn))
-
-    def function(self, name: str, node: ast.Call) -> Callable[..., Any]:
-        def computed(*values: Any) -> Any:
-            types, compute = self.pa.types, self.compute
-            if name in ("min", "max") and len(values) > 1:
-                self._check_alike(*values)
-                for value in values:
-                    if (
-                        self.is_array(value)
-                        and types.is_floating(value.type)
-                        and compute.any(compute.is_nan(value)).as_py()
-                    ):
-                        raise Unlike  # Arrow leaves NaN out
-                return getattr(compute, f"{name}_element_wise")(*values, skip_nulls=False)
-            if len(values) != 1:
-                raise Unlike
-            (value,) = values
-            if name == "len":
-                return compute.list_value_length(value) if types.is_list(value.type) else compute.utf8_length(value)
-            if name == "abs":
-                return compute.abs_checked(value)
-            if name == "bool":
-                return self.truth(value)
-            if name == "float":
-                self._check_numbers(value)
-                return value.cast(self.pa.float64())
+            found = self.compute.is_in(left, value_set=self.pa.array(right, left.type))
+            found = self.compute.if_else(self.compute.is_valid(left), found, None)
+        elif isinstance(left, str) and self.is_array(right):
+            found = self.compute.match_substring(right, left)
+        else:
             raise Unlike
-
-        return self.by_arrays(computed, super().function(name, node))
-
-    def method(self, name: str, node: ast.Call) -> Callable[..., Any]:
-        def computed(value: Any, *arguments: Any) -> Any:
-            if self.is_array(value) and name in OF_ASCII and not arguments:
-                if not self.compute.all(self.compute.string_is_ascii(value)).as_py():
-                    raise Unlike
-                options = {"characters": WHITE} if name == "strip" else {}
-                return getattr(self.compute, OF_ASCII[name])(value, **options)
-            if self.is_array(value) and name in PATTERNS and [*map(type, arguments)] == [str]:
-                return getattr(self.compute, PATTERNS[name])(value, arguments[0])
-            raise Unlike
-
-        applied = self.by_arrays(computed, super().method(name, node))
-
-        def called(value: Any, *arguments: Any) -> Any:
-            if len(arguments) > 1 and any(map(self.is_array, (value, *arguments))):
-                raise Unlike  # a null among the further ones does not make the result null
-            return applied(value, *arguments)
-
-        return called
+        return found if isinstance(op, ast.In) else self.negate(found)
 
     def has(self, node: ast.Call) -> Evaluate:
         (field,) = node.args
@@ -495,26 +367,6 @@ class ColumnCompiler(Compiler):
         if name not in self.columns or name in NULLABLE or name in (KEY, "key", "shard"):
             raise self.unasked(node)
         return lambda columns: self.compute.is_valid(columns[name])
-
-    def _list(self, node: ast.List) -> Evaluate:
-        return self._display(super()._list(node))
-
-    def _tuple(self, node: ast.Tuple) -> Evaluate:
-        return self._display(super()._tuple(node))
-
-    def _set(self, node: ast.Set) -> Evaluate:
-        return self._display(super()._set(node))
-
-    def _display(self, made: Evaluate) -> Evaluate:
-        """Return a function that makes a list, tuple or set, unless an array would be in it."""
-
-        def listed(columns: dict[str, Any]) -> Any:
-            found = made(columns)
-            if any(map(self.is_array, found)):
-                raise Unlike
-            return found
-
-        return listed
 
     def _subscript(self, node: ast.expr) -> Evaluate:
         raise self.unasked(node)
