@@ -51,7 +51,10 @@ def test_a_plan_names_fields_and_files(folder):
     assert plain(read_plan(plan)) == [{"__key__": "s/0", "jpg": b"\xff\xd8", "cls": b"7", "txt": b"tab\there"}]
 
 
-@given(st.lists(st.tuples(st.binary(), st.binary()), min_size=1))
+BYTES = st.binary().filter(lambda data: not data.endswith(b"\n"))  # a cell of one line lacks its newline
+
+
+@given(st.lists(st.tuples(BYTES, BYTES), min_size=1))
 def test_what_tar2tsv_writes_is_a_plan_that_gives_it_back(tmp_path_factory, rows):
     samples = [{"__key__": f"k{i}", "a": a, "seg.b": b} for i, (a, b) in enumerate(rows)]
     path = tmp_path_factory.mktemp("plan") / "plan.tsv"
