@@ -329,8 +329,8 @@ class ColumnCompiler(Compiler):
     def choose(self, test: Evaluate, body: Evaluate, otherwise: Evaluate) -> Evaluate:
         return _unlike
 
-    def compared(self, op: ast.cmpop, node: ast.Compare) -> Callable[[Any, Any], Any]:
-        of_values = super().compared(op, node)
+    def compared(self, op: ast.cmpop) -> Callable[[Any, Any], Any]:
+        of_values = super().compared(op)
 
         def compared(*pair: Any) -> Any:
             arrays = [value for value in pair if self.is_array(value)]

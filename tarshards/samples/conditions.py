@@ -165,20 +165,11 @@ class Compiler:
     def choose(self, test: Evaluate, body: Evaluate, otherwise: Evaluate) -> Evaluate:
         return lambda names: body(names) if test(names) else otherwise(names)
 
-    def signed(self, node: ast.UnaryOp) -> Callable[[Any], Any]:
-        return _of_values(SIGNS[type(node.op)])
-
-    def arithmetic(self, node: ast.BinOp) -> Callable[[Any, Any], Any]:
-        return _of_values(ARITHMETIC[type(node.op)])
-
-    def compared(self, op: ast.cmpop, node: ast.Compare) -> Callable[[Any, Any], Any]:
+    def compared(self, op: ast.cmpop) -> Callable[[Any, Any], Any]:
         function = COMPARISONS[type(op)]
         return function if isinstance(op, ast.Is | ast.IsNot) else _of_values(function)
 
-    def function(self, name: str, node: ast.Call) -> Callable[..., Any]:
-        return _of_values(FUNCTIONS[name])
-
-    def method(self, name: str, node: ast.Call) -> Callable[..., Any]:
+    def method(self, name: str) -> Callable[..., Any]:
         def call(value: Any, *arguments: Any) -> Any:
             if value is None or (arguments and arguments[0] is None):
                 return None
@@ -232,19 +223,19 @@ class Compiler:
             return self.test(node)
         if type(node.op) not in SIGNS:
             raise self.refused(f"{type(node.op).__name__} is not allowed")
-        function, value = self.signed(node), self.value(node.operand)
+        function, value = _of_values(SIGNS[type(node.op)]), self.value(node.operand)
         return lambda names: function(value(names))
 
     def _binop(self, node: ast.BinOp) -> Evaluate:
         if type(node.op) not in ARITHMETIC:
             raise self.refused(f"{type(node.op).__name__} is not allowed")
-        function, left, right = self.arithmetic(node), self.value(node.left), self.value(node.right)
+        function, left, right = _of_values(ARITHMETIC[type(node.op)]), self.value(node.left), self.value(node.right)
         return lambda names: function(left(names), right(names))
 
     def _compare(self, node: ast.Compare) -> Evaluate:
         nodes = [node.left, *node.comparators]
         values = [*map(self.value, nodes)]
-        links = [self._link(*each, node) for each in zip(node.ops, nodes, nodes[1:])]
+        links = [self._link(*each) for each in zip(node.ops, nodes, nodes[1:])]
         if len(links) == 1:
             (link,), (left, right) = links, values
             return lambda names: link(left(names), right(names))
@@ -258,11 +249,11 @@ class Compiler:
 
         return lambda names: self.join(each(names), False)
 
-    def _link(self, op: ast.cmpop, left: ast.expr, right: ast.expr, node: ast.Compare) -> Callable[[Any, Any], Any]:
+    def _link(self, op: ast.cmpop, left: ast.expr, right: ast.expr) -> Callable[[Any, Any], Any]:
         """Return a function that compares two values; next to ``None`` in the expression it tests for null."""
         which = [isinstance(each, ast.Constant) and each.value is None for each in (left, right)]
         if not any(which) or not isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
-            return self.compared(op, node)
+            return self.compared(op)
         at = 0 if which[1] else 1
         if isinstance(op, ast.Eq | ast.Is):
             return lambda *values: self.is_null(values[at])
@@ -292,13 +283,13 @@ class Compiler:
         if isinstance(node.func, ast.Attribute):
             if not any(node.func.attr in names for names in METHODS.values()):
                 raise self.no_attribute(node.func)
-            function, operands = self.method(node.func.attr, node), [node.func.value, *operands]
+            function, operands = self.method(node.func.attr), [node.func.value, *operands]
         elif isinstance(node.func, ast.Name) and node.func.id == "has":
             if len(operands) != 1:
                 raise self.refused("has takes one field")
             return self.has(node)
         elif isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
-            function = self.function(node.func.id, node)
+            function = _of_values(FUNCTIONS[node.func.id])
         else:
             raise self.refused(f"no function {ast.unparse(node.func)}; known: has {' '.join(FUNCTIONS)}")
         values = [*map(self.value, operands)]
