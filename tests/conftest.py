@@ -57,7 +57,7 @@ settings.load_profile("tarshards")
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Import neither helpers, which have no doctests, nor modules of which no test is run: of interop, or docs.
+    """Import neither helpers, which have no doctests, nor modules whose tests are not selected: interop, or docs.
 
     What they import takes seconds, in each process of a run.
     """

@@ -73,7 +73,12 @@ def test_conditions_are_pickled():
 
 def test_only_the_fields_that_are_come_to_are_decoded(monkeypatch):
     decoded = []
-    monkeypatch.setitem(registry.DECODERS, "spied", lambda data: decoded.append(data) or data)
+
+    def decode(data):
+        decoded.append(data)
+        return data
+
+    monkeypatch.setitem(registry.DECODERS, "spied", decode)
     condition = Condition("cls == 7 or fields['x.spied']")
     assert condition({**SAMPLE, "x.spied": b"1"})
     assert decoded == []

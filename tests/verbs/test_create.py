@@ -51,15 +51,21 @@ def test_a_plan_names_fields_and_files(folder):
     assert plain(read_plan(plan)) == [{"__key__": "s/0", "jpg": b"\xff\xd8", "cls": b"7", "txt": b"tab\there"}]
 
 
-BYTES = st.binary().filter(lambda data: not data.endswith(b"\n"))  # a cell of one line lacks its newline
+def without_newline(data: bytes) -> bytes:
+    """Return what a cell holds of *data*: the newline after a single printable line is left out."""
+    line = data.removesuffix(b"\n").removesuffix(b"\r")
+    return line if data.endswith(b"\n") and line.decode(errors="surrogateescape").isprintable() else data
 
 
-@given(st.lists(st.tuples(BYTES, BYTES), min_size=1))
+@given(
+    st.lists(st.tuples(st.binary(), st.binary() | st.sampled_from([b"\n", b"a\r\n", b"a\n\n", b"\xff\n"])), min_size=1)
+)
 def test_what_tar2tsv_writes_is_a_plan_that_gives_it_back(tmp_path_factory, rows):
     samples = [{"__key__": f"k{i}", "a": a, "seg.b": b} for i, (a, b) in enumerate(rows)]
+    wanted = [{name: v if name == "__key__" else without_newline(v) for name, v in each.items()} for each in samples]
     path = tmp_path_factory.mktemp("plan") / "plan.tsv"
     path.write_text("".join(f"{line}\n" for line in tabulate(samples)), newline="")
-    assert plain(read_plan(str(path))) == samples
+    assert plain(read_plan(str(path))) == wanted
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1))
