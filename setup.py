@@ -18,11 +18,10 @@ LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def native(name, *headers):
-    folder, _, _ = name.rpartition("/")
     return Extension(
-        f"tarshards.{name.replace('/', '.')}",
-        [f"tarshards/{name}.c"],
-        depends=[f"tarshards/{folder}/{header}" for header in headers],
+        f"tarshards.kernels.{name}",
+        [f"tarshards/kernels/{name}.c"],
+        depends=[f"tarshards/kernels/{header}" for header in headers],
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if LIMITED else [],
         extra_compile_args=["-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
         py_limited_api=LIMITED,
@@ -49,12 +48,12 @@ setup(
     cmdclass={"install_data": InstallData},
     data_files=[("share", [])],  # which install_data writes
     ext_modules=[
-        native("tar/_tar", "_tar.h"),
-        native("storage/_mapped", "_guard.h"),
-        native("index/_sidecars"),
-        native("index/_headers", "../tar/_tar.h", "../storage/_guard.h"),
-        native("index/_rows", "../storage/_guard.h"),
-        native("index/_pixels", "../storage/_guard.h"),
+        native("_tar", "_tar.h"),
+        native("_mapped", "_guard.h"),
+        native("_sidecars"),
+        native("_headers", "_tar.h", "_guard.h"),
+        native("_rows", "_guard.h"),
+        native("_pixels", "_guard.h"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {},
 )

@@ -81,8 +81,8 @@ def build_free_threaded(sdist: Path) -> None:
 
 
 def kernels_of(names: list[str], ending: str) -> list[str]:
-    """List the kernels among *names*, as tar/_tar."""
-    return sorted(found[1] for name in names if (found := re.search(rf"tarshards/(\w+/_\w+)\S*{ending}$", name)))
+    """List the kernels among *names*, as _tar."""
+    return sorted(found[1] for name in names if (found := re.search(rf"tarshards/kernels/(_\w+)\S*{ending}$", name)))
 
 
 def row_of(wheel: Path, kernels: list[str]) -> str:

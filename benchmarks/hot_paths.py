@@ -14,12 +14,12 @@ import numpy as np
 import simplejpeg
 from sets import Data
 
-from tarshards import ArrayLoader, IndexedShards, Stream
+from tarshards import ArrayLoader, IndexedShards, Stream, kernels
 from tarshards.epoch.loop import LOOKED_UP
 from tarshards.epoch.permutations import hash_of
 from tarshards.index.access import SampleReader
 from tarshards.index.mapped_fields import MappedFields
-from tarshards.index.memory import Payloads, copy_bytes, pack
+from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.array_loader import TOGETHER, TOGETHER_QUICK
 from tarshards.loaders.arrays.assembly import Assembler, LocatedSamples
 from tarshards.loaders.arrays.readers import images
@@ -66,7 +66,7 @@ def memcpy(payloads: list[list[Payloads]]) -> Work:
 
     def run() -> None:
         for _, total, addresses, sizes in works:
-            pack(out[:total], addresses, sizes)
+            kernels.rows.pack(out[:total], addresses, sizes)
 
     return run
 
@@ -77,7 +77,7 @@ def make_bytes(payloads: list[list[Payloads]]) -> Work:
     for part in payloads:
         addresses, sizes = (np.stack([getattr(p, name) for p in part], 1).ravel() for name in ("addresses", "sizes"))
         places.append((part, addresses.tolist(), sizes.tolist()))  # the part keeps the mappings alive
-    return lambda: [exhaust(map(copy_bytes, addresses, sizes)) for _, addresses, sizes in places]
+    return lambda: [exhaust(map(kernels.rows.copy_bytes, addresses, sizes)) for _, addresses, sizes in places]
 
 
 def planned(data: Data, *, shuffled: bool) -> Path:

@@ -12,9 +12,9 @@ from typing import ClassVar
 import click
 
 import tarshards
+from tarshards import kernels
 from tarshards.cli.program import Verbs
 
-KERNELS = ("tar._tar", "storage._mapped", "index._sidecars", "index._headers", "index._rows", "index._pixels")
 FOR_DEVELOPERS = {"bench", "demo", "docs", "interop", "release", "test", "test-core"}  # extras
 
 
@@ -70,10 +70,11 @@ def main(words: tuple[str, ...]) -> None:
 def report() -> Iterator[str]:
     """Yield the lines that describe this installation."""
     yield f"tarshards {tarshards.__version__}, Python {platform.python_version()}, {platform.platform()}"
-    missing = [name for name in KERNELS if not _is_compiled(name)]
-    yield f"kernels   {len(KERNELS) - len(missing)} of {len(KERNELS)} compiled"
-    if missing:
-        yield f"          in Python, several times slower: {' '.join(missing)}; reinstall where a C compiler is found"
+    count = len(kernels.__all__)
+    yield f"kernels   {count - len(kernels.MISSING)} of {count} compiled"
+    if kernels.MISSING:
+        missing = " ".join(kernels.MISSING)
+        yield f"          in Python, several times slower: {missing}; reinstall where a C compiler is found"
     try:
         requirements = metadata.requires("tarshards") or []
     except metadata.PackageNotFoundError:
@@ -84,14 +85,6 @@ def report() -> Iterator[str]:
         if extra not in FOR_DEVELOPERS:
             names = [re.split(r"[^\w.-]", text)[0] for text in requirements if f'extra == "{extra}"' in text]
             yield f"  {extra:12}{', '.join(map(_installed, names))}"
-
-
-def _is_compiled(name: str) -> bool:
-    try:
-        import_module(f"tarshards.{name}")
-    except ImportError:
-        return False
-    return True
 
 
 def _installed(distribution: str) -> str:

@@ -62,22 +62,20 @@ is_stopped() {
 is_stopped "wrong.read_at($text, 1000)" heap-buffer-overflow
 is_stopped 'wrong.increment(2**31 - 1)' 'signed integer overflow'
 
-for kernel in tar/_tar storage/_mapped index/_sidecars index/_headers; do
-    compile "tarshards/$kernel.c" "tarshards/$kernel.abi3.so"
+for kernel in _tar _mapped _sidecars _headers; do
+    compile "tarshards/kernels/$kernel.c" "tarshards/kernels/$kernel.abi3.so"
 done
 for option in -UPORTABLE -DPORTABLE; do
     for kernel in _rows _pixels; do
-        compile "tarshards/index/$kernel.c" "tarshards/index/$kernel.abi3.so" "$option"
+        compile "tarshards/kernels/$kernel.c" "tarshards/kernels/$kernel.abi3.so" "$option"
     done
     # The kernels tested are those just compiled, and the sanitizers are there.
     sanitized - "$work" <<'EOF'
 import sys
-from tarshards.index import _headers, _pixels, _rows, _sidecars, inventory, member_table, memory
-from tarshards.storage import _mapped, ranges
-from tarshards.tar import _tar, read
-assert (read.scan, memory.resize, memory.gather) == (_tar.scan, _pixels.resize, _rows.gather)
-assert (member_table.MappedMembers, ranges.Mapping) == (_headers.MappedMembers, _mapped.Mapping)
-assert inventory.read_heads is _sidecars.read_heads
+from tarshards import kernels
+from tarshards.kernels import _headers, _mapped, _pixels, _rows, _sidecars, _tar
+assert (kernels.tar, kernels.mapped, kernels.sidecars) == (_tar, _mapped, _sidecars)
+assert (kernels.headers, kernels.rows, kernels.pixels) == (_headers, _rows, _pixels)
 assert "libasan" in open("/proc/self/maps").read()
 for kernel in _tar, _mapped, _sidecars, _headers, _rows, _pixels:
     assert kernel.__file__.startswith(sys.argv[1]), kernel.__file__

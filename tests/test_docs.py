@@ -14,9 +14,10 @@ from PIL import Image
 
 from tarshards import __version__
 from tarshards.index import members, sidecar
+from tarshards.kernels import _tar_py
 from tarshards.samples import conditions
 from tarshards.storage import compression, expressions, manifest, ranges, remote
-from tarshards.tar import _tar_py, elsewhere, read
+from tarshards.tar import elsewhere, read
 
 pytestmark = pytest.mark.docs
 

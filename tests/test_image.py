@@ -133,8 +133,8 @@ def test_the_image_follows_the_rules():
     ("path", "is_ignored"),
     [
         ("setup.py", False),
-        ("tarshards/tar/_tar.c", False),
-        ("tarshards/tar/_tar.abi3.so", True),
+        ("tarshards/kernels/_tar.c", False),
+        ("tarshards/kernels/_tar.abi3.so", True),
         ("tarshards/tar/__pycache__/read.cpython-311.pyc", True),
         (".git/config", True),
         (".venv/bin/python", True),

@@ -203,10 +203,10 @@ def test_unknown_name():
 
 
 def test_native_parser_is_the_one_in_use():
-    load_kernel("tarshards.tar._tar")
+    load_kernel("tarshards.kernels._tar")
     from tarshards.tar import read as tar
 
-    assert tar.scan.__module__ == "tarshards.tar._tar"
+    assert tar.scan.__module__ == "tarshards.kernels._tar"
 
 
 @pytest.mark.parametrize("tool", sorted(path.name for path in BIN.iterdir()))

@@ -36,7 +36,9 @@ def copy_sources(folder: Path) -> None:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
 
 
-@pytest.mark.parametrize(("compiler", "module"), [("cc", "tarshards.tar._tar"), ("false", "tarshards.tar._tar_py")])
+@pytest.mark.parametrize(
+    ("compiler", "module"), [("cc", "tarshards.kernels._tar"), ("false", "tarshards.kernels._tar_py")]
+)
 def test_build(tmp_path, compiler, module, make_shards):
     if compiler == "cc":
         need(COMPILER)
@@ -85,7 +87,7 @@ def test_a_release_needs_all_kernels(tmp_path):
     environment = {**os.environ, "CC": "false", "TARSHARDS_REQUIRE_KERNELS": "1"}
     done = subprocess.run(build, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode != 0
-    assert "tar/_tar.c" in done.stderr
+    assert "kernels/_tar.c" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -147,12 +149,12 @@ class Installed:
 @pytest.mark.parametrize("python", release.pythons(), ids=lambda python: Path(python).parts[-3:][0])
 def test_the_wheel(sdist, python, tmp_path, make_shards):
     installed = Installed(tmp_path, python, wheel_for("x86_64", sdist))
-    installed.check("6 of 6 compiled", "tarshards.tar._tar", make_shards(2))
+    installed.check("6 of 6 compiled", "tarshards.kernels._tar", make_shards(2))
 
 
 def test_the_source_distribution_without_a_compiler(sdist, tmp_path, make_shards):
     installed = Installed(tmp_path, sys.executable, sdist, CC="no-such-compiler")
-    installed.check("0 of 6 compiled", "tarshards.tar._tar_py", make_shards(2))
+    installed.check("0 of 6 compiled", "tarshards.kernels._tar_py", make_shards(2))
     _, _, told, *_ = installed.run(installed.folder / "bin/python", "-m", "tarshards")
     assert told.endswith("reinstall where a C compiler is found")
 

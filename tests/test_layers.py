@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tarshards"
-PACKAGES = ["errors", "parallel", "storage", "tar", "samples", "index", "epoch", "stream", "loaders", "write"]
+PACKAGES = [
+    "errors",
+    "parallel",
+    "kernels",
+    "storage",
+    "tar",
+    "samples",
+    "index",
+    "epoch",
+    "stream",
+    "loaders",
+    "write",
+]
 PACKAGES += ["verbs", "run", "formats", "catalog", "feed", "view", "engines", "cli", "testing", "webdataset"]
 PACKAGES += ["__main__"]
 ENGINES = {

@@ -6,18 +6,11 @@ from types import ModuleType
 
 import pytest
 
-from tarshards.index import _headers_py, access, header_checks, open, sidecar
+from tarshards import kernels
+from tarshards.kernels import _headers_py
 
 
 def use_twin(monkeypatch: pytest.MonkeyPatch, twin: ModuleType = _headers_py) -> None:
     """Let indexes and the members of shards be those of *twin*."""
-    for module, names in (
-        (sidecar, ("MemberTable", "layout")),
-        (open, ("MappedMembers", "find_undecided")),
-        (header_checks, ("MappedMembers",)),
-        (access, ("read_samples",)),
-    ):
-        for name in names:
-            monkeypatch.setattr(module, name, getattr(twin, name))
-    for module in sidecar, header_checks:
-        monkeypatch.setattr(module, "IS_COMPILED", twin is not _headers_py)
+    monkeypatch.setattr(kernels, "headers", twin)
+    monkeypatch.setattr(kernels, "IS_COMPILED", twin is not _headers_py)

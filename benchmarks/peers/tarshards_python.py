@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from checks import FIELD
 from sets import Data, Sample
 
-for kernel in "tar._tar", "storage._mapped", "index._rows", "index._pixels":
-    sys.modules[f"tarshards.{kernel}"] = None  # is not found, so that its twin in Python is taken
+from tarshards import kernels
+
+kernels.IS_COMPILED = False  # before a kernel is used, so that the twins in Python are taken
 
 from tarshards import Stream, World, build_index  # noqa: E402
 from tarshards.storage.location import Location  # noqa: E402

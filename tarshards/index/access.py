@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
+from tarshards import kernels
 from tarshards.errors import SampleError, TarshardsError, shortened
-from tarshards.index.member_table import read_samples
 from tarshards.index.npy_column import Column
 from tarshards.index.open import OpenShards
 from tarshards.index.readahead import LocalReadahead, Numbers, in_parts
@@ -327,7 +327,7 @@ class SampleSequence(SampleReader, Sequence[Sample]):
                 self._readahead.take(len(part))
             done = 0
             while done < len(part):
-                found = read_samples(self.shards.tables, part, numbers, done)
+                found = kernels.headers.read_samples(self.shards.tables, part, numbers, done)
                 for i, result in enumerate(found, done):
                     yield result or self._read_alone(int(part[i]), int(numbers[i]))
                 done += len(found)

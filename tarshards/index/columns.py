@@ -33,11 +33,11 @@ from tarshards.errors import (
     TarshardsError,
     check_function,
 )
-from tarshards.index._sidecars_py import SidecarHead
 from tarshards.index.access import SampleSequence
 from tarshards.index.cells import read_csv
 from tarshards.index.inventory import for_each_shard, read_head
 from tarshards.index.sidecar import NO_DIGEST, Index, index_location
+from tarshards.kernels._sidecars_py import SidecarHead
 from tarshards.parallel.calls import bounded_map, check_sent
 from tarshards.samples.codecs import audio_headers, decode_field
 from tarshards.samples.codecs.audio import decode_audio

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tarshards import kernels
 from tarshards.errors import OpenError, TarshardsError, visible
 from tarshards.index.header_checks import HeldMembers
-from tarshards.index.member_table import IS_COMPILED
 from tarshards.index.readahead import Numbers, in_parts
 from tarshards.samples.keys import Sample
 from tarshards.storage import traffic, tuning
@@ -295,7 +295,7 @@ class BlockFetcher:
         # Bytes of the samples that are shuffled together.
         by_turns = int(reach * float(np.average(means, weights=counts)))
         if not fits and block is not None and block > 1 and by_turns > budget:
-            if cache is not None and IS_COMPILED and cache.reserve(by_turns) >= by_turns:
+            if cache is not None and kernels.IS_COMPILED and cache.reserve(by_turns) >= by_turns:
                 self._drops = is_alone
             else:
                 half = max(1, reach * budget // by_turns // 2)  # as many again are added when so many are left

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tarshards import kernels
 from tarshards.errors import ShardIndexError
-from tarshards.index._headers_py import find_header, has_size
-from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_undecided
 from tarshards.index.sidecar import Index
-from tarshards.tar._tar_py import checksum_is_right, parse_size
+from tarshards.kernels._headers_py import find_header, has_size
+from tarshards.kernels._tar_py import checksum_is_right, parse_size
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, padding, scan
 
 if TYPE_CHECKING:
     from tarshards.storage.cache import MappedBlock
-
-__all__ = ["NEAR", "MappedMembers", "check_fetched", "check_header", "find_undecided", "first_byte", "first_header"]
 
 NEAR = 1 << 11  # bytes before a remote member's header in which its extended headers are looked for
 EXTENDED = (1 << 20) + BLOCK  # the most bytes of the extended headers before one member
@@ -137,8 +135,12 @@ class HeldMembers:
         self._zero = low if self._mapped is None else low - self._mapped.start  # where its first byte is in the shard
         self._index, self._check = index, check
         start = 0 if self._mapped is None else self._mapped.start  # headers are to begin at multiples of 512 from there
-        held = memoryview(self._buffer)[start:] if IS_COMPILED else _Bytes(self.cut, low, len(self._buffer) - start)
-        self._members = MappedMembers(held, index.table, low, begin, end)
+        held = (
+            memoryview(self._buffer)[start:]
+            if kernels.IS_COMPILED
+            else _Bytes(self.cut, low, len(self._buffer) - start)
+        )
+        self._members = kernels.headers.MappedMembers(held, index.table, low, begin, end)
 
     @property
     def is_mapped(self) -> bool:
@@ -157,7 +159,7 @@ class HeldMembers:
     @property
     def stays(self) -> bool:
         """Whether its data stays on the disk for later epochs, and may stay mapped for them."""
-        return IS_COMPILED and self._mapped is not None and self._mapped.stays
+        return kernels.IS_COMPILED and self._mapped is not None and self._mapped.stays
 
     def fill(self, result: dict[str, Any], names: list[str | None], sample: int) -> bool:
         """Put the bytes of the members of *sample* that are here into *result*, under their *names* unless None.

@@ -11,9 +11,10 @@ from errno import ENOENT
 from itertools import chain
 from typing import Any, get_args
 
+from tarshards import kernels
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
-from tarshards.index._sidecars_py import BEGINNING, SidecarHead, parse_head
 from tarshards.index.sidecar import DAMAGED, MISSING, OTHER, Index, index_location, what_is_wrong
+from tarshards.kernels._sidecars_py import BEGINNING, SidecarHead, parse_head
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Split
 from tarshards.storage.derived import INDEX
@@ -21,11 +22,6 @@ from tarshards.storage.location import Location, are_local, paths_of
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.remote import Remote, default
 from tarshards.storage.streams import is_missing, is_refused, read_at_most
-
-try:
-    from tarshards.index._sidecars import are_listed, read_heads
-except ImportError:
-    from tarshards.index._sidecars_py import are_listed, read_heads
 
 FEW = 64  # local shards after which it is measured whether threads would be faster
 MANY = 1 << 10  # local shards that threads read until the next measurement
@@ -72,7 +68,7 @@ def _by_folder(paths: list[str]) -> dict[str, Sequence[int]]:
 def _listed(folder: str, bases: list[str]) -> bytes | None:
     """Return for each of the names *bases* in *folder* whether it is listed; None if a listing does not tell."""
     try:
-        found = are_listed(os.fsencode(folder or "."), os.fsencode("\0".join(bases)))
+        found = kernels.sidecars.are_listed(os.fsencode(folder or "."), os.fsencode("\0".join(bases)))
     except (OSError, UnicodeEncodeError):
         return None
     first = found.find(0)
@@ -159,7 +155,7 @@ def _read_some(urls: list[str], remote: Remote | None) -> array[int]:
     for folder, numbers in folders.items():
         given = folder, _index_folder(folder, remote), "\0".join([paths[number] for number in numbers])
         with suppress(ValueError):  # for impossible names
-            heads = array("q", read_heads(*map(os.fsencode, given)))
+            heads = array("q", kernels.sidecars.read_heads(*map(os.fsencode, given)))
             if len(folders) == 1:
                 found = heads
             elif len(heads) == 3 * len(numbers):

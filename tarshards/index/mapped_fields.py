@@ -11,16 +11,16 @@ from weakref import WeakSet
 
 import numpy as np
 
+from tarshards import kernels
 from tarshards.errors import SampleError, ShardIndexError, TarshardsError
 from tarshards.index import memory
 from tarshards.index.access import SampleReader, SampleSequence
-from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_keys, find_shrunk, find_undecided, locate
 from tarshards.index.memory import Payloads
 from tarshards.index.open import OpenShard
 from tarshards.index.sidecar import REBUILD, index_location
 from tarshards.samples.fields import FieldNames, Term, find_field, no_field, pick_field
 from tarshards.samples.member_file import MemberFile
-from tarshards.storage.ranges import are_buffers, most_open
+from tarshards.storage.ranges import most_open
 
 ASKED = 1 << 8  # in a look-up of up to this many shards, each is checked for changes every time
 FEW = 16  # up to this many shards, whose indexes stay in the cache of the processor, sorting takes longer than it saves
@@ -81,7 +81,7 @@ class Headers(NamedTuple):
     """
 
     shards: list[OpenShard | None]
-    tables: list[MappedMembers | None]
+    tables: list[kernels.headers.MappedMembers | None]
     which: np.ndarray
     samples: np.ndarray
     members: np.ndarray
@@ -97,7 +97,7 @@ class Headers(NamedTuple):
         """Return the keys of the samples with these *indices*."""
         which, samples = self.which[indices], self.samples[indices]
         try:
-            keys = find_keys(self.tables, which, samples)
+            keys = kernels.headers.find_keys(self.tables, which, samples)
             for number, shard in enumerate(self.shards):
                 if shard is not None and shard.members is None:  # it is not mapped
                     for i in np.flatnonzero(which == number).tolist():
@@ -115,7 +115,7 @@ class Headers(NamedTuple):
         """Compare headers with the indexes, those that were not compared before; return the errors of the samples."""
         failures: Failures = {}
         for members in self.members:
-            for i in find_undecided(self.tables, self.which, members):
+            for i in kernels.headers.find_undecided(self.tables, self.which, members):
                 shard = self._shard(int(self.which[i]))
                 try:
                     error = shard.decide(int(members[i]))
@@ -127,7 +127,7 @@ class Headers(NamedTuple):
 
     def check(self, which: np.ndarray) -> None:
         """Raise OSError if one of *which* shards has shrunk, so that earlier copies of members may be wrong."""
-        for number in find_shrunk(self.tables, which, self.ends):
+        for number in kernels.headers.find_shrunk(self.tables, which, self.ends):
             self._shard(number).ranges.check(int(self.ends[number]))
 
     def check_end(self, which: int, address: int) -> None:
@@ -221,7 +221,7 @@ class MappedFields:
     @classmethod
     def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedFields | None:
         """Return an object that finds fields in *shards*; None if they cannot be mapped, or not all at once."""
-        if not (isinstance(shards, SampleSequence) and memory.READS_MAPPINGS and IS_COMPILED and are_buffers()):
+        if not (isinstance(shards, SampleSequence) and kernels.IS_COMPILED):
             return None
         held = sum(len(each.names) for each in cls._all)
         if shards.is_remote() or held + len(shards.urls) > most_open():
@@ -257,7 +257,7 @@ class MappedFields:
         order = np.arange(len(which))
         if len(numbers) > FEW:
             order = np.argsort(which << 32 | samples)  # neighbours share pages of indexes and shards
-        are_new = locate(tables, self._ranks, which, samples, order, addresses, sizes, members, ends)
+        are_new = kernels.headers.locate(tables, self._ranks, which, samples, order, addresses, sizes, members, ends)
         headers = Headers(used, tables, which, samples, members, are_new, ends)
         contents = self._special(headers, addresses, sizes, failures)
         for term, row in zip(self.terms, members) if members.min(initial=0) < 0 else ():

@@ -10,29 +10,12 @@ from typing import Any
 
 import numpy as np
 
-try:
-    from tarshards.index._pixels import resize
-    from tarshards.index._rows import ask, copy_bytes, find_other, gather, pack, parse_floats, parse_integers
-
-    READS_MAPPINGS = True
-except ImportError:
-    from tarshards.index._pixels_py import resize
-    from tarshards.index._rows_py import ask, copy_bytes, find_other, gather, pack, parse_floats, parse_integers
-
-    READS_MAPPINGS = False  # without a guard against SIGBUS, they must not touch a mapped file
+from tarshards import kernels
 
 __all__ = [
     "Buffers",
     "Payloads",
     "address_of",
-    "ask",
-    "copy_bytes",
-    "find_other",
-    "gather",
-    "pack",
-    "parse_floats",
-    "parse_integers",
-    "resize",
 ]
 
 
@@ -110,7 +93,7 @@ class Payloads:
     def _joined(self, sizes: np.ndarray) -> bytes:
         """Return the first *sizes* bytes of the payloads, end to end."""
         out = np.empty(int(sizes.sum()), np.uint8)
-        pack(out, self.addresses, sizes)
+        kernels.rows.pack(out, self.addresses, sizes)
         return out.tobytes()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -122,7 +105,7 @@ class Payloads:
         Raises OSError if the payload is in a mapped file that has shrunk.
         """
         if isinstance(index, (int, np.integer)):
-            return copy_bytes(int(self.addresses[index]), int(self.sizes[index]))
+            return kernels.rows.copy_bytes(int(self.addresses[index]), int(self.sizes[index]))
         return Payloads.known(self.buffers, self.number[index], self.addresses[index], self.sizes[index])
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tarshards import kernels
 from tarshards.errors import DecodeError, SampleError
-from tarshards.index import memory
 from tarshards.index.memory import Buffers, Payloads
 from tarshards.index.open import OpenShard, OpenShards
 from tarshards.parallel.forks import cached_property
@@ -116,7 +116,7 @@ class Column:
                 end = int(payloads.addresses.max() - arrays.buffers.addresses[0]) + self._size
                 ends.append((arrays.shard.ranges, end))
         try:
-            memory.gather(out, addresses, b"")
+            kernels.rows.gather(out, addresses, b"")
         except OSError as error:
             _check(ends)
             raise failure(error, self._shards.names[int(numbers[0])]) from error  # it is as long as it was again
@@ -172,7 +172,9 @@ class Column:
             raise error
         buffers = Buffers([shard.buffer])
         try:
-            other = memory.find_other(Payloads(buffers, 0 * offsets, offsets, sizes).addresses, self._header.prefix)
+            other = kernels.rows.find_other(
+                Payloads(buffers, 0 * offsets, offsets, sizes).addresses, self._header.prefix
+            )
         except OSError as error:
             raise failure(error, shard.name) from error
         shard.ranges.check(int(offsets.max(initial=0)) + head)

@@ -11,12 +11,12 @@ from weakref import ref
 
 import numpy as np
 
+from tarshards import kernels
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
 from tarshards.index import memory
 from tarshards.index.header_checks import NEAR, HeldMembers, check_fetched, check_header, first_byte, first_header
 from tarshards.index.inventory import COUNTS, for_each_shard, read_head, with_counts
 from tarshards.index.key_index import KeyIndex, KeyTable
-from tarshards.index.member_table import IS_COMPILED, MappedMembers, find_undecided
 from tarshards.index.sidecar import MAPPED, MISSING, OTHER, REBUILD, Hold, Index, index_location, refuse_compressed
 from tarshards.parallel.forks import PerProcess, cached_property
 from tarshards.samples.fields import FieldNames
@@ -85,12 +85,14 @@ class OpenShard:
         if lazy is not None:
             self._lazy = [name and field for name, field in zip(self._fields, _named(index, lazy, self.name))]
             self._fields = [None if file else field for file, field in zip(self._lazy, self._fields)]
-        self.members: MappedMembers | None = None  # None for a remote shard, and for one that is not mapped
+        self.members: kernels.headers.MappedMembers | None = (
+            None  # None for a remote shard, and for one that is not mapped
+        )
         mapping = None if local is None or local.mapping.unmapped else local.mapping
         if mapping is not None and (index.faults or index.elsewhere or lazy is not None):
-            self.members = MappedMembers(mapping, index.table)
+            self.members = kernels.headers.MappedMembers(mapping, index.table)
         elif mapping is not None:
-            self.members = MappedMembers(mapping, index.table, url=self.name, names=self._fields)
+            self.members = kernels.headers.MappedMembers(mapping, index.table, url=self.name, names=self._fields)
         # Cached blocks that stay mapped, by the key that a reader gives them.
         self.kept: dict[int, list[HeldMembers]] = {}
         # Samples that need special treatment: faulty ones, and those with links or sparse members.
@@ -101,7 +103,7 @@ class OpenShard:
     @cached_property
     def buffer(self) -> memoryview | None:
         """All bytes of a mapped shard, for kernels only; None for another shard, and without compiled kernels."""
-        if not memory.READS_MAPPINGS or not isinstance(self.ranges, LocalRanges):
+        if not kernels.IS_COMPILED or not isinstance(self.ranges, LocalRanges):
             return None
         try:
             return memoryview(self.ranges.mapping)
@@ -282,7 +284,7 @@ class OpenShard:
         A member that has matched is not compared again: it matches until the file is written to, which
         ``Ranges.verify`` detects.
         """
-        undecided = find_undecided([self.members], np.zeros(len(members), np.int64), members)
+        undecided = kernels.headers.find_undecided([self.members], np.zeros(len(members), np.int64), members)
         decided = ((i, self.decide(int(members[i]))) for i in undecided)
         return {i: error for i, error in decided if error is not None}
 
@@ -359,7 +361,7 @@ class OpenShard:
                 sizes.append(BLOCK)
             lows.append(low)
             sizes.append(size)
-        memory.ask(np.array(lows, np.uint64) + np.uint64(begin), np.array(sizes, np.int64))
+        kernels.rows.ask(np.array(lows, np.uint64) + np.uint64(begin), np.array(sizes, np.int64))
 
     def scatter(self, flag: bool) -> None:
         """Tell the system whether reads of a local shard are scattered, so that it does not read ahead."""
@@ -487,13 +489,15 @@ class OpenShards:
 
     def _reset(self) -> None:
         keep_memory()
-        self._are_many = IS_COMPILED and len(self.urls) > most_open()
+        self._are_many = kernels.IS_COMPILED and len(self.urls) > most_open()
         self._local = HeldIndexes()  # indexes of local shards that are not open
         self._small = HeldIndexes()  # indexes of small shards, which are read at each use
         self._remote = HeldIndexes()  # indexes of remote shards, open or not: they use memory of this process
         self._has_warned_of_memory = False
         self.in_use: dict[int, OpenShard] = {}
-        self.tables: list[MappedMembers | None] = [None] * len(self.urls)  # members of local shards in use
+        self.tables: list[kernels.headers.MappedMembers | None] = [None] * len(
+            self.urls
+        )  # members of local shards in use
         self._aside: dict[int, OpenShard] = {}  # open shards that have not been used recently
         self._opened = 0  # number of shards opened since the last ``verify``
         self._has_warned_of_opening = False
@@ -504,7 +508,7 @@ class OpenShards:
     def _share(self) -> None:
         """Allocate memory for indexes of remote shards that later forked processes share; a cache is shared anyway."""
         self._shared: SharedBytes | None = None
-        if IS_COMPILED and self.remote.cache_dir is None and not self.location(0).is_local:
+        if kernels.IS_COMPILED and self.remote.cache_dir is None and not self.location(0).is_local:
             from tarshards.storage.shared import SharedBytes
 
             self._shared = SharedBytes.of(len(self.urls), self.remote)

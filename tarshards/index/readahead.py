@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tarshards import kernels
 from tarshards.errors import TarshardsError
 from tarshards.index import memory
 from tarshards.storage.ranges import most_open
@@ -157,10 +158,10 @@ class LocalReadahead:
             if self._over.is_set():
                 return
             following = pages[i + TOUCHED : i + TOUCHED + 1]
-            memory.ask(following, np.minimum(TOUCHED * PAGESIZE, begin + size - following.astype(np.int64)))
+            kernels.rows.ask(following, np.minimum(TOUCHED * PAGESIZE, begin + size - following.astype(np.int64)))
             part = pages[i : i + TOUCHED]
             with suppress(OSError):  # the shard has shrunk; reading the missing bytes will raise the error
-                memory.gather(np.empty((len(part), 1), np.uint8), part, b"")
+                kernels.rows.gather(np.empty((len(part), 1), np.uint8), part, b"")
 
     def close(self) -> None:
         """End the thread, and let the system read around what is read again."""

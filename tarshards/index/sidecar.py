@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, get_args
 from zlib import crc32
 
+from tarshards import kernels
 from tarshards.errors import OpenError, SampleError, ShardIndexError
-from tarshards.index.member_table import IS_COMPILED, MemberTable, layout
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Split, with_remedy
@@ -133,11 +133,13 @@ class Index:
     __hash__: ClassVar[None]  # type: ignore[assignment]
 
     @cached_property
-    def table(self) -> MemberTable:
+    def table(self) -> kernels.headers.MemberTable:
         """The members in the sidecar, which is read as it is."""
         packed = self.pack()
         fields = tuple(field.encode("utf-8", "surrogateescape") for field in self.fields)
-        return MemberTable(packed, layout(packed), fields, self.shard_size, -1 if self.end is None else self.end)
+        return kernels.headers.MemberTable(
+            packed, kernels.headers.layout(packed), fields, self.shard_size, -1 if self.end is None else self.end
+        )
 
     @cached_property
     def keys(self) -> list[str]:
@@ -154,7 +156,7 @@ class Index:
         import msgpack
 
         packed = _in_memory(self._sidecar)
-        ranges = layout(packed)
+        ranges = kernels.headers.layout(packed)
         found = {name: bytes(packed[slice(*ranges[name])]) for name in names if name in ranges}
         if "keys" in found:
             found["keys"] = msgpack.unpackb(found["keys"], unicode_errors="surrogateescape")
@@ -300,7 +302,7 @@ class Index:
         if covered[-len(CHECKSUM) :] != CHECKSUM or crc32(covered) != int.from_bytes(packed[-4:], "big"):
             raise ShardIndexError(what_is_wrong(packed), url=url)
         try:
-            ranges = layout(packed)
+            ranges = kernels.headers.layout(packed)
             if missing := NEEDED - ranges.keys():
                 raise ValueError(f"no {min(missing)}")
             found = {name: bytes(packed[slice(*ranges[name])]) for name in ranges.keys() - UNREAD}
@@ -322,7 +324,7 @@ class Index:
             problem = _inconsistency(index, ranges)
             if problem is None:
                 end = -1 if index.end is None else index.end
-                index.table = MemberTable(packed, ranges, encoded, index.shard_size, end)
+                index.table = kernels.headers.MemberTable(packed, ranges, encoded, index.shard_size, end)
                 problem = _wrong_mark(index)
         except ShardIndexError:
             raise
@@ -352,7 +354,7 @@ class Index:
         packed: bytes | memoryview
         held: Any
         try:
-            if IS_COMPILED and location.path is not None:
+            if kernels.IS_COMPILED and location.path is not None:
                 own = LocalRanges(location.path, location.name, copied)
                 packed = own.read(0, own.size)
                 held = packed if own.mapping.unmapped else own.mapping
@@ -367,7 +369,7 @@ class Index:
                 raise ShardIndexError(MISSING, url=location.name) from error
             raise
         index = cls.unpack(packed, url=location.name)
-        if IS_COMPILED and packed is not held and len(packed) > copied:
+        if kernels.IS_COMPILED and packed is not held and len(packed) > copied:
             index.rest_on(held)
         if check:
             with Location.of(shard_url).ranges() as ranges:

@@ -61,8 +61,8 @@ from tarshards.tar.read import (
 )
 
 if TYPE_CHECKING:
+    from tarshards.kernels._tar_py import Event, ScannedMember
     from tarshards.storage.ranges import Ranges
-    from tarshards.tar._tar_py import Event, ScannedMember
 
 T = TypeVar("T")
 

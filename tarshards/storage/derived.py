@@ -8,15 +8,15 @@ from io import BufferedReader
 from time import time_ns
 
 from tarshards.errors import OpenError, UrlError, visible
+from tarshards.kernels._sidecars_py import FORMAT
+from tarshards.kernels._sidecars_py import INDEX as INDEX
 from tarshards.storage.location import Location
 from tarshards.storage.locks import locked
 from tarshards.storage.manifest import SUFFIX, parse_manifest, series_url, without_counts
 from tarshards.storage.streams import failure, is_answer, is_missing
 
-INDEX = ".index"  # the suffix of an index, after the name of its shard
 COLUMNS = ".columns.parquet"  # the suffix of its columns
 SETTLED = 2 * 10**9  # nanoseconds: two changes further apart give a file different times, also on FAT
-FORMAT = "tarshards-index"  # the first entry of an index, a map of fewer than 16 entries
 _HEAD = b"\xa6format\xaf" + FORMAT.encode()
 
 

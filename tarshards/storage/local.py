@@ -263,9 +263,9 @@ class _AlignedFile:
     def start_disk(self) -> None:
         """Start the disk on what was written or copied since the last time, if that is much."""
         if self._sync and (end := self._raw.tell()) >= self._begun + FLUSHED:
-            from tarshards.storage.ranges import begin_flush
+            from tarshards import kernels
 
-            begin_flush(self.fileno(), self._begun, end - self._begun)
+            kernels.mapped.begin_flush(self.fileno(), self._begun, end - self._begun)
             self._begun = end
 
     def close(self) -> None:

@@ -9,17 +9,11 @@ import sys
 from mmap import mmap
 from typing import Any, Self
 
+from tarshards import kernels
 from tarshards.errors import OpenError, visible
 from tarshards.storage.streams import failure
 
-try:
-    from tarshards.storage._mapped import Mapping
-    from tarshards.storage._mapped import begin_flush as begin_flush
-    from tarshards.storage._mapped import replace_word as replace_word
-except ImportError:
-    from tarshards.storage._mapped_py import Mapping  # type: ignore[assignment]
-    from tarshards.storage._mapped_py import begin_flush as begin_flush
-    from tarshards.storage._mapped_py import replace_word as replace_word
+Mapping = kernels.mapped.Mapping
 
 MOST_MAPPED = 24_000  # files with two mappings each; the kernel allows a process 65,530 mappings (vm.max_map_count)
 UNMAPPED = "%s: cannot be mapped into memory (%s); it, and files like it, are read instead, which is slower"
@@ -28,18 +22,13 @@ UNMAPPED = "%s: cannot be mapped into memory (%s); it, and files like it, are re
 _keeps_open = mmap(-1, 8)
 
 
-def are_buffers() -> bool:
-    """Return whether kernels can read mapped files in place."""
-    return not Mapping.__module__.endswith("_py")
-
-
 def most_open() -> int:
     """Return the most shards that a process should hold open; each may be mapped with its index.
 
     Without the native twin, or on a file system that maps no files, each takes a descriptor, and some must be left for
     other uses. Mappings must be left for libraries, memory, and shards that are being released.
     """
-    if are_buffers() and not any(_keeps_open):
+    if kernels.IS_COMPILED and not any(_keeps_open):
         return MOST_MAPPED
     return max(1, min(MOST_MAPPED, _most_descriptors() // 2))
 
@@ -219,7 +208,7 @@ class LocalRanges(Ranges):
 
 
 def _tell_of(name: str, error: int) -> None:
-    if replace_word(_keeps_open, 0, 0, 1):
+    if kernels.mapped.replace_word(_keeps_open, 0, 0, 1):
         import logging
 
         logging.getLogger("tarshards").warning(UNMAPPED, visible(name), os.strerror(error))

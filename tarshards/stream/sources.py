@@ -13,6 +13,7 @@ from hashlib import blake2b
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from tarshards import kernels
 from tarshards.epoch.epoch_options import EpochOptions
 from tarshards.epoch.world import World
 from tarshards.errors import (
@@ -33,7 +34,6 @@ from tarshards.storage.manifest import Shards, collector_paused
 from tarshards.stream import ops
 from tarshards.stream.following import Count, follow
 from tarshards.stream.op import BoundOp
-from tarshards.tar import read
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import EpochLoop, Part, Shares
@@ -489,7 +489,7 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
 
     Raises ShardIndexError, which names a shard, if indexes are required and that shard has none.
     """
-    if not read.COMPILED:
+    if not kernels.IS_COMPILED:
         _log_missing_kernels()
     opening.connect(urls)
     shards = opening.find_shards(urls)

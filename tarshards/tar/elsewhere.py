@@ -32,7 +32,7 @@ from tarshards.tar.read import (
 )
 
 if TYPE_CHECKING:
-    from tarshards.tar._tar_py import ScannedMember
+    from tarshards.kernels._tar_py import ScannedMember
 
 LEAST, MOST = 2 << 10, 1 << 19  # bytes of headers read at once
 SLOT = 24  # bytes of an entry in the map of GNU's old sparse format
@@ -396,7 +396,7 @@ def _line(stored: bytes, at: int) -> tuple[int, int]:
 
 def _number(field: bytes, *, is_text: bool = False) -> int:
     """Return a number of the map: decimal text, or as in headers."""
-    from tarshards.tar._tar_py import parse_size
+    from tarshards.kernels._tar_py import parse_size
 
     if is_text:
         return int(field) if field.isdigit() and len(field) < 20 else _damaged()

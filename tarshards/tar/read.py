@@ -16,30 +16,20 @@ from io import BytesIO, RawIOBase
 from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
+from tarshards import kernels
 from tarshards.errors import SampleError, TarError, visible
+from tarshards.kernels._tar_py import MAX_END as MAX_END
+from tarshards.kernels._tar_py import RECORD, most_end
 from tarshards.storage.compression import bomb_in, is_pixz_index
 from tarshards.storage.manifest import ArchiveEnd
 from tarshards.storage.streams import NOT_YET
 
 if TYPE_CHECKING:
-    from tarshards.tar._tar_py import ScannedMember
+    from tarshards.kernels._tar_py import ScannedMember
 
-try:
-    from tarshards.tar._tar import Grouper as Grouper
-    from tarshards.tar._tar import cut, plain_header, plain_members, scan
-    from tarshards.tar._tar import plain_rows as plain_rows
-    from tarshards.tar._tar import walk as walk
-except ImportError:
-    from tarshards.tar._tar_py import Grouper as Grouper
-    from tarshards.tar._tar_py import cut, plain_header, plain_members, scan
-    from tarshards.tar._tar_py import plain_rows as plain_rows
-    from tarshards.tar._tar_py import walk as walk
-
-from tarshards.tar._tar_py import MAX_END as MAX_END
-from tarshards.tar._tar_py import RECORD, most_end
-
-#: Whether the C parser is in use rather than its Python twin.
-COMPILED = scan.__module__ == "tarshards.tar._tar"
+Grouper = kernels.tar.Grouper
+cut, scan, walk = kernels.tar.cut, kernels.tar.scan, kernels.tar.walk
+plain_header, plain_members, plain_rows = kernels.tar.plain_header, kernels.tar.plain_members, kernels.tar.plain_rows
 
 BLOCK = 512
 CHUNK = 1 << 19  # bytes per read if members are small; fits the processor's cache

@@ -23,10 +23,11 @@ from tarshards.errors import SampleError, TarshardsError
 from tarshards.index.build import build_index
 from tarshards.index.manifests import write_manifest
 from tarshards.index.sidecar import Index
+from tarshards.kernels import _tar_py
 from tarshards.samples.grouping import group_members
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.manifest import Shard as ListedShard
-from tarshards.tar import _tar_py, read
+from tarshards.tar import read
 from tarshards.tar.read import BLOCK, END, MAX_END, pack_header, padding
 from tarshards.verbs.cat import interleave, read_parallel
 from tarshards.verbs.check import check_shards
@@ -135,7 +136,7 @@ def twin(request, monkeypatch):
         monkeypatch.setattr(read, "cut", _tar_py.cut)
         monkeypatch.setattr("tarshards.samples.grouping.Grouper", _tar_py.Grouper)
     else:
-        load_kernel("tarshards.tar._tar")
+        load_kernel("tarshards.kernels._tar")
     return request.param
 
 

@@ -37,7 +37,7 @@ from tarshards.verbs.check import check_shards
 def twin(request):
     """Build with one of the two header parsers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "walk", load_kernel(f"tarshards.tar.{request.param}").walk)
+        patch.setattr(build, "walk", load_kernel(f"tarshards.kernels.{request.param}").walk)
         yield
 
 
@@ -243,7 +243,7 @@ def test_an_archive_without_an_end_is_read_through_its_index(tmp_path, monkeypat
     assert [outcome.error for outcome in verify_indexes([url], crc=True)] == [None]  # the index says how it ends
     assert [outcome.written for outcome in refresh_indexes([url])] == [None]
     if kernel != "remote":
-        use_twin(monkeypatch, load_kernel(f"tarshards.index.{kernel}"))
+        use_twin(monkeypatch, load_kernel(f"tarshards.kernels.{kernel}"))
     wanted = [sample | {"__url__": ""} for sample in read_samples(url, end="optional")]
     with serving(tmp_path) as site:
         shards = IndexedShards(f"{site.url}/a.tar" if kernel == "remote" else url)
@@ -489,7 +489,7 @@ def test_concatenated_archives_are_read_through_their_index(tmp_path, monkeypatc
     (tmp_path / "all.tar").write_bytes(data)
     build_index(str(tmp_path / "all.tar"), concatenated=True).save(str(tmp_path / "all.tar"))
     if kernel != "remote":
-        use_twin(monkeypatch, load_kernel(f"tarshards.index.{kernel}"))
+        use_twin(monkeypatch, load_kernel(f"tarshards.kernels.{kernel}"))
     wanted = [sample | {"__url__": ""} for sample in read_samples(tmp_path / "all.tar", concatenated=True)]
     with serving(tmp_path) as site:
         shards = IndexedShards(f"{site.url}/all.tar" if kernel == "remote" else str(tmp_path / "all.tar"))

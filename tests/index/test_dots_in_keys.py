@@ -21,8 +21,8 @@ from tarshards.index import build, members
 from tarshards.index.build import build_index
 from tarshards.index.refresh import refresh_indexes, verify_indexes
 from tarshards.index.sidecar import Index
+from tarshards.kernels import _tar_py
 from tarshards.storage.manifest import Shard
-from tarshards.tar import _tar_py
 from tarshards.verbs.check import check_shards
 from tarshards.verbs.join import join_shards
 from tarshards.write.map import map_shards

@@ -37,8 +37,8 @@ from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import fetch
 from tarshards.index.fetch import BlockFetcher, Blocks, SampleBlock
 from tarshards.index.header_checks import HeldMembers
-from tarshards.index.member_table import IS_COMPILED
 from tarshards.index.open import OpenShard
+from tarshards.kernels import IS_COMPILED
 from tarshards.storage import traffic, tuning
 from tarshards.storage.ahead import FetchQueue
 from tarshards.storage.cache import Block, BlockCache, CacheFolder, MappedBlock

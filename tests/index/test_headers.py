@@ -16,20 +16,20 @@ from rewritten import NAMES, Entry, npy, samples, stale, write
 from soak import SOAK
 
 from tarshards.errors import ShardIndexError
-from tarshards.index import _headers_py
 from tarshards.index.build import build_index
 from tarshards.index.header_checks import check_header
 from tarshards.index.sidecar import FORMATS, Index
+from tarshards.kernels import _headers_py
 from tarshards.storage.ranges import LocalRanges
 
 
 @pytest.fixture(params=["native", "python"])
 def kernel(request):
-    return _headers_py if request.param == "python" else load_kernel("tarshards.index._headers")
+    return _headers_py if request.param == "python" else load_kernel("tarshards.kernels._headers")
 
 
 def map_file(kernel: Any, path: Any) -> Any:
-    return load_kernel(f"tarshards.storage.{'_mapped_py' if kernel is _headers_py else '_mapped'}").Mapping(path)
+    return load_kernel(f"tarshards.kernels.{'_mapped_py' if kernel is _headers_py else '_mapped'}").Mapping(path)
 
 
 def rows(kernel: Any, index: Index, **changes: Any) -> Any:
@@ -221,7 +221,7 @@ def test_a_part_of_a_shard_has_some_of_its_members(kernel, shard):
 @pytest.mark.parametrize("damage", ["cut", "zeros", "ones", "noise"])
 def test_a_mapped_sidecar_may_be_written_to_at_any_time(shard, tmp_path, damage):
     """What is read of it then is an error, or differs from the shard."""
-    kernel = load_kernel("tarshards.index._headers")
+    kernel = load_kernel("tarshards.kernels._headers")
     path, index = shard
     packed = index.pack()
     sidecar = tmp_path / "a.tar.index"
@@ -280,7 +280,7 @@ def test_refuses_to_compare_members_that_do_not_exist(kernel, shard):
 
 
 def test_samples_are_located_and_compared_in_any_order(shard):
-    kernel = load_kernel("tarshards.index._headers")
+    kernel = load_kernel("tarshards.kernels._headers")
     path, index = shard
     data = bytearray(path.read_bytes())
     data[int(index.offset[index.first[1]]) - 512] = ord("7")
@@ -328,7 +328,7 @@ def test_a_sample_in_the_page_in_which_the_shard_ends_now_is_an_error(kernel, sh
 
 
 def test_shards_that_no_longer_reach_as_far_as_was_copied_are_found(shard):
-    kernel = load_kernel("tarshards.index._headers")
+    kernel = load_kernel("tarshards.kernels._headers")
     path, index = shard
     members, size = table(kernel, path, index), int(index.offset[-1] + index.size[-1])
     held = kernel.MappedMembers(path.read_bytes(), index.table)
@@ -391,7 +391,7 @@ def test_what_is_no_ascii_in_upper_case_needs_a_second_look(kernel, tmp_path):
 @pytest.mark.soak
 def test_the_twins_agree_on_rewritten_shards(tmp_path):
     """Members that they accept match the index; all others are decided by the second check."""
-    native = load_kernel("tarshards.index._headers")
+    native = load_kernel("tarshards.kernels._headers")
     refused = 0
     for seed in range(50_000, 50_000 + 20 * SOAK):
         if (made := stale(tmp_path, seed)) is None:

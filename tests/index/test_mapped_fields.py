@@ -38,7 +38,7 @@ def shards(tmp_path) -> SampleSequence:
 def find(request, shards):
     if request.param == "read":
         return lambda s, i: find_in_bytes(list(shards.read_all(s, i)), TERMS)
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     return MappedFields.of(shards, TERMS).find
 
 
@@ -64,7 +64,7 @@ def test_the_first_alternative_that_is_there_is_found(find):
 
 @pytest.mark.parametrize("change", ["written to", "removed"])
 def test_a_shard_that_is_not_what_it_was_fails_as_a_whole(shards, tmp_path, change):
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     path = tmp_path / "set-1.tar"
     if change == "removed":
         path.unlink()
@@ -80,7 +80,7 @@ def test_a_shard_that_is_not_what_it_was_fails_as_a_whole(shards, tmp_path, chan
 
 
 def test_a_shard_that_can_be_opened_again_is_found_again(shards, tmp_path):
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     fresh = SampleSequence(str(tmp_path / "set.shards.json"))
     mapped = MappedFields.of(fresh, TERMS)
     (tmp_path / "set-1.tar").rename(tmp_path / "away")
@@ -94,7 +94,7 @@ def test_a_shard_that_can_be_opened_again_is_found_again(shards, tmp_path):
 
 
 def test_shards_are_opened_when_they_are_needed_and_of_their_indexes_nothing_is_copied(shards, tmp_path):
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     fresh = SampleSequence(str(tmp_path / "set.shards.json"))
     mapped = MappedFields.of(fresh, TERMS)
     assert list(fresh.shards.in_use) == []
@@ -106,7 +106,7 @@ def test_shards_are_opened_when_they_are_needed_and_of_their_indexes_nothing_is_
 
 
 def test_headers_are_compared_once(shards, monkeypatch):
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     mapped = MappedFields.of(shards, TERMS)
     numbers = np.array([4, 14, 24])
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_headers_are_compared_once(shards, monkeypatch):
 
 
 def test_links_are_read_and_samples_at_fault_fail(tmp_path):
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     path = str(tmp_path / "a.tar")
     with tarfile.open(path, "w") as archive:
         for name in "0.cls", "1.cls", "2.cls", "2.cls", "3.cls":
@@ -151,17 +151,8 @@ def test_only_local_shards_are_mapped(shards, monkeypatch):
     assert MappedFields.of(shards, TERMS) is None
 
 
-def test_what_cannot_be_mapped_is_not(shards, monkeypatch):
-    from tarshards.storage import _mapped_py, ranges
-
-    monkeypatch.setattr(ranges, "Mapping", _mapped_py.Mapping)
-    assert MappedFields.of(SampleSequence(shards.urls), TERMS) is None
-
-
 def test_kernels_without_a_guard_are_given_no_mapping(shards, monkeypatch):
-    from tarshards.index import memory
-
-    monkeypatch.setattr(memory, "READS_MAPPINGS", False)
+    monkeypatch.setattr("tarshards.kernels.IS_COMPILED", False)
     fresh = SampleSequence(shards.urls)
     assert MappedFields.of(fresh, TERMS) is None
     assert [sample["__key__"] for sample in fresh] == [sample["__key__"] for sample in shards]
@@ -185,7 +176,7 @@ def test_keys_are_like_a_list():
 
 
 def test_of_many_shards_a_change_is_found_within_a_second(shards, tmp_path, monkeypatch):
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     now = [100.0]
     monkeypatch.setattr(mapped_fields, "ASKED", 2)
     monkeypatch.setattr(mapped_fields.time, "monotonic", lambda: now[0])

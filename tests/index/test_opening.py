@@ -20,15 +20,16 @@ from hypothesis import strategies as st
 from programs import load_kernel
 from range_server import serving
 
-from tarshards import IndexedShards, Ledger, ShardWriter, Stream, TarWriter
+from tarshards import IndexedShards, Ledger, ShardWriter, Stream, TarWriter, kernels
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, UrlError
-from tarshards.index import _sidecars_py, inventory
+from tarshards.index import inventory
 from tarshards.index.build import build_index
+from tarshards.kernels import _sidecars_py
 from tarshards.stream import sources
 from tarshards.verbs.grep import KeyFilter
 from tarshards.verbs.join import join_shards
 
-KERNELS = ["tarshards.index._sidecars", "tarshards.index._sidecars_py"]
+KERNELS = ["tarshards.kernels._sidecars", "tarshards.kernels._sidecars_py"]
 
 
 def make(folder: Path, count: int) -> list[str]:
@@ -139,7 +140,7 @@ def test_a_missing_shard_is_told_at_once(names, read):
 @pytest.mark.parametrize("kind", ["names", "manifest", "index_dir"])
 def test_a_missing_index_is_told_at_once(names, kind, kernel, monkeypatch, tmp_path):
     for function in "read_heads", "are_listed":
-        monkeypatch.setattr(inventory, function, getattr(load_kernel(kernel), function))
+        monkeypatch.setattr(kernels.sidecars, function, getattr(load_kernel(kernel), function))
     options = {}
     spec: Any = names
     gone = f"{names[-1]}.index"
@@ -269,13 +270,13 @@ def test_folders_of_many_shards_are_listed_each(tmp_path, monkeypatch):
         folder.mkdir()
     names = [name for folder in folders for name in make(folder, 100)]
     listed: list[bytes] = []
-    are_listed = inventory.are_listed
-    monkeypatch.setattr(inventory, "are_listed", lambda *given: listed.append(given[0]) or are_listed(*given))
+    are_listed = kernels.sidecars.are_listed
+    monkeypatch.setattr(kernels.sidecars, "are_listed", lambda *given: listed.append(given[0]) or are_listed(*given))
     assert all(inventory.has_index(names))
     assert [os.fsdecode(folder) for folder in listed] == [f"{folder}/" for folder in folders]
     os.unlink(f"{names[7]}.index")
     assert [number for number, is_there in enumerate(inventory.has_index(names)) if not is_there] == [7]
-    monkeypatch.setattr(inventory, "are_listed", _refuse)
+    monkeypatch.setattr(kernels.sidecars, "are_listed", _refuse)
     assert [number for number, is_there in enumerate(inventory.has_index(names)) if not is_there] == [7]
 
 
@@ -300,7 +301,7 @@ def test_the_twins_find_the_same_in_damaged_indexes(head, at, byte, length):
 
     def found(kernel: str) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(inventory, "read_heads", load_kernel(kernel).read_heads)
+            patch.setattr(kernels.sidecars, "read_heads", load_kernel(kernel).read_heads)
             try:
                 return inventory._read_heads([name], None)
             except TarshardsError as error:
@@ -330,7 +331,7 @@ def test_the_twins_list_the_same(tmp_path_factory, names):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("count", [1, 3, 100])
 def test_shards_of_several_folders_keep_their_counts(tmp_path, monkeypatch, kernel, count):
-    monkeypatch.setattr(inventory, "read_heads", load_kernel(kernel).read_heads)
+    monkeypatch.setattr(kernels.sidecars, "read_heads", load_kernel(kernel).read_heads)
     monkeypatch.chdir(tmp_path)
     names, counts = [], [3, 0, 2, 4, 1]
     for i in range(5 * count):

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from programs import load_kernel
 
-from tarshards import ArrayLoader, ShardWriter, Stream, readers
-from tarshards.index import memory, readahead
+from tarshards import ArrayLoader, ShardWriter, Stream, kernels, readers
+from tarshards.index import readahead
 from tarshards.index.access import SampleSequence, gap_of
 from tarshards.index.memory import address_of
 from tarshards.storage.ranges import LocalRanges
@@ -27,7 +27,7 @@ SAMPLES, SIZE = 300, 5000
 
 @pytest.fixture
 def spec(tmp_path) -> str:
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     with ShardWriter(str(tmp_path / "set-%d.tar"), max_samples=100) as writer:
         for i in range(SAMPLES):
             writer.write({"__key__": f"{i:03d}", "bin": bytes([i % 251]) * SIZE})
@@ -44,7 +44,7 @@ def asked(monkeypatch) -> list[tuple[int, int]]:
         assert sizes.dtype == np.int64
         stretches.extend(zip(addresses.tolist(), (addresses.astype(np.int64) + sizes).tolist()))
 
-    monkeypatch.setattr(memory, "ask", note)
+    monkeypatch.setattr(kernels.rows, "ask", note)
     return stretches
 
 
@@ -93,7 +93,7 @@ def test_so_are_those_of_arrays(spec, asked, cold, shuffle):
 
 @pytest.mark.parametrize("arrays", [False, True])
 def test_only_the_fields_that_are_read_are_asked_for(tmp_path, asked, cold, arrays):
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     with ShardWriter(str(tmp_path / "set-%d.tar")) as writer:
         for i in range(SAMPLES):
             writer.write({"__key__": f"{i:03d}", "a": bytes(100), "bin": bytes(100_000)})
@@ -137,7 +137,7 @@ def test_a_wait_counts_for_a_while(monkeypatch):
 
 
 def test_what_is_asked_for_comes_into_memory(tmp_path):
-    load_kernel("tarshards.index._rows")
+    load_kernel("tarshards.kernels._rows")
     path, size = tmp_path / "file", 16 << 20
     path.write_bytes(os.urandom(size))
     with path.open("r+b") as file:
@@ -148,7 +148,7 @@ def test_what_is_asked_for_comes_into_memory(tmp_path):
     left = pages_here(begin, size)
     if left > size // 10:
         pytest.skip("needs a file system whose pages can be dropped")
-    memory.ask(np.array([begin, begin + (4 << 20)], np.uint64), np.array([3 << 20, 5 << 20], np.int64))
+    kernels.rows.ask(np.array([begin, begin + (4 << 20)], np.uint64), np.array([3 << 20, 5 << 20], np.int64))
     for _ in range(1000):
         if pages_here(begin, 3 << 20) + pages_here(begin + (4 << 20), 5 << 20) == 8 << 20:
             break
@@ -161,7 +161,7 @@ def test_what_is_asked_for_comes_into_memory(tmp_path):
 @pytest.fixture
 def many(tmp_path) -> str:
     """Eight shards of 2.2 MB, whose pages are not in memory."""
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     with ShardWriter(str(tmp_path / "many-%d.tar"), max_samples=200) as writer:
         for i in range(1600):
             writer.write({"__key__": f"{i:04d}", "bin": bytes([i % 251]) * 10_000})

@@ -26,7 +26,8 @@ from tarshards.index.build import build_index
 from tarshards.index.joined import JoinedShards
 from tarshards.index.refresh import refresh_indexes, verify_index
 from tarshards.index.sidecar import Index
-from tarshards.storage import _mapped_py, ranges
+from tarshards.kernels import _mapped_py
+from tarshards.storage import ranges
 from tarshards.verbs.grep import KeyFilter
 from tarshards.verbs.join import join_shards
 
@@ -40,7 +41,7 @@ def twin(request, monkeypatch):
         monkeypatch.setattr(ranges, "Mapping", _mapped_py.Mapping)
         use_twin(monkeypatch)
     else:
-        load_kernel("tarshards.index._headers")
+        load_kernel("tarshards.kernels._headers")
     return request.param
 
 

@@ -262,5 +262,5 @@ def codes(tmp_path_factory):
 )
 def test_no_process_dies(codes, case):
     if case in MAPPED:
-        load_kernel("tarshards.storage._mapped")
+        load_kernel("tarshards.kernels._mapped")
     assert codes[case] == 0

@@ -282,7 +282,7 @@ def test_what_fields_are_like_the_datasets_first_sample_says_in_any_order(tmp_pa
 
 
 def test_a_shard_that_is_written_to_fails_and_is_not_delivered(tmp_path):
-    load_kernel("tarshards.storage._mapped")  # without, each sample is copied at once, and its header compared
+    load_kernel("tarshards.kernels._mapped")  # without, each sample is copied at once, and its header compared
     urls = write(tmp_path, map(sample, range(60)), per_shard=20)
     loading = loader(urls, 5, threads=0, on_error=Ledger(max_errors=100))
     assert len(labels(loading)) == 60

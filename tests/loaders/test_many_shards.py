@@ -36,7 +36,7 @@ def folder(tmp_path) -> Path:
 def few(request, monkeypatch) -> None:
     """Let a process have few shards open: as mappings, or with the twin in Python as descriptors."""
     monkeypatch.setattr(opening, "SMALL", 0)
-    monkeypatch.setattr(ranges, "Mapping", load_kernel(f"tarshards.storage.{request.param}").Mapping)
+    monkeypatch.setattr(ranges, "Mapping", load_kernel(f"tarshards.kernels.{request.param}").Mapping)
     if request.param == "_mapped":
         monkeypatch.setattr(ranges, "MOST_MAPPED", MOST)
     else:
@@ -151,7 +151,7 @@ def test_shards_that_are_opened_again_and_again_are_told_of_once(folder, monkeyp
 
 
 def test_of_more_small_shards_than_may_be_open_none_is_held(folder, monkeypatch):
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     monkeypatch.setattr(opening, "most_open", lambda: MOST)
     shards = IndexedShards(f"{folder}/set.shards.json")
     assert [int(sample["cls"]) for sample in shards] == list(range(2 * SHARDS))
@@ -179,7 +179,7 @@ def test_what_is_held_of_a_released_shard_can_be_read(folder, few):
 
 
 def test_an_array_loader_opens_shards_when_their_samples_come(folder):
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     stream = Stream.from_shards(f"{folder}/set.shards.json", shuffle=True)
     loader = ArrayLoader(stream, 4, fields={"cls": readers.integer()}, threads=0)
     next(iter(loader))

@@ -152,7 +152,7 @@ ALL = [way for name, ways in WAYS.items() for way in ways if HAS_PYAV or name !=
 @pytest.mark.soak
 @pytest.mark.parametrize("way", ALL, ids=str)
 def test_the_samples_that_are_gone_fail_and_the_process_lives(folder, tmp_path, python_with_torch, way):
-    load_kernel("tarshards.storage._mapped")  # without it no shard is mapped
+    load_kernel("tarshards.kernels._mapped")  # without it no shard is mapped
     command = [
         python_with_torch,
         "-c",
@@ -186,7 +186,7 @@ def test_the_samples_that_are_gone_fail_and_the_process_lives(folder, tmp_path, 
     [("raw", "array('u1')"), ("raw", "ragged('u1')"), ("raw", "bytes_()"), ("raw", "using(bytes)"), ("jpg", "image()")],
 )
 def test_a_row_in_the_page_in_which_its_shard_ends_now_fails(folder, tmp_path, monkeypatch, field, reader):
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     path = tmp_path / "set-0.tar"
     for name in path.name, f"{path.name}.index":
         (tmp_path / name).write_bytes((folder / name).read_bytes())

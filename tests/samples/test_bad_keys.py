@@ -25,7 +25,7 @@ READERS = [read_samples, Stream.from_shards, ShardDataset]
 @pytest.fixture(params=["_tar", "_tar_py"])
 def twin(request, monkeypatch):
     """Read with one of the two header parsers."""
-    module = load_kernel(f"tarshards.tar.{request.param}")
+    module = load_kernel(f"tarshards.kernels.{request.param}")
     for name in ("tar.read.scan", "tar.read.cut", "samples.grouping.Grouper"):
         monkeypatch.setattr(f"tarshards.{name}", getattr(module, name.rpartition(".")[2]))
 

@@ -15,8 +15,9 @@ from threading import Thread
 import pytest
 from forked import in_child
 
+from tarshards import kernels
 from tarshards.errors import OpenError, UrlError
-from tarshards.storage import local, ranges, streams
+from tarshards.storage import local, streams
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
@@ -301,7 +302,7 @@ def test_a_fifo_takes_no_hint_and_is_read(tmp_path):
 def test_the_disk_begins_with_what_is_written_before_the_end(tmp_path, monkeypatch, sync):
     begun = []
     monkeypatch.setattr(local, "FLUSHED", 1000)
-    monkeypatch.setattr(ranges, "begin_flush", lambda _, offset, size: begun.append((offset, size)))
+    monkeypatch.setattr(kernels.mapped, "begin_flush", lambda _, offset, size: begun.append((offset, size)))
     source = tmp_path / "source"
     source.write_bytes(DATA)
     pieces = [random.Random(0).randbytes(size) for size in (1, 999, 1000, 300_000, 5, 700_000)]
@@ -324,7 +325,7 @@ def test_the_disk_begins_with_what_the_system_copies(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "FLUSHED", 2000)
     monkeypatch.setattr(streams, "AT_ONCE", 1000)
     monkeypatch.setattr(streams, "ALIGNED", 1000)
-    monkeypatch.setattr(ranges, "begin_flush", lambda _, offset, size: begun.append((offset, size)))
+    monkeypatch.setattr(kernels.mapped, "begin_flush", lambda _, offset, size: begun.append((offset, size)))
     source = tmp_path / "source"
     source.write_bytes(DATA)
     with open_url(tmp_path / "a", "wb") as stream, source.open("rb") as file:
@@ -397,8 +398,8 @@ def test_a_range_is_copied_up_to_a_multiple_of_64_kib_first(tmp_path, monkeypatc
 def test_beginning_with_a_flush_reports_no_errors(tmp_path):
     with (tmp_path / "a").open("wb") as file:
         file.write(DATA)
-        ranges.begin_flush(file.fileno(), 0, len(DATA))
-    ranges.begin_flush(-1, 0, 1)
+        kernels.mapped.begin_flush(file.fileno(), 0, len(DATA))
+    kernels.mapped.begin_flush(-1, 0, 1)
     assert (tmp_path / "a").read_bytes() == DATA
 
 

@@ -27,7 +27,7 @@ SIZE = 1 << 20
 
 @pytest.fixture(params=["_mapped", "_mapped_py"])
 def mapping_type(request):
-    return load_kernel(f"tarshards.storage.{request.param}").Mapping
+    return load_kernel(f"tarshards.kernels.{request.param}").Mapping
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ print(*cold, *warm)
 
 @pytest.mark.parametrize("way", ["read", "fill", "rows"])
 def test_small_copies_let_other_threads_run_while_they_wait_for_a_disk(tmp_path, way):
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     path = str(tmp_path / "set-0.tar")
     with ShardWriter(str(tmp_path / "set-%d.tar"), index=True) as writer:
         for number in range(1000):
@@ -310,7 +310,7 @@ def test_shrinking_under_many_threads(mapping_type, path):
 
 PROLOGUE = """
 import faulthandler, mmap, os, signal, sys
-from tarshards.storage.{module} import Mapping
+from tarshards.kernels.{module} import Mapping
 def shrink():
     mapping = Mapping(sys.argv[1])
     mapping.read(0, 10)
@@ -352,13 +352,13 @@ def run(module: str, code: str, path: str, python: str = sys.executable) -> subp
 @pytest.mark.parametrize("case", [pytest.param(case, marks=needs_torch if "torch" in case else ()) for case in CASES])
 @pytest.mark.parametrize("module", ["_mapped", "_mapped_py"])
 def test_no_process_dies(module, case, path, python_with_torch):
-    load_kernel(f"tarshards.storage.{module}")
+    load_kernel(f"tarshards.kernels.{module}")
     done = run(module, CASES[case], path, python_with_torch if "torch" in case else sys.executable)
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
 def test_another_sigbus_is_still_the_end(path):
-    load_kernel("tarshards.storage._mapped")
+    load_kernel("tarshards.kernels._mapped")
     code = """
 mapping = shrink()
 assert fails(mapping)
@@ -376,7 +376,7 @@ foreign[0]
 
 @pytest.mark.parametrize("module", ["_mapped", "_mapped_py"])
 def test_a_word_is_replaced_if_it_is_as_expected(module):
-    replace_word = load_kernel(f"tarshards.storage.{module}").replace_word
+    replace_word = load_kernel(f"tarshards.kernels.{module}").replace_word
     words = np.array([5, -1, 1 << 62])
     assert not replace_word(words, 1, 5, 7)
     assert replace_word(words, 1, -1, -(1 << 63))
@@ -391,7 +391,7 @@ def test_a_word_is_replaced_if_it_is_as_expected(module):
 
 @pytest.mark.forks
 def test_processes_replace_a_word_one_after_the_other():
-    replace_word = load_kernel("tarshards.storage._mapped").replace_word
+    replace_word = load_kernel("tarshards.kernels._mapped").replace_word
     word = np.frombuffer(mmap.mmap(-1, 8), np.int64)
 
     def count() -> bool:

@@ -472,7 +472,7 @@ def test_workers_resume_after_damage(make_shards, tmp_path, workers):
 
 
 def test_missing_kernels_are_logged_once(make_shards, monkeypatch, caplog):
-    monkeypatch.setattr("tarshards.tar.read.COMPILED", False)
+    monkeypatch.setattr("tarshards.kernels.IS_COMPILED", False)
     sources._log_missing_kernels.cache_clear()
     urls = make_shards(1)
     for _ in range(2):

@@ -16,10 +16,10 @@ from test_tar_scan import buffers
 
 from tarshards import Ledger
 from tarshards.errors import SampleError, TarError
+from tarshards.kernels import _tar_py
 from tarshards.samples.grouping import group_members, read_shard
 from tarshards.samples.keys import split_name
 from tarshards.storage.manifest import Shard
-from tarshards.tar import _tar_py
 from tarshards.tar.read import END, MEMBER_LIMIT, Member, read_members
 
 PARTS = ["", "a", "b", "B", ".", "/", "_", "__", "__x__", "é", "\udcff", "x" * 40, "key__", "__key__"]

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tar_corpus import Drip, entry, header, load_twin, pack, pax, read, seal, tarfile_archive
 
-from tarshards.tar import _tar_py
+from tarshards.kernels import _tar_py
 from tarshards.tar.read import AFTER_END, BLOCK, END, MEMBER_LIMIT, Member
 
 PAIRS = [("a.cls", b"7"), ("a.jpg", bytes(range(256)) * 3), ("d/" * 60 + "é.txt", b"\n"), ("e.txt", b"")]

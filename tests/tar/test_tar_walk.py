@@ -14,9 +14,9 @@ from tar_corpus import TWINS, Skips, entry, load_twin, pack, pax
 from test_tar_scan import ARCHIVES, LIMITS, buffers
 
 from tarshards.errors import SampleError, TarshardsError
+from tarshards.kernels import _tar_py
 from tarshards.samples.grouping import group_members
 from tarshards.samples.keys import split_name
-from tarshards.tar import _tar_py
 from tarshards.tar.read import END, MAX_END, MEMBER_LIMIT, read_members
 
 WHOLE = 1 << 30, 1 << 30, 0

@@ -16,11 +16,10 @@ from twins import use_twin
 
 from tarshards import EpochPlan, IndexedShards, Ledger, read_samples
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError, UrlError
-from tarshards.index import _headers_py
 from tarshards.index.build import build_index
+from tarshards.kernels import _headers_py, _tar_py
 from tarshards.samples.grouping import group_members
 from tarshards.samples.keys import split_name
-from tarshards.tar import _tar_py
 from tarshards.tar.read import read_members
 from tarshards.testing.conformance import CASES, ReaderOutput, examine, judge, load_cases
 
@@ -35,7 +34,7 @@ KERNELS = ("tar.read.scan", "tar.read.cut", "tar.read.walk", "samples.grouping.G
 @pytest.fixture(params=["native", "python"])
 def twin(request, monkeypatch):
     """Read by one of the two parsers."""
-    kernel = load_kernel("tarshards.tar._tar") if request.param == "native" else _tar_py
+    kernel = load_kernel("tarshards.kernels._tar") if request.param == "native" else _tar_py
     for name in KERNELS:
         monkeypatch.setattr(f"tarshards.{name}", getattr(kernel, name.rpartition(".")[2]))
     monkeypatch.setattr("tarshards.index.build.walk", kernel.walk)

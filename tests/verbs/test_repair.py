@@ -15,12 +15,12 @@ from soak import SOAK
 
 from tarshards import Ledger, read_samples, write_samples
 from tarshards.errors import OpenError
+from tarshards.kernels import _tar_py as twin
 from tarshards.samples.resync.reading import survey_file
 from tarshards.samples.resync.walking import Gap, walk
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import PlainFile, open_plain
-from tarshards.tar import _tar_py as twin
 from tarshards.tar.read import BLOCK, END, NO_END, pack_header, padding
 
 LONG = "folder/" + "n" * 110

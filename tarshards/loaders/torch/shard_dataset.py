@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from tarshards import kernels
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, WorldError
 from tarshards.parallel.forks import PerProcess
-from tarshards.storage.ranges import replace_word
 from tarshards.stream.op import BoundOp
 from tarshards.stream.shard_options import ShardOptions, takes
 from tarshards.stream.sources import Progress, open_shards
@@ -227,7 +227,7 @@ class SharedEpochCounter(EpochCounter):
         place, turn = (last + 1) % self.PASSES, int(words[last]) >> self.TURN
         word = (turn ^ (place == 0)) << self.TURN | after << self.PASS_BITS | this_pass
         with self._lock():
-            return replace_word(self._words.numpy(), place, int(words[place]), word)
+            return kernels.mapped.replace_word(self._words.numpy(), place, int(words[place]), word)
 
     @property
     def next(self) -> int:

@@ -27,7 +27,7 @@ from tarshards.tar.read import (
 )
 
 if TYPE_CHECKING:
-    from tarshards.tar._tar_py import ScannedMember
+    from tarshards.kernels._tar_py import ScannedMember
 
 LEAST, MOST = 2 << 10, 1 << 19  # bytes read at once
 LARGE = 1 << 15  # the data of members of at least this many bytes is skipped, not read

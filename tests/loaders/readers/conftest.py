@@ -1,10 +1,12 @@
 import pytest
-from readers_data import KERNELS, TWINS, load_twin
+from readers_data import TWINS, load_twin
+
+from tarshards import kernels
 
 
 @pytest.fixture(params=TWINS)
 def twin(request, monkeypatch):
     """Work with one of the two makes of the kernels."""
-    for name in KERNELS:
-        monkeypatch.setattr(f"tarshards.index.memory.{name}", getattr(load_twin(request.param), name))
+    for module in "rows", "pixels":
+        monkeypatch.setattr(kernels, module, load_twin(request.param))
     return request.param

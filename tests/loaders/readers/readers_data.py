@@ -19,7 +19,7 @@ def load_twin(name):
     modules = {"native": ("_rows", "_pixels"), "python": ("_rows_py", "_pixels_py")}[name]
     functions = {}
     for module in modules:
-        functions |= vars(load_kernel(f"tarshards.index.{module}"))
+        functions |= vars(load_kernel(f"tarshards.kernels.{module}"))
     return SimpleNamespace(**{kernel: functions[kernel] for kernel in KERNELS})
 
 

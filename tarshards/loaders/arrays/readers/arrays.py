@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tarshards import kernels
 from tarshards.errors import DecodeError
-from tarshards.index import memory
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.reader import Batch, Reader
 from tarshards.samples.codecs import audio, image, video
@@ -46,7 +46,7 @@ class Rows(Reader):
         rows, addresses = batch[first : first + len(payloads)], payloads.addresses
         failed: dict[int, DecodeError] = {}
         begun = 0
-        while (other := memory.gather(rows[begun:], addresses[begun:], self.prefix)) >= 0:
+        while (other := kernels.rows.gather(rows[begun:], addresses[begun:], self.prefix)) >= 0:
             begun += other + 1
             failed[begun - 1] = self._other_header()
         return failed
@@ -77,7 +77,7 @@ class Rows(Reader):
         rows = np.flatnonzero(payloads.sizes == self.size)
         addresses = payloads.addresses[rows]
         begun = 0
-        while (other := memory.find_other(addresses[begun:], self.prefix)) >= 0:
+        while (other := kernels.rows.find_other(addresses[begun:], self.prefix)) >= 0:
             begun += other + 1
             failed[int(rows[begun - 1])] = self._other_header()
         return failed
@@ -212,7 +212,7 @@ class Ragged(Reader):
         offsets = np.zeros(len(batch) + 1, np.int64)
         np.cumsum(self.counts(batch), out=offsets[1:])
         values = empty(int(offsets[-1]) * math.prod(self.shape), self.dtype)
-        memory.pack(values, addresses.view(np.uint64), sizes)
+        kernels.rows.pack(values, addresses.view(np.uint64), sizes)
         return values.reshape(-1, *self.shape), offsets
 
 
@@ -242,7 +242,7 @@ def _no_whole_number(size: int, dtype: np.dtype) -> str:
 
 
 def _copy(out: np.ndarray, addresses: np.ndarray) -> None:
-    memory.gather(out, addresses, b"")
+    kernels.rows.gather(out, addresses, b"")
 
 
 def array(dtype: Any = None, shape: tuple[int, ...] | None = None) -> Reader:

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tarshards import kernels
 from tarshards.errors import DecodeError, shortened, whole_number
-from tarshards.index import memory
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers import crops
 from tarshards.loaders.arrays.readers.arrays import Rows, header_as
@@ -236,7 +236,7 @@ def _resize(
     """Resize the *boxes* of images with this *shape* at *addresses* into *out*."""
     size = out.shape[2:] if layout == "CHW" else out.shape[1:3]
     target = out if out.dtype in (np.uint8, np.float32) else np.empty(out.shape, np.float32)
-    memory.resize(target, addresses, shape, boxes, flips, size, layout == "CHW", *normal)
+    kernels.pixels.resize(target, addresses, shape, boxes, flips, size, layout == "CHW", *normal)
     if target is not out:
         out[:] = target
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tarshards import kernels
 from tarshards.errors import DecodeError, check_function
-from tarshards.index import memory
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.reader import Batch, Reader, stack
 from tarshards.samples.codecs import decode_field
@@ -33,7 +33,7 @@ class Numbers(Reader):
 
     def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Parse all payloads; the kernel stops at each that it cannot parse."""
-        parse = getattr(memory, self.parse)
+        parse = getattr(kernels.rows, self.parse)
         out = batch[first : first + len(payloads)]
         failed: dict[int, DecodeError] = {}
         begun = 0

@@ -210,8 +210,8 @@ static PyObject *are_listed(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"read_heads", read_heads, METH_VARARGS, "read_heads(folder, indexes, shards) -> bytes; see tarshards.index._sidecars_py"},
-    {"are_listed", are_listed, METH_VARARGS, "are_listed(folder, names) -> bytes; see tarshards.index._sidecars_py"},
+    {"read_heads", read_heads, METH_VARARGS, "read_heads(folder, indexes, shards) -> bytes; see tarshards.kernels._sidecars_py"},
+    {"are_listed", are_listed, METH_VARARGS, "are_listed(folder, names) -> bytes; see tarshards.kernels._sidecars_py"},
     {NULL, NULL, 0, NULL},
 };
 

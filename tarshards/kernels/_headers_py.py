@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from tarshards.kernels._tar_py import AFTER_END, BLOCK, MAX_SIZE, checksum_is_right, parse_size, scan_headers
 from tarshards.parallel.forks import cached_property
-from tarshards.tar._tar_py import AFTER_END, BLOCK, MAX_SIZE, checksum_is_right, parse_size, scan_headers
 
 REGULAR = b"\x0007"  # the types of regular files
 TOGETHER = 32  # samples to read at once

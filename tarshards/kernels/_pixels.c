@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../storage/_guard.h"
+#include "_guard.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(PORTABLE)
 #include <cpuid.h>
@@ -420,7 +420,7 @@ static PyObject *resize(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"resize", resize, METH_VARARGS,
-     "resize(out, addresses, shape, boxes, flips, size, planar, divisors, offsets); see tarshards.index._pixels_py"},
+     "resize(out, addresses, shape, boxes, flips, size, planar, divisors, offsets); see tarshards.kernels._pixels_py"},
     {NULL, NULL, 0, NULL},
 };
 

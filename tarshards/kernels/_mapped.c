@@ -400,7 +400,7 @@ static PyType_Slot mapping_slots[] = {
 };
 
 static PyType_Spec mapping_spec = {
-    .name = "tarshards.storage._mapped.Mapping",
+    .name = "tarshards.kernels._mapped.Mapping",
     .basicsize = sizeof(Mapping),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = mapping_slots,
@@ -442,7 +442,7 @@ static PyMethodDef functions[] = {
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, .m_name = "tarshards.storage._mapped", .m_size = -1, .m_methods = functions};
+    PyModuleDef_HEAD_INIT, .m_name = "tarshards.kernels._mapped", .m_size = -1, .m_methods = functions};
 
 PyMODINIT_FUNC PyInit__mapped(void) {
     PyObject *result = PyModule_Create(&module);

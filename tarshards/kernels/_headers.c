@@ -11,8 +11,8 @@
 #include <Python.h>
 #include <stdlib.h>
 
-#include "../storage/_guard.h"
-#include "../tar/_tar.h"
+#include "_guard.h"
+#include "_tar.h"
 
 #define FEW 16          /* members of a sample for which no memory is allocated */
 #define SHORT 256       /* bytes of a key for which no memory is allocated */
@@ -1277,12 +1277,12 @@ static PyType_Slot table_slots[] = {
     {Py_tp_methods, table_methods},
     {Py_tp_getset, table_attributes},
     {Py_sq_length, table_length},
-    {Py_tp_doc, "The members of a shard in its sidecar; see tarshards.index._headers_py."},
+    {Py_tp_doc, "The members of a shard in its sidecar; see tarshards.kernels._headers_py."},
     {0, NULL},
 };
 
 static PyType_Spec table_spec = {
-    .name = "tarshards.index._headers.MemberTable",
+    .name = "tarshards.kernels._headers.MemberTable",
     .basicsize = sizeof(MemberTable),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = table_slots,
@@ -1298,27 +1298,27 @@ static PyType_Slot members_slots[] = {
     {Py_tp_new, members_new},
     {Py_tp_dealloc, members_dealloc},
     {Py_tp_methods, members_methods},
-    {Py_tp_doc, "The members of a mapped shard; see tarshards.index._headers_py."},
+    {Py_tp_doc, "The members of a mapped shard; see tarshards.kernels._headers_py."},
     {0, NULL},
 };
 
 static PyType_Spec members_spec = {
-    .name = "tarshards.index._headers.MappedMembers",
+    .name = "tarshards.kernels._headers.MappedMembers",
     .basicsize = sizeof(MappedMembers),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = members_slots,
 };
 
 static PyMethodDef methods[] = {
-    {"layout", layout, METH_O, "layout(packed) -> the range of each entry; see tarshards.index._headers_py"},
+    {"layout", layout, METH_O, "layout(packed) -> the range of each entry; see tarshards.kernels._headers_py"},
     {"locate", locate, METH_VARARGS,
      "locate(tables, rank, shards, samples, order, addresses, sizes, members, ends) -> whether headers remain to compare"},
-    {"find_shrunk", find_shrunk, METH_VARARGS, "find_shrunk(tables, shards, ends) -> indices; see tarshards.index._headers_py"},
+    {"find_shrunk", find_shrunk, METH_VARARGS, "find_shrunk(tables, shards, ends) -> indices; see tarshards.kernels._headers_py"},
     {"read_samples", read_samples, METH_VARARGS,
-     "read_samples(tables, shards, samples, begin) -> samples; see tarshards.index._headers_py"},
-    {"find_keys", find_keys, METH_VARARGS, "find_keys(tables, shards, samples) -> keys; see tarshards.index._headers_py"},
+     "read_samples(tables, shards, samples, begin) -> samples; see tarshards.kernels._headers_py"},
+    {"find_keys", find_keys, METH_VARARGS, "find_keys(tables, shards, samples) -> keys; see tarshards.kernels._headers_py"},
     {"find_undecided", find_undecided, METH_VARARGS,
-     "find_undecided(tables, shards, members) -> indices; see tarshards.index._headers_py"},
+     "find_undecided(tables, shards, members) -> indices; see tarshards.kernels._headers_py"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,8 +1,8 @@
-from tarshards.tar._tar_py import Grouper as Grouper
-from tarshards.tar._tar_py import PlainColumn
-from tarshards.tar._tar_py import cut as cut
-from tarshards.tar._tar_py import scan as scan
-from tarshards.tar._tar_py import walk as walk
+from tarshards.kernels._tar_py import Grouper as Grouper
+from tarshards.kernels._tar_py import PlainColumn
+from tarshards.kernels._tar_py import cut as cut
+from tarshards.kernels._tar_py import scan as scan
+from tarshards.kernels._tar_py import walk as walk
 
 def plain_header(name: str, size: int) -> bytes | None: ...
 def plain_members(key: str, fields: tuple[str, ...], values: list[bytes], limit: int) -> bytes | None: ...

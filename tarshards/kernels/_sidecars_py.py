@@ -8,8 +8,10 @@ from array import array
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from tarshards.storage.derived import FORMAT, INDEX
-from tarshards.tar.read import BLOCK
+from tarshards.kernels._tar_py import BLOCK
+
+INDEX = ".index"  # the suffix of an index, after the name of its shard
+FORMAT = "tarshards-index"  # the first entry of an index, a map of fewer than 16 entries
 
 BEGINNING = 256  # bytes to read; the entries in them end before 200
 

@@ -1,5 +1,5 @@
 /* The guard of _mapped.c, for kernels that read mapped files themselves: a capsule of this name. */
-#define GUARD "tarshards.storage._mapped.guard"
+#define GUARD "tarshards.kernels._mapped.guard"
 
 #include <sys/resource.h>
 
@@ -48,7 +48,7 @@ static inline long disk_reads(void) {
 
 /* Return the guard; NULL with an exception set if the module is missing. */
 static inline const Guard *import_guard(void) {
-    PyObject *storage = PyImport_ImportModule("tarshards.storage._mapped");
+    PyObject *storage = PyImport_ImportModule("tarshards.kernels._mapped");
     PyObject *capsule = storage ? PyObject_GetAttrString(storage, "guard") : NULL;
     const Guard *guard = capsule ? PyCapsule_GetPointer(capsule, GUARD) : NULL;
     Py_XDECREF(storage);

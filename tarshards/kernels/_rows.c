@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../storage/_guard.h"
+#include "_guard.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -280,14 +280,14 @@ static PyObject *find_other(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"gather", gather, METH_VARARGS, "gather(out, addresses, prefix) -> index; see tarshards.index._rows_py"},
-    {"pack", pack, METH_VARARGS, "pack(out, addresses, sizes); see tarshards.index._rows_py"},
-    {"copy_bytes", copy_bytes, METH_VARARGS, "copy_bytes(address, size) -> bytes; see tarshards.index._rows_py"},
-    {"find_other", find_other, METH_VARARGS, "find_other(addresses, prefix) -> index; see tarshards.index._rows_py"},
-    {"ask", ask, METH_VARARGS, "ask(addresses, sizes); see tarshards.index._rows_py"},
+    {"gather", gather, METH_VARARGS, "gather(out, addresses, prefix) -> index; see tarshards.kernels._rows_py"},
+    {"pack", pack, METH_VARARGS, "pack(out, addresses, sizes); see tarshards.kernels._rows_py"},
+    {"copy_bytes", copy_bytes, METH_VARARGS, "copy_bytes(address, size) -> bytes; see tarshards.kernels._rows_py"},
+    {"find_other", find_other, METH_VARARGS, "find_other(addresses, prefix) -> index; see tarshards.kernels._rows_py"},
+    {"ask", ask, METH_VARARGS, "ask(addresses, sizes); see tarshards.kernels._rows_py"},
     {"parse_integers", parse_integers, METH_VARARGS,
-     "parse_integers(out, addresses, sizes) -> index; see tarshards.index._rows_py"},
-    {"parse_floats", parse_floats, METH_VARARGS, "parse_floats(out, addresses, sizes) -> index; see tarshards.index._rows_py"},
+     "parse_integers(out, addresses, sizes) -> index; see tarshards.kernels._rows_py"},
+    {"parse_floats", parse_floats, METH_VARARGS, "parse_floats(out, addresses, sizes) -> index; see tarshards.kernels._rows_py"},
     {NULL, NULL, 0, NULL},
 };
 

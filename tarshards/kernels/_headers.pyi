@@ -1,12 +1,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from tarshards.index._headers_py import MappedMembers as MappedMembers
-from tarshards.index._headers_py import MemberTable as MemberTable
-from tarshards.index._headers_py import find_keys as find_keys
-from tarshards.index._headers_py import find_undecided as find_undecided
-from tarshards.index._headers_py import layout as layout
-from tarshards.index._headers_py import read_samples as read_samples
+from tarshards.kernels._headers_py import MappedMembers as MappedMembers
+from tarshards.kernels._headers_py import MemberTable as MemberTable
+from tarshards.kernels._headers_py import find_keys as find_keys
+from tarshards.kernels._headers_py import find_undecided as find_undecided
+from tarshards.kernels._headers_py import layout as layout
+from tarshards.kernels._headers_py import read_samples as read_samples
 
 def locate(
     tables: list[MappedMembers | None],

@@ -943,12 +943,12 @@ static PyType_Slot grouper_slots[] = {
     {Py_tp_traverse, grouper_traverse},
     {Py_tp_clear, grouper_clear},
     {Py_tp_methods, grouper_methods},
-    {Py_tp_doc, "Groups members into samples; see tarshards.tar._tar_py."},
+    {Py_tp_doc, "Groups members into samples; see tarshards.kernels._tar_py."},
     {0, NULL},
 };
 
 static PyType_Spec grouper_spec = {
-    .name = "tarshards.tar._tar.Grouper",
+    .name = "tarshards.kernels._tar.Grouper",
     .basicsize = sizeof(Grouper),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = grouper_slots,
@@ -1179,18 +1179,18 @@ done:
 
 static PyMethodDef methods[] = {
     {"scan", scan, METH_VARARGS,
-     "scan(buffer, position, zeros, limit, stops=False) -> (members, position, need, zeros, problem); see tarshards.tar._tar_py"},
-    {"cut", cut, METH_VARARGS, "cut(buffer, scanned, base, type) -> members; see tarshards.tar._tar_py"},
+     "scan(buffer, position, zeros, limit, stops=False) -> (members, position, need, zeros, problem); see tarshards.kernels._tar_py"},
+    {"cut", cut, METH_VARARGS, "cut(buffer, scanned, base, type) -> members; see tarshards.kernels._tar_py"},
     {"walk", walk, METH_VARARGS,
      "walk(source, size, reads, limit, split, concatenated=False) -> (keys, fields, arrays, archives, end) or None; see "
-     "tarshards.tar._tar_py"},
+     "tarshards.kernels._tar_py"},
     {"plain_header", (PyCFunction)(void (*)(void))plain_header, METH_FASTCALL,
-     "plain_header(name, size) -> bytes or None; see tarshards.tar._tar_py"},
+     "plain_header(name, size) -> bytes or None; see tarshards.kernels._tar_py"},
     {"plain_members", (PyCFunction)(void (*)(void))plain_members, METH_FASTCALL,
-     "plain_members(key, fields, values, limit) -> bytes or None; see tarshards.tar._tar_py"},
+     "plain_members(key, fields, values, limit) -> bytes or None; see tarshards.kernels._tar_py"},
     {"plain_rows", plain_rows, METH_VARARGS,
      "plain_rows(keys, columns, row, stop, limit, most, offset, sample) -> (end, members, arrays); see "
-     "tarshards.tar._tar_py"},
+     "tarshards.kernels._tar_py"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,2 +1,0 @@
-from tarshards.index._sidecars_py import are_listed as are_listed
-from tarshards.index._sidecars_py import read_heads as read_heads

@@ -1,0 +1,40 @@
+"""The loops over bytes, headers and pixels: kernels in C, and for each a twin in Python with identical results.
+
+- ``tar``: parse and create tar headers, group members by key (``_tar.c``, ``_tar_py.py``)
+- ``mapped``: map files and read from them safely; replace words of shared memory (``_mapped.c``, ...)
+- ``sidecars``: read the beginnings of many sidecars
+- ``headers``: the members that sidecars list, compared with their headers
+- ``rows``: gather, compare and parse the fields of a batch
+- ``pixels``: resize the images of a batch
+
+This module alone chooses: ``kernels.tar`` is the kernel if all are compiled, and otherwise the twin. They are chosen
+together because compiled kernels alone may touch the files that ``mapped`` maps.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.machinery import PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tarshards.kernels import _headers as headers
+    from tarshards.kernels import _mapped as mapped
+    from tarshards.kernels import _pixels as pixels
+    from tarshards.kernels import _rows as rows
+    from tarshards.kernels import _sidecars as sidecars
+    from tarshards.kernels import _tar as tar
+
+__all__ = ["headers", "mapped", "pixels", "rows", "sidecars", "tar"]
+
+#: The kernels that are not compiled.
+MISSING = [name for name in __all__ if PathFinder.find_spec(f"{__name__}._{name}", __path__) is None]
+IS_COMPILED = not MISSING
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = globals()[name] = import_module(f"{__name__}._{name}{'' if IS_COMPILED else '_py'}")
+    return module
