@@ -22,17 +22,16 @@ class Checks(Mapping[str, click.Command]):
     """The commands that are no tools of their own, each imported on first use."""
 
     modules: ClassVar[dict[str, str]] = {
-        "chaos": "chaos:main",
-        "conformance": "conformance:main",
-        "demo": "digits:demo",
-        "epoch": "loader_commands:epoch",
-        "resume": "loader_commands:resume",
-        "shuffle": "loader_commands:shuffle",
+        "chaos": "chaos_check",
+        "conformance": "reader_check",
+        "demo": "demo",
+        "epoch": "loader_checks",
+        "resume": "loader_checks",
+        "shuffle": "loader_checks",
     }
 
     def __getitem__(self, name: str) -> click.Command:
-        module, function = self.modules[name].split(":")
-        command: click.Command = getattr(import_module(f"tarshards.testing.{module}"), function)
+        command: click.Command = getattr(import_module(f"tarshards.cli.{self.modules[name]}"), name)
         return command
 
     def __iter__(self) -> Iterator[str]:

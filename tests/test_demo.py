@@ -10,6 +10,7 @@ import pytest
 from programs import warnings_of
 
 from tarshards import Ledger, ShardDataset, ShardIndexError, build_index, expand_urls, read_samples, write_samples
+from tarshards.cli.demo import audit
 from tarshards.testing import digits
 
 # Python 3.12 and 3.13 say so of every DataLoader with workers where torch has threads.
@@ -82,7 +83,7 @@ def test_training_stops_at_a_damaged_shard(tmp_path):
     with pytest.raises(ShardIndexError, match=r"digits-03.tar.index: stale: the shard has 100000 bytes"):
         list(digits.train(tmp_path, seed=0, epochs=1, ledger=ledger))
     with pytest.raises(click.ClickException, match="delivered 0"):
-        digits.audit(ledger, written=writer.samples, epochs=1)
+        audit(ledger, written=writer.samples, epochs=1)
 
 
 @forks
@@ -93,4 +94,4 @@ def test_the_audit_misses_samples_of_a_shard_that_is_sound(tmp_path):
     ledger = Ledger()
     assert len(list(digits.train(tmp_path, seed=0, epochs=1, ledger=ledger))) == 1
     with pytest.raises(click.ClickException, match="written 1797 samples x 1 epochs, delivered 1573"):
-        digits.audit(ledger, written=writer.samples, epochs=1)
+        audit(ledger, written=writer.samples, epochs=1)

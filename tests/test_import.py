@@ -97,7 +97,7 @@ NEEDS = [
     ("import tarshards.engines.ray", "ray"),
     ("import tarshards.engines.spark", "spark"),
     ("import tarshards.engines.daft", "daft"),
-    ("from tarshards.testing.digits import demo; demo.main([], standalone_mode=False)", "demo"),
+    ("from tarshards.cli.demo import demo; demo.main([], standalone_mode=False)", "demo"),
     ("from tarshards.run.jobs.kubernetes import _import; _import('kubernetes')", "kubernetes"),
 ]
 #: Runs each line in a fork, and prints the last line of its error.

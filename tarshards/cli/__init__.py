@@ -11,4 +11,5 @@
 - commands over many shards: ``tarjob``, also as ``kujob``
 - the cache of blocks of remote shards: ``tarcache``; batches for loaders on other hosts: ``tarfeed``
 - names and descriptions of datasets: ``tarcatalog``, ``tarcard``
+- the verbs of the command ``tarshards``: ``loader_checks``, ``chaos_check``, ``reader_check``, ``demo``
 """

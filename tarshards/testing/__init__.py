@@ -6,7 +6,6 @@ A kit for any loader, which needs only the standard library; read it in this ord
 - ``runs``: the loader under test, and one rank's run of it
 - ``chains``: stops and resumes, what each may deliver, and the shortest chain that shows a fault
 - ``resume``, ``epochs``, ``shuffle``: the checks
-- ``loader_commands``: the checks as commands
 
 For readers of tar files: ``conformance`` has the cases of `spec/`, a reader's verdict on each, and their table;
 ``conformance_worker`` reads each case in a separate process, with any Python.
@@ -17,7 +16,7 @@ For writers: ``system_calls`` records a write, ``crashes`` reads all states in w
 Chaos: ``chaos`` draws rounds and judges them, ``chaos_shards`` copies the shards, ``chaos_rank`` is a process that
 reads them, and ``faulty_server`` and ``unreliable_site`` serve them with faults.
 
-``digits`` is ``tarshards demo``: it writes a small dataset, trains on it and audits the run.
+``digits`` is for ``tarshards demo``: it writes a small dataset, trains on it and audits the run.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from soak import SOAK
 from with_torch import needs_torch
 
 from tarshards import ShardWriter, write_samples
+from tarshards.cli.chaos_check import chaos as chaos_command
 from tarshards.testing import chaos
 from tarshards.testing.chaos import (
     NEMESES,
@@ -21,7 +22,6 @@ from tarshards.testing.chaos import (
     RoundWorld,
     Suite,
     draw,
-    main,
     our_readers,
     preload,
 )
@@ -143,7 +143,7 @@ def test_faults_are_of_the_kinds_that_are_asked_for():
 
 
 def test_what_fails_with_nothing_wrong_is_no_result(urls, tmp_path):
-    done = CliRunner().invoke(main, [*urls, "--loader", "chaos_loaders:is_broken"])
+    done = CliRunner().invoke(chaos_command, [*urls, "--loader", "chaos_loaders:is_broken"])
     assert done.exit_code == 1
     assert "with nothing wrong: ValueError: no module is here" in done.stderr
 
@@ -202,14 +202,14 @@ def test_copies_are_the_beginnings_of_shards_in_three_versions(copies, tmp_path)
     ("option", "value", "words"), [("--round", "3-1", "no range"), ("--faults", "shards,luck", "no faults luck")]
 )
 def test_wrong_options(option, value, words, urls):
-    done = CliRunner().invoke(main, [*urls, option, value])
+    done = CliRunner().invoke(chaos_command, [*urls, option, value])
     assert done.exit_code == 2
     assert words in done.stderr
 
 
 def test_command_for_some_rounds_of_some_faults(urls, tmp_path):
     options = ["--round", "1-2", "--faults", "shards,machine", "--report", str(tmp_path / "report")]
-    done = CliRunner().invoke(main, [*urls, *options], standalone_mode=False)
+    done = CliRunner().invoke(chaos_command, [*urls, *options], standalone_mode=False)
     assert done.exception is None, done.output
     played = json.loads((tmp_path / "report.json").read_text())["rounds"]
     assert [each["number"] for each in played] == [1, 2]
@@ -218,7 +218,7 @@ def test_command_for_some_rounds_of_some_faults(urls, tmp_path):
 
 def test_command(urls, tmp_path):
     options = ["--round", "0", "--report", str(tmp_path / "report")]
-    done = CliRunner().invoke(main, [*urls, *options], standalone_mode=False)
+    done = CliRunner().invoke(chaos_command, [*urls, *options], standalone_mode=False)
     assert done.exception is None, done.output
     assert (tmp_path / "report.md").read_text() == done.stdout
     (played,) = json.loads((tmp_path / "report.json").read_text())["rounds"]
