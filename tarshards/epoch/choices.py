@@ -183,14 +183,13 @@ class Choices:
     def _number(self, i: int, positions: NDArray[np.int64], first: int) -> NDArray[np.int64]:
         """Return the numbers of the samples of dataset *i* at *positions*: from *first* on, pass after pass."""
         size, lanes = self.sizes[i], self._lanes[i]
-        left = size - first % size  # of this pass
-        if lanes == 1 or len(positions) > left:
-            numbers = np.arange(first, first + len(positions))
-            if lanes > 1:
-                numbers[:left] = self._number(i, positions[:left], first)
-                numbers[left:] = self._number(i, positions[left:], first + left)
-            return numbers
-        return first + by_lanes(positions % lanes, (first % size + np.arange(len(positions))) % lanes, lanes)
+        numbers = np.arange(first, first + len(positions))
+        if lanes > 1:
+            for begin in range(-(first % size), len(numbers), size):  # of each pass
+                own = slice(max(begin, 0), begin + size)
+                wanted, offered = positions[own] % lanes, numbers[own] % size % lanes
+                numbers[own] = numbers[own][by_lanes(wanted, offered, lanes)]
+        return numbers
 
     def _chosen(self, begin: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the datasets from *begin* to *end* before they are permuted, and how often each was chosen before."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter
+from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -141,6 +142,33 @@ def test_a_pass_ends_before_the_next_begins():
     own = numbers[order == 0]
     assert set(own[:size].tolist()) == set(range(size))
     assert own[size:].min() == size
+
+
+def test_a_small_dataset_with_lanes_is_repeated_many_times_in_a_window():
+    order, numbers = choices_of([1, 1], sizes=[20, 10**6], lanes=[192, 192]).look_up(0, np.arange(choosing.WINDOW))
+    own = numbers[order == 0]
+    assert (np.sort(own) == np.arange(len(own))).all()
+    assert (own // 20 == np.arange(len(own)) // 20).all()
+
+
+def test_orders_are_those_of_earlier_releases():
+    """Of constant and changing weights, seeds, ends, lanes and states, also before version 4: states depend on them."""
+    found = blake2b(digest_size=8)
+    changing = [{0: 1, 8: 0}, {0: 1, 16: 3}, 1], [stepwise({0: 1, 2000: 0.1}, 50), 1]
+    for weights in [[1, 1], [1] * 8, [0.5, 0.3, 0.2], [3, 40], [1, 0, 2], [7], ["1/3", 1, "0.25"], *changing]:
+        quotas, sizes = Quotas(weights), [40 + 37 * i for i in range(len(weights))]
+        lanes = [5, *[1] * (len(weights) - 1)]
+        for seed, until in [(0, "first"), (-5, "last"), (2**40, 3000), (1, 0)]:
+            choices = Choices(quotas, seed, sizes, until, lanes)
+            found.update(repr((choices.total, choices.due)).encode())
+            for each in (choices, choices.unpermuted()):
+                begin = choices.total // 3
+                state = each.state(begin)
+                found.update(json.dumps(state).encode())
+                positions = np.arange(begin, choices.total)
+                for rows in (*each.look_up(seed, positions), *each.resumed(begin, state).look_up(3, positions)):
+                    found.update(rows.astype("<i8").tobytes())
+    assert found.hexdigest() == "318c9dec9f7d2569"
 
 
 @given(st.lists(st.integers(0, 6), max_size=30), st.data())
