@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
-from itertools import accumulate, chain, count
+from itertools import accumulate, count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tarshards.index.readahead import Numbers
     from tarshards.stream.op import BoundOp
 
-TOGETHER = 64  # choices that a worker makes at once
 PASS = 1 << 32  # added to a dataset's epoch each time it begins again within one epoch of the mixture
 
 S = TypeVar("S", bound=Stream)
@@ -84,19 +83,20 @@ def mix(
         raise ValueError(f"weights= names {sorted(weights)}, but the datasets are {sorted(datasets)}")
     for dataset in datasets.values():
         check_dataset(dataset, "mix")
-    proportions = Proportions([weights[name] for name in datasets], seed)
+    curves = [weights[name] for name in datasets]
+    quotas = Quotas([dict(sorted(each.items())) if isinstance(each, Mapping) else each for each in curves])
     source: MixedSource | MixedStreams
     if all(is_planned(dataset) for dataset in datasets.values()):
         for name, dataset in datasets.items():
             for op in dataset.ops:
                 if not op.traits.per_sample:
                     raise TypeError(f"{name}: {op.name} holds or counts samples; apply it to the mixture")
-        source = MixedSource(datasets, proportions, until, tail, on_error)
+        source = MixedSource(datasets, quotas, seed, until, tail, on_error)
     elif tail is not None:
         names = ", ".join(name for name, dataset in datasets.items() if not is_planned(dataset))
         raise TypeError(f"{names}: tail= requires that all datasets are indexed; run `tarindex` first")
     else:
-        source = MixedStreams(datasets, proportions, until, on_error)
+        source = MixedStreams(datasets, quotas, seed, until, on_error)
     kinds = [dataset for dataset in datasets.values() if type(dataset) is not Stream]
     return (kinds or list(datasets.values()))[0]._over(source)
 
@@ -104,27 +104,6 @@ def mix(
 def is_planned(dataset: Stream) -> bool:
     """Return whether a mixture can look up the samples of *dataset* by number."""
     return isinstance(dataset.source, PlannedSource) and not isinstance(dataset.source, MixedSource)
-
-
-class Proportions:
-    """The *weights* of the datasets of a mixture: each a number, or a mapping from positions to numbers."""
-
-    def __init__(self, weights: list[Any], seed: int):
-        self.seed = seed
-        self.weights: list[dict[Any, Any] | Any] = [
-            dict(sorted(w.items())) if isinstance(w, Mapping) else w for w in weights
-        ]
-        self.is_scheduled: bool = any(isinstance(weight, Mapping) for weight in weights)
-        self.quotas: Quotas = Quotas(self.weights)
-
-    def settings(self, schedule: str) -> list[Any]:
-        """Return the settings that the digest in a state covers; *schedule* is how weights change between positions."""
-        return [*self.weights, schedule] if self.is_scheduled else self.weights
-
-    def mixture(self, workers: int) -> tuple[Iterator[int], dict[int, float]]:
-        """Return the choices of one of *workers* workers, and ``ends`` as for ``interleave``."""
-        mixture = Mixture(Quotas(self.weights, stride=workers), self.seed)
-        return chain.from_iterable(mixture.take(TOGETHER) for _ in count()), mixture.quotas.ends
 
 
 class MixedSource(PlannedSource):
@@ -136,26 +115,26 @@ class MixedSource(PlannedSource):
     def __init__(
         self,
         datasets: Mapping[str, Stream],
-        proportions: Proportions,
+        quotas: Quotas,
+        seed: int,
         until: Until,
         tail: Tail | None,
         on_error: ErrorPolicy,
     ):
-        seed = proportions.seed
+        self.quotas, self.until = quotas, until
         self.options: EpochOptions = EpochOptions(seed=seed, tail=tail)
         self.seed: int = seed
         self.sources: list[PlannedSource] = [dataset.source for dataset in datasets.values()]
-        self.mixed: MixedShards = MixedShards({name: dataset.source.shards for name, dataset in datasets.items()})
-        self.shards: MixedShards = self.mixed
+        self.shards: MixedShards = MixedShards({name: dataset.source.shards for name, dataset in datasets.items()})
+        self.starts: list[int] = self.shards.starts
         self.counts: np.ndarray = self.shards.counts
         self.sizes: list[int] = [int(source.counts.sum()) for source in self.sources]
         lanes = [1 if not size else lanes_of(source.plan(0, 1)) for size, source in zip(self.sizes, self.sources)]
-        self.choices: Choices = Choices(proportions.quotas, seed, self.sizes, until, lanes)
+        self.choices: Choices = Choices(quotas, seed, self.sizes, until, lanes)
         self.ledger: Ledger = Ledger.of(on_error)
         self.draws: bool = any(map(draws, self.sources))  # then all samples get __draw__, since they share batches
         self.datasets: dict[str, Stream] = dict(datasets)
         self.ops: list[BoundOp] = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
-        self._proportions, self._until = proportions, until
         self.digest: str = self.digest_with("steps")
 
     def digest_with(self, schedule: str) -> str:
@@ -164,7 +143,7 @@ class MixedSource(PlannedSource):
             (name, s.digest, s.seed, s.pool, s.options.shuffle, *filter(None, [s.options.resample]))
             for name, s in zip(self.datasets, self.sources)
         ]
-        return digest_of(orders, self._proportions.settings(schedule), self.seed, self._until)
+        return digest_of(self, schedule, orders)
 
     def selected(self, choose: Any) -> PlannedSource:
         raise TypeError("select from the datasets, and mix the selections")
@@ -224,23 +203,22 @@ def draws(source: Any) -> bool:
     return isinstance(source, PlannedSource | ShardSource) and bool(source.options.resample)
 
 
-def digest_of(*settings: Any) -> str:
-    """Return the digest that identifies a mixture in a state: a hash of all *settings* that its order depends on."""
-    return blake2b(repr(settings).encode(), digest_size=16).hexdigest()
+def digest_of(mixture: MixedSource | MixedStreams, schedule: str, *settings: Any) -> str:
+    """Return a hash of *settings* and all others that the order of *mixture* depends on.
+
+    *schedule* says how weights change between positions.
+    """
+    weights = mixture.quotas.weights
+    if any(isinstance(weight, Mapping) for weight in weights):
+        weights = [*weights, schedule]
+    order = repr((*settings, weights, mixture.seed, mixture.until))
+    return blake2b(order.encode(), digest_size=16).hexdigest()
 
 
 class MixedPlan(PlannedEpoch):
     """The rest of a mixture's epoch from the position *begin* on; its shards are those of ``MixedShards``."""
 
-    def __init__(
-        self,
-        source: MixedSource,
-        choices: Choices,
-        epoch: int,
-        begin: int,
-        ranks: int,
-        tail: Tail,
-    ):
+    def __init__(self, source: MixedSource, choices: Choices, epoch: int, begin: int, ranks: int, tail: Tail):
         self.source = source
         self.choices = choices
         self.epoch = epoch
@@ -258,7 +236,7 @@ class MixedPlan(PlannedEpoch):
             for passed in np.unique(again[here]):
                 these = here[again[here] == passed]
                 shard, sample = self._plan(int(i), int(passed))[number[these]]
-                shards[these], samples[these] = shard + self.source.mixed.starts[i], sample
+                shards[these], samples[these] = shard + self.source.starts[i], sample
         return shards, samples
 
     @property
@@ -279,7 +257,7 @@ class MixedPlan(PlannedEpoch):
     def substitutes(self, position: int, among: int | None = None) -> Iterator[tuple[int, int]]:
         """Yield samples of the dataset of *position*, drawn by its own plan from those that come in this epoch."""
         (dataset,), (again,), (number,) = self._look_up(np.array([position], np.int64))
-        start = self.source.mixed.starts[dataset]
+        start = self.source.starts[dataset]
         come = min(self.choices.due[dataset], self.source.sizes[dataset])
         for shard, sample in self._plan(int(dataset), int(again)).substitutes(int(number), come):
             yield start + shard, sample
@@ -321,10 +299,8 @@ class MixedStreams:
     order: Sequence[Any] = ()  # in the digest
     ordered_by: ClassVar[Sequence[str]] = ()
 
-    def __init__(self, datasets: Mapping[str, Stream], proportions: Proportions, until: Until, on_error: ErrorPolicy):
-        self.proportions = proportions
-        self.seed: int = proportions.seed
-        self.until = until
+    def __init__(self, datasets: Mapping[str, Stream], quotas: Quotas, seed: int, until: Until, on_error: ErrorPolicy):
+        self.quotas, self.seed, self.until = quotas, seed, until
         self.ops: list[BoundOp] = [op for dataset in datasets.values() for op in (*dataset.source.ops, *dataset.ops)]
         self.newest: int = max(dataset.source.newest for dataset in datasets.values())
         self.draws: bool = any(draws(dataset.source) for dataset in datasets.values())
@@ -343,7 +319,7 @@ class MixedStreams:
             source = dataset.source.as_of(version)
             digest = source.digest_with(schedule) if isinstance(source, MixedSource | MixedStreams) else source.digest
             orders.append((name, digest, source.order))
-        return digest_of("streamed", orders, self.proportions.settings(schedule), self.seed, self.until)
+        return digest_of(self, schedule, "streamed", orders)
 
     def _count(self, datasets: Mapping[str, Stream], ledger: Ledger) -> None:
         self.ledger = ledger
@@ -360,13 +336,13 @@ class MixedStreams:
     def iterate(self, progress: Progress) -> Iterator[Any]:
         """Yield the samples of one worker; raise WorldError if some worker would have no shard of a chosen dataset."""
         workers = progress.world.world_size * progress.world.num_workers
-        choices, ends = self.proportions.mixture(workers)
+        quotas = Quotas(self.quotas.weights, stride=workers)
         for number, (name, dataset) in enumerate(self.datasets.items()):
-            if number in ends:
+            if number in quotas.ends:
                 check_shards(name, dataset.source, workers)
         streams = [self._stream(name, dataset, progress) for name, dataset in self.datasets.items()]
         try:
-            yield from interleave(streams, choices, ends, self.until)
+            yield from interleave(streams, Mixture(quotas, self.seed), quotas.ends, self.until)
         finally:
             if held := sum(stream.holds_sample() for stream in streams):
                 self.ledger.add(Tally(in_flight=held).within(progress.of))
