@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, groupby
 from typing import Any, Literal, NamedTuple, SupportsFloat
 
 from tarshards.errors import AuditError, SampleError, check_function, shortened, visible
@@ -478,18 +477,18 @@ def _equations(passes: dict[PassOf, Counter[str]]) -> list[str]:
     epochs 0 to 1: 20 planned = 16 delivered + 4 filtered
     epoch 2: 10 planned = 6 before + 2 delivered + 2 not taken (left early: unaudited)
     """
-    lines, numbers = [], count()
-
-    def run(item: tuple[PassOf, Counter[str]]) -> tuple[Any, ...]:
-        (epoch, *others), sums = item
-        is_whole = not (sums["before"] or sums["left early"] or sums["in flight"])
-        return others, is_whole, epoch - next(numbers) if is_whole else epoch
-
-    for _, group in groupby(sorted(passes.items(), key=lambda item: (item[0].rank, item[0])), run):
-        run_of = dict(group)
-        first, last, sums = min(run_of), max(run_of), Counter[str]()
-        for each in run_of.values():
-            sums.update(each)
+    runs: list[tuple[PassOf, PassOf, Counter[str]]] = []  # the first and last pass, and the sums
+    following = None  # the pass that would continue the last run
+    for this, found in sorted(passes.items(), key=lambda item: (item[0].rank, item[0])):
+        is_whole = not (found["before"] or found["left early"] or found["in flight"])
+        if is_whole and this == following:
+            first, _, sums = runs.pop()
+            runs.append((first, this, sums + found))
+        else:
+            runs.append((this, this, found))
+        following = this._replace(epoch=this.epoch + 1) if is_whole else None
+    lines = []
+    for first, last, sums in runs:
         name = f"epoch {last.epoch}" if first == last else f"epochs {first.epoch} to {last.epoch}"
         name += f", rank {first.rank} of {first.ranks}" if first.ranks > 1 else ""
         planned, outcomes = [
