@@ -92,7 +92,9 @@ class Passes:
         this = self._next()
         if self.stream._world is None:
             this.world.check_announced(this.epoch)
-        if self.steps is None and isinstance(self.stream.source, ShardSource):
+        if this.plan is not None:  # here, since workers that begin again in each epoch would warn in each
+            self.stream.source.warn_of_few_blocks(this.plan, this.world)
+        elif self.steps is None and isinstance(self.stream.source, ShardSource):
             self.stream.source.check_steps(this.world.world_size)
         self._resumed, self.has_jumped = None, False
         epoch = self.stream.epochs.begin(World(), this.epoch if this.state else None)
@@ -100,8 +102,6 @@ class Passes:
             this = self._fresh(epoch)
         if this.state and self._announced is not None:
             self._ahead = this.epoch - self._announced
-        if this.plan is not None:  # here, since workers that begin again in each epoch would warn in each
-            self.stream.source.check_mixing(this.plan, this.world)
         this.delivered = this.passed
         this.last = this.state.get("last") if this.state and this.plan is None else None
         self._current = this

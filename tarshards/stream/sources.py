@@ -37,7 +37,7 @@ from tarshards.stream.op import BoundOp
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import EpochLoop, Part, Shares
-    from tarshards.epoch.plan import Order, PlannedEpoch
+    from tarshards.epoch.plan import PlannedEpoch
     from tarshards.epoch.selection import SampleChoice, Selection
     from tarshards.index.access import SampleReader
 
@@ -376,10 +376,24 @@ class PlannedSource:
         except TarshardsError:
             return set()
 
-    def check_mixing(self, plan: PlannedEpoch, world: World) -> None:
-        """Log a warning, once, if the default pool mixes few blocks on each rank; on the first rank and worker only."""
-        if plan.order is not None and self.options.pool is self.options.block is None and not world.rank + world.worker:
-            _warn_of_few_blocks(plan.order, plan.ranks, float(self.sizes.sum() / self.counts.sum()))
+    def warn_of_few_blocks(self, plan: PlannedEpoch, world: World) -> None:
+        """Log a warning, once, if a rank mixes too few blocks, by default, for a batch like one of a permutation.
+
+        Only the first rank and worker do.
+        """
+        from tarshards.epoch.plan import MAX_BLOCKS, MIXED_BLOCKS
+
+        order = plan.order
+        if order is None or self.options.pool or self.options.block or world.rank or world.worker:
+            return
+        total, pool = order.lanes.total, order.window * order.lanes.lanes
+        mixed = pool // (plan.ranks * order.block)
+        wider = min(MIXED_BLOCKS * plan.ranks * order.block, total)
+        is_permuted = order.block == order.window == 1
+        if order.shuffle and not is_permuted and mixed < MIXED_BLOCKS and wider <= MAX_BLOCKS:
+            mean = float(self.sizes.sum() / self.counts.sum())  # bytes of a sample
+            megabytes, now = (round(samples / plan.ranks * mean / 1e6) for samples in (wider, pool))
+            _log_few_blocks(plan.ranks, mixed, order.block, wider, megabytes, now)
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the rest of one worker's share: every num_workers-th position of its rank."""
@@ -387,7 +401,7 @@ class PlannedSource:
 
         world = progress.world
         plan = self.as_of(progress.version).plan(progress.epoch, world.world_size)
-        self.check_mixing(plan, world)
+        self.warn_of_few_blocks(plan, world)
         every = world.positions(len(plan))
         share, begun = every[progress.begun :], bisect_left(every[: progress.begun], plan.total)
         shares = Shares(share, max(1, len(share)))
@@ -564,21 +578,6 @@ def _log_sorted_classes(pool: int) -> None:
         "`tarreshard`; pool= enlarges the buffer",
         pool,
     )
-
-
-def _warn_of_few_blocks(order: Order, ranks: int, mean: float) -> None:
-    """Log a warning, once per process, if a rank mixes too few blocks for a batch like one of a permutation.
-
-    Samples have *mean* bytes.
-    """
-    from tarshards.epoch.plan import MAX_BLOCKS, MIXED_BLOCKS
-
-    total, pool = order.lanes.total, order.window * order.lanes.lanes
-    mixed = pool // (ranks * order.block)
-    wider = min(MIXED_BLOCKS * ranks * order.block, total)
-    is_permuted = order.block == order.window == 1
-    if order.shuffle and not is_permuted and mixed < MIXED_BLOCKS and wider <= MAX_BLOCKS:
-        _log_few_blocks(ranks, mixed, order.block, wider, *(round(each / ranks * mean / 1e6) for each in (wider, pool)))
 
 
 @cache
