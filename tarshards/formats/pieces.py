@@ -1,9 +1,9 @@
 """Inputs in other formats, cut into *pieces*: each piece becomes one shard of an import, or is read by one worker.
 
-Each format has a function ``plan_...``, which cuts its inputs, and a class whose ``samples`` or ``rows`` reads one
-piece, usually in another process. A piece is a number of row groups of a parquet file, of lines or rows of a text, of
-rows of a Hugging Face dataset or of files in a folder, or it is a msgpack shard. The pieces of other formats are in
-``tfrecord``, ``mds`` and ``zarr_``.
+Each format has a function ``plan_...``, which cuts its inputs, and a class whose ``samples`` reads one piece, usually
+in another process; ``rows_of`` gives the values of its columns. A piece is a number of row groups of a parquet file, of
+lines or rows of a text, of rows of a Hugging Face dataset or of files in a folder, or it is a msgpack shard. The pieces
+of other formats are in ``tfrecord``, ``mds`` and ``zarr_``.
 """
 
 from __future__ import annotations
@@ -130,9 +130,6 @@ class Piece(Protocol):
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
         """Yield the samples, with keys by *template*; *naming* learns the columns, *ledger* gets the errors of rows."""
 
-    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
-        """Yield the rows: the values of their columns, with ``__key__`` by *template* and ``__url__``."""
-
 
 class Plan(NamedTuple):
     """The pieces of an input, in order.
@@ -215,18 +212,14 @@ class RecordPiece(FilePiece, ABC):
         """Return the file and the record with this number, for errors."""
         return f"{self.name}: {self.unit} {number}"
 
-    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
-        for _, row in self._numbered_rows(template, ledger):
-            yield row
-
-    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
-        for number, row in self._numbered_rows(template, ledger):
+    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
+        for number, row in self.numbered_rows(template, ledger):
             try:
                 yield sample_of(naming, row, "", self.name)
             except (ValueError, RecursionError) as error:
                 fail_rows(ledger, _of_row(self.origin(number), error))
 
-    def _numbered_rows(self, template: str, ledger: Ledger) -> Iterator[tuple[int, Sample]]:
+    def numbered_rows(self, template: str, ledger: Ledger) -> Iterator[tuple[int, Sample]]:
         """Yield the rows with their numbers in the file; ``__key__`` comes from the record, or from *template*."""
         name, keys = self.name, Keys.of(template, self.file)
         for number, record in self.records(ledger):
@@ -238,8 +231,14 @@ class RecordPiece(FilePiece, ABC):
                 yield number, {"__key__": key, **record, "__url__": name}
 
 
-def decoded_rows(piece: Piece, template: str, ledger: Ledger) -> Iterator[Sample]:
-    """Yield the rows of a piece that is read column by column: its samples with decoded fields."""
+def rows_of(piece: Piece, template: str, ledger: Ledger) -> Iterator[Sample]:
+    """Yield the rows of a piece: the values of their columns, with ``__key__`` by *template* and ``__url__``.
+
+    Records are rows; of a piece that is read column by column, they are its samples with decoded fields.
+    """
+    if isinstance(piece, RecordPiece):
+        yield from (row for _, row in piece.numbered_rows(template, ledger))
+        return
     naming = Naming()
     for found in piece.samples(naming, template, ledger):
         samples = [found] if isinstance(found, dict) else map(found.sample, range(len(found.keys)))
@@ -266,9 +265,6 @@ class ParquetPiece(FilePiece):
     @property
     def identity(self) -> list[Any]:
         return [*self.version, self.groups, self.first, self.file]
-
-    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
-        return decoded_rows(self, template, ledger)
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
         pa, name = arrow(), self.name
@@ -403,9 +399,6 @@ class CsvPiece(FilePiece):
     def origin(self, number: int) -> str:
         """Return the file and the row with this number, for errors."""
         return f"{self.name}: row {number}"
-
-    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
-        return decoded_rows(self, template, ledger)
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
         keys, types = Keys.of(template, self.file), dict(self.types)
@@ -634,9 +627,6 @@ class DatasetPiece:
     def identity(self) -> list[Any]:
         return [*self.version, self.first, self.file]
 
-    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
-        return decoded_rows(self, template, ledger)
-
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[SampleBatch]:
         pa = arrow()
         row, keys = self.first, Keys.of(template, self.file)
@@ -725,9 +715,6 @@ class FolderPiece:
     def name(self) -> str:
         return self.folder
 
-    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
-        return decoded_rows(self, template, ledger)
-
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample]:
         keys = Keys.of(template, "")
         for key, number, paths in self.entries:
@@ -765,68 +752,54 @@ def plan_folder(folder: str, max_bytes: int | None) -> Plan:
 
 
 @dataclass(frozen=True)
-class MsgpackPiece(FilePiece):
+class MsgpackPiece(RecordPiece):
     """A msgpack shard of Squirrel's.
 
     Without a template, a sample keeps its key in the shard, or the one that the reader gives it.
     """
 
-    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
+    def records(self, ledger: Ledger) -> Iterator[tuple[int, Sample]]:
+        reader = Ledger(max_errors=float("inf"), on_error=partial(fail_rows, ledger))
+        return enumerate(read_msgpack_shard(self.url, ledger=reader))
+
+    def numbered_rows(self, template: str, ledger: Ledger) -> Iterator[tuple[int, Sample]]:
         keys = None if template == KEY else Keys.of(template, self.file)
-        errors: list[Exception] = []  # errors of the reader before the next row
-        rows: list[Sample] = []  # rows to convert together; the first has this *number*
-        number = size = 0
-        for row in self._read(errors):
+        for number, row in self.records(ledger):
+            try:
+                yield number, row if keys is None else {**row, "__key__": keys(number, row)}
+            except (TarshardsError, ValueError) as error:
+                fail_rows(ledger, _of_row(f"{self.name}: {row['__key__']}", error))
+
+    def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
+        errors: list[Exception] = []  # before the next row
+        rows: list[Sample] = []  # to convert together
+        size = 0
+        for _, row in self.numbered_rows(template, Ledger(max_errors=float("inf"), on_error=errors.append)):
             if errors or len(rows) == FEW_ROWS or size >= BATCH:
-                yield from self._samples(rows, number, keys, naming, ledger)
-                _fail_all(ledger, errors)
-                number, size = number + len(rows), 0
-                rows = []
+                yield from self._converted(rows, errors, naming, ledger)
+                rows, size = [], 0
             rows.append(row)
             for value in row.values():
                 if type(value) is bytes:
                     size += len(value)
-        yield from self._samples(rows, number, keys, naming, ledger)
-        _fail_all(ledger, errors)
+        yield from self._converted(rows, errors, naming, ledger)
 
-    def rows(self, template: str, ledger: Ledger) -> Iterator[Sample]:
-        keys = None if template == KEY else Keys.of(template, self.file)
-        errors: list[Exception] = []
-        for number, row in enumerate(self._read(errors)):
-            _fail_all(ledger, errors)
-            try:
-                yield row if keys is None else {**row, "__key__": keys(number, row)}
-            except (TarshardsError, ValueError) as error:
-                fail_rows(ledger, _of_row(f"{self.name}: {row['__key__']}", error))
-        _fail_all(ledger, errors)
-
-    def _read(self, errors: list[Exception]) -> Iterator[Sample]:
-        """Yield the rows with the stored values; *errors* gets the errors that precede the next row."""
-        return read_msgpack_shard(self.url, ledger=Ledger(max_errors=float("inf"), on_error=errors.append))
-
-    def _samples(
-        self, rows: list[Sample], number: int, keys: Keys | None, naming: Naming, ledger: Ledger
+    def _converted(
+        self, rows: list[Sample], errors: list[Exception], naming: Naming, ledger: Ledger
     ) -> Iterator[Sample | SampleBatch]:
-        """Yield the samples of rows, the first with this *number*; as one batch if ``batch_of`` can make it."""
-        name, own_keys = self.name, [row.pop("__key__") for row in rows]
+        """Yield the samples of rows, as one batch if ``batch_of`` can make it; then pass *ledger* the *errors*."""
         batch: SampleBatch | None = None
         with suppress(TarshardsError, ValueError):  # the loop below finds the row of the error
-            made = own_keys if keys is None else [keys(record, row) for record, row in enumerate(rows, number)]
-            batch = batch_of(naming, rows, made, name)
+            batch = batch_of(naming, rows, [row["__key__"] for row in rows], self.name)
         if batch is not None:
             yield batch
-            return
-        for record, (key, row) in enumerate(zip(own_keys, rows), number):
+        for row in rows if batch is None else ():
             try:
-                row["__key__"] = key if keys is None else keys(record, row)
-                yield sample_of(naming, row, "", name)
+                yield sample_of(naming, row, "", self.name)
             except (TarshardsError, ValueError) as error:
-                fail_rows(ledger, _of_row(f"{name}: {key}", error))
-
-
-def _fail_all(ledger: Ledger, errors: list[Exception]) -> None:
-    while errors:
-        fail_rows(ledger, errors.pop(0))
+                fail_rows(ledger, _of_row(f"{self.name}: {row['__key__']}", error))
+        while errors:
+            fail_rows(ledger, errors.pop(0))
 
 
 def plan_msgpack(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from tarshards.epoch.world import World
 from tarshards.errors import shortened
 from tarshards.formats.inputs import plan_input
-from tarshards.formats.pieces import Piece, Plan
+from tarshards.formats.pieces import Piece, Plan, rows_of
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.stream.sources import VERSION, Progress, check_ranks, dataset_digest
@@ -97,7 +97,7 @@ class RowSource:
         for piece in pieces:
             count = 0
             try:
-                for row in piece.rows(self.plan.key, self.ledger):
+                for row in rows_of(piece, self.plan.key, self.ledger):
                     count += 1
                     yield row
             finally:
