@@ -140,7 +140,7 @@ end_option: Final = click.option(
     "--end",
     type=click.Choice(["required", "optional"]),
     default="required",
-    help="Whether zeros must end an archive.  [default: required]",
+    help="Whether zeros must end an archive.",
 )
 split_option: Final = click.option(
     "--split", type=click.Choice(["first", "last"]), help="The dot at which a name ends the key.  [default: first]"

@@ -167,6 +167,11 @@ def test_a_name_means_one_thing():
     assert set(varies) == set(VARIES), {name: dict(forms) for name, forms in varies.items() if name not in VARIES}
 
 
+def test_a_default_is_shown_once():
+    notes = [(tool, option, described(tool, option)[1].split("; ")) for tool, option in options()]
+    assert not [(tool, option.name) for tool, option, parts in notes if len(set(parts)) < len(parts)]
+
+
 def test_values_are_named_by_the_same_words():
     terms = [described(tool, option)[0] for tool, option in options() if not option.is_flag]
     values = {re.sub(r"^(-\w, )*(--?[\w-]+) ", "", term) for term in terms}
