@@ -18,7 +18,7 @@ from tarshards.kernels._sidecars_py import BEGINNING, SidecarHead, parse_head
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Split
 from tarshards.storage.derived import INDEX
-from tarshards.storage.location import Location, are_local, paths_of
+from tarshards.storage.location import Location, are_local, are_remote, paths_of
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.remote import Remote, default
 from tarshards.storage.streams import is_missing, is_refused, read_at_most
@@ -135,6 +135,36 @@ def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | Non
             for number, value in zip(numbers, said):
                 columns[name][number] = value
     return shards.replace(**columns), []
+
+
+def find_indexed(shards: Shards, remote: Remote | None = None, *fields: FieldNames | None) -> Shards | None:
+    """Return *shards* with the counts in their indexes if all have one; None if none has.
+
+    Sidecars are looked for, of remote shards that a manifest counts for at most PROBED; none of remote shards that are
+    all *indexed*. The other arguments and errors are those of ``with_counts``. Raises ShardIndexError, too, if only
+    some shards have a sidecar, or an *index_dir* has none, and OpenError if a shard without one is missing itself.
+    """
+    index_dir = (remote or default()).index_dir
+    if index_dir is None and all(shards.column("indexed")) and are_remote(shards.urls):
+        return shards  # as their manifest says
+    counted, missing = with_counts(shards, remote, *fields)
+    uncounted = shards.uncounted
+    known = sorted({*range(len(shards))}.difference(uncounted)) if uncounted else range(len(shards))
+    probed = known if are_local(shards.urls) else known[:: -(-len(known) // PROBED) or 1]
+    found = has_index([shards.urls[number] for number in probed], remote)
+    missing += [number for number, is_there in zip(probed, found) if not is_there]
+    if not missing:
+        return counted
+    looked_for = len(uncounted) + len(probed)
+    if len(missing) == looked_for and index_dir is None:
+        return None
+    first = shards.urls[min(missing)]
+    check_there(first)
+    if len(missing) < looked_for:
+        reason = "no index found, but other shards have one; create it with `tarindex`, or pass index=False"
+    else:
+        reason = f"no index found in {index_dir}; create it with `tarindex --index-dir`"
+    raise ShardIndexError(reason, url=Location.of(first).name)
 
 
 def _read_heads(urls: list[str], remote: Remote | None) -> array[int]:

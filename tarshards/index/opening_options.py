@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from tarshards.errors import ShardIndexError, flag, shortened, visible
-from tarshards.index.inventory import PROBED, check_there, has_index, with_counts
+from tarshards.errors import flag, shortened
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.grouping import OnDamage, check_reading, read_in_turn, read_shard
 from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.expressions import find_shards
-from tarshards.storage.location import Location, are_local, are_remote
+from tarshards.storage.location import Location, are_remote
 from tarshards.storage.manifest import ArchiveEnd, Shard, Shards
-from tarshards.storage.remote import Remote, default, with_options
-
-log: logging.Logger = logging.getLogger("tarshards")
+from tarshards.storage.remote import Remote, with_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,44 +113,6 @@ class Opening:
 
             location = Location.of(spec, self.remote)
             connect(location, location.remote.connections)
-
-    def find_indexed(self, shards: Shards) -> Shards | None:
-        """Return *shards* with the counts in their indexes if they are read through these; else None.
-
-        With "auto", sidecars are looked for, of remote shards that a manifest counts for at most 4,096;
-        ShardIndexError is raised if only some have one, or OpenError if a shard without one is missing itself.
-        """
-        rule = split_of(self.rule)
-        if not self.index or (self.index == "auto" and rule is None):
-            return None
-        shards = shards.replace(split=[split or rule for split in shards.column("split")])
-        if self.index != "auto":
-            return shards
-        index_dir = (self.remote or default()).index_dir
-        if index_dir is None and all(shards.column("indexed")) and are_remote(shards.urls):
-            return shards  # as their manifest says
-        counted, missing = with_counts(shards, self.remote, self.names, self.lazy_names)
-        uncounted = shards.uncounted
-        known = sorted({*range(len(shards))}.difference(uncounted)) if uncounted else range(len(shards))
-        probed = known if are_local(shards.urls) else known[:: -(-len(known) // PROBED) or 1]
-        found = has_index([shards.urls[number] for number in probed], self.remote)
-        missing += [number for number, is_there in zip(probed, found) if not is_there]
-        if not missing:
-            return counted
-        looked_for = len(uncounted) + len(probed)
-        first = shards.urls[min(missing)]
-        if len(missing) < looked_for or index_dir is not None:
-            check_there(first)
-            if len(missing) < looked_for:
-                reason = "no index found, but other shards have one; create it with `tarindex`, or pass index=False"
-            else:
-                reason = f"no index found in {index_dir}; create it with `tarindex --index-dir`"
-            raise ShardIndexError(reason, url=Location.of(first).name)
-        log.info(
-            "%s: no indexes found, so shards are streamed whole; create them with `tarindex`",
-            visible(Location.of(shards.urls[0]).name),
-        )
-        return None
 
     def read(
         self, shards: Sequence[Shard], ledger: Ledger, processes: int = 1, draws: Iterable[int] | None = None

@@ -24,10 +24,11 @@ from tarshards.errors import (
     TarshardsError,
     WorldError,
     shortened,
+    visible,
 )
-from tarshards.index.inventory import check_there, has_ranges
+from tarshards.index.inventory import check_there, find_indexed, has_ranges
 from tarshards.index.opening_options import Opening
-from tarshards.samples.keys import Sample
+from tarshards.samples.keys import Sample, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger, PassOf
 from tarshards.storage.location import Location, identities_of
 from tarshards.storage.manifest import Shards, collector_paused
@@ -507,34 +508,44 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
         _log_missing_kernels()
     opening.connect(urls)
     shards = opening.find_shards(urls)
-    found = opening.find_indexed(shards)
-    if found is not None and not _must_stream(Location.of(shards.urls[0], opening.remote), opening, options):
-        from tarshards.index.access import SampleSequence
+    indexed = _indexed(shards, opening, options)
+    if indexed is None:
+        return ShardSource(shards, opening, options)
+    from tarshards.index.access import SampleSequence
 
-        import_module("tarshards.epoch.loop")  # needed for iterating; imported while the collector is paused
-        indexed = SampleSequence(found, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
-        kind = ResampledSource if options.resample else PlannedSource
-        return kind(indexed, options, opening.on_error)
-    if options.needs_index:
-        check_there(shards.urls[0])
-        name = Location.of(shards.urls[0]).name
-        raise ShardIndexError("tail=, block= require indexed shards; run `tarindex` first", url=name)
-    return ShardSource(shards, opening, options)
+    import_module("tarshards.epoch.loop")  # needed for iterating; imported while the collector is paused
+    samples = SampleSequence(indexed, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
+    kind = ResampledSource if options.resample else PlannedSource
+    return kind(samples, options, opening.on_error)
 
 
-def _must_stream(first: Location, opening: Opening, options: EpochOptions) -> bool:
-    """Return whether indexed shards must be streamed, because the server of the *first* one serves no ranges.
+def _indexed(shards: Shards, opening: Opening, options: EpochOptions) -> Shards | None:
+    """Return *shards*, with the counts in their indexes, if an epoch of them is planned; None if they are streamed.
 
-    Raises OpenError if streaming would change the order of the epoch. Returns False with index=True: then reading
-    raises OpenError.
+    With index="auto" they are planned if indexes are found, made by the rule for names that *opening* has, and if the
+    first shard can be read in parts. Raises ShardIndexError or OpenError if *options* require a planned epoch that
+    these shards do not allow.
     """
-    if opening.index is True or opening.lazy is not None or has_ranges(first):
-        return False
-    if options.needs_index or options.pool or options.shuffle or options.resample:
-        reason = "the server serves no ranges, which shuffling samples, tail=, pool= and block= require"
-        raise OpenError(f"{reason}; index=False streams shards whole", url=first.name)
-    log.warning("%s: the server serves no ranges, so shards are streamed whole, as with index=False", first.name)
-    return True
+    rule, first = split_of(opening.rule), Location.of(shards.urls[0], opening.remote)
+    ruled = shards.replace(split=[split or rule for split in shards.column("split")])
+    if opening.index and opening.index != "auto":
+        return ruled
+    is_sought = opening.index == "auto" and rule is not None
+    found = find_indexed(ruled, opening.remote, opening.names, opening.lazy_names) if is_sought else None
+    if found is not None and (opening.lazy is not None or has_ranges(first)):
+        return found
+    if found is not None:
+        if options.needs_index or options.pool or options.shuffle or options.resample:
+            reason = "the server serves no ranges, which shuffling samples, tail=, pool= and block= require"
+            raise OpenError(f"{reason}; index=False streams shards whole", url=first.name)
+        log.warning("%s: the server serves no ranges, so shards are streamed whole, as with index=False", first.name)
+    elif is_sought:
+        words = "%s: no indexes found, so shards are streamed whole; create them with `tarindex`"
+        log.info(words, visible(first.name))
+    if options.needs_index:
+        check_there(first)
+        raise ShardIndexError("tail=, block= require indexed shards; run `tarindex` first", url=first.name)
+    return None
 
 
 def _weights(options: EpochOptions, shards: int) -> Sequence[float]:

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index.access import SampleSequence
-from tarshards.index.opening_options import Opening
+from tarshards.index.inventory import find_indexed
 from tarshards.storage.expressions import common_name, find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
@@ -25,7 +25,7 @@ def write_static_page(urls: Any, folder: str | Location) -> Location:
     indexes, and OpenError for shards that the page cannot reach.
     """
     shards = find_shards(urls)
-    found = Opening().find_indexed(shards)
+    found = find_indexed(shards)
     if found is None:
         raise ShardIndexError("the page reads shards by their indexes; run `tarindex` first", url=shards.urls[0])
     counts = SampleSequence(found).counts.tolist()

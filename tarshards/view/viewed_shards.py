@@ -16,9 +16,8 @@ import numpy as np
 from tarshards.errors import SampleError, ShardIndexError, TarshardsError, shortened
 from tarshards.index.access import SampleSequence
 from tarshards.index.build import build_index
-from tarshards.index.inventory import check_there
+from tarshards.index.inventory import check_there, find_indexed
 from tarshards.index.open import OpenShard
-from tarshards.index.opening_options import Opening
 from tarshards.index.sidecar import Index
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import find_field
@@ -65,7 +64,7 @@ class ViewedShards:
 
     def _find_indexed(self) -> SampleSequence | None:
         try:
-            found = Opening(remote=self.remote).find_indexed(self.shards)
+            found = find_indexed(self.shards, self.remote)
         except ShardIndexError:  # only some shards have an index
             found = None
         if found is None:
