@@ -216,8 +216,8 @@ def test_substitutes_in_a_mixture_are_of_its_epoch_and_of_the_dataset_of_the_pos
         drawn = list(plan.substitutes(position))
         assert set(drawn) <= epoch
         (shard,), _ = plan[np.array([position])]
-        assert {np.searchsorted(source.mixed.starts, other, "right") for other, _ in drawn} <= {
-            np.searchsorted(source.mixed.starts, shard, "right")
+        assert {np.searchsorted(source.shards.starts, other, "right") for other, _ in drawn} <= {
+            np.searchsorted(source.shards.starts, shard, "right")
         }
         if begun <= position < plan.total:
             assert list(rest.substitutes(position - begun)) == drawn
@@ -228,7 +228,7 @@ def test_a_filled_mixture_has_only_samples_of_its_epoch(mixed_urls, name):
     """Of c, 90 of 300 samples come in an epoch: the others come in the next."""
     planned = mix({each: ShardDataset(mixed_urls[each], shuffle=True) for each in MIXED}, until=150, weights=SHARES)
     plan = planned.source.plan(0, 1)
-    epoch = {planned.source.mixed.read(*map(int, each))["__key__"] for each in zip(*plan[np.arange(150)])}
+    epoch = {planned.source.shards.read(*map(int, each))["__key__"] for each in zip(*plan[np.arange(150)])}
     ledgers = [Ledger(max_errors=1000) for _ in range(3)]
 
     def mixed(rank: int = 0, ranks: int = 1) -> ShardDataset:
