@@ -11,19 +11,20 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 Tree = dict[str, bytes | None]  # the files below a folder by name; None: a folder
 
+CREATING = ("clone", "clone3", "fork", "vfork")  # a process or thread
 CALLS = (
     *("open", "openat", "creat", "close", "dup", "dup2", "dup3", "fcntl", "lseek", "chdir", "fchdir"),
     *("write", "writev", "pwrite64", "pwritev", "pwritev2", "ftruncate", "truncate", "fallocate"),
     *("copy_file_range", "sendfile", "fsync", "fdatasync", "sync", "syncfs"),
     *("rename", "renameat", "renameat2", "link", "linkat", "unlink", "unlinkat", "mkdir", "mkdirat", "rmdir"),
-    *("clone", "clone3", "fork", "vfork"),
+    *CREATING,
 )
 LINE = re.compile(r"(?P<process>\d+) +(?P<call>\w+)\((?P<arguments>.*)\) += (?P<result>-?\d+|\?)")
 RESUMED = re.compile(r"(?P<process>\d+) +<\.\.\. \w+ resumed>(?P<rest>.*)")
@@ -210,27 +211,21 @@ class _Recording:
         self._folders = {name for name, content in before.items() if content is None}
         self._sizes = {number: len(content) for number, (_, content) in enumerate(files_of(before))}
         self._processes: dict[str, _Traced] = {}
-        self._begun: dict[str, str] = {}  # unfinished calls by process
+        self._births: dict[str, tuple[str, str]] = {}  # of each child: the process that created it, and how
 
     def read(self, lines: Iterable[str]) -> None:
         """Process the lines of a log."""
-        for line in lines:
-            if begun := UNFINISHED.match(line):
-                self._begun[begun["process"]] = begun["begun"]
-                continue
-            if resumed := RESUMED.match(line):
-                process = resumed["process"]
-                line = f"{process} {self._begun.pop(process)}{resumed['rest']}"
-            found = LINE.match(line)
-            if found is None or found["result"] == "?" or int(found["result"]) < 0:
-                continue
-            self._take(self._process(found["process"]), found["call"], found["arguments"], int(found["result"]))
+        calls = list(_completed(lines))
+        self._births = {result: (process, how) for process, call, how, result in calls if call in CREATING}
+        for process, call, arguments, result in calls:
+            if result != "?" and int(result) >= 0:
+                self._take(self._process(process), call, arguments, int(result))
 
     def _process(self, number: str) -> _Traced:
         if number not in self._processes:
-            parents = [begun for begun in self._begun.items() if begun[1].startswith(("clone", "fork", "vfork"))]
-            if parents:  # a child may run before the call that created it has returned
-                self._born(self._process(parents[-1][0]), parents[-1][1], number)
+            if number in self._births:  # a child may run before the call that created it has returned
+                parent, how = self._births[number]
+                self._born(self._process(parent), how, number)
             else:
                 self._processes[number] = _Traced(self.root)
         return self._processes[number]
@@ -245,7 +240,7 @@ class _Recording:
         plain = TEXT.sub('""', arguments)
         numbers = [int(text) if text.isdecimal() else None for text in plain.split(", ")]
         opened = process.opened.get(numbers[0]) if numbers[0] is not None else None
-        if call in ("clone", "clone3", "fork", "vfork"):
+        if call in CREATING:
             self._born(process, arguments, str(result))
         elif call in ("open", "openat", "creat"):
             self._open(process, self._path(process, call, plain, texts[0]), call, plain, result)
@@ -378,6 +373,20 @@ class _Recording:
         }
         if name is not None and kind in actions and (kind not in ("rename", "link") or target is not None):
             self._change(actions[kind](name))
+
+
+def _completed(lines: Iterable[str]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the process, name, arguments and result of each call in a log, in the order in which they returned."""
+    begun: dict[str, str] = {}  # unfinished calls by process
+    for line in lines:
+        if unfinished := UNFINISHED.match(line):
+            begun[unfinished["process"]] = unfinished["begun"]
+            continue
+        if resumed := RESUMED.match(line):
+            process = resumed["process"]
+            line = f"{process} {begun.pop(process)}{resumed['rest']}"
+        if found := LINE.match(line):
+            yield found["process"], found["call"], found["arguments"], found["result"]
 
 
 def _offset(call: str, plain: str) -> int:

@@ -11,7 +11,7 @@ from soak import SOAK
 
 from tarshards.testing.crash_cases import CASES, check_case
 from tarshards.testing.crashes import check_writer, crash_states
-from tarshards.testing.system_calls import Change, read_tree, record, replay
+from tarshards.testing.system_calls import Change, _Recording, read_tree, record, replay
 
 OLD, NEW = b"old" * 400, b"new!" * 400
 LONG = ("a shard that is replaced", "shards, their indexes and the manifest")  # with one change lost at a time
@@ -142,6 +142,21 @@ def test_commands_are_recorded_with_their_children(folder):
     assert replay(before, changes) == read_tree(folder)
     assert read_tree(folder) == {"deep": None, "deep/newer": b"abcdef", "deep/old2": b"0123456789", "y": b"x\n\0\0\0"}
     assert {change.kind for change in changes} >= {"mkdir", "rename", "link", "unlink", "create", "write", "resize"}
+
+
+def test_a_child_that_runs_before_its_creation_has_returned_has_the_folder_of_its_parent():
+    recording = _Recording("/root", {"deep": None})
+    recording.read(
+        r"""1 clone(child_stack=NULL, flags=SIGCHLD) = 2
+2 chdir("\x64\x65\x65\x70") = 0
+1 vfork( <unfinished ...>
+2 vfork( <unfinished ...>
+3 mkdir("\x78", 0777) = 0
+4 mkdir("\x79", 0777) = 0
+2 <... vfork resumed>) = 4
+1 <... vfork resumed>) = 3""".splitlines()
+    )
+    assert recording.changes == [Change("mkdir", "x"), Change("mkdir", "deep/y")]
 
 
 def test_a_write_through_a_mapping_is_refused(folder):
