@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tarshards.cli.input import Losses, leaves_out
-from tarshards.cli.output import overwrite_option, sync_option, written
+from tarshards.cli.output import may_overwrite, writing_options, written
 from tarshards.cli.parameters import parallel_option, quiet_option
 from tarshards.cli.program import say, usage_errors
 
@@ -15,7 +15,7 @@ from tarshards.cli.program import say, usage_errors
 def conversion_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of every import and export, for ``convert``."""
     parallel = parallel_option("Processes", 0)
-    for option in (quiet_option, sync_option, overwrite_option, leaves_out, parallel):
+    for option in (quiet_option, writing_options, leaves_out, parallel):
         command = option(command)
     return command
 
@@ -35,6 +35,14 @@ def convert(
 
     shows = not quiet and sys.stderr.isatty()
     with usage_errors(), ProcessPool(parallel) as pool:
-        made = function(source, written(target), executor=pool, on_error=losses.ledger, progress=shows, **options)
+        made = function(
+            source,
+            written(target),
+            executor=pool,
+            on_error=losses.ledger,
+            overwrite=may_overwrite(),
+            progress=shows,
+            **options,
+        )
     if not quiet:
         say(f"{losses.ledger.samples} samples in {' to '.join([made[0], *made[1:][-1:]])}")

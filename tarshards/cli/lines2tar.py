@@ -26,7 +26,6 @@ def main(
     key: str,
     field: str,
     output: Location,
-    overwrite: bool,
     allow_empty: bool,
     quiet: bool,
 ) -> None:
@@ -36,7 +35,7 @@ def main(
     """
     with usage_errors():
         samples = read_text(ShardArguments([*files]).named(), field=field, key=key)
-    check_output(output, overwrite)
+    check_output(output)
     if not allow_empty:
         samples = required(samples, _refuse_nothing)
     if not quiet:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tarshards.samples.keys import Sample
     from tarshards.storage.location import Location
 
-NO_SYNC = "tarshards.no_sync"  # the key in click's context
+NO_SYNC, OVERWRITE = "tarshards.no_sync", "tarshards.overwrite"  # keys in click's context
 
 
 class Output(Name):
@@ -42,32 +42,41 @@ def waits_for_disk() -> bool:
     return not click.get_current_context().meta.get(NO_SYNC)
 
 
-def _keep_no_sync(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
-    context.meta[NO_SYNC] = is_given
+def may_overwrite() -> bool:
+    """Return whether outputs may replace existing files, that is, with --overwrite."""
+    return bool(click.get_current_context().meta.get(OVERWRITE))
+
+
+def _keep(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+    context.meta[f"tarshards.{parameter.name}"] = is_given
 
 
 OUTPUT = Output()
 output_option: Final = click.option(
     "-o", "--output", default="-", show_default=False, type=OUTPUT, help="Write to FILE rather than to stdout."
 )
-overwrite_option: Final = click.option("--overwrite", is_flag=True, help="Replace existing files.")
 #: Eager, so that it is known when the other options become locations.
 sync_option: Final = click.option(
     "--no-sync",
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_keep_no_sync,
+    callback=_keep,
     help="Do not wait for the disk: for scratch data.",
 )
-output_options: Final = options(output_option, overwrite_option, sync_option)
+#: The options of a tool that names its outputs itself.
+writing_options: Final = options(
+    click.option("--overwrite", is_flag=True, expose_value=False, callback=_keep, help="Replace existing files."),
+    sync_option,
+)
+output_options: Final = options(output_option, writing_options)
 
 
-def check_output(target: Location, overwrite: bool, *, is_field: bool = False) -> None:
+def check_output(target: Location, *, is_field: bool = False, replaces: bool = False) -> None:
     """Refuse a terminal, a folder, an existing file (local or remote), and a local file that others are writing.
 
-    Refuse a name of another format too, except when a field is written, which may have any format. With *overwrite* two
-    tools may write the same file at the same time: the one that ends later wins.
+    Refuse a name of another format too, except when a field is written, which may have any format. With --overwrite, or
+    if the tool *replaces* the file anyway, two tools may write it at the same time: the one that ends later wins.
     """
     from tarshards.storage.claims import Claims
 
@@ -76,7 +85,7 @@ def check_output(target: Location, overwrite: bool, *, is_field: bool = False) -
         check_suffix(target)
     path = target.path
     refuse(path is not None and os.path.isdir(path), f"{target.url} is a folder; name a file in it")
-    if not overwrite:
+    if not (replaces or may_overwrite()):
         click.get_current_context().with_resource(Claims()).take(target)
         refuse(target.is_taken(), f"{target} exists; --overwrite replaces it")
 

@@ -18,14 +18,14 @@ from tarshards.verbs.jsonl import json_lines
 @reads_samples
 @click.option("--omit-binary", is_flag=True, help="Leave out fields that need base64.")
 @output_options
-def main(source: Input, omit_binary: bool, output: Location, overwrite: bool) -> None:
+def main(source: Input, omit_binary: bool, output: Location) -> None:
     """Write a line of JSON for each sample of SHARDS: an object with __key__ and the fields, all or those of -f.
 
     Fields such as json and cls are values, those such as txt are strings, and all others {"base64": "..."}. tarcreate
     --jsonl converts such lines back into samples.
     """
     if output.url != "-":
-        check_output(output, overwrite)
+        check_output(output)
     fields = source.take_fields() or "*"  # the type of a field follows from its old name, not the new one
     with open_shard(output, "wb") as stream:
         lines = json_lines(source, fields, binary=not omit_binary, reject=source.reject)

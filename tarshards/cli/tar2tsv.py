@@ -21,7 +21,7 @@ from tarshards.verbs.table import tabulate
 @click.option("--noheader", is_flag=True, help="No line of column names.")
 @click.option("--nokey", is_flag=True, help="No column of keys.")
 @output_options
-def main(source: Input, fill: str | None, noheader: bool, nokey: bool, output: Location, overwrite: bool) -> None:
+def main(source: Input, fill: str | None, noheader: bool, nokey: bool, output: Location) -> None:
     r"""Tabulate the samples of SHARDS: one line each, with the key and the fields separated by tabs.
 
     The columns are those of -f, or all fields of the first sample; a later sample with other fields is then an error.
@@ -30,7 +30,7 @@ def main(source: Input, fill: str | None, noheader: bool, nokey: bool, output: L
     UTF-8 \xNN, so that every byte can be recovered, except a newline that ends a text or number. One sample is held.
     """
     if output.url != "-":
-        check_output(output, overwrite)
+        check_output(output)
     fields = source.take_fields() or "*"  # the table handles missing fields
     with usage_errors():
         lines = tabulate(source, fields, key=not nokey, header=not noheader, missing=fill, reject=source.reject)

@@ -40,7 +40,6 @@ def main(
     published: str | None,
     homepage: str | None,
     output: Location,
-    overwrite: bool,
 ) -> None:
     """Write the card of the dataset SHARDS, as JSON-LD of MLCommons' Croissant.
 
@@ -49,7 +48,7 @@ def main(
     """
     refuse(not shards, "name SHARDS, or SPLIT=SHARDS")
     if output.url != "-":
-        check_output(output, overwrite)
+        check_output(output)
     from tarshards.formats.croissant import write_card
 
     write_card(

@@ -93,7 +93,6 @@ def main(
     leaves: bool,
     width: int | None,
     output: Location,
-    overwrite: bool,
 ) -> None:
     """Concatenate the samples of SHARDS into one tar.
 
@@ -101,7 +100,7 @@ def main(
 
     One sample is held at a time; --shuffle N holds N, --interleave N has N shards open.
     """
-    check_output(output, overwrite)
+    check_output(output)
     refuse(width is not None and any(source.selection), "--interleave cannot be combined with --where or --keys")
     if width is None:
         samples = source.read(to_copy=not holds, packed=leaves)

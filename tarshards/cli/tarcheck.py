@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tarshards.cli.input import ACCEPT, ShardArguments, refuse_terminal, shard_progress, takes_shards
-from tarshards.cli.output import OUTPUT, check_output, overwrite_option, sync_option
+from tarshards.cli.output import OUTPUT, check_output, writing_options
 from tarshards.cli.parameters import (
     allow_empty_option,
     index_dir_option,
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if there are warnings and no errors.")
 @click.option("--repair", type=OUTPUT, help="Write every whole sample to the tar FILE.")
-@overwrite_option
-@sync_option
+@writing_options
 @allow_empty_option
 @click.option("-q", "--quiet", is_flag=True, help="Write only errors; no progress bar.")
 @takes_shards
@@ -41,7 +40,6 @@ def main(
     as_json: bool,
     strict: bool,
     repair: Location | None,
-    overwrite: bool,
     allow_empty: bool,
     quiet: bool,
 ) -> None:
@@ -63,7 +61,7 @@ def main(
             "-" in [repair.url, *(shard.url for shard in named)],
             "--repair reads files and writes a file: neither SHARDS nor FILE can be -",
         )
-        check_output(repair, overwrite)
+        check_output(repair)
     shown = shard_progress(named, len(named), quiet)
     if repair is None:
         report = check_shards(shown, decode=decode, jobs=parallel, allow_empty=allow_empty)

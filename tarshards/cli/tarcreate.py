@@ -73,7 +73,6 @@ def main(
     class_field: str | None,
     classes: Location | None,
     output: Location,
-    overwrite: bool,
     losses: Losses,
     allow_empty: bool,
     dry_run: bool,
@@ -97,7 +96,7 @@ def main(
         refuse(len(delimiter) != 1 or delimiter in '"\r\n', f"--delimiter is one character, not {delimiter!r}")
     for target in [] if dry_run else [output, classes]:
         if target is not None:
-            check_output(target, overwrite)
+            check_output(target)
     from tarshards.samples.tree import read_tree
     from tarshards.verbs.create import FieldSources, read_member_lines, read_plan
     from tarshards.verbs.jsonl import read_json_lines

@@ -24,7 +24,7 @@ from tarshards.write.shards import write_samples
 @where_option
 @click.option("--tar", "whole", is_flag=True, help="Write the whole sample, as a tar.")
 @output_options
-def main(source: Input, where: str | None, whole: bool, output: Location, overwrite: bool) -> None:
+def main(source: Input, where: str | None, whole: bool, output: Location) -> None:
     """Write the file named by -f of the first sample of SHARDS that has it and meets the condition.
 
     -f "jpg;png" is one file, the first of the alternatives that the sample has; samples that have none of them do not
@@ -40,7 +40,7 @@ def main(source: Input, where: str | None, whole: bool, output: Location, overwr
     with usage_errors("--where"):
         condition = Condition("True" if where is None else where)
     if whole or output.url != "-":
-        check_output(output, overwrite, is_field=not whole)
+        check_output(output, is_field=not whole)
     wants = counted(lambda sample: any(having([sample], wanted)) and condition(sample), source.ledger, "tarfirst")
     sample = next(matching(source, wants, reject=source.reject), None)
     if sample is None:

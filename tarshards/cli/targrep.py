@@ -87,7 +87,6 @@ def main(
     list_keys: bool,
     counts: bool,
     output: Location,
-    overwrite: bool,
 ) -> None:
     """Write a tar of the samples of SHARDS that have PATTERN in one of their fields, or of those in -f.
 
@@ -105,7 +104,7 @@ def main(
     useless = source.fields and not patterns and not duplicates
     refuse(useless, "-f says in which fields to look for a PATTERN or --duplicates, and there is neither")
     if output.url != "-" or not (list_keys or counts or is_silent):
-        check_output(output, overwrite)
+        check_output(output)
     conditions: list[Callable[[Sample], bool]] = []
     pattern = wanted = duplicate = None
     fields = source.take_field_words() or None

@@ -30,7 +30,6 @@ def main(
     missing: str,
     conflict: str,
     output: Location,
-    overwrite: bool,
     memory: int,
     tmpdir: str | None,
 ) -> None:
@@ -41,7 +40,7 @@ def main(
     read by index, or the rest is sorted.
     """
     refuse(len(source.specs) < 2, "give at least two inputs, each a shard expression")
-    check_output(output, overwrite)
+    check_output(output)
     samples = join_shards(
         [source.named(spec) for spec in source.specs],
         names=list(map(spec_name, source.specs)),

@@ -70,7 +70,6 @@ def main(
     seed: int,
     template: str | None,
     output: Location,
-    overwrite: bool,
 ) -> None:
     """Mix samples in given proportions: for every n, the first n samples contain each source's share.
 
@@ -101,7 +100,7 @@ def main(
             from tarshards.stream.ops import rekey
 
             chosen = rekey(chosen, template)
-    check_output(output, overwrite)
+    check_output(output)
     write_new_keys(chosen, output, source.reject)
 
 

@@ -34,7 +34,6 @@ def main(
     keep_order: bool,
     memory: int,
     output: Location,
-    overwrite: bool,
 ) -> None:
     """Concatenate the samples of SHARDS into one tar, reading several shards at once.
 
@@ -43,7 +42,7 @@ def main(
 
     Up to -M bytes wait to be written, besides one sample for each reader; --shuffle N holds N more samples.
     """
-    check_output(output, overwrite)
+    check_output(output)
     samples = read_parallel(source.shards, readers=parallel, memory=memory, ordered=keep_order, on_error=source.ledger)
     with closing(samples):
         write_new_keys(arrange(samples), output, source.reject)

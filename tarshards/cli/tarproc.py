@@ -61,7 +61,6 @@ def main(
     source: Input,
     template: str | None,
     output: Location,
-    overwrite: bool,
     parallel: int,
     unordered: bool,
     failed: str | None,
@@ -95,9 +94,9 @@ def main(
     split = [] if source.split == "first" else [source.split]
     choice = source.specs, source.count, str(source.slice), source.fields, template, *source.selection, *split
     run = repr((choice, [options[name] for name in (*WAYS, "subdirs", "add_log")] + strip.split()))
-    check_output(output, overwrite or (state is not None and has_ended(state, run)))
+    check_output(output, replaces=state is not None and has_ended(state, run))
     if joblog is not None:
-        check_output(written(joblog), overwrite or resume)
+        check_output(written(joblog), replaces=resume)
 
     from tarshards.run.samples.command import Halt, map_command
 

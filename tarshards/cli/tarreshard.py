@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tarshards.cli.input import Losses, ShardArguments, leaves_out, takes_shards
-from tarshards.cli.output import check_suffix, overwrite_option, sync_option, written
+from tarshards.cli.output import check_suffix, may_overwrite, writing_options, written
 from tarshards.cli.parameters import (
     FILE,
     allow_empty_option,
@@ -35,8 +35,7 @@ from tarshards.cli.program import refuse, say, tool, usage_errors
 @rekey_option
 @parallel_option("Processes", 0)
 @tmpdir_option("the samples between the two passes", "beside the output")
-@overwrite_option
-@sync_option
+@writing_options
 @leaves_out
 @allow_empty_option
 @quiet_option
@@ -53,7 +52,6 @@ def main(
     template: str | None,
     parallel: int,
     tmpdir: str | None,
-    overwrite: bool,
     losses: Losses,
     allow_empty: bool,
     quiet: bool,
@@ -81,7 +79,7 @@ def main(
             executor=pool,
             tmpdir=tmpdir,
             progress=not quiet,
-            overwrite=overwrite,
+            overwrite=may_overwrite(),
             allow_empty=allow_empty,
             ledger=losses.ledger,
         )

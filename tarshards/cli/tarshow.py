@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tarshards.cli.input import Input, reads_samples
-from tarshards.cli.output import OUTPUT, check_output, overwrite_option, sync_option
+from tarshards.cli.output import OUTPUT, check_output, writing_options
 from tarshards.cli.program import refuse, tool, usage_errors
 
 if TYPE_CHECKING:
@@ -23,13 +23,12 @@ keys too, about 150 bytes each, of up to 10 million samples."""
 @click.option("--summary", is_flag=True, help="Show a summary: samples, fields, sizes, duplicate keys.")
 @click.option("--images", is_flag=True, help="Show images too, as colour blocks.")
 @click.option("--html", type=OUTPUT, help="Write a contact sheet for a browser instead.")
-@overwrite_option
-@sync_option
-def main(source: Input, summary: bool, images: bool, html: Location | None, overwrite: bool) -> None:
+@writing_options
+def main(source: Input, summary: bool, images: bool, html: Location | None) -> None:
     """List the samples of SHARDS: one line each, with the key, then every field as NAME:BYTES=PREVIEW."""
     refuse(summary + images + (html is not None) > 1, "--summary, --images and --html cannot be combined")
     if html is not None:
-        _write_html(source, html, overwrite)
+        _write_html(source, html)
     elif summary:
         _sum_up(source)
     else:
@@ -67,9 +66,9 @@ def _sum_up(source: Input) -> None:
     click.echo(str(summary))
 
 
-def _write_html(source: Input, target: Location, overwrite: bool) -> None:
+def _write_html(source: Input, target: Location) -> None:
     from tarshards.storage.expressions import spec_name
     from tarshards.view.contact_sheet import write_contact_sheet
 
-    check_output(target, overwrite)
+    check_output(target)
     write_contact_sheet(source, target, title=" ".join(map(spec_name, source.specs)))

@@ -41,7 +41,6 @@ from tarshards.write.shards import write_samples
 def main(
     source: Input,
     output: Location,
-    overwrite: bool,
     keys: tuple[str, ...],
     reverse: bool,
     shuffle: bool,
@@ -62,7 +61,7 @@ def main(
     refuse(regroup and reverse and not keys, "--regroup can be combined with -r only if there is --sort")
     with usage_errors("--sort"):
         list(map(parse_sort_key, keys))
-    check_output(output, overwrite)
+    check_output(output)
     # Sorting by key brings the members of a key together; what else is asked for counts, sorts or chooses samples.
     chooses = (source.count, source.slice, source.fields) != (None, None, None)
     groups = not (keys or shuffle or unique or regroup or chooses or source.losses.goes_on)

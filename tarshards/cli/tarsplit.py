@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tarshards.cli.input import Input, reads_samples, selects_samples
-from tarshards.cli.output import check_suffix, overwrite_option, sync_option, written
+from tarshards.cli.output import check_suffix, may_overwrite, writing_options, written
 from tarshards.cli.parameters import (
     COUNT,
     dry_run_option,
@@ -54,8 +54,7 @@ DEFAULT_SIZE = 10**9
 @parallel_option("Commands of --post", 1)
 @click.option("--delete", is_flag=True, help="Remove each shard after its --post succeeds.")
 @click.option("--index", is_flag=True, help="Write indexes and a manifest too.")
-@overwrite_option
-@sync_option
+@writing_options
 @dry_run_option
 def main(
     source: Input,
@@ -71,7 +70,6 @@ def main(
     parallel: int,
     delete: bool,
     index: bool,
-    overwrite: bool,
     dry_run: bool,
 ) -> None:
     """Split the samples of SHARDS into shards, in their order.
@@ -100,7 +98,7 @@ def main(
             max_shards=float("inf") if maxshards is None else maxshards,
             routes=routes,
             index=index,
-            overwrite=overwrite,
+            overwrite=may_overwrite(),
             dry_run=dry_run,
             on_finish=command,
             reject=source.reject,

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tarshards.cli.input import ShardArguments, takes_shards
-from tarshards.cli.output import OUTPUT, check_output, overwrite_option, sync_option
+from tarshards.cli.output import OUTPUT, check_output, writing_options
 from tarshards.cli.parameters import FILE, index_dir_option, shards_argument, typed
 from tarshards.cli.program import refuse, tool, usage_errors
 
@@ -31,12 +31,9 @@ MOST = 1 << 30  # most bytes of a ledger's list, and of a checkpoint
 )
 @click.option("--state", type=FILE, metavar="FILE", help="State or checkpoint from which batches are counted.")
 @click.option("--static", type=OUTPUT, metavar="FOLDER", help="Write a page that needs no tarview into FOLDER.")
-@overwrite_option
-@sync_option
+@writing_options
 @takes_shards
-def main(
-    shards: ShardArguments, port: int, browse: bool, ledger: str | None, state: str | None, static: Any, overwrite: bool
-) -> None:
+def main(shards: ShardArguments, port: int, browse: bool, ledger: str | None, state: str | None, static: Any) -> None:
     """Show the contents of SHARDS, local or remote, on a page for a browser on this machine.
 
     Nothing is written. Shards without an index are indexed in memory, as you scroll.
@@ -46,7 +43,7 @@ def main(
         from tarshards.storage.location import Location
         from tarshards.view.static_page import PAGE, write_static_page
 
-        check_output(Location.of(f"{static.url.rstrip('/')}/{PAGE}"), overwrite, is_field=True)
+        check_output(Location.of(f"{static.url.rstrip('/')}/{PAGE}"), is_field=True)
         click.echo(write_static_page(shards.named(), static).name)
         return
     from tarshards.view.epoch_batches import read_state
