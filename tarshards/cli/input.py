@@ -453,6 +453,14 @@ def sliced(samples: Iterable[Sample], part: slice, ledger: Ledger, name: str) ->
             ledger.leave_out(name)
 
 
+def rekeyed(samples: Iterable[Sample], template: str) -> Iterator[Sample]:
+    """Return *samples* with the keys of --rekey; refuse a wrong *template*."""
+    from tarshards.stream.ops import rekey
+
+    with usage_errors("--rekey"):
+        return rekey(samples, template)
+
+
 def counted(condition: Callable[[Sample], Any], ledger: Ledger, name: str) -> Callable[[Sample], bool]:
     """Return a function that checks *condition*; *ledger* counts the samples that fail it as filtered by *name*."""
 

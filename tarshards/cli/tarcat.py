@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.input import Input, reads_samples, selects_samples, sliced
+from tarshards.cli.input import Input, reads_samples, rekeyed, selects_samples, sliced
 from tarshards.cli.output import check_output, output_options, write_new_keys
 from tarshards.cli.parameters import COUNT, keep_metadata_option, options, rekey_option, seed_option, shuffle_option
-from tarshards.cli.program import refuse, tool, usage_errors
+from tarshards.cli.program import refuse, tool
 
 if TYPE_CHECKING:
     from tarshards.samples.keys import Sample
@@ -39,10 +39,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         leaves = not skip_ and buffer is None and template is None and not add
         if template is not None:
-            from tarshards.stream.ops import rekey
-
-            with usage_errors("--rekey"):
-                rekey((), template)
+            rekeyed((), template)
 
         def left() -> int | None:
             total = source.known()
@@ -52,7 +49,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
             samples = source.require(samples)
             if leaves:
                 return source.choose(samples, left)
-            from tarshards.stream.ops import add_source, map_fields, rekey, shuffle
+            from tarshards.stream.ops import add_source, map_fields, shuffle
 
             if skip_:
                 samples = sliced(samples, slice(skip_, None), source.ledger, "--skip")
@@ -61,7 +58,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
             samples = source.choose(samples, left)
             if add:
                 samples = map_fields(add_source(samples), {"source": str.encode})
-            return iter(samples if template is None else rekey(samples, template))
+            return iter(samples if template is None else rekeyed(samples, template))
 
         return command(source=source, arrange=arrange, holds=buffer is not None, leaves=leaves, **values)
 

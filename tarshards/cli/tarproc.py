@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
 import click
 
-from tarshards.cli.input import Input, Losses, reads_samples, selects_samples
+from tarshards.cli.input import Input, Losses, reads_samples, rekeyed, selects_samples
 from tarshards.cli.output import check_output, output_options, write_new_keys, written
 from tarshards.cli.parameters import COUNT, FILE, parallel_option, rekey_option, tmpdir_option
-from tarshards.cli.program import say, tool, usage_errors
+from tarshards.cli.program import refuse, say, tool, usage_errors
 from tarshards.errors import OpError, SampleError
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
@@ -35,11 +35,17 @@ WAYS = ("command", "script", "python", "server")
 )
 @click.option("--python", metavar="MODULE:FUNCTION", help="Call this with a dict of bytes.")
 @click.option("--server", metavar="CMD", help="Send samples to a server that this line of bash starts.")
-@parallel_option("Samples run", 1, "-p", "-P")
+@parallel_option("Samples run", 1, "-p", "-P", "slots")
 @click.option("--unordered", is_flag=True, help="Write results as they finish, not in input order.")
 @click.option("-S", "--subdirs", is_flag=True, help="Make a sample of each subdirectory.")
 @click.option("--add-log", metavar="EXT", help="Store what the command prints as this field.")
-@click.option("--strip", metavar="FIELDS", default="", help="Remove a newline at the end of these fields.")
+@click.option(
+    "--strip",
+    metavar="FIELDS",
+    default="",
+    callback=lambda context, parameter, fields: fields.split(),
+    help="Remove a newline at the end of these fields.",
+)
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Kill a command that runs longer."
 )
@@ -61,15 +67,11 @@ def main(
     source: Input,
     template: str | None,
     output: Location,
-    parallel: int,
     unordered: bool,
     failed: str | None,
     halt: str | None,
-    joblog: str | None,
     resume: bool,
     resume_failed: bool,
-    state: str | None,
-    strip: str,
     **options: Any,
 ) -> None:
     """Map a command over the samples of SHARDS.
@@ -78,34 +80,27 @@ def main(
     are the result; sample-SUFFIX.EXT is another sample, whose key ends in -SUFFIX. The environment has TAR_KEY,
     TAR_INDEX, TAR_SHARD and TAR_SLOT. What the command prints goes to stderr.
     """
-    if sum(options[way] is not None for way in WAYS) != 1:
-        raise click.UsageError("give one of -c, --script, --python and --server")
-    if halt is not None and failed == "abort":
-        raise click.UsageError("--halt does not go with --failed abort; use --failed skip or keep")
-    resume = resume or resume_failed
+    ways = sum(options[way] is not None for way in WAYS)
+    refuse(ways != 1, "give one of -c, --script, --python and --server")
+    aborts = halt is not None and failed == "abort"
+    refuse(aborts, "--halt does not go with --failed abort; use --failed skip or keep")
+    resume, state, joblog = resume or resume_failed, options.pop("state"), options["joblog"]
+    refuse(state is not None and not resume, "--state goes with --resume or --resume-failed")
     if resume and state is None:
-        if not output.is_local:
-            raise click.UsageError("--resume needs -o FILE, or --state FILE")
+        refuse(not output.is_local, "--resume needs -o FILE, or --state FILE")
         state = f"{output.url}.tarproc"
-    elif state is not None and not resume:
-        raise click.UsageError("--state goes with --resume or --resume-failed")
     from tarshards.run.samples.journal import add_end, has_ended
 
     split = [] if source.split == "first" else [source.split]
     choice = source.specs, source.count, str(source.slice), source.fields, template, *source.selection, *split
-    run = repr((choice, [options[name] for name in (*WAYS, "subdirs", "add_log")] + strip.split()))
+    run = repr((choice, [options[name] for name in (*WAYS, "subdirs", "add_log")] + options["strip"]))
     check_output(output, replaces=state is not None and has_ended(state, run))
     if joblog is not None:
         check_output(written(joblog), replaces=resume)
 
     from tarshards.run.samples.command import Halt, map_command
 
-    samples: Iterable[Sample] = source
-    if template is not None:
-        from tarshards.stream.ops import rekey
-
-        with usage_errors("--rekey"):
-            samples = rekey(source, template)
+    samples = source if template is None else rekeyed(source, template)
     policy = failed or ("abort" if halt is None and source.losses.max_errors is None else "skip")
     failures = _Failures(source.losses, aborts=policy == "abort" and not source.losses.goes_on)
     with usage_errors():
@@ -113,13 +108,10 @@ def main(
         outputs = map_command(
             samples,
             **options,
-            strip=strip.split(),
-            slots=parallel,
             ordered=not unordered,
             halt=rule,
             on_error=None if policy == "abort" else failures.add,
             keep_failed=policy == "keep",
-            joblog=joblog,
             state=state,
             retry_failed=resume_failed,
         )

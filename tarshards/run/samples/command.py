@@ -26,6 +26,8 @@ SMALL = 1 << 26  # bytes of samples; below this limit quick slots may have more 
 SIGNAL_AGAIN = 1.0  # seconds; a signal that arrives just before a read takes effect only after it
 PERCENT_FROM = 3  # failures; with fewer, a percentage means little
 
+OnFailure = Callable[[Sample, OpError], Any]
+
 
 def map_command(
     samples: Iterable[Sample],
@@ -41,7 +43,7 @@ def map_command(
     timeout: float | None = None,
     retries: int = 0,
     halt: Halt | None = None,
-    on_error: Callable[[Sample, OpError], Any] | None = None,
+    on_error: OnFailure | None = None,
     keep_failed: bool = False,
     joblog: str | None = None,
     state: str | None = None,
@@ -79,8 +81,8 @@ def map_command(
         join_name("sample", add_log)
     if (subdirs or strip) and python is not None:
         raise ValueError("subdirs and strip do not apply to a function")
-    run = _Run(work, Halt("now", fail=1) if on_error is None else halt, ordered)
-    return run.results(samples, slots, on_error, keep_failed, joblog, state, retry_failed, tmpdir)
+    run = _Run(work, Halt("now", fail=1) if on_error is None else halt, ordered, on_error, keep_failed)
+    return run.results(samples, slots, joblog, state, retry_failed, tmpdir)
 
 
 @dataclass
@@ -170,8 +172,9 @@ class Interruptible:
 class _Run:
     """One run; ``finish`` runs in the dispatcher's thread, ``_end`` in both, the rest in the caller's."""
 
-    def __init__(self, work: Work, halt: Halt | None, ordered: bool):
+    def __init__(self, work: Work, halt: Halt | None, ordered: bool, on_error: OnFailure | None, keep_failed: bool):
         self.work, self.halt, self.ordered = work, halt, ordered
+        self.on_error, self.keep_failed = on_error, keep_failed
         self.identity, self.earlier_identity = work.identity(), work.identity(with_code=False)
         self.begun = self.kept = self.unsure = 0  # samples: all, found in the journal, and those of an earlier release
         self.journal: Journal | None = None
@@ -184,8 +187,6 @@ class _Run:
         self,
         samples: Iterable[Sample],
         slots: int,
-        on_error: Callable[[Sample, OpError], Any] | None,
-        keep_failed: bool,
         joblog: str | None,
         state: str | None,
         retry_failed: bool,
@@ -205,19 +206,19 @@ class _Run:
             for sample, result in self._finished(source, slots):
                 if result.failure is None:
                     yield from result.outputs
-                elif on_error is None:
+                elif self.on_error is None:
                     break
                 else:
-                    on_error(sample, _error(sample, result.failure))
-                    if keep_failed:
+                    self.on_error(sample, _error(sample, result.failure))
+                    if self.keep_failed:
                         yield sample
             if self.halted_by is not None and self.halt is not None:
                 self.dispatcher.settle()
-                if on_error is None:
+                if self.on_error is None:
                     raise self.halted_by
                 for queued in self.line:  # failures queued behind samples that never finish
                     if queued.result is not None and queued.result.failure is not None:
-                        on_error(queued.sample, _error(queued.sample, queued.result.failure))
+                        self.on_error(queued.sample, _error(queued.sample, queued.result.failure))
                 raise OpError(f"halted because {self.halt.failed} samples have failed")
 
     def _finished(self, source: Interruptible, slots: int) -> Iterator[tuple[Sample, SampleResult]]:
