@@ -178,13 +178,15 @@ keep_metadata_option: Final = click.option(
     "--keep-metadata", is_flag=True, help="Keep mode, owner, times and pax records of members."
 )
 samples_option: Final = click.option(
-    "-n", "--samples", type=Size(), metavar="N", help="Maximum number of samples in a shard."
+    "-n", "--samples", "max_samples", type=Size(), metavar="N", help="Maximum number of samples in a shard."
 )
 
 
 def size_option(default: str) -> Callable[[Any], Any]:
     """Return the option for the size of shards; *default* describes the default."""
-    return click.option("-s", "--size", type=Size(), help=f"Maximum size of a shard.  [default: {default}]")
+    return click.option(
+        "-s", "--size", "max_bytes", type=Size(), help=f"Maximum size of a shard.  [default: {default}]"
+    )
 
 
 def tmpdir_option(what: str, default: str) -> Callable[[Any], Any]:

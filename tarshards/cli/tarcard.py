@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,19 +27,13 @@ if TYPE_CHECKING:
 @click.option("--citation", metavar="TEXT", help="How to cite it, such as an entry of BibTeX.")
 @click.option("--dataset-version", "release", metavar="NAME", help="Its version, such as 1.0.0.")
 @click.option("--published", metavar="DATE", help="When it was published, such as 2026-11-23.")
-@click.option("--homepage", metavar="URL", help="The page of the dataset.")
+@click.option("--homepage", "url", metavar="URL", help="The page of the dataset.")
 @output_options
 def main(
     shards: tuple[str, ...],
-    name: str,
-    description: str | None,
-    licence: str | None,
-    authors: tuple[str, ...],
-    citation: str | None,
     release: str | None,
-    published: str | None,
-    homepage: str | None,
     output: Location,
+    **about: Any,
 ) -> None:
     """Write the card of the dataset SHARDS, as JSON-LD of MLCommons' Croissant.
 
@@ -51,15 +45,4 @@ def main(
         check_output(output)
     from tarshards.formats.croissant import write_card
 
-    write_card(
-        output,
-        named_splits(shards),
-        name=name,
-        description=description,
-        licence=licence,
-        authors=authors,
-        citation=citation,
-        version=release,
-        published=published,
-        url=homepage,
-    )
+    write_card(output, named_splits(shards), version=release, **about)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @shards_argument
 @index_dir_option
 @click.option("--decode", is_flag=True, help="Decode all fields but videos and those that can run code.")
-@parallel_option("Threads", 1)
+@parallel_option("Threads", 1, "jobs")
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if there are warnings and no errors.")
 @click.option("--repair", type=OUTPUT, help="Write every whole sample to the tar FILE.")
@@ -35,13 +35,11 @@ if TYPE_CHECKING:
 @takes_shards
 def main(
     shards: ShardArguments,
-    decode: bool,
-    parallel: int,
     as_json: bool,
     strict: bool,
     repair: Location | None,
-    allow_empty: bool,
     quiet: bool,
+    **how: Any,
 ) -> None:
     """Check SHARDS for damage, missing fields, duplicate keys, undecodable fields, bad indexes; count what they hold.
 
@@ -64,11 +62,11 @@ def main(
         check_output(repair)
     shown = shard_progress(named, len(named), quiet)
     if repair is None:
-        report = check_shards(shown, decode=decode, jobs=parallel, allow_empty=allow_empty)
+        report = check_shards(shown, **how)
     else:
-        report, saved = repair_shards(shown, repair, decode=decode, jobs=parallel, allow_empty=allow_empty)
+        report, saved = repair_shards(shown, repair, **how)
         wrote = f"{saved} samples are in {repair}"
-        say(wrote if saved or allow_empty else f"no sample is whole, so {repair} is not written; {ACCEPT}")
+        say(wrote if saved or how["allow_empty"] else f"no sample is whole, so {repair} is not written; {ACCEPT}")
     if as_json:
         import json
 

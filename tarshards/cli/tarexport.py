@@ -25,12 +25,7 @@ FORMATS = ("parquet", "jsonl", "msgpack", "folder")
 @click.option("--format", type=click.Choice(FORMATS), help="What to write.  [default: by the name of the output]")
 @conversion_options
 @takes_shards
-def main(
-    shards: ShardArguments,
-    output: str,
-    format: str | None,
-    **options: Any,
-) -> None:
+def main(shards: ShardArguments, output: str, **options: Any) -> None:
     """Write each of SHARDS to a file of another format, or their members to files in a folder.
 
     The columns are __key__ and the fields. Shards written by tarimport get the imported columns back, with names, types
@@ -39,10 +34,4 @@ def main(
     from tarshards.formats.exporting import export_dataset
 
     refuse(not shards.specs, "name SHARDS to export")
-    convert(
-        export_dataset,
-        shards.named(),
-        output,
-        format=format,
-        **options,
-    )
+    convert(export_dataset, shards.named(), output, **options)

@@ -9,7 +9,7 @@ import click
 from tarshards.cli.conversion import conversion_options, convert
 from tarshards.cli.output import check_suffix
 from tarshards.cli.parameters import FILE, max_ratio_option, size_option
-from tarshards.cli.program import tool
+from tarshards.cli.program import refuse, tool
 
 FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "folder", "huggingface")
 
@@ -26,21 +26,15 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "fol
 @click.option("--split", metavar="NAME", help="The split of a Hugging Face dataset.")
 @click.option("-k", "--key", metavar="TEMPLATE", help='Keys, such as "{file}/{record:09d}"; columns are names too.')
 @click.option(
-    "--types", metavar="NAME=TYPE,...", help="Types of columns of csv: text, int, float, bool, date, timestamp."
+    "--types",
+    metavar="NAME=TYPE,...",
+    callback=lambda context, parameter, types: None if types is None else dict(map(_column_type, types.split(","))),
+    help="Types of columns of csv: text, int, float, bool, date, timestamp.",
 )
 @size_option("1e9")
 @max_ratio_option
 @conversion_options
-def main(
-    source: tuple[str, ...],
-    output: str,
-    format: str | None,
-    split: str | None,
-    key: str | None,
-    types: str | None,
-    size: int | None,
-    **options: Any,
-) -> None:
+def main(source: tuple[str, ...], output: str, max_bytes: int | None, **options: Any) -> None:
     """Write the rows of SOURCE, data in another format, as samples to shards.
 
     SOURCE is files of parquet, csv, jsonl or TFRecord, a folder of MDS or Zarr, a folder with a folder of files for
@@ -50,21 +44,11 @@ def main(
     from tarshards.formats.importing import MAX_BYTES, import_dataset
 
     check_suffix(output)
-    convert(
-        import_dataset,
-        source[0] if len(source) == 1 else list(source),
-        output,
-        format=format,
-        split=split,
-        key=key,
-        types=None if types is None else dict(_column_and_type(each) for each in types.split(",")),
-        max_bytes=size or MAX_BYTES,
-        **options,
-    )
+    one_or_more = source[0] if len(source) == 1 else list(source)
+    convert(import_dataset, one_or_more, output, max_bytes=max_bytes or MAX_BYTES, **options)
 
 
-def _column_and_type(text: str) -> tuple[str, str]:
+def _column_type(text: str) -> tuple[str, str]:
     column, equals, kind = text.rpartition("=")
-    if not equals or not column:
-        raise click.UsageError(f"--types: {text!r} is not NAME=TYPE")
+    refuse(not equals or not column, f"--types: {text!r} is not NAME=TYPE")
     return column, kind.strip()

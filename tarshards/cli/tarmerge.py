@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from tarshards.cli.input import Input, reads_samples
@@ -25,14 +27,7 @@ from stdin."""
 @click.option("--conflict", type=click.Choice(CONFLICT), default="fail", help="Fields in several inputs.")
 @output_options
 @spill_options
-def main(
-    source: Input,
-    missing: str,
-    conflict: str,
-    output: Location,
-    memory: int,
-    tmpdir: str | None,
-) -> None:
+def main(source: Input, output: Location, **options: Any) -> None:
     """Join the samples of SHARDS, two or more inputs, by key: each sample gets its fields from all inputs.
 
     Each of SHARDS is one input, all shards of an expression: 'images-{0..9}.tar' labels.tar. The result has the order
@@ -44,13 +39,10 @@ def main(
     samples = join_shards(
         [source.named(spec) for spec in source.specs],
         names=list(map(spec_name, source.specs)),
-        missing=missing,
-        conflict=conflict,
-        memory=memory,
-        tmpdir=tmpdir,
         on_error=source.ledger,
         reject=source.reject,
         leave_out=source.ledger.leave_out,
+        **options,
     )
     joined = source.choose(source.require(samples))
     write_samples(joined, output, reject=source.reject)

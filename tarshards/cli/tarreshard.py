@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from tarshards.cli.input import Losses, ShardArguments, leaves_out, takes_shards
@@ -44,17 +46,13 @@ from tarshards.cli.program import refuse, say, tool, usage_errors
 def main(
     shards: ShardArguments,
     output: str,
-    samples: int | None,
-    size: int | None,
     count: int | None,
-    seed: int,
     keep_order: bool,
     template: str | None,
     parallel: int,
-    tmpdir: str | None,
     losses: Losses,
-    allow_empty: bool,
     quiet: bool,
+    **options: Any,
 ) -> None:
     """Write the samples of SHARDS to new shards, in a random order of all samples.
 
@@ -71,17 +69,13 @@ def main(
             shards.named(),
             written(output),
             shuffle=not keep_order,
-            seed=seed,
-            max_bytes=size,
-            max_samples=samples,
             shards=count,
             rekey=template,
             executor=pool,
-            tmpdir=tmpdir,
             progress=not quiet,
             overwrite=may_overwrite(),
-            allow_empty=allow_empty,
             ledger=losses.ledger,
+            **options,
         )
     if not quiet:
         say(f"{sum(shard.samples or 0 for shard in made)} samples in {len(made)} shard{'s' * (len(made) != 1)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from tarshards.cli.input import Input, reads_samples
@@ -47,8 +49,7 @@ def main(
     seed: int,
     unique: str | None,
     regroup: bool,
-    memory: int,
-    tmpdir: str | None,
+    **spill: Any,
 ) -> None:
     """Sort the samples of SHARDS into one tar: by key, or by fields.
 
@@ -71,22 +72,19 @@ def main(
     if regroup:
         members = read_loose_members(source.shards, ledger=source.ledger)
         rule = key_rule(source.split)
-        regrouped = regroup_members(members, ledger=source.ledger, split=rule, memory=memory, tmpdir=tmpdir)
+        regrouped = regroup_members(members, ledger=source.ledger, split=rule, **spill)
         samples = source.choose(source.require(regrouped))
     if shuffle:
-        samples = shuffle_samples(
-            samples, seed=seed, unique=unique, memory=memory, tmpdir=tmpdir, leave_out=source.ledger.leave_out
-        )
+        samples = shuffle_samples(samples, seed=seed, unique=unique, leave_out=source.ledger.leave_out, **spill)
     elif keys or not regroup:
         samples = sort_samples(
             samples,
             keys=keys or ("__key__",),
             reverse=reverse,
             unique=unique,
-            memory=memory,
-            tmpdir=tmpdir,
             reject=source.reject,
             leave_out=source.ledger.leave_out,
+            **spill,
         )
     if groups:
         samples = join_parts(samples)

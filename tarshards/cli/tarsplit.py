@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -44,7 +44,9 @@ DEFAULT_SIZE = 10**9
 @samples_option
 @size_option("1e9, without -n")
 @click.option("--start", "first", type=COUNT, default=0, metavar="N", help="Number of the first shard.")
-@click.option("--maxshards", type=click.IntRange(min=1), metavar="N", help="Stop reading when N shards are full.")
+@click.option(
+    "--maxshards", "max_shards", type=click.IntRange(min=1), metavar="N", help="Stop reading when N shards are full."
+)
 @click.option("--by", metavar="FIELD", help="A series of shards for each value of FIELD; {FIELD} in PATTERN.")
 @click.option(
     "--ratios", metavar="NAME=R,...", help="A series for each name, such as train=.9,val=.1; {split} in PATTERN."
@@ -59,18 +61,13 @@ DEFAULT_SIZE = 10**9
 def main(
     source: Input,
     output: str,
-    samples: int | None,
-    size: int | None,
-    first: int,
-    maxshards: int | None,
     by: str | None,
     ratios: str | None,
     seed: int,
     post: str | None,
     parallel: int,
     delete: bool,
-    index: bool,
-    dry_run: bool,
+    **options: Any,
 ) -> None:
     """Split the samples of SHARDS into shards, in their order.
 
@@ -80,35 +77,32 @@ def main(
     from tarshards.write.split import ShardCommand, route_by_field, route_by_ratios, split_samples
 
     refuse(delete and not post, "--delete requires --post")
-    refuse(delete and index, "--index cannot be combined with --delete; let --post run tarindex")
+    refuse(delete and options["index"], "--index cannot be combined with --delete; let --post run tarindex")
     routes: dict[str, Route] = {}
     if ratios is not None:
         routes["split"] = route_by_ratios(_parse_ratios(ratios), seed=seed)
     if by is not None:
         refuse(by == "shard" or by in routes, f"--by {by}: {{{by}}} has another meaning in the pattern")
         routes[by] = route_by_field(by)
+    if options["max_samples"] is None and options["max_bytes"] is None:
+        options["max_bytes"] = DEFAULT_SIZE
     command = ShardCommand(post, jobs=parallel, delete=delete) if post else None
     with command or nullcontext():
         shards = split_samples(
             source.chosen(source.read(to_copy=by is None)),
             written(_full_pattern(output, list(routes))),
-            max_samples=samples,
-            max_bytes=DEFAULT_SIZE if samples is None and size is None else size,
-            first=first,
-            max_shards=float("inf") if maxshards is None else maxshards,
+            **options,
             routes=routes,
-            index=index,
             overwrite=may_overwrite(),
-            dry_run=dry_run,
             on_finish=command,
             reject=source.reject,
             leave_out=source.ledger.leave_out,
         )
     if source.ledger.filtered.get("max_shards"):
-        say(f"stopped after {maxshards} shards; the rest of the input was not read")
+        say(f"stopped after {options['max_shards']} shards; the rest of the input was not read")
     if not shards:
         source.check_nothing()
-    if dry_run:
+    if options["dry_run"]:
         for shard in shards:
             click.echo(shown(f"{shard.name}\t{shard.samples} samples\t{shard.bytes} bytes"))
 
@@ -121,12 +115,12 @@ def _full_pattern(pattern: str, variables: list[str]) -> str:
         pattern = "-".join([pattern, *(f"{{{variable}}}" for variable in variables), "%06d.tar"])
     found = set(re.findall(r"\{([^{}:]+)[^{}]*\}", pattern))
     for variable in variables:
-        if variable not in found or "{" + variable + "}" not in pattern:
-            raise click.UsageError(f"-o {pattern}: the pattern needs {{{variable}}}")
+        lacks = variable not in found or "{" + variable + "}" not in pattern
+        refuse(lacks, f"-o {pattern}: the pattern needs {{{variable}}}")
     if unknown := found - {"shard", *variables}:
         raise click.UsageError(f"-o {pattern}: unknown {{{min(unknown)}}}; --by FIELD and --ratios make them known")
-    if not re.search(r"%0?\d*d|\{shard(:0?\d*d?)?\}", pattern):
-        raise click.UsageError(f"-o {pattern}: the pattern needs a shard number, %06d or {{shard:06d}}")
+    has_number = re.search(r"%0?\d*d|\{shard(:0?\d*d?)?\}", pattern)
+    refuse(not has_number, f"-o {pattern}: the pattern needs a shard number, %06d or {{shard:06d}}")
     check_suffix(pattern)
     return pattern
 
@@ -140,8 +134,6 @@ def _parse_ratios(text: str) -> dict[str, float]:
     except ValueError as error:
         raise click.UsageError(f"--ratios {text}: write train=.9,val=.1, with a sum of 1") from error
     for name in ratios:
-        if not is_safe(name):
-            raise click.UsageError(f"--ratios {text}: {name!r} is not safe in a file name")
-    if len(ratios) <= text.count(","):
-        raise click.UsageError(f"--ratios {text}: a name occurs twice")
+        refuse(not is_safe(name), f"--ratios {text}: {name!r} is not safe in a file name")
+    refuse(len(ratios) <= text.count(","), f"--ratios {text}: a name occurs twice")
     return ratios

@@ -43,7 +43,7 @@ def split_samples(
     max_samples: int | None = None,
     max_bytes: int | None = None,
     first: int = 0,
-    max_shards: float = float("inf"),
+    max_shards: int | None = None,
     routes: Mapping[str, Route] | None = None,
     index: bool = False,
     overwrite: bool = False,
@@ -69,7 +69,7 @@ def split_samples(
     routes = routes or {}
 
     def open_writer(name: str) -> TarWriter:
-        if len(begun) >= max_shards:
+        if max_shards is not None and len(begun) >= max_shards:
             raise _EnoughError
         if name in begun:
             raise OpenError("two series would write this shard", url=Location.of(name).name)
