@@ -41,7 +41,6 @@ def main(source: Input, output: Location, **options: Any) -> None:
         names=list(map(spec_name, source.specs)),
         on_error=source.ledger,
         reject=source.reject,
-        leave_out=source.ledger.leave_out,
         **options,
     )
     joined = source.choose(source.require(samples))

@@ -39,12 +39,12 @@ def join_shards(
     on_error: ErrorPolicy = None,
     names: Sequence[str] | None = None,
     reject: Reject | None = None,
-    leave_out: Callable[[str], Any] | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of the shard expressions *inputs*, joined by key as in ``join_samples``.
 
     Error messages call the inputs by *names*, by default by their expressions. Errors of shards are as in
-    ``read_samples``. Raises UrlError if stdin is more than one of the inputs.
+    ``read_samples``; if *on_error* is a ledger, it counts the samples that are left out as filtered by "missing".
+    Raises UrlError if stdin is more than one of the inputs.
 
     Once the orders of the inputs differ, samples of the inputs after the first are looked up by index, provided that
     all of these inputs are indexed, no index marks faulty samples, and the indexes fit into half of *memory*. Otherwise
@@ -53,7 +53,8 @@ def join_shards(
     shards = list(map(expand_shards, inputs))
     if sum(shard.url == "-" for shard in chain.from_iterable(shards)) > 1:
         raise UrlError("stdin can be only one of the inputs", url="-")
-    read = partial(read_shard, ledger=Ledger.of(on_error))
+    ledger = Ledger.of(on_error)
+    read = partial(read_shard, ledger=ledger)
 
     def open_indexed(taken: SeenKeys) -> list[IndexedInput] | None:
         from tarshards.index.access import SampleSequence
@@ -72,17 +73,8 @@ def join_shards(
             return None
         return [IndexedInput(each, taken) for each in indexed]
 
-    return join_samples(
-        [_read(each, read) for each in shards],
-        names=names or list(map(spec_name, inputs)),
-        missing=missing,
-        conflict=conflict,
-        memory=memory,
-        tmpdir=tmpdir,
-        reject=reject,
-        leave_out=leave_out,
-        open_indexed=open_indexed,
-    )
+    join = Join(names or list(map(spec_name, inputs)), missing, conflict, reject, ledger.leave_out)
+    return _merge([_read(each, read) for each in shards], join, open_indexed, memory, tmpdir)
 
 
 def _read(shards: list[Shard], read: Callable[[Shard], Iterator[Sample]]) -> Iterator[Sample]:
@@ -100,13 +92,11 @@ def join_samples(
     tmpdir: str | None = None,
     reject: Reject | None = None,
     leave_out: Callable[[str], Any] | None = None,
-    open_indexed: OpenIndexed | None = None,
 ) -> Iterator[Sample]:
     """Yield one sample for each key, with its fields from all *inputs*, in the order of the first input.
 
     While the orders of the inputs agree, one sample of each is held in memory. The rest is sorted within about *memory*
-    bytes, with the excess spilled to *tmpdir*; or, if *open_indexed* returns inputs, samples of the later inputs are
-    looked up in these.
+    bytes, with the excess spilled to *tmpdir*.
 
     *missing* says what to do with a key that some input lacks: raise an error ("fail"), leave its samples out ("skip"),
     or yield a sample with the available fields ("ignore"); keys that the first input lacks come last. *leave_out* is
@@ -119,15 +109,16 @@ def join_samples(
     >>> list(join_samples([images, labels], missing="skip"))
     [{'__key__': 'b', 'jpg': b'', 'cls': 1}]
     """
-    if missing not in MISSING or conflict not in CONFLICT:
-        raise ValueError(f"missing is {', '.join(MISSING)} and conflict {', '.join(CONFLICT)}")
     names = names or [f"input {number}" for number in range(1, len(inputs) + 1)]
     join = Join(names, missing, conflict, reject, leave_out or (lambda name: None))
-    return _merge([iter(samples) for samples in inputs], join, open_indexed, memory, tmpdir)
+    return _merge([iter(samples) for samples in inputs], join, None, memory, tmpdir)
 
 
 class Join:
-    """Joins the samples of one key: one from each input, or None for an input that lacks it."""
+    """Joins the samples of one key: one from each input, or None for an input that lacks it.
+
+    Raises ValueError for other values of *missing* and *conflict* than ``join_samples`` has.
+    """
 
     def __init__(
         self,
@@ -137,6 +128,8 @@ class Join:
         reject: Reject | None,
         leave_out: Callable[[str], Any],
     ):
+        if missing not in MISSING or conflict not in CONFLICT:
+            raise ValueError(f"missing is {', '.join(MISSING)} and conflict {', '.join(CONFLICT)}")
         self.names = names
         self.missing = missing
         self.conflict = conflict
@@ -184,6 +177,7 @@ class Join:
 def _merge(
     inputs: list[Iterator[Sample]], join: Join, open_indexed: OpenIndexed | None, memory: int, tmpdir: str | None
 ) -> Iterator[Sample]:
+    """Yield the joined samples; once the orders differ, look them up in the inputs that *open_indexed* may return."""
     taken = SeenKeys()
     try:
         while True:
