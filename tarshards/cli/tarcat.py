@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -18,57 +18,57 @@ if TYPE_CHECKING:
     from tarshards.storage.location import Location
 
 
+class Arrangement(NamedTuple):
+    """The options that arrange samples, in the order skip, shuffle, slice, count, fields, source, rekey."""
+
+    skipped: int | None
+    buffer: int | None
+    seed: int
+    template: str | None
+    add: bool
+
+    @property
+    def leaves_all(self) -> bool:
+        """Whether all samples stay, unchanged and in their order."""
+        return not (self.skipped or self.buffer or self.template is not None or self.add)
+
+    def __call__(self, samples: Iterable[Sample], source: Input) -> Iterator[Sample]:
+        """Return *samples*, all that *source* has, as they are written."""
+        samples = source.require(samples)
+        if self.skipped:
+            samples = sliced(samples, slice(self.skipped, None), source.ledger, "--skip")
+        if self.buffer is not None:
+            from tarshards.stream.ops import shuffle
+
+            samples = shuffle(samples, self.buffer, initial=self.buffer, seed=self.seed)
+        samples = source.choose(samples, lambda: self._left(source.known()))
+        if self.add:
+            from tarshards.stream.ops import add_source, map_fields
+
+            samples = map_fields(add_source(samples), {"source": str.encode})
+        return iter(samples if self.template is None else rekeyed(samples, self.template))
+
+    def _left(self, total: int | None) -> int | None:
+        return None if total is None else max(0, total - (self.skipped or 0))
+
+
 def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that arrange samples to a command; it gets *arrange*, a function from samples to samples.
-
-    The command also gets *holds*, whether the function holds samples until others are read, and *leaves*, whether it
-    leaves all samples unchanged.
-
-    The options apply in the order skip, shuffle, slice, count, fields, source, rekey.
-    """
+    """Add the options that arrange samples to a command; it gets them as *arrange*, an ``Arrangement``."""
 
     @wraps(command)
-    def with_arrange(
-        source: Input,
-        skip_: int | None,
-        buffer: int | None,
-        seed: int,
-        template: str | None,
-        add: bool,
-        **values: Any,
-    ) -> Any:
-        leaves = not skip_ and buffer is None and template is None and not add
-        if template is not None:
-            rekeyed((), template)
-
-        def left() -> int | None:
-            total = source.known()
-            return None if total is None else max(0, total - (skip_ or 0))
-
-        def arrange(samples: Iterable[Sample]) -> Iterator[Sample]:
-            samples = source.require(samples)
-            if leaves:
-                return source.choose(samples, left)
-            from tarshards.stream.ops import add_source, map_fields, shuffle
-
-            if skip_:
-                samples = sliced(samples, slice(skip_, None), source.ledger, "--skip")
-            if buffer is not None:
-                samples = shuffle(samples, buffer, initial=buffer, seed=seed)
-            samples = source.choose(samples, left)
-            if add:
-                samples = map_fields(add_source(samples), {"source": str.encode})
-            return iter(samples if template is None else rekeyed(samples, template))
-
-        return command(source=source, arrange=arrange, holds=buffer is not None, leaves=leaves, **values)
+    def with_arrangement(**values: Any) -> Any:
+        arrange = Arrangement(**{name: values.pop(name) for name in Arrangement._fields})
+        if arrange.template is not None:
+            rekeyed((), arrange.template)
+        return command(arrange=arrange, **values)
 
     return options(
         rekey_option,
-        click.option("--skip", "skip_", type=COUNT, metavar="N", help="Skip the first N samples."),
+        click.option("--skip", "skipped", type=COUNT, metavar="N", help="Skip the first N samples."),
         shuffle_option,
         seed_option,
         click.option("--source", "add", is_flag=True, help="Add the shard's URL as the field source."),
-    )(with_arrange)
+    )(with_arrangement)
 
 
 @tool(
@@ -85,9 +85,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
 @output_options
 def main(
     source: Input,
-    arrange: Callable[..., Iterator[Sample]],
-    holds: bool,
-    leaves: bool,
+    arrange: Arrangement,
     width: int | None,
     output: Location,
 ) -> None:
@@ -100,9 +98,9 @@ def main(
     check_output(output)
     refuse(width is not None and any(source.selection), "--interleave cannot be combined with --where or --keys")
     if width is None:
-        samples = source.read(to_copy=not holds, packed=leaves)
+        samples = source.read(to_copy=arrange.buffer is None, packed=arrange.leaves_all)
     else:
         from tarshards.verbs.cat import interleave
 
         samples = interleave(source.shards, width, on_error=source.ledger)
-    write_new_keys(arrange(samples), output, source.reject)
+    write_new_keys(arrange(samples, source), output, source.reject)

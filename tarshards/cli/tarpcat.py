@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import click
@@ -11,8 +10,7 @@ from tarshards.cli.input import Input, reads_samples
 from tarshards.cli.output import check_output, output_options, write_new_keys
 from tarshards.cli.parameters import Size, keep_metadata_option, keep_order_option, parallel_option
 from tarshards.cli.program import tool
-from tarshards.cli.tarcat import arranges_samples
-from tarshards.samples.keys import Sample
+from tarshards.cli.tarcat import Arrangement, arranges_samples
 from tarshards.storage.location import Location
 from tarshards.verbs.cat import read_parallel
 
@@ -27,9 +25,7 @@ from tarshards.verbs.cat import read_parallel
 @output_options
 def main(
     source: Input,
-    arrange: Callable[..., Iterator[Sample]],
-    holds: bool,
-    leaves: bool,
+    arrange: Arrangement,
     parallel: int,
     keep_order: bool,
     memory: int,
@@ -45,4 +41,4 @@ def main(
     check_output(output)
     samples = read_parallel(source.shards, readers=parallel, memory=memory, ordered=keep_order, on_error=source.ledger)
     with closing(samples):
-        write_new_keys(arrange(samples), output, source.reject)
+        write_new_keys(arrange(samples, source), output, source.reject)
