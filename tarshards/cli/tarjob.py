@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -83,12 +81,8 @@ def _complete_command(context: click.Context, parameter: click.Parameter, incomp
     return FILE.shell_complete(context, parameter, incomplete)
 
 
-def submits(default: str) -> Callable[..., Any]:
-    """Return the decorator of a command that submits jobs, by default to this backend."""
-    return partial(_decorate, default)
-
-
-def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
+def submits(default: str) -> click.Command:
+    """Return the command that submits jobs, by default to this backend."""
     backend = click.Choice(BACKENDS)
     several: dict[str, Any] = {"multiple": True}
     decorators = [
@@ -160,9 +154,7 @@ def _decorate(default: str, function: Callable[..., Any]) -> click.Command:
     )
     name = "kujob" if default == "kubernetes" else "tarjob"
     example = name + " -s '{0000..0999}' -- tarproc -p 16 -c 'run-ocr *.png' gs://b/in-{}.tar -o gs://b/ocr-{}.tar"
-    return click.command(cls=JobVerbs, epilog=epilog, headings=HEADINGS, example=example)(
-        options(*decorators)(function)
-    )
+    return click.command(cls=JobVerbs, epilog=epilog, headings=HEADINGS, example=example)(options(*decorators)(_run))
 
 
 def _run(**options: Any) -> None:
@@ -190,10 +182,8 @@ def _run(**options: Any) -> None:
     try:
         plan = make_plan(command, options.pop("items"), **{name: options.pop(name) for name in names})
         if plan.output is None and plan.state is None:
-            if backend == "kubernetes":
-                raise click.UsageError(
-                    "no place for the markers: give --outputs, --state URL, or -o FILE in the command"
-                )
+            lacking = "no place for the markers: give --outputs, --state URL, or -o FILE in the command"
+            refuse(backend == "kubernetes", lacking)
             plan = plan._replace(state=JobFolder(plan.name).state)
             check_markers(plan)
         plan = _grouped(plan, group)
@@ -233,8 +223,9 @@ def _run(**options: Any) -> None:
 def _check_known(backend: str) -> None:
     context = click.get_current_context()
     for name, backends in KNOWN_TO.items():
-        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE and backend not in backends:
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with --backend {' or '.join(backends)}")
+        is_given = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        words = f"--{name.replace('_', '-')} goes with --backend {' or '.join(backends)}"
+        refuse(is_given and backend not in backends, words)
 
 
 def _grouped(plan: Any, group: str | None) -> Any:
@@ -249,8 +240,8 @@ def _grouped(plan: Any, group: str | None) -> Any:
         sizes = []
     if group.isdigit() and int(group) > 0:
         return group_tasks(plan, count=int(group), sizes=sizes)
-    if group.isdigit() or not any(unit and unit in group.lower() for unit in UNITS):
-        raise click.UsageError(f"--group {group}: write a number of items, or a size like 10GB")
+    has_unit = any(unit and unit in group.lower() for unit in UNITS)
+    refuse(group.isdigit() or not has_unit, f"--group {group}: write a number of items, or a size like 10GB")
     return group_tasks(plan, size=Size().convert(group, None, None), sizes=sizes)
 
 
@@ -276,7 +267,7 @@ def _attend(plan: Any, folder: Any, options: Any, backend: str, *, quiet: bool, 
     from dataclasses import asdict
 
     from tarshards.parallel.cores import available_cores
-    from tarshards.run.jobs.local_run import run_local
+    from tarshards.run.jobs.local_run import remove_unfinished, run_local
     from tarshards.run.jobs.status import Display, survey
 
     slots, executor = options.parallelism or available_cores(), None
@@ -285,21 +276,21 @@ def _attend(plan: Any, folder: Any, options: Any, backend: str, *, quiet: bool, 
 
         executor = RayExecutor(num_cpus=plan.cores or 1)
         slots = options.parallelism or executor.slots
-    with folder.locked() as killed:
+    with folder.locked() as was_killed:
         folder.save(plan, engine=backend, options=asdict(options), parts=[])
         begun = survey(plan)
         if begun.done and not quiet:
             say(begun.kept())
+        if was_killed:
+            remove_unfinished(plan, begun)
         with Display(plan, begun, quiet=quiet) as display:
             status = run_local(
                 plan,
                 folder,
                 begun,
+                options,
                 slots=slots,
-                retries=options.retries,
-                max_failed=options.max_failed,
                 again=again,
-                killed=killed,
                 executor=executor,
                 show=display.update,
             )
@@ -424,5 +415,5 @@ def worker(plan: str, index: int | None) -> None:
 
 
 JobVerbs.verbs = {"status": show_status, "retry": retry, "logs": logs, "cancel": cancel, "worker": worker}
-main = submits("local")(_run)
-kujob = submits("kubernetes")(_run)
+main = submits("local")
+kujob = submits("kubernetes")

@@ -37,25 +37,11 @@ class Traits(NamedTuple):
     instead: str = ""
 
 
-def op(
-    *,
-    per_sample: bool = False,
-    resumable: bool = False,
-    one_for_one: bool = False,
-    leaves_out: Class | None = None,
-    reads_ahead: bool = False,
-    filters_with: str = "",
-    gathers: str | None = None,
-    context: tuple[Context, ...] = (),
-    instead: str = "",
-) -> Callable[[Function], Function]:
-    """Return a decorator that declares the traits of an op; see ``Traits``."""
-    traits = Traits(
-        per_sample, resumable, one_for_one, leaves_out, reads_ahead, filters_with, gathers, context, instead
-    )
+def op(**traits: Any) -> Callable[[Function], Function]:
+    """Return a decorator that declares the traits of an op, the fields of ``Traits``."""
 
     def declare(function: Function) -> Function:
-        function.traits = traits  # type: ignore[attr-defined]
+        function.traits = Traits(**traits)  # type: ignore[attr-defined]
         return function
 
     return declare

@@ -14,6 +14,7 @@ from typing import Any
 
 from tarshards.parallel.signals import TICK
 from tarshards.run.jobs.job_folder import JobFolder
+from tarshards.run.jobs.job_options import Options
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.run.jobs.remote_worker import RemoteWorker
 from tarshards.run.jobs.status import Show, Status
@@ -26,12 +27,10 @@ def run_local(
     plan: JobPlan,
     folder: JobFolder,
     status: Status,
+    options: Options,
     *,
     slots: int,
-    retries: int = 3,
-    max_failed: int | None = None,
     again: bool = False,
-    killed: bool = False,
     executor: Executor | None = None,
     show: Show = lambda status: None,
 ) -> Status:
@@ -39,15 +38,11 @@ def run_local(
 
     Commands run on this machine, or on the machines of *executor*.
 
-    An item whose command fails is retried after all others, up to *retries* times, unless it ended with status 42; an
-    item that did so in an earlier run runs only with *again*. More than *max_failed* failures end the run. An
-    exception, such as an interrupt, ends the running commands. If the last run was *killed*, the records that it may
-    have left for items that are done are removed.
+    An item whose command fails is retried after all others, up to ``retries`` times, unless it ended with status 42; an
+    item that did so in an earlier run runs only with *again*. More than ``max_failed`` failures end the run. An
+    exception, such as an interrupt, ends the running commands.
     """
     status.ended = True
-    if killed:
-        done = [item for item in plan.items if item.number in status.done and plan.files_of(item)]
-        list(look_up(remove_marker, [plan.marker(item, "started") for item in done]))
     skipped = set() if again else status.permanent()
     todo = list(plan.only(_rest(plan, status.done | skipped)).tasks)
     status.failed = {number: record for number, record in status.failed.items() if number in skipped}
@@ -57,7 +52,7 @@ def run_local(
     failed: dict[int, Record] = {}  # items to retry
     make_worker = Worker if executor is None else partial(RemoteWorker, executor)
     with make_worker(plan, run=f"{os.getpid()}-{time.time_ns()}", owner=folder.path) as worker:
-        for left in range(retries, -1, -1):
+        for left in range(options.retries, -1, -1):
             failed = {}
             with closing(_results(worker, todo, folder, slots)) as events:
                 for event in events:
@@ -69,7 +64,7 @@ def run_local(
                         kept = failed if left and not event.permanent else status.failed
                         kept[event.item.number] = {"status": event.status, "line": event.line}
                     show(status)
-                    if max_failed is not None and len(status.failed) > max_failed:
+                    if options.max_failed is not None and len(status.failed) > options.max_failed:
                         worker.stop()
             if not failed or worker.stopped:
                 break
@@ -77,6 +72,12 @@ def run_local(
     status.failed.update(failed)
     status.ended, status.running = True, 0
     return status
+
+
+def remove_unfinished(plan: JobPlan, status: Status) -> None:
+    """Remove the records of begun items that a killed run may have left for items that are done."""
+    done = [item for item in plan.items if item.number in status.done and plan.files_of(item)]
+    list(look_up(remove_marker, [plan.marker(item, "started") for item in done]))
 
 
 def _rest(plan: JobPlan, numbers: set[int]) -> set[int]:
