@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError, visible
 from tarshards.storage.location import Location
@@ -53,83 +53,64 @@ def write_marker(url: str | Location, record: Record) -> None:
         stream.write(json.dumps(record).encode() + b"\n")
 
 
-def find_made(
-    url: str | Location,
-    digest: str | None,
-    output: Location | None = None,
-    *,
-    earlier: str | None = None,
-    inputs: Versions | None = None,
-) -> Record | None:
-    """Return the record at *url* if ``is_made`` holds for it, else None.
+class Provenance(NamedTuple):
+    """What a marker must record for its output to be kept.
 
-    Any other record is removed, since the output will be made: the record would be valid for the new output as soon as
-    that exists, before its index does, or when the work is what it was again.
+    *digest* is that of the work; None matches a marker without a digest. *earlier* is the digest that an earlier
+    release gave the same work, if it gave another one. *output*, if given, must exist. No input of *inputs* may have
+    another version than in the record, but it may be missing by now; a record without inputs is of an earlier release.
     """
-    record = read_marker(url)
-    if is_made(record, digest, output, earlier=earlier, inputs=inputs):
-        return record
-    if record:
-        remove_marker(url)
-    return None
 
+    digest: str | None
+    output: Location | None = None
+    earlier: str | None = None
+    inputs: Versions | None = None
 
-def is_made(
-    record: Record | None,
-    digest: str | None,
-    output: Location | None = None,
-    *,
-    earlier: str | None = None,
-    inputs: Versions | None = None,
-) -> bool:
-    """Return whether a marker records the work with this *digest*, and *output*, if given, still exists.
+    def is_of(self, record: Record | None) -> bool:
+        """Return whether a marker records this work, whatever has become of its inputs and its output."""
+        found = record.get("digest") if record else None
+        return bool(record) and (found == self.digest or (self.earlier is not None and found == self.earlier))
 
-    No input of *inputs* may have another version than in the record, but it may be missing by now; a record without
-    inputs is of an earlier release.
-    """
-    if not is_of(record, digest, earlier=earlier):
-        return False
-    recorded = (record or {}).get("inputs")
-    if not isinstance(recorded, dict):
-        recorded = {}
-    if any(version is not None and recorded.get(name, version) != version for name, version in (inputs or {}).items()):
-        return False
-    return output is None or output.exists()
+    def is_made(self, record: Record | None) -> bool:
+        """Return whether a marker records that the output was made, and it can be kept."""
+        if not self.is_of(record):
+            return False
+        recorded = (record or {}).get("inputs")
+        if not isinstance(recorded, dict):
+            recorded = {}
+        for name, version in (self.inputs or {}).items():
+            if version is not None and recorded.get(name, version) != version:
+                return False
+        return self.output is None or self.output.exists()
 
+    def find(self, url: str | Location) -> Record | None:
+        """Return the record at *url* if the output can be kept, else None.
 
-def is_of(record: Record | None, digest: str | None, *, earlier: str | None = None) -> bool:
-    """Return whether a marker records the work with this *digest*; None matches a marker without a digest.
-
-    *earlier* is the digest that an earlier release gave the same work, if it gave another one.
-    """
-    found = record.get("digest") if record else None
-    return bool(record) and (found == digest or (earlier is not None and found == earlier))
-
-
-def make_once(
-    url: str | Location,
-    digest: str | None,
-    make: Callable[[], Record],
-    *,
-    earlier: str | None = None,
-    inputs: Versions | None = None,
-    output: Location | None = None,
-    resume: bool = True,
-) -> tuple[Record, bool]:
-    """Return the record of an output, and whether an earlier call made the output; if none did, call *make*.
-
-    *make* makes the output and returns its record, which is written to *url* with *digest* and *inputs*. ``find_made``
-    decides whether the record of an earlier call is valid; without *resume*, none is.
-    """
-    if not resume:
-        with suppress(OpenError):  # of a server that removes nothing
+        Any other record is removed, since the output will be made: the record would be valid for the new output as soon
+        as that exists, before its index does, or when the work is what it was again.
+        """
+        record = read_marker(url)
+        if self.is_made(record):
+            return record
+        if record:
             remove_marker(url)
-    elif (record := find_made(url, digest, output, earlier=earlier, inputs=inputs)) is not None:
-        return record, True
-    made = make()
-    record = ({} if digest is None else {"digest": digest}) | ({} if inputs is None else {"inputs": inputs}) | made
-    write_marker(url, record)
-    return record, False
+        return None
+
+    def make_once(self, url: str | Location, make: Callable[[], Record], *, resume: bool = True) -> tuple[Record, bool]:
+        """Return the record of the output, and whether an earlier call made the output; if none did, call *make*.
+
+        *make* makes the output and returns its record, which is written to *url* with the digest and the inputs. An
+        output of an earlier call is kept as ``find`` says; without *resume*, none is.
+        """
+        if not resume:
+            with suppress(OpenError):  # of a server that removes nothing
+                remove_marker(url)
+        elif (found := self.find(url)) is not None:
+            return found, True
+        identity = {"digest": self.digest, "inputs": self.inputs}
+        record = {name: value for name, value in identity.items() if value is not None} | make()
+        write_marker(url, record)
+        return record, False
 
 
 def versions_of(urls: Iterable[str | Location]) -> Versions:

@@ -33,7 +33,7 @@ from tarshards.storage.claims import Claims
 from tarshards.storage.code_digest import digest_code, name_unknown
 from tarshards.storage.derived import forget
 from tarshards.storage.location import Location, look_up
-from tarshards.storage.markers import digest_of, is_of, log, read_marker, say_kept, write_marker
+from tarshards.storage.markers import Provenance, digest_of, log, read_marker, say_kept, write_marker
 from tarshards.storage.streams import is_missing
 from tarshards.stream.stream import Stream
 from tarshards.write.shards import ShardWriter, TarWriter, open_claimed, shard_name
@@ -234,7 +234,7 @@ class _Journal:
         self._marks = {int(number): mark for number, mark in begun.get("marks", {}).items()}
         self._discarded: int = begun.get("discarded", 0)  # shards of an earlier call that remain to be removed
         self.found: str | None = begun.get("digest")
-        if self.shards and not is_of(begun, digest, earlier=earlier):
+        if self.shards and not Provenance(digest, earlier=earlier).is_of(begun):
             self.discard("its dataset or its options differ")
         elif self._discarded:
             self._remove_discarded()

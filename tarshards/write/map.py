@@ -25,7 +25,7 @@ from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import common_name, expand_shards, expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import ArchiveEnd, Shard
-from tarshards.storage.markers import digest_of, log, make_once, say_kept, versions_of
+from tarshards.storage.markers import Provenance, digest_of, log, say_kept, versions_of
 from tarshards.write.once import at_shard, run_all
 from tarshards.write.shards import made_shard, name_leftovers, shard_name, write_shard
 
@@ -188,7 +188,7 @@ class _ShardTask:
             return {"report": _recorded(report)}
 
         marker = target.sibling(".done")
-        once = partial(make_once, marker, digest, make, earlier=earlier, inputs=inputs, output=target)
+        once = partial(Provenance(digest, target, earlier, inputs).make_once, marker, make)
         record, resumed = once(resume=self.resume)
         if resumed and record["report"]["failed"] and not self.forgiving:  # made by a call that left out what failed
             record, resumed = once(resume=False)

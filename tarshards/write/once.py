@@ -16,8 +16,8 @@ from tarshards.storage.claims import Claims
 from tarshards.storage.derived import forget
 from tarshards.storage.location import Location
 from tarshards.storage.markers import (
+    Provenance,
     digest_of,
-    make_once,
     read_marker,
     remove_marker,
     say_kept,
@@ -106,7 +106,7 @@ class _Task:
         digest = digest_of(unit.output.url, *unit.identity)
         output = unit.output if unit.is_file else None
         inputs = versions_of(unit.inputs)
-        return make_once(unit.output.sibling(".done"), digest, make, inputs=inputs, output=output)
+        return Provenance(digest, output, inputs=inputs).make_once(unit.output.sibling(".done"), make)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import expand_shards
 from tarshards.storage.location import Location, look_up
 from tarshards.storage.manifest import ArchiveEnd, Shard, manifest_url
-from tarshards.storage.markers import digest_of, find_made, make_once, say_kept, write_marker
+from tarshards.storage.markers import Provenance, digest_of, say_kept, write_marker
 from tarshards.storage.ranges import most_held
 from tarshards.storage.streams import taken, temporary
 from tarshards.stream import ops
@@ -238,7 +238,7 @@ def _prepare(plan: _Resharding, digest: str, earlier: str) -> bool:
 
     Return whether it is of an earlier release, which gave the call the digest *earlier*.
     """
-    found = find_made(plan.file(RECORD), digest, earlier=earlier)
+    found = Provenance(digest, earlier=earlier).find(plan.file(RECORD))
     if found is None:
         shutil.rmtree(plan.folder, ignore_errors=True)
         write_marker(plan.file(RECORD), {"digest": digest})
@@ -265,7 +265,7 @@ class _Scatter:
     plan: _Resharding
 
     def __call__(self, item: tuple[int, Shard]) -> dict[str, Any]:
-        return make_once(self.plan.scattered(item[0], "done"), None, partial(self._scatter, *item))[0]
+        return Provenance(None).make_once(self.plan.scattered(item[0], "done"), partial(self._scatter, *item))[0]
 
     def _scatter(self, shard: int, source: Shard) -> dict[str, Any]:
         import numpy as np
@@ -390,7 +390,8 @@ class _Gather:
         """Return the URL, the samples and the bytes of the shard, and whether an interrupted call wrote it."""
         number, low, high, starts = span
         target, marker = self.plan.output(number), self.plan.file(f"shard-{number:06d}.done")
-        record, is_kept = make_once(marker, None, partial(self._gather, target, low, high, starts), output=target)
+        make = partial(self._gather, target, low, high, starts)
+        record, is_kept = Provenance(None, target).make_once(marker, make)
         return target.url, *record["shard"][1:], is_kept
 
     def _gather(self, target: Location, low: int, high: int, starts: tuple[int, ...]) -> dict[str, Any]:

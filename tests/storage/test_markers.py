@@ -10,7 +10,7 @@ import pytest
 from tarshards import OpenError, UrlError
 from tarshards.storage.expressions import common_name
 from tarshards.storage.location import Location, look_up
-from tarshards.storage.markers import digest_of, find_made, make_once, read_marker, remove_marker, write_marker
+from tarshards.storage.markers import Provenance, digest_of, read_marker, remove_marker, write_marker
 
 
 @pytest.fixture(params=["local", "file", "memory"])
@@ -85,7 +85,7 @@ def test_what_is_made_is_made_once(place):
         return {"number": len(calls)}
 
     def once(digest="d", **options):
-        return make_once(marker, digest, make, output=output, **options)
+        return Provenance(digest, output).make_once(marker, make, **options)
 
     assert once() == ({"digest": "d", "number": 1}, False)
     assert once() == ({"digest": "d", "number": 1}, True)
@@ -99,8 +99,8 @@ def test_what_is_made_is_made_once(place):
 
 
 def test_in_a_folder_of_one_work_markers_have_no_digest(place):
-    assert make_once(f"{place}/1.done", None, lambda: {"a": 1}) == ({"a": 1}, False)
-    assert make_once(f"{place}/1.done", None, lambda: {"a": 2}) == ({"a": 1}, True)
-    assert find_made(f"{place}/1.done", "d") is None
+    assert Provenance(None).make_once(f"{place}/1.done", lambda: {"a": 1}) == ({"a": 1}, False)
+    assert Provenance(None).make_once(f"{place}/1.done", lambda: {"a": 2}) == ({"a": 1}, True)
+    assert Provenance("d").find(f"{place}/1.done") is None
     write_marker(f"{place}/1.done", {})  # as where nothing can be removed
-    assert make_once(f"{place}/1.done", None, lambda: {"a": 2}) == ({"a": 2}, False)
+    assert Provenance(None).make_once(f"{place}/1.done", lambda: {"a": 2}) == ({"a": 2}, False)

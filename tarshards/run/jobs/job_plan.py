@@ -18,7 +18,7 @@ from tarshards.storage.bash_line import Blank, code_refusal, fill_line, parser_o
 from tarshards.storage.code_digest import digest_module, digest_source
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
-from tarshards.storage.markers import Record, Versions, digest_of, is_made, is_of, versions_of
+from tarshards.storage.markers import Provenance, Record, Versions, digest_of, versions_of
 from tarshards.storage.redaction import has_credentials, redacted, secrets_of
 
 VERSION = 1
@@ -138,11 +138,11 @@ class JobPlan(NamedTuple):
 
         A marker of an earlier release records neither.
         """
-        if record is None or not is_of(record, self.digest(item)):
+        if record is None or not Provenance(self.digest(item)).is_of(record):
             return False
         code, inputs = record.get("code"), _versions(set(record.get("inputs", ())))
         is_same = not (self.code and code) or code == self.code
-        return is_same and is_made(record, self.digest(item), self.local_output(item), inputs=inputs)
+        return is_same and Provenance(self.digest(item), self.local_output(item), inputs=inputs).is_made(record)
 
     @property
     def cores(self) -> int | None:

@@ -11,7 +11,7 @@ from tarshards.errors import visible
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.run.jobs.worker import PERMANENT
 from tarshards.storage.location import look_up
-from tarshards.storage.markers import Record, is_of, read_marker
+from tarshards.storage.markers import Provenance, Record, read_marker
 
 SHOWN = 20  # failures in a table
 ON_TERMINAL: Any = {"mininterval": 0.2}
@@ -64,7 +64,7 @@ def survey(plan: JobPlan, known: Status | None = None) -> Status:
             status.unsure += "inputs" not in (record or {})
     open_items = [item for item in open_items if item.number not in status.done]
     for item, record in _records(plan, open_items, "failed"):
-        if record is not None and is_of(record, plan.digest(item)):
+        if record is not None and Provenance(plan.digest(item)).is_of(record):
             status.failed[item.number] = record
     return status
 
