@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from functools import lru_cache, partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.samples.codecs import array, basic, image
@@ -26,59 +26,70 @@ __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
 _NO_TEXT = frozenset(ENCODERS.values()) - {basic.encode_text, basic.encode_json}  # built-in encoders that refuse a str
 
 
-def decode_field(
-    field: str,
-    data: bytes,
-    *,
-    images: str | None = None,
-    audio: str | None = None,
-    video: str | None = None,
-    exif_transpose: bool = False,
-    rotate: bool = True,
-    allow_unsafe: bool = False,
-    max_ratio: float | None = None,
-) -> Any:
-    """Decode *data* by the extension of *field*; return the bytes unchanged if there is no decoder.
+class ByExtension(NamedTuple):
+    """How to decode fields by their extension; called with a field and its bytes, it returns the value.
 
-    Images also stay bytes unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba l16 torchl8 ... pilrgba pil`),
-    audio unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is a videospec (`video
-    torchvideo`). With *exif_transpose* images are rotated by their EXIF orientation; videos are rotated by their
-    metadata unless *rotate* is False. The extension ``gz`` is decompressed first, and the part before it selects the
-    decoder. Raises DecodeError with the field, also if gzip or a zip (npz, pth) would expand to more than both 256 MiB
-    and *max_ratio* times the size of *data*, by default 200.
+    Images stay bytes unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba l16 torchl8 ... pilrgba pil`), audio
+    unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is a videospec (`video torchvideo`).
+    With *exif_transpose* images are rotated by their EXIF orientation; videos are rotated by their metadata unless
+    *rotate* is False. The extension ``gz`` is decompressed first, and the part before it selects the decoder. Raises
+    DecodeError with the field, also if gzip or a zip (npz, pth) would expand to more than both 256 MiB and *max_ratio*
+    times the size of the data, by default 200.
+    """
+
+    images: str | None = None
+    audio: str | None = None
+    video: str | None = None
+    exif_transpose: bool = False
+    rotate: bool = True
+    allow_unsafe: bool = False
+    max_ratio: float | None = None
+
+    def __call__(self, field: str, data: bytes) -> Any:
+        images, audio, video, exif_transpose, rotate, allow_unsafe, max_ratio = self
+        if images is not None and images not in image.IMAGESPECS:
+            image.check_imagespec(images)
+        if audio is not None:
+            check_spec("audiospec", audio, sound.AUDIOSPECS)
+        if video is not None:
+            check_spec("videospec", video, film.VIDEOSPECS)
+        extension, gzipped = codec_of(field)
+        if allow_unsafe and extension in UNSAFE_DECODERS:
+            decode = UNSAFE_DECODERS[extension]
+        elif extension in DECODERS:
+            decode = DECODERS[extension]
+        elif extension in UNSAFE_DECODERS:
+            raise DecodeError(f"{extension} can run code from the data; decode it with allow_unsafe=True", field=field)
+        elif images is not None and extension in image.EXTENSIONS:
+            decode = partial(image.decode_image, imagespec=images, exif_transpose=exif_transpose)
+        elif audio is not None and extension in sound.EXTENSIONS:
+            decode = partial(sound.decode_audio, audiospec=audio)
+        elif video is not None and extension in film.EXTENSIONS:
+            decode = partial(film.decode_video, videospec=video, rotate=rotate)
+        else:
+            return data
+
+        try:
+            plain = gunzip(data, max_ratio) if gzipped else data
+            if extension in array.ZIPPED:
+                array.check_zip(plain, len(data), max_ratio)
+            return decode(plain)
+        except Exception as exc:
+            raise DecodeError(reason_of(exc), field=field) from exc
+
+
+_PLAIN = ByExtension()
+
+
+def decode_field(field: str, data: bytes, **how: Any) -> Any:
+    """Decode *data* by the extension of *field*, as ``ByExtension`` with the fields *how* does.
+
+    The bytes are returned unchanged if there is no decoder.
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
     ({'boxes': 2}, 7, b'7')
     """
-    if images is not None and images not in image.IMAGESPECS:
-        image.check_imagespec(images)
-    if audio is not None:
-        check_spec("audiospec", audio, sound.AUDIOSPECS)
-    if video is not None:
-        check_spec("videospec", video, film.VIDEOSPECS)
-    extension, gzipped = codec_of(field)
-    if allow_unsafe and extension in UNSAFE_DECODERS:
-        decode = UNSAFE_DECODERS[extension]
-    elif extension in DECODERS:
-        decode = DECODERS[extension]
-    elif extension in UNSAFE_DECODERS:
-        raise DecodeError(f"{extension} can run code from the data; decode it with allow_unsafe=True", field=field)
-    elif images is not None and extension in image.EXTENSIONS:
-        decode = partial(image.decode_image, imagespec=images, exif_transpose=exif_transpose)
-    elif audio is not None and extension in sound.EXTENSIONS:
-        decode = partial(sound.decode_audio, audiospec=audio)
-    elif video is not None and extension in film.EXTENSIONS:
-        decode = partial(film.decode_video, videospec=video, rotate=rotate)
-    else:
-        return data
-
-    try:
-        plain = gunzip(data, max_ratio) if gzipped else data
-        if extension in array.ZIPPED:
-            array.check_zip(plain, len(data), max_ratio)
-        return decode(plain)
-    except Exception as exc:
-        raise DecodeError(reason_of(exc), field=field) from exc
+    return (ByExtension(**how) if how else _PLAIN)(field, data)
 
 
 def encode_field(field: str, value: Any) -> bytes:

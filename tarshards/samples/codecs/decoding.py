@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from tarshards.errors import DecodeError, check_function, did_you_mean, flag, shortened, visible
-from tarshards.samples.codecs import decode_field, reason_of
+from tarshards.samples.codecs import ByExtension, reason_of
 from tarshards.samples.codecs.audio import AUDIOSPECS, decode_audio
 from tarshards.samples.codecs.image import check_imagespec, decode_image
 from tarshards.samples.codecs.video import VIDEOSPECS, decode_video
@@ -36,23 +36,6 @@ class FieldChoice(NamedTuple):
     is_packed: bool
 
 
-class ByExtension(NamedTuple):
-    """Options for decoding fields by their extension, as in ``decode_field``."""
-
-    images: str | None
-    audio: str | None
-    video: str | None
-    exif_transpose: bool
-    rotate: bool
-    allow_unsafe: bool
-    max_ratio: float | None
-
-    @property
-    def decoder(self) -> Handler:
-        """The function that decodes a field in this way."""
-        return partial(decode_field, **self._asdict())
-
-
 class Decoding:
     """Decodes fields by *functions*, then by *handlers*, then *by_extension*; with *only*, others stay unchanged.
 
@@ -70,8 +53,7 @@ class Decoding:
         self.functions: dict[str, Function] = {name: function for names, function in functions for name in names}
         self.handlers = handlers
         self.only: set[str] | None = None if only is None else {name for names in only for name in names}
-        self.by_extension: Handler = by_extension.decoder
-        self.max_ratio = by_extension.max_ratio
+        self.by_extension = by_extension
         self.unseen: list[tuple[str, ...]] = [names for names, _ in functions] + list(only or ())
         self.samples: int = 0
         self._fields: set[str] = set()  # of the samples, while names are unseen
@@ -84,7 +66,7 @@ class Decoding:
             return data
         try:
             if choice.function is not None:
-                return choice.function(gunzip(data, self.max_ratio) if choice.is_packed else data)
+                return choice.function(gunzip(data, self.by_extension.max_ratio) if choice.is_packed else data)
             for handler in self.handlers:
                 if (value := handler(field, data)) is not None:
                     return value
@@ -198,7 +180,7 @@ def decoding_of(
     functions = tuple((names, _function(";".join(names), value, exif_transpose, rotate)) for names, value in named)
     by_extension = ByExtension(images, audio, video, exif_transpose, rotate, allow_unsafe, max_ratio)
     if not functions and not handlers and only is None:
-        return by_extension.decoder
+        return by_extension.__call__
     arguments = functions, tuple(handlers), None if only is None else _names(only), by_extension
     try:
         hash(arguments)
