@@ -179,7 +179,7 @@ def __dir__() -> list[str]:
 
 
 def _found() -> list[str]:
-    """The public names whose dependencies are installed, so that help() and `import *` work."""
+    """The public names whose packages and dependencies are installed, so that help() and `import *` work."""
     from importlib.util import find_spec
 
     def is_there(module: str) -> bool:
@@ -188,5 +188,6 @@ def _found() -> list[str]:
         except ImportError:  # the parent package is missing
             return False
 
-    there = {module: is_there(module) for module in set(_NEEDED.values())}
-    return sorted(name for name in (*_MODULE_OF, *_NAMESPACES) if there.get(_NEEDED.get(name, ""), True))
+    packages = {name: f"{__name__}.{module.split('.')[0]}" for name, module in {**_MODULE_OF, **_NAMESPACES}.items()}
+    there = {module: is_there(module) for module in {*packages.values(), *_NEEDED.values()}}
+    return sorted(name for name, own in packages.items() if there[own] and there[_NEEDED.get(name, own)])

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from typing import ClassVar
 
 import click
@@ -19,7 +20,7 @@ FOR_DEVELOPERS = {"bench", "demo", "docs", "interop", "release", "test", "test-c
 
 
 class Checks(Mapping[str, click.Command]):
-    """The commands that are no tools of their own, each imported on first use."""
+    """The commands that are no tools of their own, each imported on first use; none without ``testing``."""
 
     modules: ClassVar[dict[str, str]] = {
         "chaos": "chaos_check",
@@ -35,10 +36,10 @@ class Checks(Mapping[str, click.Command]):
         return command
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.modules)
+        return iter(self.modules if find_spec("tarshards.testing") else ())
 
     def __len__(self) -> int:
-        return len(self.modules)
+        return sum(1 for _ in self)
 
 
 class MainVerbs(Verbs):
@@ -48,8 +49,9 @@ class MainVerbs(Verbs):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
-        with formatter.section("Checks"):
-            formatter.write_dl([(name, verb.get_short_help_str(80)) for name, verb in self.verbs.items()])
+        if self.verbs:
+            with formatter.section("Checks"):
+                formatter.write_dl([(name, verb.get_short_help_str(80)) for name, verb in self.verbs.items()])
 
 
 @click.command(cls=MainVerbs)

@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tarshards.catalog import Catalog
 from tarshards.errors import TarshardsError
 from tarshards.index.build import build_index
 from tarshards.index.columns import ShardColumns, build_columns
@@ -114,6 +113,8 @@ def write_resharded(folder: Path) -> None:
 
 
 def write_catalog(folder: Path, version: int = 1) -> None:
+    from tarshards.catalog import Catalog
+
     path = folder / "all.yaml"
     catalog = Catalog.load(path) if version > 1 else Catalog(path)
     catalog.add(f"all@{version}", {"all": f"{folder}/set.shards.json"})
@@ -217,6 +218,8 @@ def listed(manifest: Path) -> list[tuple[str, int | None]]:
 
 
 def cataloged(path: Path) -> list[str]:
+    from tarshards.catalog import Catalog
+
     return sorted(Catalog.load(path).entries())
 
 
