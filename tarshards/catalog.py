@@ -30,7 +30,7 @@ from tarshards.errors import OpenError, ShardIndexError, StateError, UrlError, s
 from tarshards.index.inventory import check_described
 from tarshards.index.manifests import natural_order
 from tarshards.samples.codecs.registry import require
-from tarshards.storage.expressions import Spec, relative_to, resolve, shards_in
+from tarshards.storage.expressions import relative_to, resolve, shards_in
 from tarshards.storage.location import Location
 from tarshards.storage.locks import locked
 from tarshards.storage.manifest import Shard, Shards
@@ -242,7 +242,7 @@ class Catalog:
     def add(
         self,
         entry: str,
-        splits: Mapping[str, Spec],
+        splits: Mapping[str, Any],
         *,
         card: str | None = None,
         ops: Iterable[Mapping[str, Any]] = (),
@@ -279,7 +279,7 @@ class Catalog:
             raise
         return self.versions[dataset][version]
 
-    def _relative(self, spec: Spec) -> list[str]:
+    def _relative(self, spec: Any) -> list[str]:
         if isinstance(spec, str | os.PathLike):
             return [relative_to(self.location, os.fspath(spec))]
         if isinstance(spec, Shard):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
 
-from tarshards.cli.parameters import COUNT, FILE, UNITS, Size, options, quiet_option
+from tarshards.cli.parameters import COUNT, FILE, Size, options, quiet_option
 from tarshards.cli.program import Verbs, refuse, say, tool, usage_errors
 from tarshards.errors import OpenError, StateError, TarshardsError, UrlError, visible
 
@@ -240,7 +241,7 @@ def _grouped(plan: Any, group: str | None) -> Any:
         sizes = []
     if group.isdigit() and int(group) > 0:
         return group_tasks(plan, count=int(group), sizes=sizes)
-    has_unit = any(unit and unit in group.lower() for unit in UNITS)
+    has_unit = re.search("[kmgt]", group.lower()) is not None
     refuse(group.isdigit() or not has_unit, f"--group {group}: write a number of items, or a size like 10GB")
     return group_tasks(plan, size=Size().convert(group, None, None), sizes=sizes)
 

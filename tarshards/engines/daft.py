@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarshards.engines.tasks import ShardOutput, ShardTable
 from tarshards.samples.codecs.registry import require
-from tarshards.storage.location import names_of
+from tarshards.storage.location import Location
 
 require("daft", extra="daft")
 
@@ -86,5 +86,6 @@ class DaftSink(DataSink[list[Any]]):
 
     def finalize(self, write_results: list[WriteResult[list[Shard]]]) -> MicroPartition:
         shards = self._output.commit(each.result for each in write_results)
-        rows = {"shard": names_of([shard.url for shard in shards]), "samples": [shard.samples for shard in shards]}
+        names = [Location(shard.url).name for shard in shards]
+        rows = {"shard": names, "samples": [shard.samples for shard in shards]}
         return MicroPartition.from_pydict(rows)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarshards.engines.tasks import ShardOutput, ShardTable
 from tarshards.samples.codecs.registry import require
-from tarshards.storage.location import names_of
+from tarshards.storage.location import Location
 
 require("ray.data", extra="ray")
 
@@ -63,7 +63,7 @@ class RaySource(Datasource):
             about = BlockMetadata(
                 num_rows=len(part),
                 size_bytes=part.size,
-                input_files=names_of([shard.url for shard in part.shards]),
+                input_files=[Location(shard.url).name for shard in part.shards],
                 exec_stats=None,
             )
             tasks.append(ReadTask(part.read, about, schema=part.schema, per_task_row_limit=per_task_row_limit))

@@ -30,7 +30,7 @@ from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import FieldNames, origin_of
 from tarshards.samples.keys import Sample
 from tarshards.storage.claims import Claims
-from tarshards.storage.derived import INDEX, forget
+from tarshards.storage.derived import forget
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, Shards, series_url
 from tarshards.storage.remote import Remote
@@ -297,7 +297,7 @@ class ShardOutput:
         if self.mode != "overwrite":
             forget(output)  # of a shard that is gone
         if shard.indexed:
-            source.sibling(INDEX).rename(output.sibling(INDEX))
+            source.sibling(".index").rename(output.sibling(".index"))
         return shard._replace(url=output.url)
 
     @staticmethod

@@ -21,7 +21,7 @@ from tarshards.samples.codecs.image import EXTENSIONS as IMAGES
 from tarshards.samples.grouping import read_samples
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.storage.compression import named_compression
-from tarshards.storage.expressions import Spec, expand_shards
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import open_shard
@@ -100,7 +100,7 @@ _KIND_OF |= dict.fromkeys(("tif", "tiff"), ("sc:ImageObject", "image/tiff"))
 _BYTES = ("sc:Text", "application/octet-stream")
 
 
-def write_card(target: str | os.PathLike[str] | Location, splits: Mapping[str, Spec], **about: Any) -> None:
+def write_card(target: str | os.PathLike[str] | Location, splits: Mapping[str, Any], **about: Any) -> None:
     """Write the card of a dataset to *target*, whole or not at all; *splits* and *about* are as in ``make_card``.
 
     URLs of shards beside the card or below it are relative to it.
@@ -116,7 +116,7 @@ def write_card(target: str | os.PathLike[str] | Location, splits: Mapping[str, S
 
 
 def make_card(
-    splits: Mapping[str, Spec],
+    splits: Mapping[str, Any],
     *,
     name: str,
     description: str | None = None,
@@ -146,7 +146,7 @@ def make_card(
     records: list[dict[str, Any]] = []
     samples = 0
     for split, spec in splits.items():
-        shards = expand_shards(spec, remote)
+        shards = list(find_shards(spec, remote))
         own = [_file(shard, beside, remote) for shard in shards]
         for file in own:
             if files.setdefault(file["@id"], file) is not file:

@@ -16,7 +16,7 @@ from tarshards.formats.arrow import Tables
 from tarshards.formats.msgpack_shards import write_msgpack
 from tarshards.formats.naming import Columns, decode_value, record_url, to_json
 from tarshards.formats.pieces import fail_rows, file_identity
-from tarshards.samples.codecs.basic import NAMES, SCALARS, check_types
+from tarshards.samples.codecs.basic import check_types
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import origin_of
 from tarshards.samples.grouping import read_samples, read_shard
@@ -24,9 +24,9 @@ from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.compression import named_compression
-from tarshards.storage.expressions import Shard, expand_shards, spec_name
+from tarshards.storage.expressions import find_shards, spec_name
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import ArchiveEnd
+from tarshards.storage.manifest import ArchiveEnd, Shard
 from tarshards.storage.opening import open_shard
 from tarshards.write.map import output_names
 from tarshards.write.once import claimed, discard, finish, is_begun, make_all
@@ -64,7 +64,7 @@ def export_dataset(
 
     It works in parallel, resumes, and handles errors like ``import_dataset``; errors name shard and key.
     """
-    sources = expand_shards(shards, concatenated=concatenated, end=end)
+    sources = list(find_shards(shards, concatenated=concatenated, end=end))
     ledger = Ledger.of(on_error)
     target = Location.of(output, sync=sync)
     output = target.url
@@ -241,7 +241,7 @@ def _json_of(column: str, value: Any) -> str:
     """Return a value as JSON; raise EncodeError, which names the *column*, if JSON would change it."""
     try:
         text = _to_text(held := to_json(value))
-        check_types(held, SCALARS, NAMES)
+        check_types(held)
     except (ValueError, TypeError, RecursionError) as error:
         raise EncodeError(str(error), field=column) from error
     return text

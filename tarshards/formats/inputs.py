@@ -11,6 +11,7 @@ from tarshards.errors import SampleError, UrlError, shortened
 from tarshards.formats.mds import INDEX, plan_mds
 from tarshards.formats.msgpack_shards import FILE_NUMBER, in_store, stem_of
 from tarshards.formats.pieces import (
+    TYPES,
     CsvPiece,
     Keys,
     Plan,
@@ -25,7 +26,6 @@ from tarshards.formats.pieces import (
 )
 from tarshards.formats.tfrecord import plan_tfrecord
 from tarshards.formats.zarr_ import is_zarr, plan_zarr
-from tarshards.index.cells import TYPES
 from tarshards.samples.fields import check_mapping
 from tarshards.storage.compression import without_suffix
 from tarshards.storage.expressions import expand_urls

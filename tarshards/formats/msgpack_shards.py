@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, TarshardsError, shortened
-from tarshards.samples.codecs.basic import WITH_BYTES, check_types
+from tarshards.samples.codecs.basic import check_types
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.compression import bomb_in, without_suffix
@@ -230,7 +230,7 @@ def packer() -> Any:
 def packed(packer: Any, value: Any) -> bytes:
     """Return a packed value; raise TypeError for a value that unpacking would change."""
     data: bytes = packer.pack(value)
-    check_types(value, WITH_BYTES, WITH_BYTES, _is_number)
+    check_types(value, _is_number)
     return data
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import date, datetime
 from functools import lru_cache, partial
 from itertools import islice, pairwise, repeat
 from math import isfinite
@@ -33,7 +35,7 @@ from tarshards.formats.naming import (
     key_of,
     sample_of,
 )
-from tarshards.index.cells import ExactTypes, arrow_type, parse_cell
+from tarshards.index.cells import ExactTypes, arrow_type
 from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.conditions import Template
@@ -61,6 +63,10 @@ AS_JSON: dict[str, Callable[[Any], bytes]] = {
     "date": lambda text: b'"%b"' % text.encode(),
     "timestamp": lambda text: b'"%b"' % text.encode(),
 }
+TYPES = ("text", *AS_JSON)  # of csv columns
+_INTEGER = re.compile(r"-?[0-9]+")
+_FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?(inf|infinity|nan)", re.IGNORECASE)
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 NULLS = ["", "NA", "N/A", "NULL", "null", "NaN", "nan", "#N/A"]  # nulls in CSV columns of other types than text
 
 
@@ -471,6 +477,34 @@ def plan_lines(urls: list[str], names: list[str], max_bytes: int | None) -> Plan
         version = file_identity(url)
         pieces += [LinesPiece(url, file, version, *cut) for cut in _cuts(url, max_bytes, is_quoted=False)]
     return Plan(pieces)
+
+
+def parse_cell(kind: str, cell: str) -> Any:
+    """Return the value of a cell of one of TYPES, times as text; raise ValueError for another cell.
+
+    >>> parse_cell("int", "007"), parse_cell("bool", "True"), parse_cell("timestamp", "2026-01-02T03:04:05")
+    (7, True, '2026-01-02 03:04:05')
+    """
+    if kind == "int":
+        if not _INTEGER.fullmatch(cell) or not -(1 << 63) <= (number := int(cell)) < 1 << 63:
+            raise ValueError
+        return number
+    if kind == "float":
+        if not _FLOAT.fullmatch(cell):
+            raise ValueError
+        return float(cell)
+    if kind == "bool":
+        if cell.lower() not in _BOOLEANS:
+            raise ValueError
+        return _BOOLEANS[cell.lower()]
+    if kind == "date":
+        if len(cell) != len("2026-01-02"):
+            raise ValueError
+        return date.fromisoformat(cell).isoformat()
+    time = datetime.fromisoformat(cell)
+    if time.tzinfo is not None or time.microsecond:
+        raise ValueError
+    return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def plan_csv(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from functools import partial
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
 TYPES = ("text", "int", "float", "bool", "date", "timestamp")
 _CLOCK = "%Y-%m-%d %H:%M:%S"
-_INTEGER = re.compile(r"-?[0-9]+")
-_FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|[-+]?(inf|infinity|nan)", re.IGNORECASE)
-_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def arrow_type(name: str) -> Any:
@@ -87,34 +83,6 @@ def read_csv(file: BinaryIO, *, name: str, texts: Collection[str] = ()) -> pa.Ta
     kinds = {**types.found, **dict.fromkeys(texts, "text")}
     columns = [typed(column, arrow_type(kinds[each])) for each, column in zip(names, table.columns)]
     return require("pyarrow", extra="arrow").table(columns, names=names)
-
-
-def parse_cell(kind: str, cell: str) -> Any:
-    """Return the value of a cell of one of TYPES, times as text; raise ValueError for another cell.
-
-    >>> parse_cell("int", "007"), parse_cell("bool", "True"), parse_cell("timestamp", "2026-01-02T03:04:05")
-    (7, True, '2026-01-02 03:04:05')
-    """
-    if kind == "int":
-        if not _INTEGER.fullmatch(cell) or not -(1 << 63) <= (number := int(cell)) < 1 << 63:
-            raise ValueError
-        return number
-    if kind == "float":
-        if not _FLOAT.fullmatch(cell):
-            raise ValueError
-        return float(cell)
-    if kind == "bool":
-        if cell.lower() not in _BOOLEANS:
-            raise ValueError
-        return _BOOLEANS[cell.lower()]
-    if kind == "date":
-        if len(cell) != len("2026-01-02"):
-            raise ValueError
-        return date.fromisoformat(cell).isoformat()
-    time = datetime.fromisoformat(cell)
-    if time.tzinfo is not None or time.microsecond:
-        raise ValueError
-    return time.strftime(_CLOCK)
 
 
 def typed(cells: Any, data_type: Any, nulls: Sequence[str] = ("",)) -> Any:

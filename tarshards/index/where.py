@@ -35,10 +35,10 @@ COMPARED = {
 NULLABLE = {"json", "jsn", "mp", "msg", "msgpack", "cbor"}  # fields that a sample can have, with null in them
 
 
-def names_of(condition: Condition) -> set[str] | None:
+def names_in(condition: Condition) -> set[str] | None:
     """Return the names in a condition besides functions; None if only samples can answer it.
 
-    >>> names_of(Condition("len(json.text) > 3 and has('a')")) == {"json.text", "a"}, names_of(Condition("fields['a']"))
+    >>> names_in(Condition("len(json.text) > 3 and has('a')")) == {"json.text", "a"}, names_in(Condition("fields['a']"))
     (True, None)
     """
     names, own = set[str](), set[ast.AST]()
@@ -68,7 +68,7 @@ def by_columns(
     others are not, and ValueError for a condition that columns cannot answer. Of a sample for which it fails, an
     OpError is raised, or goes to *on_error*.
     """
-    names = names_of(condition)
+    names = names_in(condition)
     if not names or not (wanted := names - {"key", "shard"}):
         return None
     tables = load_tables(shards, sorted(wanted) + [KEY] * ("key" in names))

@@ -335,9 +335,21 @@ class ResumableLoader:
         batches = self._epoch() if self.passes.steps is None else self._steps()
         self.end_of_dataloader = False
         with _known_to_accelerate(self), closing(batches):
-            for batch, is_last in measured(self, batches):
+            for batch, is_last in self.measured(batches):
                 self.end_of_dataloader = is_last
                 yield batch
+
+    def measured(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield *batches*; a new ``monitor`` counts how long they are waited for, and how long they are used."""
+        self.monitor = monitor = type(type(self).monitor)()
+        asked, before = perf_counter(), traffic.so_far()
+        for batch in batches:
+            taken, now = perf_counter(), traffic.so_far()
+            monitor.waited += taken - asked
+            monitor.traffic += now - before
+            yield batch
+            asked, before = perf_counter(), now
+            monitor.consumed += asked - taken
 
     def _epoch(self) -> Generator[tuple[Any, bool], None, None]:
         """Yield the batches of the pass that begins now, each with whether it is the last."""
@@ -410,19 +422,6 @@ class ResumableLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration deliver the rest after *state*; raise StateError if the state does not match."""
         self.passes.load_state_dict(state)
-
-
-def measured(loader: ResumableLoader, batches: Iterable[T]) -> Iterator[T]:
-    """Yield *batches*; a new monitor of *loader* counts how long they are waited for, and how long they are used."""
-    loader.monitor = monitor = type(type(loader).monitor)()
-    asked, before = perf_counter(), traffic.so_far()
-    for batch in batches:
-        taken, now = perf_counter(), traffic.so_far()
-        monitor.waited += taken - asked
-        monitor.traffic += now - before
-        yield batch
-        asked, before = perf_counter(), now
-        monitor.consumed += asked - taken
 
 
 @contextmanager

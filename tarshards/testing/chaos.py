@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards import __version__
 from tarshards.parallel.forks import cached_property
-from tarshards.storage.location import names_of
+from tarshards.storage.location import Location
 from tarshards.testing.chains import LoaderFault
 from tarshards.testing.runs import MASTER, free_port
 
@@ -664,7 +664,7 @@ class Suite:
     @property
     def names(self) -> list[str]:
         """The shards as reports name them, without credentials."""
-        return names_of(self.urls)
+        return [Location(url).name for url in self.urls]
 
     @property
     def bad(self) -> list[tuple[RoundWorld, RoundOutcome]]:

@@ -20,10 +20,11 @@ from tarshards.errors import TarshardsError
 from tarshards.index.build import build_index
 from tarshards.index.columns import ShardColumns, build_columns
 from tarshards.index.key_index import build_key_index
-from tarshards.index.manifests import read_manifest, update_manifests
+from tarshards.index.manifests import update_manifests
 from tarshards.index.refresh import refresh_indexes
 from tarshards.run.samples.journal import Journal, SampleResult
 from tarshards.storage.cache import Block, BlockCache
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.markers import read_marker, write_marker
 from tarshards.stream.indexed_shards import IndexedShards
@@ -93,7 +94,7 @@ def write_columns(folder: Path) -> None:
 
 
 def write_keys(folder: Path) -> None:
-    build_key_index(read_manifest(f"{folder}/set.shards.json"))
+    build_key_index(find_shards(f"{folder}/set.shards.json"))
 
 
 def write_whole_set(folder: Path) -> None:
@@ -214,7 +215,7 @@ def columns(path: Path) -> Any:
 
 
 def listed(manifest: Path) -> list[tuple[str, int | None]]:
-    return [(Path(shard.url).name, shard.samples) for shard in read_manifest(str(manifest))]
+    return [(Path(shard.url).name, shard.samples) for shard in find_shards(manifest)]
 
 
 def cataloged(path: Path) -> list[str]:

@@ -6,11 +6,10 @@ from base64 import b64encode
 from collections.abc import Iterable
 from typing import Any
 
-from tarshards.samples.keys import Sample
+from tarshards.samples.keys import Sample, is_reserved
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-from tarshards.verbs.show import fields_of, is_image
-from tarshards.view.media_types import has_media
+from tarshards.view.media_types import has_media, is_picture
 from tarshards.view.page_text import dumped, whole_page
 from tarshards.view.pictures import thumbnail
 
@@ -29,7 +28,7 @@ def write_contact_sheet(samples: Iterable[Sample], target: str | Location, *, ti
         file.write(f'{begin[:-1]}, "samples": [\n'.encode())
         for sample in samples:
             row = {"number": count, "key": sample["__key__"], "shard": sample.get("__url__", "")}
-            row["fields"] = [_field(name, data) for name, data in fields_of(sample)]
+            row["fields"] = [_field(name, data) for name, data in sample.items() if not is_reserved(name)]
             file.write(f"{',' * (count > 0)}{dumped(row)}\n".encode())
             count += 1
         file.write(f"]}}{end}".encode())
@@ -38,7 +37,7 @@ def write_contact_sheet(samples: Iterable[Sample], target: str | Location, *, ti
 
 def _field(name: str, data: bytes) -> dict[str, Any]:
     field: dict[str, Any] = {"name": name, "size": len(data)}
-    if is_image(name):
+    if is_picture(name):
         try:
             kind, small = thumbnail(name, data)
         except Exception as error:

@@ -10,9 +10,8 @@ from typing import Any
 
 from tarshards.errors import DecodeError
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.codecs.array import decode_tenbin, encode_tenbin
 from tarshards.samples.codecs.image import EXTENSIONS, IMAGESPECS, check_imagespec, decode_image
-from tarshards.samples.codecs.registry import DECODERS, require
+from tarshards.samples.codecs.registry import DECODERS, ENCODERS, require
 from tarshards.samples.keys import Sample
 from tarshards.storage.compression import gunzip
 from tarshards.stream import ops
@@ -24,8 +23,8 @@ Function = Callable[[str, bytes], Any]
 #: webdataset's imagespecs: code that uses them expects uint8 or float32.
 imagespecs = {name: form for name, form in IMAGESPECS.items() if form[1] != "uint16"}
 IMAGE_EXTENSIONS = sorted(EXTENSIONS)
-decode_buffer = tenbin_loads = decode_tenbin
-encode_buffer = encode_tenbin
+decode_buffer = tenbin_loads = DECODERS["tenbin"]
+encode_buffer = ENCODERS["tenbin"]
 DecodingError = DecodeError
 #: Whether ``torch_loads`` loads tensors and plain containers only; ``decode`` always does.
 pytorch_weights_only = False

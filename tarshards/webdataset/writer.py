@@ -14,8 +14,6 @@ import msgpack
 
 from tarshards.errors import EncodeError
 from tarshards.samples.codecs import codec_of, gzip, reason_of
-from tarshards.samples.codecs.array import encode_npy, encode_npz, encode_torch
-from tarshards.samples.codecs.basic import encode_integer
 from tarshards.samples.codecs.registry import ENCODERS
 from tarshards.samples.keys import Sample
 from tarshards.storage.compression import compressed, named_compression
@@ -23,7 +21,8 @@ from tarshards.storage.location import Location
 from tarshards.webdataset.tariterators import gopen as gopen
 from tarshards.write import shards
 
-torch_dumps, numpy_dumps, numpy_npz_dumps = encode_torch, encode_npy, encode_npz
+torch_dumps, numpy_dumps, numpy_npz_dumps = (ENCODERS[name] for name in ("pth", "npy", "npz"))
+encode_integer = ENCODERS["cls"]
 FIXED = ("user", "group", "mode", "mtime", "format", "keep_meta")
 
 

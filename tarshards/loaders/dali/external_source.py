@@ -13,7 +13,7 @@ import numpy as np
 
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
-from tarshards.loaders.passes import Pass, Passes, ResumableLoader, measured
+from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.parallel.calls import bounded_map
 from tarshards.samples.codecs.npy import is_npy
 from tarshards.samples.keys import Sample
@@ -236,7 +236,7 @@ class LoaderSource(EncodedSource):
     def _batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
         ledger = self._loader.ledger
         with closing(self._loader.make_batches(this)) as batches:
-            for batch in measured(self._loader, batches):
+            for batch in self._loader.measured(batches):
                 samples = samples_of(batch)
                 encoded = list(self.guard.encode(samples, ledger.fail))
                 ledger.add(Tally(failed=len(samples) - len(encoded)).within(this.of))

@@ -63,19 +63,18 @@ def encode_text(value: str) -> bytes:
     return value.encode()
 
 
-def check_types(
-    value: Any, scalars: frozenset[type], names: frozenset[type], keeps: Callable[[Any], bool] | None = None
-) -> None:
-    """Raise TypeError for a value that would change: one with types other than *scalars* in dicts, lists and tuples.
+def check_types(value: Any, keeps: Callable[[Any], bool] | None = None) -> None:
+    """Raise TypeError for a value that would change: one with types that JSON lacks, in dicts, lists and tuples.
 
-    Tuples come back as lists. Dict keys have the types *names*. *keeps* says whether a codec preserves a value of any
-    other type. Raises ValueError for containers nested more than 400 deep. A written value has no cycles.
+    With *keeps*, the codec also has bytes, dict keys of any scalar type, and the values that *keeps* accepts. Tuples
+    come back as lists. Raises ValueError for containers nested more than 400 deep. A written value has no cycles.
 
-    >>> check_types({"a": [1, None]}, SCALARS, frozenset([str]))
-    >>> check_types({"a": {7: 1}}, SCALARS, frozenset([str]))
+    >>> check_types({"a": [1, None]})
+    >>> check_types({"a": {7: 1}})
     Traceback (most recent call last):
     TypeError: the name 7 in a dict, of type int, would not come back as it is
     """
+    scalars, names = (SCALARS, NAMES) if keeps is None else (WITH_BYTES, WITH_BYTES)
     level = [value]
     for _ in range(MOST_DEPTH + 1):
         if scalars.issuperset(map(type, level)):
@@ -148,7 +147,7 @@ def encode_json(value: Any) -> bytes:
                 return data
         raise TypeError("a str in a field that is not text, and no JSON object or array; give the value, or bytes")
     text = _json_encoder()(value)
-    check_types(value, SCALARS, NAMES)
+    check_types(value)
     return text.encode()
 
 
@@ -173,7 +172,7 @@ def encode_msgpack(value: Any) -> bytes:
     import msgpack
 
     data: bytes = msgpack.packb(value)
-    check_types(value, WITH_BYTES, WITH_BYTES, lambda each: _comes_back(msgpack.packb, decode_msgpack, each))
+    check_types(value, lambda each: _comes_back(msgpack.packb, decode_msgpack, each))
     return data
 
 
@@ -195,7 +194,7 @@ def encode_cbor(value: Any) -> bytes:
     """
     encode = partial(require("cbor2", extra="cbor").dumps, canonical=True)
     data: bytes = encode(value)
-    check_types(value, WITH_BYTES, WITH_BYTES, lambda each: _comes_back(encode, decode_cbor, each))
+    check_types(value, lambda each: _comes_back(encode, decode_cbor, each))
     return data
 
 
