@@ -24,7 +24,7 @@ from tarshards.formats.exporting import LOOKED_AT
 from tarshards.formats.naming import Columns
 from tarshards.index.access import SampleSequence
 from tarshards.index.inventory import for_each_shard
-from tarshards.index.manifests import Writing, remove_manifest, update_manifests, with_digests
+from tarshards.index.manifests import add_to_manifests, remove_manifest
 from tarshards.index.sidecar import Index
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import FieldNames, origin_of
@@ -260,8 +260,8 @@ class ShardOutput:
             if self.mode == "overwrite":
                 remove_manifest(series_url(self._target(0).url))
             names = chain(targets, names)
-            made = with_digests([self._publish(shard, names) for shard in shards])
-            list(update_manifests(made, how=Writing(sync=self.pattern.sync)))
+            published = [self._publish(shard, names) for shard in shards]
+            made = add_to_manifests(published, sync=self.pattern.sync)
         self.abort()
         if self.mode != "append":
             name_leftovers(self.pattern.url, len(made))

@@ -29,7 +29,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import ArchiveEnd, Shard
 from tarshards.storage.opening import open_shard
 from tarshards.write.map import output_names
-from tarshards.write.once import claimed, discard, finish, is_begun, make_all
+from tarshards.write.once import Outputs
 
 FORMATS = ("parquet", "jsonl", "msgpack", "folder")
 GROUP = 1 << 26  # approximate bytes of data in a row group of parquet
@@ -85,16 +85,17 @@ def export_dataset(
     repeated = _repeated_files(sources, columns) if kind == "folder" else [{}] * len(sources)
     targets = [target.at(name) for name in names]
     units = [_ExportedShard(*each[:2], kind, columns, each[2]) for each in zip(sources, targets, repeated)]
-    if kind == "folder" and not overwrite and not is_begun(units) and os.path.isdir(output) and os.listdir(output):
+    outputs = Outputs(units)
+    if kind == "folder" and not overwrite and not outputs.is_begun and os.path.isdir(output) and os.listdir(output):
         raise OpenError("the folder has files; --overwrite writes into it", url=target.name)
-    with claimed(units, overwrite=overwrite):
-        made = make_all(units, ledger, executor=executor, progress=progress)
+    with outputs.claimed(overwrite=overwrite):
+        made = outputs.make(ledger, executor=executor, progress=progress)
         samples = sum(each["samples"] for each in made)
         ledger.count(shards=len(made), samples=samples, streamed=samples)
         if not samples:
-            discard(units)
+            outputs.discard()
             raise SampleError("no samples, so nothing is written", url=spec_name(shards))
-        finish(units)
+        outputs.finish()
     return [output] if kind == "folder" else [each["output"] for each in made]
 
 

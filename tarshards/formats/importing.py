@@ -17,8 +17,8 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.compression import named_compression
 from tarshards.storage.location import Location
-from tarshards.write.map import is_pattern, output_names
-from tarshards.write.once import claimed, discard, finish, make_all
+from tarshards.write.map import output_names
+from tarshards.write.once import Outputs
 from tarshards.write.shards import made_shard, name_leftovers, write_shard
 
 MAX_BYTES = 10**9
@@ -59,7 +59,7 @@ def import_dataset(
     function of the error), and only that row is left out. Raises ModuleNotFoundError, which names the extra to install,
     if the library for a format is missing.
     """
-    from tarshards.index.manifests import Writing, update_manifests, with_digests
+    from tarshards.index.manifests import add_to_manifests
 
     max_bytes = whole_number("max_bytes", max_bytes, 1)
     ledger = Ledger.of(on_error)
@@ -69,20 +69,20 @@ def import_dataset(
     plan = plan_input(source, format, split, key, types, max_bytes)
     names = output_names(target.url, len(plan.pieces))
     units = [_ImportedShard(piece, target.at(name), plan.key) for piece, name in zip(plan.pieces, names)]
-    with claimed(units, overwrite=overwrite):
-        made = make_all(units, ledger, executor=executor, progress=progress)
+    outputs = Outputs(units)
+    with outputs.claimed(overwrite=overwrite):
+        made = outputs.make(ledger, executor=executor, progress=progress)
         samples = sum(each["samples"] for each in made)
         ledger.count(samples=samples, streamed=samples)
         if not samples:
-            discard(units)
+            outputs.discard()
             raise SampleError("no samples: no row became one", url=name)
         columns = _columns(plan, [each["fields"] for each in made], name)
         columns.save(target.at(record_url(names)))
         shards = [made_shard(each["output"], each["samples"], each["size"]) for each in made]
-        list(update_manifests(with_digests(shards), how=Writing(sync=target.sync)))
-        finish(units)
-    if is_pattern(target.url):
-        name_leftovers(target.url, len(names))
+        add_to_manifests(shards, sync=target.sync)
+        outputs.finish()
+    name_leftovers(target.url, len(names))
     return [each["output"] for each in made]
 
 

@@ -74,6 +74,13 @@ def _describe(url: str) -> Shard | None:
     return index.shard(url)
 
 
+def add_to_manifests(shards: Iterable[Shard], *, sync: bool = True) -> list[Shard]:
+    """Add new *shards* to the manifests of their series, with the digests in their indexes; return these entries."""
+    made = with_digests(shards)
+    list(update_manifests(made, how=Writing(sync=sync)))
+    return made
+
+
 def with_digests(shards: Iterable[Shard]) -> list[Shard]:
     """Return *shards*, those that are indexed with the digests in their indexes."""
     found = list(shards)

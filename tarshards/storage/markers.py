@@ -15,9 +15,6 @@ from tarshards.storage.streams import is_missing
 
 log: logging.Logger = logging.getLogger("tarshards")
 
-Record = dict[str, Any]
-Versions = dict[str, list[Any] | None]
-
 MAX_BYTES = 1 << 24  # of a marker
 
 
@@ -30,7 +27,7 @@ def digest_of(*parts: Any) -> str:
     return blake2b(json.dumps(parts).encode(errors="surrogatepass"), digest_size=10).hexdigest()
 
 
-def read_marker(url: str | Location) -> Record | None:
+def read_marker(url: str | Location) -> dict[str, Any] | None:
     """Return the record at *url*, None if it is missing or incomplete; raise OpenError if that cannot be determined."""
     try:
         text = Location.of(url).read(MAX_BYTES)
@@ -45,7 +42,7 @@ def read_marker(url: str | Location) -> Record | None:
     return record if isinstance(record, dict) else None
 
 
-def write_marker(url: str | Location, record: Record) -> None:
+def write_marker(url: str | Location, record: dict[str, Any]) -> None:
     """Write *record* to *url*, whole or not at all; create a missing local folder."""
     location = Location.of(url)
     location.make_folder()
@@ -64,14 +61,14 @@ class Provenance(NamedTuple):
     digest: str | None
     output: Location | None = None
     earlier: str | None = None
-    inputs: Versions | None = None
+    inputs: dict[str, Any] | None = None
 
-    def is_of(self, record: Record | None) -> bool:
+    def is_of(self, record: dict[str, Any] | None) -> bool:
         """Return whether a marker records this work, whatever has become of its inputs and its output."""
         found = record.get("digest") if record else None
         return bool(record) and (found == self.digest or (self.earlier is not None and found == self.earlier))
 
-    def is_made(self, record: Record | None) -> bool:
+    def is_made(self, record: dict[str, Any] | None) -> bool:
         """Return whether a marker records that the output was made, and it can be kept."""
         if not self.is_of(record):
             return False
@@ -83,7 +80,7 @@ class Provenance(NamedTuple):
                 return False
         return self.output is None or self.output.exists()
 
-    def find(self, url: str | Location) -> Record | None:
+    def find(self, url: str | Location) -> dict[str, Any] | None:
         """Return the record at *url* if the output can be kept, else None.
 
         Any other record is removed, since the output will be made: the record would be valid for the new output as soon
@@ -96,7 +93,9 @@ class Provenance(NamedTuple):
             remove_marker(url)
         return None
 
-    def make_once(self, url: str | Location, make: Callable[[], Record], *, resume: bool = True) -> tuple[Record, bool]:
+    def make_once(
+        self, url: str | Location, make: Callable[[], dict[str, Any]], *, resume: bool = True
+    ) -> tuple[dict[str, Any], bool]:
         """Return the record of the output, and whether an earlier call made the output; if none did, call *make*.
 
         *make* makes the output and returns its record, which is written to *url* with the digest and the inputs. An
@@ -113,9 +112,9 @@ class Provenance(NamedTuple):
         return record, False
 
 
-def versions_of(urls: Iterable[str | Location]) -> Versions:
+def versions_of(urls: Iterable[str | Location]) -> dict[str, Any]:
     """Return the printable names of files with their versions, None for a missing one."""
-    found: Versions = {}
+    found: dict[str, Any] = {}
     for location in map(Location.of, urls):
         try:
             found[location.name] = location.version()

@@ -20,7 +20,7 @@ from tarshards.errors import TarshardsError
 from tarshards.index.build import build_index
 from tarshards.index.columns import ShardColumns, build_columns
 from tarshards.index.key_index import build_key_index
-from tarshards.index.manifests import update_manifests
+from tarshards.index.manifests import add_to_manifests
 from tarshards.index.refresh import refresh_indexes
 from tarshards.run.samples.journal import Journal, SampleResult
 from tarshards.storage.cache import Block, BlockCache
@@ -86,7 +86,7 @@ def write_stale_index(folder: Path) -> None:
 
 def refresh(folder: Path) -> None:
     shards = [outcome.shard for outcome in refresh_indexes([f"{path}" for path in sorted(folder.glob("*.tar"))])]
-    list(update_manifests(shards))
+    add_to_manifests(shards)
 
 
 def write_columns(folder: Path) -> None:

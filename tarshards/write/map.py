@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from collections import Counter
@@ -27,7 +26,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import ArchiveEnd, Shard
 from tarshards.storage.markers import Provenance, digest_of, log, say_kept, versions_of
 from tarshards.write.once import at_shard, run_all
-from tarshards.write.shards import made_shard, name_leftovers, shard_name, write_shard
+from tarshards.write.shards import is_pattern, made_shard, name_leftovers, shard_name, write_shard
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def map_shards(
     ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has its own output, and
     OpenError while another writer writes one of the local outputs.
     """
-    from tarshards.index.manifests import Writing, update_manifests, with_digests
+    from tarshards.index.manifests import add_to_manifests
 
     check_function(function, "map_shards")
     shards = expand_shards(inputs, concatenated=concatenated, end=end, allow_pipe=allow_pipe)
@@ -129,9 +128,8 @@ def map_shards(
         _write_report(Location.of(common_name(names) + ".report.jsonl", sync=sync), rows)
         made = [row for row in rows if row.error is None and not Location.of(row.output).is_stream]
         entries = [made_shard(row.output, row.samples_out, row.bytes) for row in made]
-        list(update_manifests(with_digests(entries), how=Writing(sync=sync)))
-        if is_pattern(outputs):
-            name_leftovers(os.fspath(outputs), len(names))
+        add_to_manifests(entries, sync=sync)
+        name_leftovers(outputs, len(names))
     return rows
 
 
@@ -151,11 +149,6 @@ def output_names(outputs: Any, count: int) -> list[str]:
     if times > 1:
         raise ValueError(f"{times} shards would write {Location.of(name).name}")
     return names
-
-
-def is_pattern(outputs: Any) -> bool:
-    """Return whether *outputs* is a name that contains the number of the shard."""
-    return isinstance(outputs, str | os.PathLike) and shard_name(outputs, 0) != shard_name(outputs, 1)
 
 
 @dataclass(frozen=True)

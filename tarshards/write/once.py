@@ -109,59 +109,84 @@ class _Task:
         return Provenance(digest, output, inputs=inputs).make_once(unit.output.sibling(".done"), make)
 
 
-@contextmanager
-def claimed(units: Sequence[Unit], *, overwrite: bool) -> Iterator[None]:
-    """Claim the outputs of *units* for a with-block, which makes and finishes them.
+class Outputs:
+    """The outputs of *units*, each made once, also by a run that follows a killed one: claimed, made, then finished."""
 
-    Raises OpenError if another run makes one of them; or if one exists, unless *overwrite* or a killed run had begun to
-    make these *units*.
-    """
-    with Claims() as claims:
-        for unit in units:
-            unit.output.make_folder()
-            claims.take(unit.output)
-        for unit in () if overwrite or is_begun(units) else units:
-            if unit.output.is_taken():
-                raise taken(unit.output.name)
-        yield
+    def __init__(self, units: Sequence[Unit]):
+        self._units = units
+        self._begun = units[0].output.sibling(".begun")
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether a killed run had begun to make these units."""
+        return read_marker(self._begun) is not None
 
-def make_all(
-    units: Sequence[Unit], ledger: Ledger, *, executor: Executor | None, progress: bool
-) -> list[dict[str, Any]]:
-    """Make every unit that a killed run has not made; return the descriptions of all units that succeeded, in order.
+    @contextmanager
+    def claimed(self, *, overwrite: bool) -> Iterator[None]:
+        """Claim the outputs for a with-block, which makes and finishes them.
 
-    To what ``make`` returns they add the URL of the "output" with its credentials, which markers do not record.
+        Raises OpenError if another run makes one of them; or if one exists, unless *overwrite* or a killed run had
+        begun to make these units.
+        """
+        with Claims() as claims:
+            for unit in self._units:
+                unit.output.make_folder()
+                claims.take(unit.output)
+            for unit in () if overwrite or self.is_begun else self._units:
+                if unit.output.is_taken():
+                    raise taken(unit.output.name)
+            yield
 
-    The error of a unit that fails is passed to *ledger*, which raises it or lets the run continue without the unit. The
-    markers that a later run would use remain until ``finish``.
-    """
-    write_marker(_begun(units), {"outputs": len(units)})
-    task = _Task(ledger.max_errors > 0)
-    made: dict[int, dict[str, Any]] = {}
-    kept = 0
-    try:
-        with ExitStack() as stack:
-            numbers = {id(unit): number for number, unit in enumerate(units)}
-            if executor is None and len(units) > 1:
-                executor = stack.enter_context(ProcessPool())
-            for unit, result, error in stack.enter_context(closing(run_all(task, units, executor, progress=progress))):
-                if error is not None:
-                    ledger(at_shard(error, unit.output.url))
-                    continue
-                result, is_kept = result
-                kept += is_kept
-                failed = result["failed"]
-                made[numbers[id(unit)]] = {**result["made"], "output": unit.output.url}
-                ledger.count(samples=failed, streamed=failed, failed=failed)
-                for url, key, field, offset, reason in result["errors"]:
-                    ledger(OpError(reason, url=url, key=key, field=field, offset=offset))
-    except BaseException:
-        for unit in units:
-            _sweep(unit.output)
-        raise
-    say_kept([unit.output.url for unit in units], kept)
-    return [made[number] for number in sorted(made)]
+    def make(self, ledger: Ledger, *, executor: Executor | None, progress: bool) -> list[dict[str, Any]]:
+        """Make every unit that a killed run has not made; return the descriptions of all that succeeded, in order.
+
+        To what ``Unit.make`` returns they add the URL of the "output" with its credentials, which markers do not
+        record.
+
+        The error of a unit that fails is passed to *ledger*, which raises it or lets the run continue without the unit.
+        The markers that a later run would use remain until ``finish``.
+        """
+        units = self._units
+        write_marker(self._begun, {"outputs": len(units)})
+        task = _Task(ledger.max_errors > 0)
+        made: dict[int, dict[str, Any]] = {}
+        kept = 0
+        try:
+            with ExitStack() as stack:
+                numbers = {id(unit): number for number, unit in enumerate(units)}
+                if executor is None and len(units) > 1:
+                    executor = stack.enter_context(ProcessPool())
+                runs = stack.enter_context(closing(run_all(task, units, executor, progress=progress)))
+                for unit, result, error in runs:
+                    if error is not None:
+                        ledger(at_shard(error, unit.output.url))
+                        continue
+                    result, is_kept = result
+                    kept += is_kept
+                    failed = result["failed"]
+                    made[numbers[id(unit)]] = {**result["made"], "output": unit.output.url}
+                    ledger.count(samples=failed, streamed=failed, failed=failed)
+                    for url, key, field, offset, reason in result["errors"]:
+                        ledger(OpError(reason, url=url, key=key, field=field, offset=offset))
+        except BaseException:
+            for unit in units:
+                _sweep(unit.output)
+            raise
+        say_kept([unit.output.url for unit in units], kept)
+        return [made[number] for number in sorted(made)]
+
+    def finish(self) -> None:
+        """Remove the markers of all units; call it when all are made."""
+        for unit in self._units:
+            remove_marker(unit.output.sibling(".done"))
+        remove_marker(self._begun)
+
+    def discard(self) -> None:
+        """Remove the outputs and the markers of all units, if a run has found no rows."""
+        for unit in self._units:
+            forget(unit.output)
+            unit.output.remove()
+        self.finish()
 
 
 def _sweep(location: Location) -> None:
@@ -169,27 +194,3 @@ def _sweep(location: Location) -> None:
     if location.path is not None:
         with suppress(OSError):
             location.open("wb").abort()  # type: ignore[attr-defined]
-
-
-def finish(units: Sequence[Unit]) -> None:
-    """Remove the markers of all *units*; call it when all are made."""
-    for unit in units:
-        remove_marker(unit.output.sibling(".done"))
-    remove_marker(_begun(units))
-
-
-def discard(units: Sequence[Unit]) -> None:
-    """Remove the outputs and the markers of all *units*, if a run has found no rows."""
-    for unit in units:
-        forget(unit.output)
-        unit.output.remove()
-    finish(units)
-
-
-def is_begun(units: Sequence[Unit]) -> bool:
-    """Return whether a killed run had begun to make these *units*."""
-    return read_marker(_begun(units)) is not None
-
-
-def _begun(units: Sequence[Unit]) -> Location:
-    return units[0].output.sibling(".begun")

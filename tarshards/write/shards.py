@@ -320,7 +320,7 @@ class ShardWriter(_Writer):
     ):
         self._location = Location.of(pattern, sync=sync)
         self.pattern: str = self._location.url
-        if shard_name(self.pattern, 0) == shard_name(self.pattern, 1):
+        if not is_pattern(self.pattern):
             raise ValueError(f"{self._location.name}: the pattern needs a shard number, {{shard:06d}} or %06d")
         named_compression(self._location)  # raises UrlError for a name of another format
         self.max_samples: int | None = None if max_samples is None else whole_number("max_samples", max_samples, 1)
@@ -459,9 +459,14 @@ def most_of_members(max_bytes: int) -> int:
     return max(0, max_bytes // RECORD * RECORD - len(END))
 
 
-def name_leftovers(pattern: str, number: int, values: Mapping[str, str] | None = None) -> None:
+def is_pattern(outputs: Any) -> bool:
+    """Return whether *outputs* is a name that contains the number of the shard."""
+    return isinstance(outputs, str | os.PathLike) and shard_name(outputs, 0) != shard_name(outputs, 1)
+
+
+def name_leftovers(pattern: Any, number: int, values: Mapping[str, str] | None = None) -> None:
     """Log a warning if there are shards of *pattern* from *number* on, left by an earlier run that wrote more."""
-    if Location.of(pattern).is_stream:
+    if not is_pattern(pattern) or Location.of(pattern).is_stream:
         return
     left: list[str] = []
     with suppress(OpenError):  # the server does not list files

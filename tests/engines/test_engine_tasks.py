@@ -202,7 +202,7 @@ def check_all_there(pattern: str, names: str) -> None:
     assert sorted(sample["__key__"] for sample in manifest) == sorted(keys)
 
 
-STEPS = [(Location, "exists"), (Claims, "take"), (Location, "rename"), (tasks, "update_manifests")]
+STEPS = [(Location, "exists"), (Claims, "take"), (Location, "rename"), (tasks, "add_to_manifests")]
 
 
 @pytest.mark.parametrize("pattern", ["{folder}/out-{{shard:03d}}.tar", "memory://two/out-{{shard:03d}}.tar"])

@@ -27,7 +27,7 @@ from tarshards.storage.derived import forget
 from tarshards.storage.local import flush, synced_folder
 from tarshards.storage.location import Location
 from tarshards.storage.locks import lock, release
-from tarshards.storage.markers import Record, read_marker, remove_marker, write_marker
+from tarshards.storage.markers import read_marker, remove_marker, write_marker
 from tarshards.storage.streams import failure
 
 PATIENCE = 10  # times that the lock is tried before the wait is reported
@@ -76,7 +76,7 @@ class Attempt:
             raise failure(error, self._location.name) from error
         return True
 
-    def begin(self, record: Record, *earlier: Record | None) -> None:
+    def begin(self, record: dict[str, Any], *earlier: dict[str, Any] | None) -> None:
         """Remove the files of earlier attempts, and write the record that this one has started.
 
         *earlier* are the records of the last failure and of a success with other code or inputs. Raises OpenError if
@@ -103,7 +103,7 @@ class Attempt:
         if self._files:
             remove_marker(self._location)
 
-    def _read(self) -> Record | None:
+    def _read(self) -> dict[str, Any] | None:
         if self.descriptor is None:
             return read_marker(self._location)
         with suppress(ValueError):
@@ -111,7 +111,7 @@ class Attempt:
             return found if isinstance(found, dict) else None
         return None
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: dict[str, Any]) -> None:
         if self.descriptor is None:
             write_marker(self._location, record)
             return

@@ -18,7 +18,7 @@ from tarshards.storage.bash_line import Blank, code_refusal, fill_line, parser_o
 from tarshards.storage.code_digest import digest_module, digest_source
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
-from tarshards.storage.markers import Provenance, Record, Versions, digest_of, versions_of
+from tarshards.storage.markers import Provenance, digest_of, versions_of
 from tarshards.storage.redaction import has_credentials, redacted, secrets_of
 
 VERSION = 1
@@ -126,14 +126,14 @@ class JobPlan(NamedTuple):
         kept = {url: Location(url).scheme in ("", "file") for url in found if not Location(url).is_stream}
         return {url: found[url] for url, is_local in kept.items() if is_local or found[url]}
 
-    def inputs_of(self, item: Item) -> Versions:
+    def inputs_of(self, item: Item) -> dict[str, Any]:
         """Return the local files that the command for *item* names and does not write, each with its version."""
         words = [word for words in self._commands for word in words if PLACEHOLDER.search(word)]
         named = {fill(word, item) for word in words if not (self._is_line and EXPANDED.search(word))}
         named |= {name.partition("=")[2] for name in named if name.startswith("--")} | {*item.values}
         return _versions(named - {*self.files_of(item), self.output_of(item)})
 
-    def is_done(self, item: Item, record: Record | None) -> bool:
+    def is_done(self, item: Item, record: dict[str, Any] | None) -> bool:
         """Return whether a marker records that *item* is done, by the same code and with inputs as they are now.
 
         A marker of an earlier release records neither.
@@ -343,7 +343,7 @@ def _is_tool(word: str) -> bool:
     return os.path.basename(word) in TOOLS
 
 
-def _versions(names: set[Any]) -> Versions:
+def _versions(names: set[Any]) -> dict[str, Any]:
     """Return the versions of those *names* that are local files."""
     files = (name for name in names if isinstance(name, str) and os.path.isfile(name))
     return versions_of(sorted(name for name in files if Location.of(name).path is not None))

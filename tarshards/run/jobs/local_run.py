@@ -20,7 +20,7 @@ from tarshards.run.jobs.remote_worker import RemoteWorker
 from tarshards.run.jobs.status import Show, Status
 from tarshards.run.jobs.worker import ItemResult, Worker
 from tarshards.storage.location import look_up
-from tarshards.storage.markers import Record, remove_marker
+from tarshards.storage.markers import remove_marker
 
 
 def run_local(
@@ -49,7 +49,7 @@ def run_local(
     if not todo:
         return status
     status.ended = False
-    failed: dict[int, Record] = {}  # items to retry
+    failed: dict[int, dict[str, Any]] = {}  # items to retry
     make_worker = Worker if executor is None else partial(RemoteWorker, executor)
     with make_worker(plan, run=f"{os.getpid()}-{time.time_ns()}", owner=folder.path) as worker:
         for left in range(options.retries, -1, -1):

@@ -11,7 +11,7 @@ from tarshards.errors import visible
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.run.jobs.worker import PERMANENT
 from tarshards.storage.location import look_up
-from tarshards.storage.markers import Provenance, Record, read_marker
+from tarshards.storage.markers import Provenance, read_marker
 
 SHOWN = 20  # failures in a table
 ON_TERMINAL: Any = {"mininterval": 0.2}
@@ -31,7 +31,7 @@ class Status:
 
     total: int
     done: set[int] = field(default_factory=set)
-    failed: dict[int, Record] = field(default_factory=dict)
+    failed: dict[int, dict[str, Any]] = field(default_factory=dict)
     running: int = 0
     ended: bool = True
     unsure: int = 0
@@ -69,7 +69,7 @@ def survey(plan: JobPlan, known: Status | None = None) -> Status:
     return status
 
 
-def _records(plan: JobPlan, items: list[Item], kind: str) -> Iterator[tuple[Item, Record | None]]:
+def _records(plan: JobPlan, items: list[Item], kind: str) -> Iterator[tuple[Item, dict[str, Any] | None]]:
     return zip(items, look_up(read_marker, [plan.marker(item, kind) for item in items]))
 
 
@@ -96,7 +96,7 @@ def failures(plan: JobPlan, status: Status) -> list[str]:
     return lines
 
 
-def _failure(item: Item, record: Record) -> str:
+def _failure(item: Item, record: dict[str, Any]) -> str:
     what = "permanent" if record.get("status") == PERMANENT else f"status {record.get('status')}"
     return visible(f"  {item.number} {' '.join(item.names)}: {what}: {record.get('line', '')}")
 

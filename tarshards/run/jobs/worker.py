@@ -17,7 +17,7 @@ from tarshards.run.guard import Guard, end_all
 from tarshards.run.jobs.attempt import Attempt
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.location import Location
-from tarshards.storage.markers import Record, read_marker, remove_marker, write_marker
+from tarshards.storage.markers import read_marker, remove_marker, write_marker
 
 PERMANENT = 42  # the exit status of a command that will never succeed
 FAILED = 1
@@ -86,7 +86,7 @@ class Worker:
                 attempt.end()  # its record was left by a killed worker
                 return ItemResult(item, 0)
             earlier = read_marker(plan.marker(item, "failed"))
-            record: Record = {"digest": plan.digest(item), "item": item.names, "host": socket.gethostname()}
+            record: dict[str, Any] = {"digest": plan.digest(item), "item": item.names, "host": socket.gethostname()}
             attempt.begin(record, earlier, done)
             if done:  # of other code or inputs: it must not become valid again
                 remove_marker(plan.marker(item))
