@@ -3,15 +3,15 @@
 Arrow compares whole columns: with each other, with constants, and with lists of these. Comparisons joined by ``and``,
 ``or`` and ``not`` are what selections of millions of samples consist of, and Arrow gives Python's results for them. For
 all other conditions, and where Arrow fails (mixed types, integers beyond 64 bits), each row is evaluated like a sample.
-What columns do not keep of samples is refused by name: see ``ColumnCompiler.check``.
+What columns do not keep of samples is refused by name: see ``_check``.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
-from itertools import compress, repeat
+from itertools import chain, compress, repeat
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,7 +21,7 @@ from tarshards.errors import OpError
 from tarshards.index.access import SampleSequence
 from tarshards.index.columns import KEY, load_tables
 from tarshards.samples.codecs.registry import require
-from tarshards.samples.conditions import Compiler, Condition, Evaluate, RefusedError, dotted_name, shard_of
+from tarshards.samples.conditions import Compiler, Condition, RefusedError, dotted_name, is_null_test, shard_of
 from tarshards.samples.ledger import ErrorPolicy, error_handler
 
 COMPARED = {
@@ -137,21 +137,19 @@ def meets(
             arrays[name] = _plain(column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column))
         except UnicodeEncodeError:  # a name of bytes that are no Unicode
             arrays[name] = None
-    compiler = ColumnCompiler(condition.expression, arrays)
-    of_samples = compiler.check(condition.tree)
-    test = compiler.test(condition.tree)
+    of_samples = _check(condition, arrays)
     try:
-        found = test(arrays)
+        found = _mask(condition.tree, arrays)
     except Exception as error:
         if not of_samples and isinstance(error, Unlike):
-            raise compiler.unasked(condition.tree) from None
+            raise _unasked(condition, condition.tree) from None
         if not of_samples:  # dates and others that no sample has have Arrow's meaning alone
             reason = f"{condition.expression!r} fails: {type(error).__name__}: {str(error).splitlines()[0]}"
             raise OpError(reason) from error
         values = {name: columns[name] if each is None else each.to_pylist() for name, each in arrays.items()}
         return _by_rows(condition, values, rows, among, fail)
-    if not compiler.is_array(found):
-        met = np.full(rows, found is True)
+    if isinstance(found, pa.Scalar):
+        met = np.full(rows, found.as_py() is True)
     else:
         met = compute.fill_null(found, False).to_numpy(zero_copy_only=False)
     return met if among is None else met & among
@@ -205,170 +203,138 @@ def _plain(column: Any) -> Any:
     return column.cast(pa.string()) if types.is_large_string(kind) or types.is_string_view(kind) else column
 
 
+def _unasked(condition: Condition, node: ast.AST) -> RefusedError:
+    reason = "cannot be asked of columns; give a function of a sample, or fields= to read samples"
+    return RefusedError(f"{condition.expression!r}: {ast.unparse(node)} {reason}")
+
+
+def _check(condition: Condition, columns: Mapping[str, Any]) -> bool:
+    """Return whether all *columns* that a condition names have types that samples have.
+
+    Raises RefusedError for what may differ between a sample and its columns: objects, which have null there for what a
+    sample lacks, other than in a test for null; text made from fractions, and methods that are given some, since
+    columns of both kinds of numbers have fractions only; whether values are identical; and whether a sample has a field
+    that can be null.
+    """
+    types = require("pyarrow", extra="arrow").types
+    lists = types.is_list, types.is_large_list, types.is_fixed_size_list
+    kept = types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_string, types.is_binary
+
+    def kind_of(node: ast.AST) -> Any:
+        """Return the type of the values in a column, or in its lists; null if *node* names no column."""
+        column = columns.get(dotted_name(node) or "")
+        kind = require("pyarrow", extra="arrow").null() if column is None else column.type
+        while any(test(kind) for test in lists):
+            kind = kind.value_type
+        return kind
+
+    of_samples = True
+    tested: set[ast.AST] = set()
+    for node in ast.walk(condition.tree):
+        is_refused = False
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            for op, *pair in zip(node.ops, sides, sides[1:]):
+                is_tested = is_null_test(op, *pair)
+                is_refused |= isinstance(op, ast.Is | ast.IsNot) and not is_tested
+                if is_tested and len(sides) == 2:
+                    tested |= {*pair}
+        elif isinstance(node, ast.Call):
+            is_method = isinstance(node.func, ast.Attribute)
+            name = "" if is_method else getattr(node.func, "id", "")
+            if name == "has":
+                field = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+                is_refused = field not in columns or field in NULLABLE or field in (KEY, "key", "shard")
+            arguments = node.args[1:] if is_method or name == "int" else node.args if name == "str" else []
+            is_refused |= any(types.is_floating(kind_of(each)) for each in chain(*map(ast.walk, arguments)))
+        elif not any(test(kind_of(node)) for test in kept):
+            of_samples = False
+            is_refused = types.is_nested(columns[dotted_name(node) or ""].type) and node not in tested
+        elif isinstance(node, ast.Subscript | ast.comprehension):
+            is_refused = True
+        if is_refused:
+            raise _unasked(condition, node)
+    return of_samples
+
+
 class Unlike(Exception):
     """Arrow's result might differ from Python's."""
 
 
-def _unlike(columns: Mapping[str, Any]) -> NoReturn:
+def _mask(node: ast.expr, columns: Mapping[str, Any]) -> Any:
+    """Return which rows meet *node*: booleans and nulls in an array of Arrow, or if it names nothing, in a scalar.
+
+    Raises Unlike for what Arrow does not evaluate.
+    """
+    pa, compute = require("pyarrow", extra="arrow"), require("pyarrow.compute", extra="arrow")
+    if _names_nothing(node):
+        return pa.scalar(Compiler("").test(node)({}), pa.bool_())
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return compute.invert(_mask(node.operand, columns))
+    if isinstance(node, ast.Compare) and len(node.ops) > 1:
+        sides = [node.left, *node.comparators]
+        links = [ast.Compare(left, [op], [right]) for op, left, right in zip(node.ops, sides, sides[1:])]
+        node = ast.BoolOp(ast.And(), list[ast.expr](links))
+    if isinstance(node, ast.BoolOp):
+        join = compute.or_kleene if isinstance(node.op, ast.Or) else compute.and_kleene
+        return reduce(join, (_mask(each, columns) for each in node.values))
+    if isinstance(node, ast.Compare):
+        return _compared(node.ops[0], node.left, node.comparators[0], columns)
+    found = _value(node, columns)
+    if not pa.types.is_boolean(found.type):
+        raise Unlike
+    return found
+
+
+def _value(node: ast.expr, columns: Mapping[str, Any]) -> Any:
+    """Return the value of *node* in each row, an array of Arrow, or if it names nothing, Python's value."""
+    pa = require("pyarrow", extra="arrow")
+    if _names_nothing(node):
+        return Compiler("").value(node)({})
+    if isinstance(node, ast.Name | ast.Attribute):
+        column = columns[dotted_name(node) or ""]
+        if column is None or pa.types.is_binary(column.type) or column.type == pa.uint64():
+            raise Unlike
+        return column
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "has":
+        (field,) = node.args
+        return require("pyarrow.compute", extra="arrow").is_valid(columns[ast.literal_eval(field)])
+    if isinstance(node, ast.Compare):
+        return _mask(node, columns)
     raise Unlike
 
 
-class ColumnCompiler(Compiler):
-    """Compiles conditions on *columns*, Arrow's arrays by name, None for those that Arrow cannot hold.
+def _names_nothing(node: ast.expr) -> bool:
+    return not any(isinstance(each, ast.Name) for each in ast.walk(node))
 
-    Functions of nodes that Arrow does not evaluate raise Unlike.
-    """
 
-    def __init__(self, expression: str, columns: Mapping[str, Any]):
-        super().__init__(expression)
-        self.pa: Any = require("pyarrow", extra="arrow")
-        self.compute: Any = require("pyarrow.compute", extra="arrow")
-        self.columns = columns
+def _compared(op: ast.cmpop, left: ast.expr, right: ast.expr, columns: Mapping[str, Any]) -> Any:
+    """Return the comparison of two nodes, of which one names a column at least, in each row."""
+    pa, compute = require("pyarrow", extra="arrow"), require("pyarrow.compute", extra="arrow")
+    pair = [_value(each, columns) for each in (left, right)]
+    arrays = [each for each in pair if isinstance(each, pa.Array | pa.ChunkedArray)]
+    if is_null_test(op, left, right):
+        found = compute.is_null(arrays[0])
+    elif any(each is None for each in pair) or any(pa.types.is_null(array.type) for array in arrays):
+        return pa.nulls(len(arrays[0]), pa.bool_())
+    elif isinstance(op, ast.In | ast.NotIn):
+        found = _contained(*pair)
+    elif any(isinstance(each, list | tuple | set) for each in pair):
+        raise Unlike  # Arrow would take them for columns
+    else:
+        return getattr(compute, COMPARED[type(op)])(*pair)
+    return compute.invert(found) if isinstance(op, ast.NotIn | ast.NotEq | ast.IsNot) else found
 
-    def unasked(self, node: ast.AST) -> RefusedError:
-        reason = "cannot be asked of columns; give a function of a sample, or fields= to read samples"
-        return self.refused(f"{ast.unparse(node)} {reason}")
 
-    def check(self, tree: ast.expr) -> bool:
-        """Return whether all columns that *tree* names have types that samples have.
-
-        Raises RefusedError for what may differ between a sample and its columns: objects, which have null there for
-        what a sample lacks, other than in a test for null; text made from fractions, and methods that are given some,
-        since columns of both kinds of numbers have fractions only; whether values are identical; and whether a sample
-        has a field that can be null.
-        """
-        of_samples = True
-        tested: set[ast.AST] = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Compare):
-                sides = [node.left, *node.comparators]
-                for op, *pair in zip(node.ops, sides, sides[1:]):
-                    nulls = [isinstance(each, ast.Constant) and each.value is None for each in pair]
-                    if isinstance(op, ast.Is | ast.IsNot) and not any(nulls):
-                        raise self.unasked(node)
-                    if any(nulls) and isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot) and len(sides) == 2:
-                        tested |= {*pair}
-            elif isinstance(node, ast.Call):
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                is_method = isinstance(node.func, ast.Attribute)
-                arguments = node.args[1:] if is_method or name == "int" else node.args if name == "str" else []
-                within = [each for argument in arguments for each in ast.walk(argument)]
-                if any(self._has_fractions(dotted_name(each)) for each in within):
-                    raise self.unasked(node)
-            elif not self._is_value(name := dotted_name(node)):
-                of_samples = False
-                if self.pa.types.is_nested(self.columns[name or ""].type) and node not in tested:
-                    raise self.unasked(node)
-        return of_samples
-
-    def _is_value(self, name: str | None) -> bool:
-        """Return whether samples have values like those of the column of a *name*, if there is one."""
-        types = self.pa.types
-        tests = types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_string, types.is_binary
-        kind = self._innermost(name)
-        return kind is None or any(test(kind) for test in tests)
-
-    def _has_fractions(self, name: str | None) -> bool:
-        kind = self._innermost(name)
-        return kind is not None and bool(self.pa.types.is_floating(kind))
-
-    def _innermost(self, name: str | None) -> Any:
-        """Return the type of the values in a column, or in its lists; None if there is no column of a *name*."""
-        column, types = self.columns.get(name or ""), self.pa.types
-        kind = None if column is None else column.type
-        while kind is not None and (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
-            kind = kind.value_type
-        return kind
-
-    def value(self, node: ast.AST) -> Evaluate:
-        value = super().value(node)
-        is_has = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "has"
-        is_simple = isinstance(node, ast.Name | ast.Attribute | ast.Compare) or is_has
-        names_none = not any(isinstance(each, ast.Name) for each in ast.walk(node))
-        return value if is_simple or names_none else _unlike
-
-    def _name(self, node: ast.Name) -> Evaluate:
-        super()._name(node)
-        return self.dotted(node.id)
-
-    def dotted(self, name: str) -> Evaluate:
-        def named(columns: Mapping[str, Any]) -> Any:
-            column = columns[name]
-            if column is None or self.pa.types.is_binary(column.type) or column.type == self.pa.uint64():
-                raise Unlike
-            return column
-
-        return named
-
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, self.pa.Array | self.pa.ChunkedArray)
-
-    def truth(self, value: Any) -> Any:
-        if not self.is_array(value):
-            return super().truth(value)
-        if not self.pa.types.is_boolean(value.type):
-            raise Unlike
-        return value
-
-    def negate(self, truth: Any) -> Any:
-        return self.compute.invert(truth) if self.is_array(truth) else super().negate(truth)
-
-    def is_null(self, value: Any) -> Any:
-        return self.compute.is_null(value) if self.is_array(value) else super().is_null(value)
-
-    def join(self, truths: Iterable[Any], decisive: bool) -> Any:
-        join = self.compute.or_kleene if decisive else self.compute.and_kleene
-
-        def joined(left: Any, right: Any) -> Any:
-            if not (self.is_array(left) or self.is_array(right)):
-                return super(ColumnCompiler, self).join([left, right], decisive)
-            return join(*(self.pa.scalar(each, self.pa.bool_()) if each is None else each for each in (left, right)))
-
-        return reduce(joined, truths)
-
-    def choose(self, test: Evaluate, body: Evaluate, otherwise: Evaluate) -> Evaluate:
-        return _unlike
-
-    def compared(self, op: ast.cmpop) -> Callable[[Any, Any], Any]:
-        of_values = super().compared(op)
-
-        def compared(*pair: Any) -> Any:
-            arrays = [value for value in pair if self.is_array(value)]
-            if not arrays:
-                return of_values(*pair)
-            if any(value is None for value in pair) or any(self.pa.types.is_null(array.type) for array in arrays):
-                return self.pa.nulls(len(arrays[0]), self.pa.bool_())
-            return self._contained(op, *pair) if isinstance(op, ast.In | ast.NotIn) else self._ordered(op, *pair)
-
-        return compared
-
-    def _ordered(self, op: ast.cmpop, left: Any, right: Any) -> Any:
-        if isinstance(left, list | tuple | set) or isinstance(right, list | tuple | set):
-            raise Unlike  # Arrow would take them for columns
-        return getattr(self.compute, COMPARED[type(op)])(left, right)
-
-    def _contained(self, op: ast.cmpop, left: Any, right: Any) -> Any:
-        """Return whether *left* is in *right*: values in a list of such, or a text in texts."""
-        if self.is_array(left) and isinstance(right, list | tuple | set):
-            wanted = {self.pa.int64(): int, self.pa.string(): str}.get(left.type)
-            if {wanted} | {*map(type, right)} != {wanted}:
-                raise Unlike
-            found = self.compute.is_in(left, value_set=self.pa.array(right, left.type))
-            found = self.compute.if_else(self.compute.is_valid(left), found, None)
-        elif isinstance(left, str) and self.is_array(right):
-            found = self.compute.match_substring(right, left)
-        else:
-            raise Unlike
-        return found if isinstance(op, ast.In) else self.negate(found)
-
-    def has(self, node: ast.Call) -> Evaluate:
-        (field,) = node.args
-        name = field.value if isinstance(field, ast.Constant) else None
-        if name not in self.columns or name in NULLABLE or name in (KEY, "key", "shard"):
-            raise self.unasked(node)
-        return lambda columns: self.compute.is_valid(columns[name])
-
-    def _subscript(self, node: ast.expr) -> Evaluate:
-        raise self.unasked(node)
-
-    _listcomp = _generatorexp = _subscript
+def _contained(left: Any, right: Any) -> Any:
+    """Return whether *left* is in *right*: values in a list of such, or a text in texts."""
+    pa, compute = require("pyarrow", extra="arrow"), require("pyarrow.compute", extra="arrow")
+    if isinstance(left, str):
+        return compute.match_substring(right, left)
+    if not isinstance(right, list | tuple | set):
+        raise Unlike
+    wanted = {pa.int64(): int, pa.string(): str}.get(left.type)
+    if {wanted} | {*map(type, right)} != {wanted}:
+        raise Unlike
+    found = compute.is_in(left, value_set=pa.array(right, left.type))
+    return compute.if_else(compute.is_valid(left), found, None)

@@ -1,7 +1,7 @@
 """Conditions on the fields of a sample and templates for its key, as typed by users; neither can run other code.
 
-``Compiler`` turns a condition into a function of the values of its names: here for one sample, in ``index.where`` for
-columns. Nulls, None in Python, mean the same in both. Operations on null give null: comparisons, sums, functions,
+``Compiler`` turns a condition into a function of the values of its names, for one sample; ``index.where`` evaluates it
+for columns. Nulls, None in Python, mean the same in both. Operations on null give null: comparisons, sums, functions,
 methods, items. ``x is None``, ``x == None`` and ``has`` test for null. ``and``, ``or`` and ``not`` follow SQL: null and
 False is False, null or True is True, other combinations with null are null; only true values meet a condition. If
 ``and`` and ``or`` yield a value, as in ``(x or 0) < 3``, and before ``if``, null counts as false.
@@ -132,14 +132,14 @@ class Compiler:
         """Return a function that says whether *node* is true: True, False, or None for null."""
         if isinstance(node, ast.BoolOp):
             tests, decisive = [*map(self.test, node.values)], isinstance(node.op, ast.Or)
-            return lambda names: self.join((test(names) for test in tests), decisive)
+            return lambda names: join_truths((test(names) for test in tests), decisive)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            denied = self.test(node.operand)
-            return lambda names: self.negate(denied(names))
+            negated, denied = _of_values(operator.not_), self.test(node.operand)
+            return lambda names: negated(denied(names))
         if isinstance(node, ast.IfExp):
-            return self.choose(*map(self.test, (node.test, node.body, node.orelse)))
+            return _choice(*map(self.test, (node.test, node.body, node.orelse)))
         value = self.value(node)
-        return lambda names: self.truth(value(names))
+        return lambda names: truth_of(value(names))
 
     def value(self, node: ast.AST) -> Evaluate:
         """Return a function that evaluates *node*."""
@@ -147,43 +147,6 @@ class Compiler:
         if compiled is None:
             raise self.refused(f"{type(node).__name__} is not allowed")
         return compiled(node)
-
-    # The meaning of nodes for the values of one sample.
-
-    def truth(self, value: Any) -> Any:
-        return truth_of(value)
-
-    def negate(self, truth: Any) -> Any:
-        return None if truth is None else not truth
-
-    def is_null(self, value: Any) -> Any:
-        return value is None
-
-    def join(self, truths: Iterable[Any], decisive: bool) -> Any:
-        return join_truths(truths, decisive)
-
-    def choose(self, test: Evaluate, body: Evaluate, otherwise: Evaluate) -> Evaluate:
-        return lambda names: body(names) if test(names) else otherwise(names)
-
-    def compared(self, op: ast.cmpop) -> Callable[[Any, Any], Any]:
-        function = COMPARISONS[type(op)]
-        return function if isinstance(op, ast.Is | ast.IsNot) else _of_values(function)
-
-    def method(self, name: str) -> Callable[..., Any]:
-        def call(value: Any, *arguments: Any) -> Any:
-            if value is None or (arguments and arguments[0] is None):
-                return None
-            if name not in METHODS.get(type(value), ()):
-                raise TypeError(f"{type(value).__name__} has no method {name}")
-            return getattr(value, name)(*arguments)
-
-        return call
-
-    def has(self, node: ast.Call) -> Evaluate:
-        field = self.value(node.args[0])
-        return lambda names: names.fields.has(field(names))
-
-    # The nodes.
 
     def _constant(self, node: ast.Constant) -> Evaluate:
         return lambda names: node.value
@@ -212,7 +175,7 @@ class Compiler:
         def first(names: Any) -> Any:
             for value in values:
                 found = value(names)
-                if bool(self.truth(found)) is decisive:
+                if bool(found) is decisive:
                     return found
             return last(names)
 
@@ -235,7 +198,7 @@ class Compiler:
     def _compare(self, node: ast.Compare) -> Evaluate:
         nodes = [node.left, *node.comparators]
         values = [*map(self.value, nodes)]
-        links = [self._link(*each) for each in zip(node.ops, nodes, nodes[1:])]
+        links = [_link(*each) for each in zip(node.ops, nodes, nodes[1:])]
         if len(links) == 1:
             (link,), (left, right) = links, values
             return lambda names: link(left(names), right(names))
@@ -244,37 +207,23 @@ class Compiler:
             left = values[0](names)
             for link, value in zip(links, values[1:]):
                 right = value(names)
-                yield self.truth(link(left, right))
+                yield truth_of(link(left, right))
                 left = right
 
-        return lambda names: self.join(each(names), False)
-
-    def _link(self, op: ast.cmpop, left: ast.expr, right: ast.expr) -> Callable[[Any, Any], Any]:
-        """Return a function that compares two values; next to ``None`` in the expression it tests for null."""
-        which = [isinstance(each, ast.Constant) and each.value is None for each in (left, right)]
-        if not any(which) or not isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
-            return self.compared(op)
-        at = 0 if which[1] else 1
-        if isinstance(op, ast.Eq | ast.Is):
-            return lambda *values: self.is_null(values[at])
-        return lambda *values: self.negate(self.is_null(values[at]))
+        return lambda names: join_truths(each(names), False)
 
     def _ifexp(self, node: ast.IfExp) -> Evaluate:
-        return self.choose(self.test(node.test), self.value(node.body), self.value(node.orelse))
+        return _choice(self.test(node.test), self.value(node.body), self.value(node.orelse))
 
     def _attribute(self, node: ast.Attribute) -> Evaluate:
         name = dotted_name(node)
         if name is None or "__" in name:
             raise self.no_attribute(node)
-        return self.dotted(name)
+        first, *path = name.split(".")  # a field, a value in one, or in what a loop is at
+        return lambda names: value_at(names[first], path) if first in names else names[name]
 
     def no_attribute(self, node: ast.Attribute) -> RefusedError:
         return self.refused(f"no attribute or method {node.attr}; write items as json[{node.attr!r}]")
-
-    def dotted(self, name: str) -> Evaluate:
-        """Return a function that evaluates a name with dots: a field, a value in one, or in what a loop is at."""
-        first, *path = name.split(".")
-        return lambda names: value_at(names[first], path) if first in names else names[name]
 
     def _call(self, node: ast.Call) -> Evaluate:
         if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
@@ -283,11 +232,12 @@ class Compiler:
         if isinstance(node.func, ast.Attribute):
             if not any(node.func.attr in names for names in METHODS.values()):
                 raise self.no_attribute(node.func)
-            function, operands = self.method(node.func.attr), [node.func.value, *operands]
+            function, operands = _method(node.func.attr), [node.func.value, *operands]
         elif isinstance(node.func, ast.Name) and node.func.id == "has":
             if len(operands) != 1:
                 raise self.refused("has takes one field")
-            return self.has(node)
+            field = self.value(operands[0])
+            return lambda names: names.fields.has(field(names))
         elif isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
             function = _of_values(FUNCTIONS[node.func.id])
         else:
@@ -347,6 +297,35 @@ def _bind(names: _Names, target: Any, value: Any) -> None:
     else:
         for each, item in zip(target.elts, value, strict=True):
             _bind(names, each, item)
+
+
+def _choice(test: Evaluate, body: Evaluate, otherwise: Evaluate) -> Evaluate:
+    return lambda names: body(names) if test(names) else otherwise(names)
+
+
+def is_null_test(op: ast.cmpop, left: ast.expr, right: ast.expr) -> bool:
+    """Return whether a comparison is one with ``None`` in the expression, which tests for null."""
+    is_test = isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot)
+    return is_test and any(isinstance(each, ast.Constant) and each.value is None for each in (left, right))
+
+
+def _link(op: ast.cmpop, left: ast.expr, right: ast.expr) -> Callable[[Any, Any], Any]:
+    """Return a function that compares the values of *left* and *right*."""
+    if is_null_test(op, left, right):
+        return operator.is_ if isinstance(op, ast.Eq | ast.Is) else operator.is_not
+    function = COMPARISONS[type(op)]
+    return function if isinstance(op, ast.Is | ast.IsNot) else _of_values(function)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def call(value: Any, *arguments: Any) -> Any:
+        if value is None or (arguments and arguments[0] is None):
+            return None
+        if name not in METHODS.get(type(value), ()):
+            raise TypeError(f"{type(value).__name__} has no method {name}")
+        return getattr(value, name)(*arguments)
+
+    return call
 
 
 def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
