@@ -18,10 +18,10 @@ from tarshards import ArrayLoader, IndexedShards, Stream, kernels
 from tarshards.epoch.loop import LOOKED_UP
 from tarshards.epoch.permutations import hash_of
 from tarshards.index.access import SampleReader
-from tarshards.index.mapped_fields import MappedFields
+from tarshards.index.mapped_fields import LocatedSamples, MappedFields
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.array_loader import TOGETHER, TOGETHER_QUICK
-from tarshards.loaders.arrays.assembly import Assembler, LocatedSamples
+from tarshards.loaders.arrays.assembly import Assembler
 from tarshards.loaders.arrays.readers import images
 from tarshards.samples.fields import parse_terms
 from tarshards.samples.grouping import read_shard
@@ -53,7 +53,7 @@ def parts(source: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def payloads_of(source: Any, fields: str, size: int) -> list[list[Payloads]]:
     """Return the offsets of the bytes of each part of the epoch."""
     mapped = MappedFields.of(source.shards, parse_terms(fields))
-    return [mapped.find(*part).payloads for part in parts(source, size)]
+    return [mapped.find(*part, part[1]).payloads for part in parts(source, size)]
 
 
 def memcpy(payloads: list[list[Payloads]]) -> Work:
@@ -155,10 +155,9 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
     def batches() -> Iterator[tuple[int, LocatedSamples]]:
         number = count()
         for shards, samples in parts(source, together):
-            found = mapped.find(shards, samples)
-            located = LocatedSamples(found, starts[shards] + samples, shards, source.shards.names)
+            located = mapped.find(shards, samples, starts[shards] + samples)
             for begin in range(0, len(shards), size):
-                yield next(number), located.cut(begin, begin + size)
+                yield next(number), located.part(begin, begin + size)
 
     def run(work: Callable[[int, LocatedSamples], Any]) -> Work:
         return lambda: each_of(lambda batch: work(*batch), batches(), threads)
@@ -169,7 +168,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
     def read(until: int) -> Work:
         def work(number: int, found: LocatedSamples) -> None:
             draws = assembler._draws(key, found.numbers)
-            for reader, payloads, mine in zip(assembler.readers[:until], found.fields.payloads, columns):
+            for reader, payloads, mine in zip(assembler.readers[:until], found.payloads, columns):
                 column = mine[number % len(mine)][: len(payloads)]
                 reader.read(column, 0, payloads, draws)
                 reader.join(column)
@@ -186,7 +185,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
 
         def scales(number: int, found: LocatedSamples) -> list[tuple[bytes, tuple[int, int]]]:
             """Return the JPEGs of a batch, and the minimum size at which each must be decoded for its crop."""
-            payloads = found.fields.payloads[0]
+            payloads = found.payloads[0]
             sizes = [images._size_of(payload) for payload in payloads]
             boxes = view.boxes(*np.array(sizes).T, assembler._draws(key, found.numbers))
             return [(payload, images._least(*each, view.size)) for payload, *each in zip(payloads, sizes, boxes)]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tarshards.errors import DecodeError, SampleError
 from tarshards.index.access import SampleReader, SampleSequence
 from tarshards.index.columns import MEASURES, load_columns
-from tarshards.index.memory import Buffers, Payloads
+from tarshards.index.memory import Payloads
 from tarshards.index.npy_column import members_of
 from tarshards.index.open import OpenShard
 from tarshards.samples.codecs.npy import HEAD, is_npy, parse_header, rows_in_header
@@ -91,7 +91,7 @@ def _rows(shard: OpenShard, members: np.ndarray) -> NDArray[np.int64]:
         rows: NDArray[np.int64] = (sizes - len(header.prefix)) // row
         return rows
     try:
-        heads = Payloads(Buffers([shard.buffer]), 0 * offsets, offsets, sizes).beginnings(HEAD)
+        heads = Payloads.within(shard.buffer, offsets, sizes).beginnings(HEAD)
     except OSError as error:
         raise failure(error, shard.name) from error
     shard.ranges.check(int((offsets + np.minimum(sizes, HEAD)).max()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple, overload
 from weakref import WeakSet
@@ -12,15 +13,17 @@ from weakref import WeakSet
 import numpy as np
 
 from tarshards import kernels
-from tarshards.errors import SampleError, ShardIndexError, TarshardsError
+from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError
 from tarshards.index import memory
 from tarshards.index.access import SampleReader, SampleSequence
 from tarshards.index.memory import Payloads
 from tarshards.index.open import OpenShard
 from tarshards.index.sidecar import REBUILD, index_location
 from tarshards.samples.fields import FieldNames, Term, find_field, no_field, pick_field
+from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
 from tarshards.storage.ranges import most_open
+from tarshards.storage.streams import words
 
 ASKED = 1 << 8  # in a look-up of up to this many shards, each is checked for changes every time
 FEW = 16  # up to this many shards, whose indexes stay in the cache of the processor, sorting takes longer than it saves
@@ -142,9 +145,12 @@ class Headers(NamedTuple):
         return shard
 
 
-class LocatedFields(NamedTuple):
+@dataclass
+class LocatedSamples:
     """The keys of samples, their payloads of each field, and the errors of those that lack one.
 
+    *numbers* seed their random draws, *shards* are the indices of their URLs in *names*. Of samples that are split, a
+    row of *pieces* has the element that a piece begins at, the most that it has, and how many the sample has to have.
     If payloads are in mapped shards, their *headers* are not compared with the index until ``check`` is called, and
     copies of the payloads are valid if ``check_copied`` is called afterwards.
     """
@@ -152,7 +158,14 @@ class LocatedFields(NamedTuple):
     keys: BatchKeys
     payloads: list[Payloads]
     failures: Failures
+    numbers: np.ndarray
+    shards: np.ndarray
+    names: Sequence[str]
     headers: Headers | None = None
+    pieces: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
     def check(self) -> Failures:
         """Return the failures, with those of samples whose headers differ from the index."""
@@ -163,29 +176,70 @@ class LocatedFields(NamedTuple):
     def check_copied(self) -> None:
         """Raise OSError unless copies of the payloads that were made before are valid: no mapped shard has shrunk."""
         if self.headers is not None:
-            self.headers.check(self.payloads[0].number)
+            self.headers.check(self.shards)
 
     def copy(self, term: int, row: int) -> Any:
         """Return a copy of one payload; raise OSError if it is in a mapped shard that has shrunk."""
         payloads = self.payloads[term]
         data = payloads[row]
         if self.headers is not None and len(data):
-            self.headers.check_end(int(payloads.number[row]), int(payloads.addresses[row]) + len(data))
+            self.headers.check_end(int(self.shards[row]), int(payloads.addresses[row]) + len(data))
         return data
 
-    def part(self, begin: int, end: int) -> LocatedFields:
-        """Return the part for the samples from *begin* to *end*."""
+    def part(self, begin: int, end: int) -> LocatedSamples:
+        """Return the samples from *begin* to *end*."""
         failures = {i - begin: error for i, error in self.failures.items() if begin <= i < end}
         headers = self.headers
         if headers is not None and headers.are_new:
             headers = headers.part(begin, end)
-        return LocatedFields(
-            self.keys[begin:end], [payloads[begin:end] for payloads in self.payloads], failures, headers
-        )
+        return self._rows(slice(begin, end), failures, headers)
 
-    def keep(self, kept: np.ndarray) -> LocatedFields:
+    def keep(self, kept: np.ndarray) -> LocatedSamples:
         """Return those of the samples *kept*, which have not failed and whose headers have been compared."""
-        return LocatedFields(self.keys[kept], [payloads[kept] for payloads in self.payloads], {})
+        return self._rows(kept, {}, None)
+
+    def _rows(self, rows: Any, failures: Failures, headers: Headers | None) -> LocatedSamples:
+        payloads = [payloads[rows] for payloads in self.payloads]
+        pieces = None if self.pieces is None else self.pieces[rows]
+        own = self.numbers[rows], self.shards[rows], self.names
+        return LocatedSamples(self.keys[rows], payloads, failures, *own, headers, pieces)
+
+    def copied(self) -> tuple[LocatedSamples, Failures]:
+        """Return the samples with copies of their payloads, and the errors of those whose shard has shrunk."""
+        shrunk: Failures = {}
+        copies = [
+            type(payloads).of([self._copy(term, row, shrunk) for row in range(len(self))])
+            for term, payloads in enumerate(self.payloads)
+        ]
+        return replace(self, payloads=copies, headers=None), shrunk
+
+    def _copy(self, term: int, row: int, shrunk: Failures) -> Any:
+        try:
+            return self.copy(term, row)
+        except OSError as error:
+            shrunk[row] = self.unreadable(row, error)
+            return b""
+
+    def unreadable(self, row: int, error: OSError) -> OpenError:
+        """Return the error of a sample whose shard has shrunk."""
+        named = OpenError(words(error), url=self.names[self.shards[row]], key=self.keys[row])
+        named.__cause__ = error
+        return named
+
+    def replaced(self, at: list[int], others: LocatedSamples) -> LocatedSamples:
+        """Return the samples, copied before, with copies of *others* instead of those *at* some rows."""
+        keys, (numbers, shards) = list(self.keys), (array.copy() for array in (self.numbers, self.shards))
+        numbers[at], shards[at] = others.numbers, others.shards + len(self.names)
+        for row, key in zip(at, others.keys):
+            keys[row] = key
+        payloads = []
+        for own, new in zip(self.payloads, others.payloads):
+            datas = list(own)
+            for row, data in zip(at, new):
+                datas[row] = data
+            payloads.append(type(own).of(datas))
+        names = [*self.names, *others.names]
+        return LocatedSamples(BatchKeys.of(keys), payloads, {}, numbers, shards, names, None, self.pieces)
 
 
 class MappedFields:
@@ -228,34 +282,37 @@ class MappedFields:
             return None
         return cls(shards, terms)
 
-    def find(self, shards: np.ndarray, samples: np.ndarray) -> LocatedFields:
-        """Find samples; those of a shard that has been written to since it was opened fail, and are not read."""
+    def find(self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray) -> LocatedSamples:
+        """Find samples; those of a shard that has been written to since it was opened fail, and are not read.
+
+        *numbers* are those of ``LocatedSamples``.
+        """
         counts = np.bincount(shards)
-        numbers = np.flatnonzero(counts)
+        each = np.flatnonzero(counts)
         which = (np.cumsum(counts > 0) - 1)[shards]  # of these each sample's shard is
-        used: list[Any] = list(map(self._shards.in_use.get, numbers.tolist()))
+        used: list[Any] = list(map(self._shards.in_use.get, each.tolist()))
         failures: Failures = {}
 
         def fail(number: int, error: TarshardsError) -> None:
             failures.update(dict.fromkeys(np.flatnonzero(which == number).tolist(), error))
 
         for i in [i for i, shard in enumerate(used) if shard is None] if None in used else ():
-            shard = self._open(int(numbers[i]))
+            shard = self._open(int(each[i]))
             if isinstance(shard, TarshardsError):
                 fail(i, shard)
             else:
                 used[i] = shard
-        for i in self._doubtful(numbers):
+        for i in self._doubtful(each):
             if used[i] is not None and (error := _change(used[i])) is not None:
                 fail(i, error)
             else:
-                self._sound[numbers[i]] = time.monotonic()
+                self._sound[each[i]] = time.monotonic()
         tables = [shard and shard.members for shard in used]
         samples = np.ascontiguousarray(samples, np.int64)
         members, sizes = np.empty((2, len(self.terms), len(which)), np.int64)
         addresses, ends = np.empty(members.shape, np.uint64), np.empty(len(tables), np.int64)
         order = np.arange(len(which))
-        if len(numbers) > FEW:
+        if len(each) > FEW:
             order = np.argsort(which << 32 | samples)  # neighbours share pages of indexes and shards
         are_new = kernels.headers.locate(tables, self._ranks, which, samples, order, addresses, sizes, members, ends)
         headers = Headers(used, tables, which, samples, members, are_new, ends)
@@ -267,8 +324,9 @@ class MappedFields:
                     failures[i] = unreadable(shard) if row[i] == GONE else self._missing_field(shard, sample, term)
         np.maximum(sizes, 0, out=sizes)
         held = used, contents  # the objects that own the bytes
-        payloads = [Payloads.known(held, which, *row) for row in zip(addresses, sizes)]
-        return LocatedFields(BatchKeys(headers.find_keys, np.arange(len(which))), payloads, failures, headers)
+        payloads = [Payloads(held, *row) for row in zip(addresses, sizes)]
+        keys, names = BatchKeys(headers.find_keys, np.arange(len(which))), [self.names[number] for number in each]
+        return LocatedSamples(keys, payloads, failures, numbers, which, names, headers)
 
     def _open(self, number: int) -> OpenShard | TarshardsError:
         try:
@@ -309,7 +367,7 @@ class MappedFields:
                 results.append(shard.read(int(headers.samples[row])))
             except TarshardsError as error:
                 results.append(error)
-        found = find_in_bytes(results, self.terms)
+        found = find_in_samples(results, self.terms, rows)
         failures.update((int(rows[i]), error) for i, error in found.failures.items() if rows[i] not in failures)
         for term, payloads in enumerate(found.payloads):
             addresses[term, rows], sizes[term, rows] = payloads.addresses, payloads.sizes
@@ -383,25 +441,39 @@ def _rank_fields(terms: Sequence[Term], allowed: FieldNames | None, names: tuple
 
 def unreadable(shard: OpenShard, error: OSError | None = None) -> ShardIndexError:
     """Return the error of a shard whose index was truncated, or written to, while it was mapped."""
-    words = "truncated since it was opened" if error is None else error.strerror or str(error)
-    return ShardIndexError(f"{words}; {REBUILD}", url=index_location(shard.location).name)
+    reason = "truncated since it was opened" if error is None else error.strerror or str(error)
+    return ShardIndexError(f"{reason}; {REBUILD}", url=index_location(shard.location).name)
 
 
-def find_in_bytes(results: Sequence[dict[str, Any] | TarshardsError], terms: Sequence[Term]) -> LocatedFields:
+def _bytes_of(sample: Sample, field: str, kind: Any) -> Any:
+    value = sample[field]
+    return bytes(value) if type(value) is MemberFile else value
+
+
+def find_in_samples(
+    results: Sequence[Sample | TarshardsError],
+    terms: Sequence[Term],
+    numbers: np.ndarray,
+    kinds: Sequence[Any] = (),
+    take: Callable[[Sample, str, Any], Any] = _bytes_of,
+) -> LocatedSamples:
     """Find the fields of samples that were read; *results* has an error instead of one that could not be.
 
-    Lazy fields are read here.
+    The *numbers* are those of ``LocatedSamples``. ``take(sample, field, kind)`` returns the value of a field, by
+    default its bytes, which are read here if it is lazy, and ``kind.of(values)`` what holds those of all samples:
+    ``Payloads``, or what *kinds* has for the field.
     """
     failures: Failures = {i: result for i, result in enumerate(results) if isinstance(result, TarshardsError)}
-    columns: list[list[bytes]] = [[b""] * len(results) for _ in terms]
-    keys = [""] * len(results)
+    kinds = kinds or [Payloads] * len(terms)
+    columns: list[list[Any]] = [[b""] * len(results) for _ in terms]
+    keys, urls = [""] * len(results), [""] * len(results)
     for i, sample in enumerate(results):
         if isinstance(sample, dict):
-            keys[i] = sample["__key__"]
+            keys[i], urls[i] = sample["__key__"], sample.get("__url__", "")
             try:
-                for column, term in zip(columns, terms):
-                    value = sample[pick_field(sample, term.alternatives)]
-                    column[i] = bytes(value) if type(value) is MemberFile else value
+                for column, term, kind in zip(columns, terms, kinds):
+                    column[i] = take(sample, pick_field(sample, term.alternatives), kind)
             except TarshardsError as error:
                 failures[i] = error
-    return LocatedFields(BatchKeys.of(keys), [Payloads.of(column) for column in columns], failures)
+    payloads = [kind.of(column) for kind, column in zip(kinds, columns)]
+    return LocatedSamples(BatchKeys.of(keys), payloads, failures, numbers, np.arange(len(urls)), urls)

@@ -12,65 +12,37 @@ import numpy as np
 
 from tarshards import kernels
 
-__all__ = [
-    "Buffers",
-    "Payloads",
-    "address_of",
-]
-
-
-class Buffers:
-    """References to buffers (bytes, mappings, arrays), with their addresses and lengths.
-
-    A mapping among them cannot be closed while it is referred to. Only the kernels may touch its bytes: if its file has
-    shrunk, they raise OSError.
-    """
-
-    def __init__(self, buffers: Iterable[Any]):
-        self.views: list[memoryview[int]] = [memoryview(buffer).cast("B") for buffer in buffers]
-        self.addresses: Any = np.array([address_of(view) for view in self.views], np.uint64)
-        self.lengths: Any = np.array([len(view) for view in self.views], np.int64)
-
-    def __len__(self) -> int:
-        return len(self.views)
-
 
 class Payloads:
-    """The bytes of one field of several samples: of sample i, sizes[i] bytes at starts[i] of buffer number[i].
+    """The bytes of one field of several samples: of sample i, sizes[i] bytes at addresses[i], int64 and uint64.
 
-    Raises ValueError if they are outside their buffer.
+    *held* are the objects that own them. A mapping among these cannot be closed while it is referred to. Only the
+    kernels may touch its bytes: if its file has shrunk, they raise OSError.
 
-    >>> payloads = Payloads(Buffers([b"cat;dog", b"bird"]), [0, 1, 0], [4, 0, 0], [3, 4, 3])
+    >>> payloads = Payloads.within(b"cat;dog", [4, 0], [3, 3])
     >>> list(payloads), payloads[1:][0]
-    ([b'dog', b'bird', b'cat'], b'bird')
+    ([b'dog', b'cat'], b'cat')
     """
 
-    def __init__(self, buffers: Buffers, number: Any, starts: Any, sizes: Any):
-        number, starts = np.asarray(number, np.int64), np.asarray(starts, np.int64)
-        self.buffers: Any = buffers
-        self.number: Any = number
-        self.sizes: Any = np.ascontiguousarray(sizes, np.int64)
-        if not (len(number) == len(starts) == len(self.sizes)):
-            raise ValueError("number, starts and sizes differ in length")
-        if len(self) and not (number.min() >= 0 and number.max() < len(buffers)):
-            raise ValueError("a payload's buffer number is out of range")
-        rest = buffers.lengths[number] - starts
-        if len(self) and not (starts.min() >= 0 and self.sizes.min() >= 0 and (self.sizes <= rest).all()):
-            raise ValueError("a payload lies outside its buffer")
-        self.addresses: Any = buffers.addresses[number] + starts.astype(np.uint64)
+    def __init__(self, held: Any, addresses: np.ndarray, sizes: np.ndarray):
+        self.held: Any = held
+        self.addresses: np.ndarray = addresses
+        self.sizes: np.ndarray = sizes
 
     @classmethod
     def of(cls, datas: Iterable[Any]) -> Payloads:
         """Return *datas*, bytes or other buffers, as payloads."""
-        buffers = Buffers(datas)
-        return cls(buffers, np.arange(len(buffers)), np.zeros(len(buffers), np.int64), buffers.lengths)
+        views = [memoryview(data).cast("B") for data in datas]
+        return cls(views, np.array([*map(address_of, views)], np.uint64), np.array([*map(len, views)], np.int64))
 
     @classmethod
-    def known(cls, buffers: Any, number: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> Payloads:
-        """Return payloads known to be inside *buffers*, without a check; addresses are uint64, sizes int64."""
-        payloads = object.__new__(cls)
-        payloads.buffers, payloads.number, payloads.addresses, payloads.sizes = buffers, number, addresses, sizes
-        return payloads
+    def within(cls, buffer: Any, starts: Any, sizes: Any) -> Payloads:
+        """Return the *sizes* bytes at *starts* of a buffer; raise ValueError if they are not in it."""
+        view = memoryview(buffer).cast("B")
+        starts, sizes = np.asarray(starts, np.int64), np.ascontiguousarray(sizes, np.int64)
+        if starts.min(initial=0) < 0 or sizes.min(initial=0) < 0 or (sizes > len(view) - starts).any():
+            raise ValueError("a payload lies outside its buffer")
+        return cls(view, starts.astype(np.uint64) + np.uint64(address_of(view)), sizes)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -106,7 +78,7 @@ class Payloads:
         """
         if isinstance(index, (int, np.integer)):
             return kernels.rows.copy_bytes(int(self.addresses[index]), int(self.sizes[index]))
-        return Payloads.known(self.buffers, self.number[index], self.addresses[index], self.sizes[index])
+        return Payloads(self.held, self.addresses[index], self.sizes[index])
 
 
 def address_of(view: memoryview) -> int:

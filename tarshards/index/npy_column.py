@@ -9,7 +9,7 @@ import numpy as np
 
 from tarshards import kernels
 from tarshards.errors import DecodeError, SampleError
-from tarshards.index.memory import Buffers, Payloads
+from tarshards.index.memory import Payloads, address_of
 from tarshards.index.open import OpenShard, OpenShards
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.codecs.npy import ArrayHeader, parse_header
@@ -22,15 +22,11 @@ TOGETHER = 1 << 10  # shards to keep open, and to copy arrays from, at once
 
 @dataclass
 class _Arrays:
-    """The arrays in a shard, its *members*; *starts* are the offsets of their elements.
-
-    *buffers* is None if the shard is not mapped.
-    """
+    """The arrays in a shard, its *members*; *starts* are the offsets of their elements."""
 
     shard: OpenShard
     members: np.ndarray
     starts: np.ndarray
-    buffers: Buffers | None
 
 
 class Column:
@@ -112,9 +108,9 @@ class Column:
             payloads = self._payloads(number, samples[here] - (self._ends[number] - self._shards.counts[number]))
             addresses[here] = payloads.addresses
             held.append(payloads)
-            if (arrays := self._arrays[number]).buffers is not None:
-                end = int(payloads.addresses.max() - arrays.buffers.addresses[0]) + self._size
-                ends.append((arrays.shard.ranges, end))
+            if (shard := self._arrays[number].shard).buffer is not None:
+                end = int(payloads.addresses.max()) - address_of(shard.buffer) + self._size
+                ends.append((shard.ranges, end))
         try:
             kernels.rows.gather(out, addresses, b"")
         except OSError as error:
@@ -126,8 +122,8 @@ class Column:
         """Return the elements of the arrays of some samples of a shard."""
         arrays, size = self._arrays_of(number), self._size
         arrays.shard.ranges.verify()
-        if arrays.buffers is not None:
-            return Payloads(arrays.buffers, 0 * samples, arrays.starts[samples], np.full(len(samples), size))
+        if arrays.shard.buffer is not None:
+            return Payloads.within(arrays.shard.buffer, arrays.starts[samples], np.full(len(samples), size))
         head = len(self._header.prefix)
         datas = [arrays.shard.take(member) for member in arrays.members[samples].tolist()]
         for sample, data in zip(samples.tolist(), datas):
@@ -165,22 +161,20 @@ class Column:
         others = np.flatnonzero(sizes != head + self._size)
         if len(others):
             raise self._other(number, int(others[0]))
-        starts = offsets + head
+        arrays = _Arrays(shard, members, offsets + head)
         if shard.buffer is None:
-            return _Arrays(shard, members, starts, None)
+            return arrays
         for error in shard.find_stale(members).values():
             raise error
-        buffers = Buffers([shard.buffer])
         try:
-            other = kernels.rows.find_other(
-                Payloads(buffers, 0 * offsets, offsets, sizes).addresses, self._header.prefix
-            )
+            payloads = Payloads.within(shard.buffer, offsets, sizes)
+            other = kernels.rows.find_other(payloads.addresses, self._header.prefix)
         except OSError as error:
             raise failure(error, shard.name) from error
         shard.ranges.check(int(offsets.max(initial=0)) + head)
         if other >= 0:
             raise self._other(number, other)
-        return _Arrays(shard, members, starts, buffers)
+        return arrays
 
     def _other(self, number: int, sample: int) -> DecodeError:
         return DecodeError(

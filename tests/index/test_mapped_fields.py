@@ -16,7 +16,7 @@ from tarshards.errors import OpenError, SampleError
 from tarshards.index import mapped_fields
 from tarshards.index.access import SampleSequence
 from tarshards.index.build import build_index
-from tarshards.index.mapped_fields import BatchKeys, MappedFields, find_in_bytes
+from tarshards.index.mapped_fields import BatchKeys, MappedFields, find_in_samples
 from tarshards.samples.fields import parse_terms
 
 TERMS = parse_terms("picture:png;jpg cls")
@@ -37,7 +37,7 @@ def shards(tmp_path) -> SampleSequence:
 @pytest.fixture(params=["mapped", "read"])
 def find(request, shards):
     if request.param == "read":
-        return lambda s, i: find_in_bytes(list(shards.read_all(s, i)), TERMS)
+        return lambda s, i, numbers: find_in_samples(list(shards.read_all(s, i)), TERMS, numbers)
     load_kernel("tarshards.kernels._mapped")
     return MappedFields.of(shards, TERMS).find
 
@@ -46,7 +46,7 @@ NUMBERS = np.array([29, 0, 17, 4, 9, 5, 4])
 
 
 def test_the_first_alternative_that_is_there_is_found(find):
-    found = find(NUMBERS // 10, NUMBERS % 10)
+    found = find(NUMBERS // 10, NUMBERS % 10, NUMBERS)
     assert found.keys == [f"{i:02d}" for i in NUMBERS]
     assert {i: str(error) for i, error in found.failures.items()}.keys() == {0, 2, 5}
     assert all(
@@ -70,10 +70,10 @@ def test_a_shard_that_is_not_what_it_was_fails_as_a_whole(shards, tmp_path, chan
         path.unlink()
     mapped = MappedFields.of(shards, TERMS)
     if change == "written to":
-        mapped.find(np.arange(3), np.zeros(3, np.int64))
+        mapped.find(np.arange(3), *2 * [np.zeros(3, np.int64)])
         os.utime(path, ns=(0, 0))
     numbers = np.array([4, 14, 24, 18])
-    failures = mapped.find(numbers // 10, numbers % 10).failures
+    failures = mapped.find(numbers // 10, numbers % 10, numbers).failures
     assert failures.keys() == {1, 3}
     assert all(isinstance(error, OpenError) and "set-1.tar" in str(error) for error in failures.values())
     assert len(list(mapped.changes())) == (change == "written to")
@@ -85,12 +85,12 @@ def test_a_shard_that_can_be_opened_again_is_found_again(shards, tmp_path):
     mapped = MappedFields.of(fresh, TERMS)
     (tmp_path / "set-1.tar").rename(tmp_path / "away")
     numbers = np.array([4, 14, 24, 18])
-    assert mapped.find(numbers // 10, numbers % 10).failures.keys() == {1, 3}
+    assert mapped.find(numbers // 10, numbers % 10, numbers).failures.keys() == {1, 3}
     assert not mapped.retry()
     (tmp_path / "away").rename(tmp_path / "set-1.tar")
-    assert mapped.find(numbers // 10, numbers % 10).failures.keys() == {1, 3}
+    assert mapped.find(numbers // 10, numbers % 10, numbers).failures.keys() == {1, 3}
     assert mapped.retry()
-    assert not mapped.find(numbers // 10, numbers % 10).failures
+    assert not mapped.find(numbers // 10, numbers % 10, numbers).failures
 
 
 def test_shards_are_opened_when_they_are_needed_and_of_their_indexes_nothing_is_copied(shards, tmp_path):
@@ -98,7 +98,7 @@ def test_shards_are_opened_when_they_are_needed_and_of_their_indexes_nothing_is_
     fresh = SampleSequence(str(tmp_path / "set.shards.json"))
     mapped = MappedFields.of(fresh, TERMS)
     assert list(fresh.shards.in_use) == []
-    found = mapped.find(np.array([1, 1]), np.array([4, 8]))
+    found = mapped.find(np.array([1, 1]), *2 * [np.array([4, 8])])
     assert list(fresh.shards.in_use) == [1]
     assert not found.check()
     assert found.keys == ["14", "18"]
@@ -110,7 +110,7 @@ def test_headers_are_compared_once(shards, monkeypatch):
     mapped = MappedFields.of(shards, TERMS)
     numbers = np.array([4, 14, 24])
     for _ in range(2):
-        found = mapped.find(numbers // 10, numbers % 10)
+        found = mapped.find(numbers // 10, numbers % 10, numbers)
         assert not found.headers.are_new, "they are compared when they are found"
         assert not found.check()
     monkeypatch.setattr(MappedFields, "_doubtful", lambda mapped, numbers: [])  # nobody looks whether it was written to
@@ -120,7 +120,7 @@ def test_headers_are_compared_once(shards, monkeypatch):
             for member in range(*index.table.span(sample)):
                 file.seek(index.data_range(member)[0] - 512)
                 file.write(b"other")
-    assert list(mapped.find(np.array([0, 0]), np.array([4, 6])).check()) == [1]
+    assert list(mapped.find(np.array([0, 0]), *2 * [np.array([4, 6])]).check()) == [1]
 
 
 def test_links_are_read_and_samples_at_fault_fail(tmp_path):
@@ -136,7 +136,7 @@ def test_links_are_read_and_samples_at_fault_fail(tmp_path):
             archive.addfile(member, BytesIO(data))
     build_index(path).save(path)
     found = MappedFields.of(SampleSequence(path), parse_terms("cls")).find(
-        np.zeros(4, np.int64), np.array([3, 2, 1, 0])
+        np.zeros(4, np.int64), *2 * [np.array([3, 2, 1, 0])]
     )
     failures = found.check()
     assert failures.keys() == {1}
@@ -182,10 +182,12 @@ def test_of_many_shards_a_change_is_found_within_a_second(shards, tmp_path, monk
     monkeypatch.setattr(mapped_fields.time, "monotonic", lambda: now[0])
     found = MappedFields.of(shards, TERMS)
     numbers = np.arange(0, 30, 2)
-    found.find(numbers // 10, numbers % 10)
-    assert not any(isinstance(error, OpenError) for error in found.find(numbers // 10, numbers % 10).failures.values())
+    found.find(numbers // 10, numbers % 10, numbers)
+    assert not any(
+        isinstance(error, OpenError) for error in found.find(numbers // 10, numbers % 10, numbers).failures.values()
+    )
     os.utime(tmp_path / "set-1.tar", ns=(0, 0))
     for later in (1.5, 1.5, 0.1):
         now[0] += later
-        failures = found.find(numbers // 10, numbers % 10).failures
+        failures = found.find(numbers // 10, numbers % 10, numbers).failures
         assert [i for i, error in failures.items() if isinstance(error, OpenError)] == [5, 6, 7, 8, 9]

@@ -111,9 +111,9 @@ assert fails(lambda: shards.__getitems__([1, 30])) is True
 """,
     "the headers of samples": """
 mapped = MappedFields.of(shards, parse_terms("txt"))
-compared = mapped.find(np.zeros(4, np.int64), np.arange(30, 34))
+compared = mapped.find(np.zeros(4, np.int64), *2 * [np.arange(30, 34)])
 shrink()
-found = mapped.find(np.zeros(40, np.int64), np.arange(40))
+found = mapped.find(np.zeros(40, np.int64), *2 * [np.arange(40)])
 failures = found.check()
 assert len(failures) > 30 and all(isinstance(error, OpenError) for error in failures.values()), failures
 assert compared.check() == {}  # as they were
@@ -130,10 +130,10 @@ with ShardWriter(f"{sys.argv[1]}/{number}/large-%d.tar", index=True) as writer:
         writer.write({"__key__": f"{sample:04d}", "txt": "t"})
 shards = IndexedShards(f"{sys.argv[1]}/{number}/large-0.tar")
 mapped = MappedFields.of(shards, parse_terms("txt"))
-before = mapped.find(np.zeros(2, np.int64), np.array([5, 999]))
+before = mapped.find(np.zeros(2, np.int64), *2 * [np.array([5, 999])])
 index = f"{sys.argv[1]}/{number}/large-0.tar.index"
 os.truncate(index, 100)
-after = mapped.find(np.zeros(2, np.int64), np.array([5, 999]))
+after = mapped.find(np.zeros(2, np.int64), *2 * [np.array([5, 999])])
 assert before.check() == {}  # compared when they were found
 assert len(after.failures) == 2
 assert all(isinstance(error, ShardIndexError) and index in str(error) for error in after.failures.values())
@@ -185,7 +185,7 @@ with ShardWriter(f"{sys.argv[1]}/{number}/large-%d.tar", index=True) as writer:
         writer.write({"__key__": f"{sample:04d}", "txt": "t"})
 shards = IndexedShards(f"{sys.argv[1]}/{number}/large-0.tar")
 mapped = MappedFields.of(shards, parse_terms("txt"))
-every = np.zeros(1000, np.int64), np.arange(1000)
+every = np.zeros(1000, np.int64), *2 * [np.arange(1000)]
 assert mapped.find(*every).check() == {}
 index = f"{sys.argv[1]}/{number}/large-0.tar.index"
 os.truncate(index, os.path.getsize(index) - 100)

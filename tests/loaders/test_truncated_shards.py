@@ -17,7 +17,7 @@ from soak import SOAK
 from videos import written
 
 from tarshards import OpenError, ShardWriter, Stream, readers
-from tarshards.index.mapped_fields import LocatedFields
+from tarshards.index.mapped_fields import LocatedSamples
 from tarshards.loaders.arrays.array_loader import ArrayLoader
 from tarshards.loaders.arrays.readers.reader import Reader
 
@@ -90,10 +90,10 @@ for number, way in enumerate(ways):
     if os.fork() == 0:
         outcomes = {}
         for place, (moment, kind, name, calls, cut) in enumerate([
-            ("opened", mapped_fields.LocatedFields, "check", 1, truncate),
+            ("opened", mapped_fields.LocatedSamples, "check", 1, truncate),
             ("found", mapped_fields.MappedFields, "find", 3, truncate),
-            ("checked", mapped_fields.LocatedFields, "check", 2, truncate),
-            ("checked, elsewhere", mapped_fields.LocatedFields, "check", 2, truncate_elsewhere),
+            ("checked", mapped_fields.LocatedSamples, "check", 2, truncate),
+            ("checked, elsewhere", mapped_fields.LocatedSamples, "check", 2, truncate_elsewhere),
         ]):
             for threads in 0, 2:
                 for raises in False, True:
@@ -193,7 +193,7 @@ def test_a_row_in_the_page_in_which_its_shard_ends_now_fails(folder, tmp_path, m
     with tarfile.open(path) as archive:
         whole = {member.name: archive.extractfile(member).read() for member in archive}
         cut = archive.getmember(f"018.{field}")
-    errors, check = [], LocatedFields.check
+    errors, check = [], LocatedSamples.check
 
     def check_and_truncate(fields):
         found = check(fields)
@@ -201,7 +201,7 @@ def test_a_row_in_the_page_in_which_its_shard_ends_now_fails(folder, tmp_path, m
             os.truncate(path, cut.offset_data + cut.size - 5)
         return found
 
-    monkeypatch.setattr(LocatedFields, "check", check_and_truncate)
+    monkeypatch.setattr(LocatedSamples, "check", check_and_truncate)
     stream = Stream.from_shards(str(path), shuffle=False, on_error=errors.append)
     loader = ArrayLoader(stream, 12, fields={field: eval(reader, vars(readers))}, threads=0)
     batches = list(loader)

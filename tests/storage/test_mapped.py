@@ -204,7 +204,7 @@ READING = """
 import mmap, os, random, resource, sys, threading, time
 import numpy as np
 from tarshards import IndexedShards
-from tarshards.index.memory import Payloads, Buffers
+from tarshards.index.memory import Payloads
 from tarshards.storage.ranges import Mapping
 
 path, way = sys.argv[1:]
@@ -221,7 +221,7 @@ else:
     mapping.scatter(True)
     count = len(mapping) >> 14
     each = np.arange(count)
-    read = Payloads(Buffers([mapping]), 0 * each, each << 14, np.full(count, 1 << 14)).__getitem__
+    read = Payloads.within(mapping, each << 14, np.full(count, 1 << 14)).__getitem__
 order = random.Random(0).sample(range(count), 200)
 
 def evict():

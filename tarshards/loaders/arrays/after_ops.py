@@ -10,12 +10,11 @@ import numpy as np
 
 from tarshards.epoch.loop import Part
 from tarshards.errors import TarshardsError, shortened
-from tarshards.index.mapped_fields import BatchKeys, Failures, LocatedFields
+from tarshards.index.mapped_fields import Failures, LocatedSamples, find_in_samples
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.array_loader import ArrayBatchMaker, number_of
-from tarshards.loaders.arrays.assembly import AssembledBatch, LocatedSamples
-from tarshards.loaders.arrays.readers.reader import Reader
-from tarshards.samples.fields import pick_field
+from tarshards.loaders.arrays.assembly import AssembledBatch
+from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
 from tarshards.samples.member_file import MemberFile
 
@@ -54,32 +53,16 @@ class FieldsBatchMaker(ArrayBatchMaker):
 
     def _find(self, results: Sequence[Any], numbers: np.ndarray) -> LocatedSamples:
         """Find the fields of the results of the ops; ``LEFT_OUT`` if there is no result."""
-        failures: Failures = {}
-        columns: list[list[Any]] = [[b""] * len(results) for _ in self.assembler.terms]
-        keys, urls = [""] * len(results), [""] * len(results)
-        for i, sample in enumerate(results):
-            if sample is LEFT_OUT:
-                failures[i] = LEFT_OUT
-                continue
-            if not isinstance(sample, dict) or "__key__" not in sample:
+        for sample in results:
+            if sample is not LEFT_OUT and not (isinstance(sample, dict) and "__key__" in sample):
                 raise TypeError(f"fields= takes samples that are dicts with __key__, not {shortened(sample)}")
-            keys[i], urls[i] = sample["__key__"], sample.get("__url__", "")
-            try:
-                for column, term, reader in zip(columns, self.assembler.terms, self.assembler.readers):
-                    name = pick_field(sample, term.alternatives)
-                    column[i] = _value(sample[name], reader, f"the field {name} of sample {keys[i]}")
-            except TarshardsError as error:
-                failures[i] = error
         kinds = [Values if reader.takes_values else Payloads for reader in self.assembler.readers]
-        payloads: list[Any] = [kind.of(column) for kind, column in zip(kinds, columns)]
-        return LocatedSamples(
-            LocatedFields(BatchKeys.of(keys), payloads, failures), numbers, np.arange(len(urls)), urls
-        )
+        return find_in_samples(results, self.assembler.terms, numbers, kinds, _value)
 
     def collated(self, samples: list[Any], epoch: int) -> tuple[dict[str, Any], Tally | None]:
         """Return the batch of *samples* that no plan numbers, and what was left out of it."""
         located = self._find(samples, np.empty(0, np.uint64))
-        located.numbers = np.array([number_of(key) for key in located.fields.keys], np.uint64)
+        located.numbers = np.array([number_of(key) for key in located.keys], np.uint64)
         assembled = self.assemble(lambda: located, epoch)
         self.report(assembled)
         return assembled.batch, Tally(failed=len(assembled.failures)) if assembled.failures else None
@@ -120,11 +103,13 @@ class Values(list[Any]):
         return super().__getitem__(index)
 
 
-def _value(value: Any, reader: Reader, words: str) -> Any:
-    """Return what *reader* takes of a field; raise TypeError if that must be bytes."""
+def _value(sample: Sample, field: str, kind: Any) -> Any:
+    """Return what a reader takes of a field; raise TypeError if that must be bytes."""
+    value = sample[field]
     if type(value) is MemberFile:
         return bytes(value)
-    if reader.takes_values or isinstance(value, bytes | bytearray | memoryview):
+    if kind is Values or isinstance(value, bytes | bytearray | memoryview):
         return value
+    made = f"an op has made {shortened(value)} of the field {field} of sample {sample['__key__']}"
     cure = "leave the field as it is in the shards, or give a function of the value, such as int, instead of a reader"
-    raise TypeError(f"readers take bytes, and an op has made {shortened(value)} of {words}; {cure}")
+    raise TypeError(f"readers take bytes, and {made}; {cure}")

@@ -22,15 +22,8 @@ from tarshards.epoch.permutations import hash_of
 from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import SampleError, flag, shortened, whole_number
-from tarshards.index.mapped_fields import Failures, MappedFields, find_in_bytes
-from tarshards.loaders.arrays.assembly import (
-    AssembledBatch,
-    Assembler,
-    LocatedSamples,
-    Substitution,
-    Transform,
-    has_failed,
-)
+from tarshards.index.mapped_fields import Failures, LocatedSamples, MappedFields, find_in_samples
+from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, Substitution, Transform, has_failed
 from tarshards.loaders.arrays.readers.arrays import Ragged
 from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.loaders.batches import BatchMaker
@@ -64,7 +57,7 @@ class LocatedPart(Part):
         cut = slice(begin, end)
         own = together.positions[cut], together.shards[cut], together.numbers[cut], together.sample_positions[cut]
         super().__init__(together.plan, *own, None if together.begins is None else together.begins[cut])
-        self.samples: LocatedSamples = samples.cut(begin, end)
+        self.samples: LocatedSamples = samples.part(begin, end)
 
 
 class ArrayBatchMaker(BatchMaker):
@@ -215,11 +208,9 @@ class ArrayBatchMaker(BatchMaker):
     ) -> LocatedSamples:
         reader = self.stream.source.shards
         if self.mapped is not None:
-            fields = self.mapped.find(shards, samples)
-        else:
-            results = reader.read_all(shards, samples) if part is None else part.read_all(part.reader or reader)
-            fields = find_in_bytes(list(results), self.assembler.terms)
-        return LocatedSamples(fields, numbers, shards, reader.names)
+            return self.mapped.find(shards, samples, numbers)
+        results = reader.read_all(shards, samples) if part is None else part.read_all(part.reader or reader)
+        return find_in_samples(list(results), self.assembler.terms, numbers)
 
     @cached_property
     def _starts(self) -> np.ndarray:
@@ -366,8 +357,7 @@ class ArrayLoader(ResumableLoader):
         def locate(raw: Future[list[dict[str, Any]]]) -> LocatedSamples:
             results = raw.result()
             numbers = np.array([number_of(sample["__key__"]) for sample in results], np.uint64)
-            urls = [sample["__url__"] for sample in results]
-            return LocatedSamples(find_in_bytes(results, assembler.terms), numbers, np.arange(len(urls)), urls)
+            return find_in_samples(results, assembler.terms, numbers)
 
         def locates(thread: ThreadPoolExecutor) -> Iterator[Locate]:
             while True:

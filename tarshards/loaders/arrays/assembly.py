@@ -6,93 +6,32 @@ import copy
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tarshards.epoch.permutations import fold
-from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError, check_function
-from tarshards.index.mapped_fields import BatchKeys, Failures, LocatedFields
+from tarshards.errors import DecodeError, SampleError, TarshardsError, check_function
+from tarshards.index.mapped_fields import Failures, LocatedSamples
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers import reader_of
 from tarshards.loaders.arrays.readers.arrays import Ragged
 from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.samples.fields import Term, parse_terms
-from tarshards.storage.streams import words
 from tarshards.stream.collate import not_as_long
 
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 
 #: Gives the next substitutes for the samples in some rows of a batch, and counts them afterwards, by the failures that
 #: were put into the dict.
-Substitution = Callable[[list[int]], AbstractContextManager[tuple["LocatedSamples", Failures]]]
+Substitution = Callable[[list[int]], AbstractContextManager[tuple[LocatedSamples, Failures]]]
 
 _one = [object()]
 ALONE = sys.getrefcount(_one[0])  # the count of an object that only a list refers to
-
-
-@dataclass
-class LocatedSamples:
-    """The samples of a batch and the addresses of their fields.
-
-    *numbers* seed their random draws, *shards* are the indices of their URLs in *names*. Of samples that are split, a
-    row of *pieces* has the element that a piece begins at, the most that it has, and how many the sample has to have.
-    """
-
-    fields: LocatedFields
-    numbers: np.ndarray
-    shards: np.ndarray
-    names: Sequence[str]
-    pieces: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def cut(self, begin: int, end: int) -> LocatedSamples:
-        """Return the samples from *begin* to *end*."""
-        fields, part = self.fields.part(begin, end), slice(begin, end)
-        pieces = None if self.pieces is None else self.pieces[part]
-        return LocatedSamples(fields, self.numbers[part], self.shards[part], self.names, pieces)
-
-    def replaced(self, at: list[int], others: LocatedSamples) -> LocatedSamples:
-        """Return the samples, copied before, with copies of *others* instead of those *at* some rows."""
-        keys, (numbers, shards) = list(self.fields.keys), (array.copy() for array in (self.numbers, self.shards))
-        numbers[at], shards[at] = others.numbers, others.shards
-        for row, key in zip(at, others.fields.keys):
-            keys[row] = key
-        payloads = []
-        for own, new in zip(self.fields.payloads, others.fields.payloads):
-            datas = list(own)
-            for row, data in zip(at, new):
-                datas[row] = data
-            payloads.append(type(own).of(datas))
-        return replace(self, fields=LocatedFields(BatchKeys.of(keys), payloads, {}), numbers=numbers, shards=shards)
-
-    def copied(self) -> tuple[LocatedSamples, Failures]:
-        """Return the samples with copies of their payloads, and the errors of those whose shard has shrunk."""
-        shrunk: Failures = {}
-        copies = [
-            type(payloads).of([self._copy(term, row, shrunk) for row in range(len(self))])
-            for term, payloads in enumerate(self.fields.payloads)
-        ]
-        return replace(self, fields=self.fields._replace(payloads=copies, headers=None)), shrunk
-
-    def _copy(self, term: int, row: int, shrunk: Failures) -> Any:
-        try:
-            return self.fields.copy(term, row)
-        except OSError as error:
-            shrunk[row] = self.unreadable(row, error)
-            return b""
-
-    def unreadable(self, row: int, error: OSError) -> OpenError:
-        """Return the error of a sample whose shard has shrunk."""
-        named = OpenError(words(error), url=self.names[self.shards[row]], key=self.fields.keys[row])
-        named.__cause__ = error
-        return named
 
 
 @dataclass
@@ -167,7 +106,7 @@ class Assembler:
                 self.readers = [reader.at(self._epoch) for reader in self._origin.readers]
                 self.is_open = True
             return failures
-        failures = dict(samples.fields.check())
+        failures = dict(samples.check())
         with self._opening:
             for row in range(0 if self.is_open else len(samples)):
                 if row in failures:
@@ -175,7 +114,7 @@ class Assembler:
                 opened = []
                 for column, (reader, term) in enumerate(zip(self.readers, self.terms)):
                     try:
-                        opened.append(reader.open(term.alternatives[0].lower(), samples.fields.copy(column, row)))
+                        opened.append(reader.open(term.alternatives[0].lower(), samples.copy(column, row)))
                     except DecodeError as error:
                         failures[row] = self._located(error, samples, row, column)
                         break
@@ -218,34 +157,34 @@ class Assembler:
         """
         begun = time.perf_counter()
         samples = locate()
-        failures = samples.fields.check() if self.is_open else self.open(samples)
+        failures = samples.check() if self.is_open else self.open(samples)
         draws = self._draws(key, samples.numbers)
         between = time.perf_counter()
-        batch, fields, failures = self._batch(samples, failures, draws, number)
+        batch, read, failures = self._batch(samples, failures, draws, number)
         missing, substituted = failures, list[TarshardsError]()
         while missing and substitution is not None:
             samples, shrunk = samples.copied()
             failures, missing = shrunk | failures, shrunk | missing  # where a mapped shard has shrunk since
             at = sorted(missing)
             with substitution(at) as (others, left):
-                found = others.fields.check() if self.is_open else self.open(others)
+                found = others.check() if self.is_open else self.open(others)
                 samples = samples.replaced(at, others)
                 missing = {at[i]: error for i, error in found.items()}
                 draws = self._draws(key, samples.numbers)
-                batch, fields, missing = self._batch(samples, missing, draws, number)
+                batch, read, missing = self._batch(samples, missing, draws, number)
                 left.update(missing)
                 substituted += missing.values()
-        if self.transforms and fields:
+        if self.transforms and read:
             rng = np.random.default_rng([int(draws[0]), 1])
             for transform in self.transforms:
                 batch = transform(batch, rng)
-        size = sum(int(payloads.sizes.sum()) for payloads in fields.payloads) if fields else 0
+        size = sum(int(payloads.sizes.sum()) for payloads in read.payloads) if read else 0
         times = between - begun, time.perf_counter() - between
         return AssembledBatch(batch, samples, failures, size, *times, substituted)
 
     def _batch(
         self, samples: LocatedSamples, failures: Failures, draws: np.ndarray, number: int
-    ) -> tuple[dict[str, Any], LocatedFields | None, Failures]:
+    ) -> tuple[dict[str, Any], LocatedSamples | None, Failures]:
         """Return what ``_read_batch`` does, also where a mapped shard has shrunk."""
         try:
             return self._read_batch(samples, failures, draws, number)
@@ -255,32 +194,32 @@ class Assembler:
 
     def _read_batch(
         self, samples: LocatedSamples, failures: Failures, draws: np.ndarray, number: int
-    ) -> tuple[dict[str, Any], LocatedFields | None, Failures]:
-        """Return the batch without the *failures*, its fields (None if there are none to read), and all failures.
+    ) -> tuple[dict[str, Any], LocatedSamples | None, Failures]:
+        """Return the batch without the *failures*, its samples (None if there are none to read), and all failures.
 
         Raises OSError if a mapped shard has shrunk.
         """
         if len(failures) == len(samples):
             return self._nothing(), None, failures
-        fields, kept = samples.fields, np.arange(len(samples))
+        read, kept = samples, np.arange(len(samples))
         if failures:
             kept = np.delete(kept, list(failures))
-            fields = fields.keep(kept)
-        columns, failed = self._read(fields.payloads, draws[kept] if failures else draws, number)
-        if samples.pieces is not None:
-            self._cut(columns, samples, kept, failed)
+            read, draws = samples.keep(kept), draws[kept]
+        columns, failed = self._read(read.payloads, draws, number)
+        if read.pieces is not None:
+            self._cut(columns, read, read.pieces, failed)
         if failed:
-            located = {kept[i]: self._located(error, samples, kept[i], column) for i, (column, error) in failed.items()}
-            failures = {**failures, **{int(row): error for row, error in located.items()}}
+            located = {int(kept[i]): self._located(error, read, i, column) for i, (column, error) in failed.items()}
+            failures = {**failures, **located}
             good = np.delete(np.arange(len(kept)), list(failed))
-            fields, columns = fields.keep(good), [_keep(column, good) for column in columns]
+            read, columns = read.keep(good), [_keep(column, good) for column in columns]
         batch = {
             name: reader.join_in(column, partial(self.memory.empty, i, number))
             for i, (name, reader, column) in enumerate(zip(self.names, self.readers, columns))
         }
-        samples.fields.check_copied()
-        batch["__key__"] = fields.keys
-        return batch, fields, failures
+        samples.check_copied()
+        batch["__key__"] = read.keys
+        return batch, read, failures
 
     def _read(
         self, payloads: list[Payloads], draws: np.ndarray, number: int
@@ -295,17 +234,16 @@ class Assembler:
             columns.append(column)
         return columns, failed
 
-    def _cut(self, columns: list[Any], samples: LocatedSamples, kept: np.ndarray, failed: Container[int]) -> None:
-        """Cut the ragged columns to the pieces of the *kept* samples; raise SampleError for one of another length."""
-        assert samples.pieces is not None
-        begins, most, lengths = samples.pieces[kept].T
+    def _cut(self, columns: list[Any], samples: LocatedSamples, pieces: np.ndarray, failed: Container[int]) -> None:
+        """Cut the ragged columns to the *pieces* of samples; raise SampleError for one of another length."""
+        begins, most, lengths = pieces.T
         for reader, column in zip(self.readers, columns):
             if not isinstance(reader, Ragged):
                 continue
             counts = reader.counts(column)
             for i in np.flatnonzero(np.maximum(counts, 1) != lengths).tolist():
                 if i not in failed:
-                    url, key = samples.names[samples.shards[kept[i]]], samples.fields.keys[kept[i]]
+                    url, key = samples.names[samples.shards[i]], samples.keys[i]
                     raise SampleError(not_as_long(int(counts[i]), int(lengths[i])), url=url, key=key)
             reader.cut(column, begins, most)
 
@@ -318,7 +256,7 @@ class Assembler:
         return {**dict(zip(self.names, columns)), "__key__": []}
 
     def _located(self, error: TarshardsError, samples: LocatedSamples, row: int, column: int) -> TarshardsError:
-        url, key = samples.names[samples.shards[row]], samples.fields.keys[row]
+        url, key = samples.names[samples.shards[row]], samples.keys[row]
         located = DecodeError(error.reason, url=url, key=key, field=self.names[column])
         located.__cause__ = error.__cause__
         return located

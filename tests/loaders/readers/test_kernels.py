@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from readers_data import load_twin, picture
 
-from tarshards.index.memory import Buffers, Payloads
+from tarshards.index.memory import Payloads
 
 SIDE = st.integers(1, 70)
 PART = st.floats(0, 1, width=32)
@@ -136,7 +136,7 @@ def test_gather_is_numpys_take(name, data):
     table = np.random.default_rng(0).integers(0, 256, (rows, size), dtype=np.uint8)
     indices = np.array(data.draw(st.lists(st.integers(0, rows - 1), max_size=40)), np.int64)
     stored, width = b"".join(head + row.tobytes() for row in table), len(head) + size
-    payloads = Payloads(Buffers([stored]), 0 * indices, indices * width, np.full(len(indices), width))
+    payloads = Payloads.within(stored, indices * width, np.full(len(indices), width))
     out = np.empty((len(indices), size), np.uint8)
     assert load_twin(name).gather(out, payloads.addresses, head) == -1
     np.testing.assert_array_equal(out, table[indices])
@@ -250,11 +250,11 @@ def test_native_kernels_release_what_they_were_given(threads):
             out.append(0)
 
 
-def test_payloads_must_lie_in_their_buffers():
-    buffers = Buffers([b"0123456789", b"", bytearray(b"abc")])
-    payloads = Payloads(buffers, [0, 2, 1], [7, 0, 0], [3, 3, 0])
-    assert [bytes(payload) for payload in payloads] == [b"789", b"abc", b""]
-    assert bytes(payloads[np.array([1])][0]) == b"abc"
-    for number, start, size in [(0, 8, 3), (0, -1, 3), (1, 0, 1), (3, 0, 0), (-1, 0, 0), (0, 0, -1), (0, 11, 0)]:
-        with pytest.raises(ValueError, match="a payload"):
-            Payloads(buffers, [number], [start], [size])
+def test_payloads_must_lie_in_their_buffer():
+    payloads = Payloads.within(bytearray(b"0123456789"), [7, 0, 10], [3, 3, 0])
+    assert [bytes(payload) for payload in payloads] == [b"789", b"012", b""]
+    assert bytes(payloads[np.array([1])][0]) == b"012"
+    assert not len(Payloads.within(b"", [], []))
+    for buffer, start, size in [(b"0123456789", *each) for each in [(8, 3), (-1, 3), (0, -1), (11, 0)]] + [(b"", 0, 1)]:
+        with pytest.raises(ValueError, match="outside"):
+            Payloads.within(buffer, [start], [size])
