@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from errno import ENOENT
-from functools import wraps
+from functools import partial, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -42,6 +42,7 @@ from tarshards.errors import OpenError, SampleError, TarshardsError
 from tarshards.parallel.forks import cached_property
 
 if TYPE_CHECKING:
+    from tarshards.samples.grouping import Copies
     from tarshards.samples.keys import Sample
     from tarshards.samples.ledger import Ledger
     from tarshards.storage.manifest import ArchiveEnd, Shard
@@ -259,21 +260,19 @@ class Input:
             refuse(keys == "-" and "-" in self.specs, "both the keys and a tar would be read from stdin")
             self._wanted = KeyFilter(read_keys(typed(keys)))
 
-    def read(self, *, to_copy: bool = False, packed: bool = False) -> Iterator[Any]:
-        """Yield the samples of the shards; if they are only *to_copy*, each is written before the next is read.
+    def read(self, copies: Copies | None = None) -> Iterator[Any]:
+        """Yield the samples of the shards; for *copies* see ``read_shard``.
 
-        *packed* says that the tool does not examine samples; unless an option does, they come from ``read_packed``.
+        Samples that an option, or the progress bar, examines are not packed.
         """
-        from tarshards.samples.grouping import read_packed, read_samples, read_to_copy
+        from tarshards.samples.grouping import read_in_turn, read_shard
 
         if any(self.selection):
             yield from self._selected()
-        elif packed and not self._looks():
-            yield from read_packed(self.shards, ledger=self.ledger)
-        elif to_copy:
-            yield from read_to_copy(self.shards, ledger=self.ledger)
-        else:
-            yield from read_samples(self.shards, on_error=self.ledger)
+            return
+        if copies and self._looks():
+            copies = "fields"
+        yield from read_in_turn(self.shards, partial(read_shard, ledger=self.ledger, copies=copies))
 
     def containing(self, text: bytes, name: str) -> Iterator[Sample]:
         """Yield the samples that the command line selects, without most of those that do not contain *text*.
@@ -281,13 +280,14 @@ class Input:
         *ledger* counts the skipped samples as filtered by *name*. If an option or the progress bar counts samples, none
         is skipped.
         """
-        from tarshards.samples.grouping import read_containing
+        from tarshards.samples.grouping import read_in_turn, read_shard
 
         if any(self.selection) or self._looks():
             yield from self
             return
         found = 0
-        for found, sample in enumerate(read_containing(self.shards, text, ledger=self.ledger), 1):  # noqa: B007
+        samples = read_in_turn(self.shards, partial(read_shard, ledger=self.ledger, text=text))
+        for found, sample in enumerate(samples, 1):  # noqa: B007
             yield sample
         if passed := self._count_read() - found:
             self.ledger.leave_out(name, passed)

@@ -14,6 +14,7 @@ from tarshards.cli.parameters import COUNT, keep_metadata_option, options, rekey
 from tarshards.cli.program import refuse, tool
 
 if TYPE_CHECKING:
+    from tarshards.samples.grouping import Copies
     from tarshards.samples.keys import Sample
     from tarshards.storage.location import Location
 
@@ -28,9 +29,11 @@ class Arrangement(NamedTuple):
     add: bool
 
     @property
-    def leaves_all(self) -> bool:
-        """Whether all samples stay, unchanged and in their order."""
-        return not (self.skipped or self.buffer or self.template is not None or self.add)
+    def copies(self) -> Copies | None:
+        """What may be read for ``read_shard`` to copy: whole samples if they stay as they are, none if some are held."""
+        if self.buffer is not None:
+            return None
+        return "fields" if self.skipped or self.template is not None or self.add else "samples"
 
     def __call__(self, samples: Iterable[Sample], source: Input) -> Iterator[Sample]:
         """Return *samples*, all that *source* has, as they are written."""
@@ -98,7 +101,7 @@ def main(
     check_output(output)
     refuse(width is not None and any(source.selection), "--interleave cannot be combined with --where or --keys")
     if width is None:
-        samples = source.read(to_copy=arrange.buffer is None, packed=arrange.leaves_all)
+        samples = source.read(arrange.copies)
     else:
         from tarshards.verbs.cat import interleave
 

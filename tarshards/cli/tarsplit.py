@@ -89,7 +89,7 @@ def main(
     command = ShardCommand(post, jobs=parallel, delete=delete) if post else None
     with command or nullcontext():
         shards = split_samples(
-            source.chosen(source.read(to_copy=by is None)),
+            source.chosen(source.read("fields" if by is None else None)),
             written(_full_pattern(output, list(routes))),
             **options,
             routes=routes,

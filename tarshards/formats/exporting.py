@@ -120,7 +120,7 @@ def _repeated_files(sources: Iterable[Shard], columns: Columns) -> list[dict[int
     repeated: list[dict[int, str]] = []
     for shard in sources:
         repeated.append({})
-        samples = read_shard(shard, ledger=Ledger(max_errors=float("inf")), file_ranges=True)
+        samples = read_shard(shard, ledger=Ledger(max_errors=float("inf")), copies="fields")
         for number, sample in enumerate(samples):
             paths = [os.path.normpath(f"{sample['__key__']}.{field}") for field in _exported(sample, columns)]
             if (path := next((path for path in paths if path in seen), None)) is not None:

@@ -71,6 +71,9 @@ RUN = 1 << 22  # bytes of members whose headers are read before they are copied:
 #: The reaction to damage: end the shard, or continue at the next valid header.
 OnDamage: TypeAlias = Literal["end", "resync"]
 
+#: What is copied without being read: large fields, or also whole samples.
+Copies: TypeAlias = Literal["fields", "samples"]
+
 
 def read_samples(
     urls: Any,
@@ -144,27 +147,6 @@ def read_in_turn(
         yield from read(shard, location=location)
 
 
-def read_to_copy(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample]:
-    """Yield the samples of all *shards* for writing; each must be written before the next is taken.
-
-    They are those of ``read_samples``, but large fields of plain local files are not read; see ``read_shard``.
-    """
-    return read_in_turn(shards, partial(read_shard, ledger=ledger, file_ranges=True))
-
-
-def read_packed(shards: Sequence[Shard], *, ledger: Ledger) -> Iterator[Sample | PackedSamples]:
-    """Yield the samples of ``read_to_copy``, as PackedSamples if they can be written without being unpacked."""
-    return read_in_turn(shards, partial(read_shard, ledger=ledger, file_ranges=True, packs=True))
-
-
-def read_containing(shards: Sequence[Shard], text: bytes, *, ledger: Ledger) -> Iterator[Sample]:
-    """Yield those samples of all *shards* that may have *text* in a field, and some others; *ledger* counts all.
-
-    They are in the order of ``read_samples``. Samples are also yielded that have a text of UTF-16 or UTF-32 in a field.
-    """
-    return read_in_turn(shards, partial(read_shard, ledger=ledger, text=text))
-
-
 def _is_remote(location: Location) -> bool:
     try:
         return location.is_remote
@@ -190,20 +172,19 @@ def read_shard(
     on_damage: OnDamage = "end",
     split: KeyRule = split_name,
     location: Location | None = None,
-    file_ranges: bool = False,
     lazy: FieldNames | None = None,
     text: bytes | None = None,
-    packs: bool = False,
-) -> Iterator[Sample]:
+    copies: Copies | None = None,
+) -> Iterator[Any]:
     """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the sample or shard.
 
-    It is read at its URL, or at *location*. With *file_ranges*, large fields of plain local files are not read; each is
-    a ``FileRange``, which is valid until the next sample is taken. Each field in *lazy* is a ``MemberFile``; a
-    compressed shard or a pipe then raises OpenError, and a shard whose samples lack the field SampleError. With *text*,
-    samples that cannot contain it are counted, but not yielded, and *packs* also yields PackedSamples: see ``Grouper``.
-    The other options are those of ``Opening``. The properties of *shard* apply: it may be concatenated, or lack zeros
-    at its end, its names may be split by another rule, and a wrong number of samples is an error (if *split* is the
-    default).
+    It is read at its URL, or at *location*. Each field in *lazy* is a ``MemberFile``; a compressed shard or a pipe then
+    raises OpenError, and a shard whose samples lack the field SampleError. With *text*, all samples are counted, but
+    most that cannot contain it in a field are not yielded. *copies* says what the caller only writes, before it takes
+    the next sample: large "fields" of plain local files are then not read, but ``FileRange``s, and whole "samples" also
+    come as PackedSamples. The other options are those of ``Opening``. The properties of *shard* apply: it may be
+    concatenated, or lack zeros at its end, its names may be split by another rule, and a wrong number of samples is an
+    error (if *split* is the default).
     """
     shard = Shard.of(shard)
     location = location or shard.location()
@@ -217,6 +198,7 @@ def read_shard(
         return
     name = location.name
     files = None if lazy is None else LazyMembers(location, lazy, split)
+    packs = copies == "samples"
     grouping_of = _KeepingGrouping if shard.keep_headers else _Grouping
     refused = False  # whether the ledger raised the error of a sample, which is not one of the shard
 
@@ -231,7 +213,7 @@ def read_shard(
             open_shard(location) if files is None else files.open() as stream,
             grouping_of(name, ledger, split, quarantine, expected, text, packs, not shard.adjacent) as grouping,
         ):
-            leave: Any = _leave(stream, name) if file_ranges else None if files is None else files.leave
+            leave: Any = _leave(stream, name) if copies else None if files is None else files.leave
             samples: Iterator[Any] = read_archive(
                 stream,
                 grouping,

@@ -12,7 +12,7 @@ from dirty_shards import any_members, write_tar
 
 from tarshards import write_samples
 from tarshards.errors import TarshardsError
-from tarshards.samples.grouping import read_containing, read_shard
+from tarshards.samples.grouping import read_shard
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.manifest import Shard
 from tarshards.tar.read import CHUNK
@@ -35,12 +35,11 @@ def assert_the_same(path, text: str, **marks) -> None:
     shard = Shard(str(path), **marks)
     for on_error in (False, True):
         results = []
-        for read in (lambda ledger: read_containing([shard], text.encode(), ledger=ledger), None):
+        for given in (text.encode(), None):
             errors: list[str] = []
             lose = (lambda error: errors.append(repr(error))) if on_error else None  # noqa: B023
             ledger = Ledger(max_errors=99 if on_error else 0, on_error=lose)
-            samples = read_shard(shard, ledger=ledger) if read is None else read(ledger)
-            results.append(reading(samples, text, ledger, errors))
+            results.append(reading(read_shard(shard, ledger=ledger, text=given), text, ledger, errors))
         compared = slice(None if on_error else 2)  # a run that an error ended shows no counts
         assert results[0][compared] == results[1][compared]
 

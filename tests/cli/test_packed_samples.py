@@ -16,7 +16,7 @@ from soak import rounds
 from tarshards import write_samples
 from tarshards.errors import TarshardsError
 from tarshards.samples.batch import PackedSamples
-from tarshards.samples.grouping import read_packed, read_shard, unpacked
+from tarshards.samples.grouping import read_shard, unpacked
 from tarshards.samples.keys import split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.manifest import Shard
@@ -49,9 +49,7 @@ def assert_the_same(path, **marks) -> None:
             errors: list[str] = []
             lose = (lambda error: errors.append(repr(error))) if on_error else None  # noqa: B023
             ledger = Ledger(max_errors=99 if on_error else 0, on_error=lose)
-            samples = (
-                read_packed([shard], ledger=ledger) if packs else read_shard(shard, ledger=ledger, file_ranges=True)
-            )
+            samples = read_shard(shard, ledger=ledger, copies="samples" if packs else "fields")
             results.append(reading(map(whole, samples), ledger, errors))
         compared = slice(None if on_error else 2)  # a run that an error ended shows no counts
         assert results[0][compared] == results[1][compared]
@@ -133,7 +131,7 @@ def test_most_samples_are_packed_and_none_that_would_be_written_in_another_way()
 def test_large_samples_are_found_by_their_headers_and_copied_many_at_once(tmp_path):
     samples = [{"__key__": f"{number:03d}", "a": bytes(3 * LARGE - number), "b": b"1"} for number in range(400)]
     write_samples(samples, tmp_path / "a.tar")
-    given = list(read_packed([Shard(str(tmp_path / "a.tar"))], ledger=Ledger()))
+    given = list(read_shard(str(tmp_path / "a.tar"), ledger=Ledger(), copies="samples"))
     packed = [each for each in given if type(each) is PackedSamples]
     assert len(packed) < 25
     assert all(type(each.members) is FileRange for each in packed)
