@@ -8,7 +8,9 @@
 
 #include "_tar.h"
 
-#define NAME 100 /* bytes of a name in a header */
+#define NAME 100  /* bytes of a name in a header */
+#define READ 4096 /* bytes read at once where only headers are read */
+#define USUAL 64  /* members of a sample; more than these may have been merged by dots in their keys: readers warn of them */
 
 /* Return a found member as a tuple. */
 static PyObject *scanned_member(const Found *found) {
@@ -400,20 +402,12 @@ typedef struct {
     PyObject *earlier;        /* keys: a list while they are sorted, which needs no look-up, then a set */
     int is_default;           /* whether Names may split names in place of split() */
     Names names;
-    Py_buffer text;           /* the text that samples must contain; its obj is NULL if there is none */
-    long long usual, passed_samples, passed_fields;
+    Py_buffer text;           /* samples without this text are passed over; its obj is NULL if there is none */
     int is_found;             /* whether the open sample may contain the text */
-    Bytes deferred;           /* the fields of the open sample whose data is not copied yet */
-    int packs;                /* whether samples whose members are plain are passed over */
+    int packs;                /* whether samples whose members are as plain_members() makes them are passed over */
+    long long passed_samples, passed_fields;
     int splits;               /* whether members of a key that are not adjacent form several samples */
 } Grouper;
-
-/* The data of a field, still in the buffer that is read; the sample has None in its place. */
-typedef struct {
-    PyObject *field;
-    const char *begin;
-    int64_t size;
-} Deferred;
 
 /* The results: lists, or NULL while they are empty. */
 typedef struct {
@@ -470,33 +464,16 @@ static int keep_key(Grouper *self, PyObject *key) {
     return is_less < 0 || (is_less && remember_in_set(self) < 0) ? -1 : 0;
 }
 
-/* Copy the deferred data into the open sample. */
-static int take_deferred(Grouper *self) {
-    const Deferred *deferred = (const Deferred *)self->deferred.data;
-    int failed = 0;
-    for (size_t i = 0; i < self->deferred.used / sizeof *deferred && !failed; i++) {
-        PyObject *data = PyBytes_FromStringAndSize(deferred[i].begin, (Py_ssize_t)deferred[i].size);
-        failed = !data || PyDict_SetItem(self->sample, deferred[i].field, data) < 0;
-        Py_XDECREF(data);
-    }
-    self->deferred.used = 0;
-    return failed ? -1 : 0;
-}
-
 /* Close the open sample: append it to *samples*, or count it as passed over. */
 static int close_sample(Grouper *self, PyObject **samples) {
-    long long fields = (long long)PyDict_Size(self->sample) - 2;
-    int is_found = !self->text.obj || self->is_found || fields > self->usual;
-    int failed = is_found && take_deferred(self) < 0;
-    self->deferred.used = 0;
     PyObject *sample = self->sample;
+    Py_ssize_t fields = PyDict_Size(sample) - 2;
     self->sample = NULL;
-    if (failed || !is_found) Py_DECREF(sample);
-    if (!is_found) {
-        self->passed_samples++;
-        self->passed_fields += fields;
-    }
-    return failed ? -1 : is_found ? append_to(samples, sample) : 0;
+    if (!self->text.obj || self->is_found || fields > USUAL) return append_to(samples, sample);
+    Py_DECREF(sample);
+    self->passed_samples++;
+    self->passed_fields += fields;
+    return 0;
 }
 
 static void put_octal(char *end, int64_t value, int digits);
@@ -520,9 +497,9 @@ static int has_plain_header(const char *data, const Found *found) {
 }
 
 /* Return whether a field has capitals, so that it would be written differently: in lower case. */
-static int has_capitals(const char *field, int64_t length) {
-    for (int64_t i = 0; i < length; i++)
-        if (field[i] >= 'A' && field[i] <= 'Z') return 1;
+static int has_capitals(const char *field) {
+    for (; *field; field++)
+        if (*field >= 'A' && *field <= 'Z') return 1;
     return 0;
 }
 
@@ -560,21 +537,11 @@ static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *fi
 static int add_field(Grouper *self, PyObject *field, const Piece *piece, Finds *finds) {
     Py_ssize_t before = PyDict_Size(self->sample);
     self->is_found |= piece->is_found;
-    int is_deferred = self->text.obj && !self->is_found && !piece->data;
-    PyObject *data = piece->data ? Py_NewRef(piece->data)
-                     : is_deferred ? Py_NewRef(Py_None)
-                                 : PyBytes_FromStringAndSize(piece->begin, (Py_ssize_t)piece->size);
+    PyObject *data = piece->data ? Py_NewRef(piece->data) : PyBytes_FromStringAndSize(piece->begin, (Py_ssize_t)piece->size);
     int failed = !data || PyDict_SetItem(self->sample, field, data) < 0;
     Py_XDECREF(data);
     if (failed) return -1;
-    if (PyDict_Size(self->sample) > before && (is_deferred || data != Py_None)) {
-        if (!is_deferred) return self->is_found ? take_deferred(self) : 0;
-        if (reserve(&self->deferred, sizeof(Deferred)) < 0) return -1;
-        *(Deferred *)(self->deferred.data + self->deferred.used) = (Deferred){field, piece->begin, piece->size};
-        self->deferred.used += sizeof(Deferred);
-        return 0;
-    }
-    self->deferred.used = 0;
+    if (PyDict_Size(self->sample) > before && data != Py_None) return 0;
     Py_CLEAR(self->sample);
     return remember_in_set(self) < 0 ? -1 : note_event(finds, NULL, self->key, field, piece->offset);
 }
@@ -637,23 +604,26 @@ static PyObject *taken_exception(void) {
     return value;
 }
 
-/* A search for samples in the form that ``plain_members`` writes, in a buffer or in a file. */
+/* A search for samples that are passed over, in a buffer or in a file. */
 typedef struct {
     const char *data;       /* the buffer, or the bytes read last from the file */
     int64_t offset, length; /* the offset and number of these bytes */
     int descriptor;         /* -1: a buffer */
-    int64_t at, limit;      /* the next header */
-    int64_t most, large;    /* in a file: bytes after which to stop, and bytes to pass per read, at least */
-    int64_t begin, reads, end; /* end: of the samples found */
-    int64_t fields, key_length; /* of the sample that is open */
-    char last[NAME], bytes[4096]; /* last: the name of its last member */
-} PlainRun;
+    int64_t begin, at, limit; /* begin: of the first sample; at: the end of those found */
+    int64_t most, large, reads; /* in a file: bytes after which to stop, and bytes to pass per read, at least */
+    const char *hit;        /* in a buffer: the next known occurrence of the text, or NULL if there is none */
+    char *bytes;            /* room for READ bytes of a file */
+    int64_t parsed, next;   /* the offsets of the member parsed last and of the one after it; -1: none */
+    int64_t key_length, number; /* of that member; number: of its field */
+    int is_passed;          /* whether it can be passed over */
+    char name[NAME + 1];
+} Run;
 
 /* Return the block at *at*; NULL if there is none or it cannot be read: reading it again reports the error. */
-static const char *block_at(PlainRun *run, int64_t at) {
+static const char *block_at(Run *run, int64_t at) {
     if (run->descriptor >= 0 && (at < run->offset || at + BLOCK > run->offset + run->length)) {
         Py_BEGIN_ALLOW_THREADS
-        run->length = pread(run->descriptor, run->bytes, sizeof run->bytes, (off_t)at);
+        run->length = pread(run->descriptor, run->bytes, READ, (off_t)at);
         Py_END_ALLOW_THREADS
         run->data = run->bytes;
         run->offset = at;
@@ -663,47 +633,57 @@ static const char *block_at(PlainRun *run, int64_t at) {
 }
 
 /* Return whether the member with its header at *at* and its data up to *end* is complete, padded with zeros to *next*. */
-static int is_whole(PlainRun *run, int64_t at, int64_t end, int64_t next) {
+static int is_whole(Run *run, int64_t at, int64_t end, int64_t next) {
     if (next == at + BLOCK) return 1;
     const char *block = block_at(run, next - BLOCK);
     return block && !memcmp(block + BLOCK - (next - end), zeros, (size_t)(next - end));
 }
 
-/* Find the next plain sample; return its number of fields, with its key at the beginning of *key*. Return 0 if the next
-   sample is not plain, continues beyond the buffer, or has an incomplete member; in a file, also if samples are small, as
-   reading them is then faster than passing over them. */
-static int64_t next_plain(const Grouper *self, PlainRun *run, char key[NAME], int64_t *key_length) {
+/* Parse the member at *at*; 0 if it is not a whole regular file with a known field, which alone show where a sample ends. */
+static int parse_member(const Grouper *self, Run *run, int64_t at) {
     Found found;
-    int64_t length, fields = 0;
-    while (run->descriptor < 0 || (run->at - run->begin < run->most && run->reads * run->large <= run->at - run->begin + 8 * run->large)) {
-        Scan scan = {0, BLOCK, 0, NULL, 0};
-        const char *block = block_at(run, run->at);
-        if (!block || !next_member(block, BLOCK, run->limit, &scan, &found) || *found.kind || !has_plain_header(block, &found) ||
-            split_plain(&self->names, block, found.name_length, &length) < 0 ||
-            has_capitals(block + length + 1, found.name_length - length - 1))
-            return 0;
-        char name[NAME];
-        memcpy(name, block, NAME);
-        int64_t begin = run->at, next = begin + scan.position;
-        if (!is_whole(run, begin, begin + found.end, next)) return 0;
-        int is_next = run->fields && (run->key_length != length || memcmp(run->last, name, (size_t)length));
-        if (is_next) {
-            fields = run->fields;
-            *key_length = run->key_length;
-            memcpy(key, run->last, NAME);
-            run->fields = 0;
-            run->end = begin;
-        } else if (run->fields && strncmp(run->last + length + 1, name + length + 1, (size_t)(NAME - length - 1)) >= 0) return 0;
-        run->at = next;
-        run->key_length = length;
-        memcpy(run->last, name, NAME);
-        if (++run->fields > self->usual) return 0;
-        if (is_next) return fields;
+    Scan scan = {0, BLOCK, 0, NULL, 0};
+    const char *block = block_at(run, at);
+    run->parsed = -1;
+    if (!block || !next_member(block, run->offset + run->length - at, run->limit, &scan, &found) || *found.kind ||
+        found.name_length > NAME || (run->number = split_plain(&self->names, found.name, found.name_length, &run->key_length)) < 0)
+        return 0;
+    run->is_passed = self->text.obj || (!found.header && has_plain_header(block, &found));
+    memcpy(run->name, found.name, (size_t)found.name_length);
+    run->name[found.name_length] = 0;
+    run->next = at + scan.position;
+    if (!is_whole(run, at, at + found.end, run->next)) return 0;
+    if (self->text.obj)
+        run->is_passed = !may_contain(self, block + found.start, found.end - found.start, run->data + run->length, &run->hit);
+    run->parsed = at;
+    return 1;
+}
+
+/* Find the next sample to pass over; return its number of fields, with its key at the beginning of *name*. Return 0 if the
+   next sample must be made, or continues beyond the buffer; in a file, also if samples are small, as reading them is then
+   faster than passing over them. */
+static int64_t next_passed(const Grouper *self, Run *run, char name[NAME + 1], int64_t *key_length) {
+    int64_t at = run->at, fields = 0;
+    uint32_t seen = 0; /* the fields of the sample, a bit for each number */
+    while (run->descriptor < 0 || (at - run->begin < run->most && run->reads * run->large <= at - run->begin + 8 * run->large)) {
+        if (at != run->parsed && !parse_member(self, run, at)) return 0;
+        const char *field = run->name + run->key_length + 1;
+        if (fields && (run->key_length != *key_length || memcmp(run->name, name, (size_t)*key_length))) {
+            run->at = at;
+            return fields;
+        }
+        if (!run->is_passed || seen >> run->number & 1) return 0;
+        if (self->packs && (has_capitals(field) || (seen && strcmp(name + *key_length + 1, field) > 0))) return 0;
+        memcpy(name, run->name, sizeof run->name);
+        *key_length = run->key_length;
+        seen |= 1u << run->number; /* less than PLAIN */
+        fields++;
+        at = run->next;
     }
     return 0;
 }
 
-/* Pass over a plain sample with this key, as if it were made; 0 if the key is not new, -1 for an exception. */
+/* Pass over a sample with this key, as if it were made; 0 if the key is not new, -1 for an exception. */
 static int pass_sample(Grouper *self, PyObject *key, PyObject **samples) {
     const int has_key = self->sample || self->is_passed;
     if (!self->is_passed) {
@@ -722,32 +702,33 @@ static int pass_sample(Grouper *self, PyObject *key, PyObject **samples) {
     return 1;
 }
 
-/* Return whether a member in a buffer may be the first of a plain sample. */
+/* Return whether a member in a buffer may be the first of a sample to pass over. */
 static int may_pass(const Grouper *self, const char *data, const Found *found) {
     int64_t length = key_length_of(found->name, found->name_length);
-    return length >= 0 && !(self->sample && is_current_key(&self->names, found->name, length)) && has_plain_header(data, found);
+    if (!self->is_default || length < 0 || (self->sample && is_current_key(&self->names, found->name, length))) return 0;
+    return self->text.obj || (self->packs && has_plain_header(data, found));
 }
 
 /* Pass over the samples of a run: append the open sample, if it is complete, and a tuple for those that are passed over. */
-static int pass_plain(Grouper *self, PlainRun *run, PyObject **samples) {
+static int pass_over(Grouper *self, Run *run, PyObject **samples) {
     PyObject *keys = NULL;
-    char text[NAME];
-    int64_t fields, length, begin = run->end = run->begin = run->at, end = begin;
-    int passed = self->packs && self->is_default;
-    while (passed > 0 && (fields = next_plain(self, run, text, &length))) {
-        PyObject *key = PyUnicode_DecodeUTF8(text, length, NULL);
+    char text[NAME + 1];
+    int64_t fields, length = 0, end = run->begin = run->at;
+    int passed = 1;
+    while (passed > 0 && (fields = next_passed(self, run, text, &length))) {
+        PyObject *key = PyUnicode_DecodeUTF8(text, length, "surrogateescape");
         passed = key ? pass_sample(self, key, samples) : -1;
         if (passed > 0) {
             self->passed_samples++;
             self->passed_fields += fields;
-            end = run->end;
+            end = run->at;
             if (append_to(&keys, Py_NewRef(key)) < 0) passed = -1;
         }
         Py_XDECREF(key);
     }
-    run->end = end;
+    run->at = end;
     if (passed < 0) Py_CLEAR(keys);
-    return passed < 0 || (keys && append_to(samples, Py_BuildValue("NLL", keys, (long long)begin, (long long)end)) < 0) ? -1 : 0;
+    return passed < 0 || (keys && append_to(samples, Py_BuildValue("NLL", keys, (long long)run->begin, (long long)end)) < 0) ? -1 : 0;
 }
 
 static PyObject *grouper_read(PyObject *object, PyObject *args) {
@@ -759,7 +740,7 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
     PyObject *last = NULL, *problem = NULL;
     Scan scan = {position, BLOCK, zeros_before, NULL, 0};
     Found found;
-    const char *at = view.buf;
+    Run run = {.data = view.buf, .length = view.len, .descriptor = -1, .limit = limit, .hit = view.buf, .parsed = -1};
     int failed = position < 0 || zeros_before < 0 || limit < 0;
     if (failed) PyErr_SetString(PyExc_ValueError, "position, zeros and limit must not be negative");
     while (!failed && !last && !problem && next_member(view.buf, view.len, limit, &scan, &found)) {
@@ -775,17 +756,16 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
             Py_XDECREF(name);
             continue;
         }
-        if (self->text.obj)
-            piece.is_found = may_contain(self, piece.begin, piece.size, (const char *)view.buf + view.len, &at);
-        if (self->packs && may_pass(self, view.buf, &found)) {
-            PlainRun run = {.data = view.buf, .length = view.len, .descriptor = -1, .at = found.header, .limit = limit};
-            failed = pass_plain(self, &run, &finds.samples) < 0;
-            if (!failed && run.end > found.header) scan.position = run.end;
-            if (failed || run.end > found.header) continue;
+        if (may_pass(self, view.buf, &found)) {
+            run.at = found.header;
+            failed = pass_over(self, &run, &finds.samples) < 0;
+            if (run.at > found.header) scan.position = run.at;
+            if (failed || run.at > found.header) continue;
         }
+        if (self->text.obj)
+            piece.is_found = may_contain(self, piece.begin, piece.size, (const char *)view.buf + view.len, &run.hit);
         if (add_piece(self, &piece, &finds) < 0) problem = taken_exception();
     }
-    if (!failed) failed = take_deferred(self) < 0;
     PyBuffer_Release(&view);
     if (failed) {
         Py_XDECREF(finds.samples);
@@ -806,13 +786,14 @@ static PyObject *grouper_run(PyObject *object, PyObject *args) {
     if (!PyArg_ParseTuple(args, "iLLLL:run", &descriptor, &offset, &most, &large, &limit)) return NULL;
     if (descriptor < 0 || offset < 0 || most < 0 || large < 0 || limit < 0)
         return PyErr_Format(PyExc_ValueError, "descriptor, offset, most, large and limit must not be negative");
-    PlainRun run = {.descriptor = descriptor, .at = offset, .limit = limit, .most = most, .large = large};
+    char bytes[READ];
+    Run run = {.descriptor = descriptor, .at = offset, .limit = limit, .most = most, .large = large, .bytes = bytes, .parsed = -1};
     PyObject *samples = NULL;
-    if (pass_plain(self, &run, &samples) < 0) {
+    if (self->packs && self->is_default && pass_over(self, &run, &samples) < 0) {
         Py_XDECREF(samples);
         return NULL;
     }
-    return Py_BuildValue("NL", list_of(samples), (long long)run.end);
+    return Py_BuildValue("NL", list_of(samples), (long long)run.at);
 }
 
 /* Add a (name, data, offset), a tuple. */
@@ -823,10 +804,8 @@ static int add_given(Grouper *self, PyObject *member, Finds *finds) {
         if (PyErr_Occurred()) return -1;
     }
     if (self->text.obj && PyBytes_Check(piece.data)) {
-        const char *begin = PyBytes_AsString(piece.data);
-        Py_ssize_t size = PyBytes_Size(piece.data);
-        const char *at = memmem(begin, (size_t)size, self->text.buf, (size_t)self->text.len);
-        piece.is_found = may_contain(self, begin, size, begin + size, &at);
+        const char *begin = PyBytes_AsString(piece.data), *end = begin + PyBytes_Size(piece.data), *at = begin - 1;
+        piece.is_found = may_contain(self, begin, end - begin, end, &at);
     }
     if (self->is_default && PyUnicode_Check(piece.name)) {
         Py_ssize_t length;
@@ -897,7 +876,6 @@ static void grouper_dealloc(PyObject *object) {
     PyObject_GC_UnTrack(object);
     grouper_clear(object);
     PyMem_Free(((Grouper *)object)->names.key.data);
-    PyMem_Free(((Grouper *)object)->deferred.data);
     PyBuffer_Release(&((Grouper *)object)->text);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
@@ -906,15 +884,13 @@ static void grouper_dealloc(PyObject *object) {
 static PyObject *grouper_new(PyTypeObject *type, PyObject *args, PyObject *options) {
     PyObject *url, *split, *text = Py_None;
     int is_default, packs = 0, splits = 0;
-    long long usual = 0;
     if (options && PyDict_Size(options)) return PyErr_Format(PyExc_TypeError, "Grouper takes no keywords");
-    if (!PyArg_ParseTuple(args, "OOp|OLpp:Grouper", &url, &split, &is_default, &text, &usual, &packs, &splits))
+    if (!PyArg_ParseTuple(args, "OOp|Opp:Grouper", &url, &split, &is_default, &text, &packs, &splits))
         return NULL;
     Grouper *self = (Grouper *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return NULL;
     self->split = Py_NewRef(split);
     self->is_default = is_default;
-    self->usual = usual;
     self->packs = packs;
     self->splits = splits;
     self->fields = PyList_New(0);

@@ -39,6 +39,7 @@ KINDS = {
     0x44: "directory",  # "D", GNU's with a list of its contents
     0x56: "volume label",  # "V"
 }
+USUAL = 64  # members of a sample; more than these may have been merged by dots in their keys
 WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")  # byte order marks of UTF-16 and UTF-32
 AFTER_END = "members after the end of the archive"
 CONTINUED = "continued members of multi-volume archives are not supported"
@@ -207,13 +208,10 @@ class Grouper:
     - None: a fault. The sample of the key *name* is left out, with the adjacent members of that key: its *field*
       occurs a second time, or, if *field* is None, its key occurred before, in another sample.
 
-    With *text*, ``read`` leaves out samples that cannot contain it: they have at most *usual* fields, and no field
-    contains these bytes or begins with a byte order mark of UTF-16 or UTF-32. ``passed()`` counts them.
-
-    With *packs*, ``read`` may return several samples at once as they are stored in the buffer: a tuple of the list of
-    their keys, and the offsets in the buffer where their members begin and end. It does so if the members are as
-    ``plain_members`` makes them, of samples of at most *usual* fields. ``passed()`` counts these, too. This twin makes
-    all samples.
+    Samples of at most USUAL fields are passed over: with *text* all those in which no field contains these bytes, or
+    begins with a byte order mark of UTF-16 or UTF-32; with *packs* some of those whose members are as ``plain_members``
+    makes them. ``passed()`` counts them. In place of adjacent ones, ``read`` may return a tuple: the list of their
+    keys, and the offsets in the buffer where their members begin and end. This twin returns none.
 
     With *splits*, members of a key that occurred before form another sample of this key, after the event.
     """
@@ -224,12 +222,10 @@ class Grouper:
         split: Callable[[str], tuple[str, str] | None],
         is_default: bool,
         text: bytes | None = None,
-        usual: int = 0,
         packs: bool = False,
         splits: bool = False,
     ):
-        self._url, self._split, self._usual, self._splits = url, split, usual, splits
-        self._text: Any = text
+        self._url, self._split, self._text, self._splits = url, split, text, splits
         self._passed = (0, 0)
         self._key = ""
         self._sample: dict[str, Any] = {}
@@ -260,7 +256,7 @@ class Grouper:
         return samples, events, position, need, zeros, problem, last
 
     def run(self, descriptor: int, offset: int, most: int, large: int, limit: int) -> tuple[list[Any], int]:
-        """Pass over samples in a file that ``read`` would return as they are stored; read only their headers.
+        """Pass over samples in a file as ``read`` does with *packs*; read only their headers.
 
         The samples begin at *offset* in the file. Passing over ends after *most* bytes, at samples of fewer than
         *large* bytes, and at a sample that ``read`` must see, such as one with a member of more than *limit* bytes.
@@ -322,14 +318,13 @@ class Grouper:
         if not sample:
             return []
         fields = len(sample) - 2
-        if self._text is None or fields > self._usual or any(map(self._may_contain, list(sample.values())[2:])):
+        if self._text is None or fields > USUAL or any(map(self._may_contain, list(sample.values())[2:])):
             return [sample]
         self._passed = self._passed[0] + 1, self._passed[1] + fields
         return []
 
     def _may_contain(self, data: Any) -> bool:
-        assert self._text is not None
-        return isinstance(data, bytes) and (data.startswith(WIDE_MARKS) or self._text in data)
+        return isinstance(data, bytes) and (data.startswith(WIDE_MARKS) or (self._text or b"") in data)
 
     def passed(self) -> tuple[int, int]:
         """Return the numbers of samples, and of their fields, that were passed over."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache, partial
 from io import BytesIO, FileIO
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 from weakref import WeakSet
 
@@ -198,7 +198,10 @@ def read_shard(
         return
     name = location.name
     files = None if lazy is None else LazyMembers(location, lazy, split)
-    packs = copies == "samples"
+    packs = copies == "samples" and not shard.keep_headers
+    given: Callable[[Iterable[Any]], Iterable[Any]] = iter if files is None else files.over
+    if text is not None:
+        given = partial(filter, lambda each: isinstance(each, dict))  # not those passed over
     grouping_of = _KeepingGrouping if shard.keep_headers else _Grouping
     refused = False  # whether the ledger raised the error of a sample, which is not one of the shard
 
@@ -223,13 +226,11 @@ def read_shard(
                 max_ratio=location.remote.max_ratio,
                 ledger=ledger,
                 leave=leave,
-                run=partial(grouping.run, leave) if packs and leave is not None and not shard.keep_headers else None,
+                run=partial(grouping.run, leave) if packs and leave is not None else None,
                 anywhere=_anywhere(stream, location),
             )
-            if packs:
-                samples = map(partial(_named, name), samples)
-            yield from samples if files is None else files.over(samples)
-            yield from grouping.end() if files is None else files.over(grouping.end())
+            yield from given(samples)
+            yield from given(grouping.end())
         ledger.count(shards=1)
         if files is not None:
             files.check()
@@ -241,10 +242,6 @@ def read_shard(
         ledger(error if isinstance(error, TarshardsError) else _open_error(error, name))
     finally:
         ledger.report()
-
-
-def _named(url: str, each: Any) -> Any:
-    return PackedSamples(each[0], each[1], url) if isinstance(each, tuple) else each
 
 
 def unpacked(packed: PackedSamples) -> Iterator[Sample]:
@@ -333,8 +330,8 @@ class _Grouping:
         packs: bool = False,
         splits: bool = False,
     ):
-        self.grouper = Grouper(url, split, split is split_name, text, USUAL, packs, splits)
-        self._packs, self._splits = packs, splits
+        self.grouper = Grouper(url, split, split is split_name, text, packs, splits)
+        self._passes, self._splits = packs or text is not None, splits
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
         self._split = split
         self._delivered = self._refused = self._fields = 0  # parts after the first are not counted as delivered
@@ -357,13 +354,12 @@ class _Grouping:
         """Return the samples completed by the members in a buffer; see ``read_archive``."""
         found: Any = self.grouper.read(buffer, position, zeros, limit, base)
         samples, events, *reached = found
-        if self._packs:
+        if self._passes:
             view = memoryview(buffer)
             for number, each in enumerate(samples):
                 if isinstance(each, tuple):
                     keys, begin, end = each
-                    samples[number] = keys, view[begin:end]
-                    self._delivered -= 1  # passed() counts the samples, and deliver() one without fields
+                    samples[number] = self._packed(keys, view[begin:end])
         return self.deliver(samples, events), tuple(reached)
 
     def run(self, leave: Callable[[str, int, int], FileRange], offset: int) -> tuple[Iterable[Sample], int]:
@@ -373,9 +369,15 @@ class _Grouping:
         samples, end = self.grouper.run(rest.descriptor, rest.offset, RUN, LARGE // 2, MEMBER_LIMIT)
         if end == rest.offset:
             return self.deliver(samples), offset
-        keys, begin, _ = samples.pop()
-        packed: Any = keys, FileRange(rest.descriptor, self._url, begin, end - begin)
-        return chain(self.deliver(samples), [packed]), offset + end - rest.offset
+        keys, begin, _ = samples[-1]
+        samples[-1] = self._packed(keys, FileRange(rest.descriptor, self._url, begin, end - begin))
+        return self.deliver(samples), offset + end - rest.offset
+
+    def _packed(self, keys: list[str], members: memoryview | FileRange) -> Any:
+        """Return samples that are passed over; ``passed`` counts them, and ``deliver`` one more, of one field."""
+        self._delivered -= 1
+        self._fields -= 1
+        return PackedSamples(keys, members, self._url)
 
     def add(self, name: str, data: bytes | None, offset: int, headers: bytes) -> Iterable[Sample]:
         """Return the samples completed by a member."""

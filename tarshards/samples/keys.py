@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Literal, TypeAlias
 
 from tarshards.errors import SampleError, shortened
+from tarshards.kernels._tar_py import USUAL as USUAL
 
 #: ``__key__``, ``__url__``, and one entry for each field.
 Sample = dict[str, Any]
@@ -20,7 +21,6 @@ KeyRule = Callable[[str], tuple[str, str] | None]
 Split: TypeAlias = Literal["first", "last"]
 
 DOTS = 'are there dots in the keys? `--split last` (split="last") splits names at their last dot'
-USUAL = 64  # members of a sample; more than these may have been merged by dots in their keys
 
 # Why members do not form a sample.
 DUPLICATE_FIELD = "duplicate field"

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, SupportsFloat
 
 from tarshards.errors import AuditError, SampleError, check_function, shortened, visible
 from tarshards.parallel.forks import PerProcess
-from tarshards.samples.keys import KeyRule, Sample, dots_in_key, have_dots_in_key, split_name
+from tarshards.samples.keys import USUAL, KeyRule, Sample, dots_in_key, have_dots_in_key, split_name
 from tarshards.storage.streams import temporary
 
 #: Handles an error: returns to continue, or raises.
@@ -580,7 +580,7 @@ def tell_of_dots(samples: list[Sample], url: str, split: KeyRule, ledger: Ledger
     if split is not split_name or (ledger is not None and ledger.has_warned_of_dots):
         return
     for sample in samples:
-        fields = [field for field in sample if field[:2] != "__"]
+        fields = [field for field in sample if field[:2] != "__"] if len(sample) > USUAL else []
         if have_dots_in_key(fields):
             import logging
 

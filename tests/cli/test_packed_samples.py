@@ -110,7 +110,7 @@ def test_archives_of_other_programs(name):
 
 
 def test_most_samples_are_packed_and_none_that_would_be_written_in_another_way():
-    grouper = load_kernel("tarshards.kernels._tar").Grouper("u", split_name, True, None, 64, True)
+    grouper = load_kernel("tarshards.kernels._tar").Grouper("u", split_name, True, None, True)
     plain = pack(*((f"{number}.{field}", b"123") for number in range(10) for field in ("a", "b")))
     odd = pack(("x.b", b""), ("x.a", b""), ("y.A", b""), ("z.a", b""))
     archive = plain + odd + plain[4 * BLOCK :] + END
@@ -160,7 +160,7 @@ def test_a_run_ends_before_a_sample_that_must_be_read(tmp_path):
     ):
         path = tmp_path / "a.tar"
         path.write_bytes(b"".join(odd))
-        grouper = load_kernel("tarshards.kernels._tar").Grouper("u", split_name, True, None, 64, True)
+        grouper = load_kernel("tarshards.kernels._tar").Grouper("u", split_name, True, None, True)
         grouper.read(whole[0], 0, 0, MEMBER_LIMIT, 0)
         with path.open("rb") as file:
             samples, end = grouper.run(file.fileno(), begin, 1 << 30, LARGE // 2, MEMBER_LIMIT)

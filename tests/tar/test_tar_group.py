@@ -11,6 +11,7 @@ from itertools import chain
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from programs import load_kernel
 from tar_corpus import TWINS, entry, header, load_twin, pack, pax
 from test_tar_scan import buffers
 
@@ -96,7 +97,7 @@ def calls_of(module, rule, buffers, loose, limit):
 def test_both_twins_group_any_members_alike(pieces, loose, rule, limit, splits):
     # In buffers that end where their memory ends, a sanitizer sees the first byte read too far.
     exact = [(ctypes.c_char * len(piece)).from_buffer_copy(piece) for piece in pieces]
-    rule = (*rule, None, 0, False, splits)
+    rule = (*rule, None, False, splits)
     native = calls_of(load_twin("native"), rule, exact, loose, limit)
     assert native == calls_of(_tar_py, rule, pieces, loose, limit)
 
@@ -108,9 +109,8 @@ def test_both_twins_group_any_members_alike(pieces, loose, rule, limit, splits):
     loose=st.lists(st.lists(st.one_of(TIDY, NAMES), max_size=3), min_size=3, max_size=3),
     rule=st.sampled_from(RULES[:3]),
     text=st.sampled_from([b"1", b"x", b"xxx", b"a.x", bytes(3), b"1\0", b"ustar"]),
-    usual=st.sampled_from([1, 64]),
 )
-def test_samples_that_cannot_contain_a_text_are_passed_over(name, pieces, loose, rule, text, usual):
+def test_samples_that_cannot_contain_a_text_are_passed_over(name, pieces, loose, rule, text):
     def calls(*looked_for):
         grouper = load_twin(name).Grouper("u", *rule, *looked_for)
         samples, events, reached = [], [], []
@@ -128,11 +128,13 @@ def test_samples_that_cannot_contain_a_text_are_passed_over(name, pieces, loose,
     wanted = [
         sample
         for sample in everything
-        if len(sample) - 2 > usual or any(text in data or data[:2] == b"\xfe\xff" for data in list(sample.values())[2:])
+        if any(text in data or data[:2] == b"\xfe\xff" for data in list(sample.values())[2:])
     ]
     passed = len(everything) - len(wanted)
     fields = sum(map(len, everything)) - sum(map(len, wanted)) - 2 * passed
-    assert calls(text, usual) == (wanted, events, reached, (passed, fields))
+    found, *others = calls(text)
+    assert [each for each in found if isinstance(each, dict)] == wanted
+    assert others == [events, reached, (passed, fields)]
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -204,6 +206,16 @@ def test_negative_arguments_are_refused(grouper, arguments):
         grouper("u", split_name, True).read(b"", *arguments, 0)
 
 
+@pytest.mark.parametrize("head", [b"", pax(b"mtime=0.5")])
+def test_samples_without_a_text_are_passed_over_many_at_once(head):
+    names = [b"%d.%c" % (number, field) for number in range(100) for field in b"bac"]
+    archive = b"".join(head + entry(name[:-2], name=name) for name in names) + END
+    grouper = load_kernel("tarshards.kernels._tar").Grouper("u", split_name, True, b"77")
+    samples = grouper.read(archive, 0, 0, MEMBER_LIMIT, 0)[0] + grouper.end()
+    assert [each["__key__"] if isinstance(each, dict) else len(each[0]) for each in samples] == [76, "77", 21]
+    assert grouper.passed() == (99, 3 * 99)
+
+
 def test_native_groupers_keep_nothing():
     native = load_twin("native")
     archives = [
@@ -216,7 +228,7 @@ def test_native_groupers_keep_nothing():
         for archive in archives:
             for rule in RULES:
                 native.Grouper("u", *rule, b"1").read(archive, 0, 0, MEMBER_LIMIT, 0)
-                native.Grouper("u", *rule, None, 64, True).read(archive, 0, 0, MEMBER_LIMIT, 0)
+                native.Grouper("u", *rule, None, True).read(archive, 0, 0, MEMBER_LIMIT, 0)
                 grouper = native.Grouper("u", *rule)
                 grouper.read(archive, 0, 0, MEMBER_LIMIT, 0)
                 for name in ("a.x", "\udcff.x", "b"):
