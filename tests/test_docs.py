@@ -16,7 +16,7 @@ from tarshards import __version__
 from tarshards.index import members, sidecar
 from tarshards.kernels import _tar_py
 from tarshards.samples import conditions
-from tarshards.storage import compression, expressions, manifest, ranges, remote
+from tarshards.storage import compression, expressions, manifest, ranges
 from tarshards.tar import elsewhere, read
 
 pytestmark = pytest.mark.docs
@@ -112,7 +112,7 @@ def test_the_limits_are_those_of_the_code():
     assert [*told.values()] == [
         read.MEMBER_LIMIT,
         compression.MAX_HELD,
-        remote.Remote.max_ratio,
+        compression.MAX_RATIO,
         Image.MAX_IMAGE_PIXELS,
         _tar_py.MAX_EXTENDED,
         elsewhere.MOST_LINKS,

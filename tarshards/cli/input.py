@@ -31,7 +31,6 @@ from tarshards.cli.parameters import (
     on_error_option,
     options,
     quiet_option,
-    read_as,
     shards_argument,
     split_option,
     typed,
@@ -46,11 +45,13 @@ if TYPE_CHECKING:
     from tarshards.samples.keys import Sample
     from tarshards.samples.ledger import Ledger
     from tarshards.storage.manifest import ArchiveEnd, Shard
+    from tarshards.storage.remote import Remote
     from tarshards.write.shards import TarWriter
 
 T = TypeVar("T")
 
 ACCEPT = "--allow-empty accepts that"
+REMOTE = "connections", "ahead", "cache_dir", "cache_bytes", "max_ratio"  # the options that are fields of ``Remote``
 
 
 class Losses:
@@ -163,7 +164,7 @@ class ShardArguments(NamedTuple):
 
     With *ignore_zeros* each shard may consist of several archives; *end* says whether zeros must end it. Names of
     members are split into key and field at the *split* dot. With *keep_metadata*, data include the headers of their
-    members.
+    members. Indexes are in *index_dir*, and *remote* has the options for reading.
     """
 
     specs: list[str]
@@ -171,6 +172,8 @@ class ShardArguments(NamedTuple):
     end: ArchiveEnd = "required"
     split: str | None = None
     keep_metadata: bool = False
+    index_dir: str | None = None
+    remote: Remote | None = None
 
     def named(self, spec: Any = None) -> list[Shard]:
         """Return the shards that *spec* names (default: all); they may run commands, since a user typed them.
@@ -180,7 +183,8 @@ class ShardArguments(NamedTuple):
         from tarshards.storage.expressions import find_shards
 
         spec = self.specs or "-" if spec is None else spec
-        shards = find_shards(spec, concatenated=self.ignore_zeros, end=self.end, allow_pipe=True)
+        marks: Any = {"concatenated": self.ignore_zeros, "end": self.end, "index_dir": self.index_dir}
+        shards = find_shards(spec, self.remote, allow_pipe=True, **marks)
         return [shard._replace(split=self.split, keep_headers=self.keep_metadata) for shard in shards]
 
 
@@ -194,16 +198,20 @@ def takes_shards(
 ) -> Callable[..., Any]:
     """Add SHARDS, --list, *ignore_zeros*, --end and --split to a command; it gets all of them as ``ShardArguments``.
 
-    The value of --keep-metadata is included, if the tool has this option. --max-ratio applies to all that is read.
+    The values of --keep-metadata, --index-dir, and the options for remote input are included, if the tool has these.
     """
 
     @wraps(command)
     def with_shards(shards: tuple[str, ...], lists: tuple[str, ...], **values: Any) -> Any:
+        from tarshards.storage.remote import with_options
+
         given = {name: values.pop(name) for name in ShardArguments._fields[1:] if name in values}
+        with usage_errors():
+            given["remote"] = with_options(None, **{name: values.pop(name) for name in REMOTE if name in values})
         return command(shards=ShardArguments(all_specs(shards, lists), **given), **values)
 
     ignore_zeros_option = click.option(*ignore_zeros, is_flag=True, help=IGNORE_ZEROS)
-    return options(list_option, ignore_zeros_option, end_option, split_option, max_ratio_option)(with_shards)
+    return options(list_option, ignore_zeros_option, end_option, split_option, max_ratio_option())(with_shards)
 
 
 class Input:
@@ -328,7 +336,7 @@ class Input:
         if any(self.selection):
             return None
         for shard in self.shards:
-            samples = count_samples(shard.url) if shard.samples is None else shard.samples
+            samples = count_samples(shard.location()) if shard.samples is None else shard.samples
             if samples is None:
                 return None
             total += samples
@@ -490,7 +498,6 @@ def reads_samples(
     @wraps(command)
     def with_source(shards: ShardArguments, **values: Any) -> Any:
         taken = {name: values.pop(name) for name in ("count", "part", "fields", "quiet")}
-        read_as(**{name: values.pop(name) for name in ("connections", "ahead", "cache_dir", "cache_bytes")})
         losses = Losses(values.pop("on_error"), values.pop("max_errors"))
         source = Input(shards, losses, may_be_empty=values.pop("allow_empty", None), **taken)
         refuse_terminal(source.specs == ["-"] and values.get("config") is None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
@@ -91,13 +92,13 @@ def typed(name: str) -> Location:
     return Location.of(name, allow_pipe=True)
 
 
-def read_as(**options: Any) -> None:
-    """Set these fields of ``Remote`` for everything that this program reads; None keeps a default."""
-    if any(value is not None for value in options.values()):
-        from tarshards.storage.remote import default, set_default, with_options
+def _accept_ratio(context: click.Context, parameter: click.Parameter, max_ratio: float | None) -> float | None:
+    if max_ratio is not None:
+        from tarshards.storage.compression import accept_ratio
 
         with usage_errors():
-            set_default(with_options(None, **options) or default())
+            accept_ratio(max_ratio)
+    return max_ratio
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -119,19 +120,14 @@ list_option: Final = options(
     ),
 )
 index_dir_option: Final = click.option(
-    "--index-dir",
-    type=FOLDER,
-    metavar="FOLDER",
-    expose_value=False,
-    callback=lambda context, parameter, folder: read_as(index_dir=folder),
-    help="Indexes are in FOLDER, not beside the shards.",
+    "--index-dir", type=FOLDER, metavar="FOLDER", help="Indexes are in FOLDER, not beside the shards."
 )
-max_ratio_option: Final = click.option(
+max_ratio_option: Final = partial(
+    click.option,
     "--max-ratio",
     type=float,
     metavar="N",
-    expose_value=False,
-    callback=lambda context, parameter, ratio: read_as(max_ratio=ratio),
+    callback=_accept_ratio,
     help="Read members beyond 256 MiB of up to N times the compressed size.  [default: 200]",
 )
 quiet_option: Final = click.option("-q", "--quiet", is_flag=True, help="No progress bar.")

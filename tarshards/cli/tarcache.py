@@ -101,7 +101,6 @@ def verify(folder: str) -> None:
 def warm(folder: str, shards: tuple[str, ...], lists: tuple[str, ...], cache_bytes: int | None, quiet: bool) -> None:
     """Fetch all blocks of remote SHARDS that are not yet in the cache; make FOLDER if it does not exist."""
     from tarshards.storage.cache import BlockCache
-    from tarshards.storage.location import Location
     from tarshards.storage.opening import open_shard
     from tarshards.storage.remote import Remote
 
@@ -109,7 +108,7 @@ def warm(folder: str, shards: tuple[str, ...], lists: tuple[str, ...], cache_byt
     refuse(not specs, "name SHARDS, or a list of them with -T")
     with usage_errors("--cache-bytes"):
         remote = Remote(cache_dir=folder, cache_bytes=cache_bytes)
-    locations = [Location.of(shard.url, remote) for shard in ShardArguments(specs).named()]
+    locations = [shard.location() for shard in ShardArguments(specs, remote=remote).named()]
     for location in locations:
         refuse(not location.is_remote, f"{location.name} is not remote, so no block of it is cached")
     cache = BlockCache.of(remote)  # raises errors before anything is fetched

@@ -30,7 +30,7 @@ class Arrangement(NamedTuple):
 
     @property
     def copies(self) -> Copies | None:
-        """What may be read for ``read_shard`` to copy: whole samples if they stay as they are, none if some are held."""
+        """What may be read for ``read_shard`` to copy: whole samples if unchanged, none if some are held."""
         if self.buffer is not None:
             return None
         return "fields" if self.skipped or self.template is not None or self.add else "samples"

@@ -24,7 +24,7 @@ from tarshards.cli.program import refuse, tool
     metavar="PATTERN",
     help="Shards to write: out-%06d.tar, or out/%06d.gz for msgpack.",
 )
-@max_ratio_option
+@max_ratio_option(expose_value=False)
 @conversion_options
 def main(shards: tuple[str, ...], output: str, **options: Any) -> None:
     """Convert tar SHARDS to msgpack shards of Squirrel, or msgpack shards to tars, according to the suffix of -o.

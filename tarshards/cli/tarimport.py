@@ -32,7 +32,7 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "fol
     help="Types of columns of csv: text, int, float, bool, date, timestamp.",
 )
 @size_option("1e9")
-@max_ratio_option
+@max_ratio_option(expose_value=False)
 @conversion_options
 def main(source: tuple[str, ...], output: str, max_bytes: int | None, **options: Any) -> None:
     """Write the rows of SOURCE, data in another format, as samples to shards.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +19,9 @@ from tarshards.cli.parameters import (
     quiet_option,
 )
 from tarshards.cli.program import refuse, say, shown, tool, usage_errors
+
+if TYPE_CHECKING:
+    from tarshards.storage.manifest import Shard
 
 FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 
@@ -97,12 +101,11 @@ def main(
             parse_columns(columns)
     from tarshards.index import manifests, refresh
     from tarshards.storage.location import Location
-    from tarshards.storage.remote import default
 
     how = manifests.Writing(dry_run, waits_for_disk())
     named = list({shard.url: shard for shard in shards.named()}.values())
-    if default().index_dir is not None:  # the manifest there names shards in other folders
-        named = [shard._replace(url=Location.of(shard.url).absolute().url) for shard in named]
+    if shards.index_dir is not None:  # the manifest there names shards in other folders
+        named = [shard._replace(url=shard.location().absolute().url) for shard in named]
     if format_ == "energon":
         from tarshards.index.energon import export_energon
 
@@ -157,29 +160,32 @@ def main(
                 from tarshards.index.key_index import build_key_index
                 from tarshards.parallel.process_pool import ProcessPool
 
-                given = {Location.of(shard.url).recorded: shard.url for shard in found}  # with their credentials
-                listed = manifests.read_manifest(name)
-                listed = [shard._replace(url=given.get(shard.url, shard.url)) for shard in listed]
+                given = {shard.location().recorded: shard.url for shard in found}  # with their credentials
+                listed = [
+                    shard._replace(
+                        url=given.get(shard.url, shard.url), remote=shards.remote, index_dir=shards.index_dir
+                    )
+                    for shard in manifests.read_manifest(name)
+                ]
                 with ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
                     build_key_index(listed, executor=pool, sync=how.sync)
-    urls = [shard.url for shard in found]
     if columns is not None:
-        _add_columns(urls, columns, parallel, losses)
+        _add_columns(found, columns, parallel, losses)
     if attach is not None:
         from tarshards.index.columns import attach_columns
 
         with usage_errors("--attach"):
-            done = attach_columns(urls, attach, key=key, sync=how.sync)
+            done = attach_columns(found, attach, key=key, sync=how.sync)
         if done.samples_without or done.rows_without:
             say(f"{done.samples_without} samples have no row, and {done.rows_without} rows no sample")
     if faults:
         sys.exit(1)
 
 
-def _add_columns(urls: list[str], columns: str, parallel: int, losses: Losses) -> None:
+def _add_columns(shards: list[Shard], columns: str, parallel: int, losses: Losses) -> None:
     from tarshards.index.columns import build_columns
     from tarshards.parallel.process_pool import ProcessPool
 
     ledger = losses.ledger if losses.goes_on else None
     with usage_errors("--columns"), ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
-        build_columns(urls, columns, executor=pool, on_error=ledger, sync=waits_for_disk())
+        build_columns(shards, columns, executor=pool, on_error=ledger, sync=waits_for_disk())

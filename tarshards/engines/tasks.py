@@ -31,6 +31,7 @@ from tarshards.samples.fields import FieldNames, origin_of
 from tarshards.samples.keys import Sample
 from tarshards.storage.claims import Claims
 from tarshards.storage.derived import forget
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, Shards, series_url
 from tarshards.storage.remote import Remote
@@ -58,7 +59,7 @@ class ShardTable:
 
     A sample without a field has a null. *fields* names those to read (a list of names, or words in one string). With
     *decoded*, columns are what ``export_dataset`` makes of the first 100 samples: text, numbers, lists and tensors;
-    JSON is text, and images stay bytes. *remote* is as for ``Opening``.
+    JSON is text, and images stay bytes. *remote* and *index_dir* are as for ``Opening``.
 
     Raises ShardIndexError if a shard has no index.
     """
@@ -70,12 +71,13 @@ class ShardTable:
         fields: str | Iterable[str] | None = None,
         decoded: bool = False,
         remote: Remote | None = None,
+        index_dir: str | os.PathLike[str] | None = None,
     ):
         names = FieldNames.of(fields)
         self.fields: tuple[str, ...] | None = None if names is None else tuple(names)
         self.decoded = decoded
-        self.remote = remote
-        self.samples: SampleSequence = SampleSequence(urls, fields=self.fields, remote=remote)
+        shards = find_shards(urls, remote, index_dir=index_dir)
+        self.samples: SampleSequence = SampleSequence(shards, fields=self.fields)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -86,12 +88,12 @@ class ShardTable:
         shards = self.samples.shards
         fields: dict[str, None] = {}
         found, sizes = [], []
-        locations = [shards.location(number) for number in range(len(shards.urls))]
+        locations = shards.named.locations()
         numbers = {location: number for number, location in enumerate(locations)}
         indexes = for_each_shard(lambda location: shards.index(numbers[location]), locations)
-        for location, index in zip(locations, indexes):
+        for shard, location, index in zip(shards.named, locations, indexes):
             fields |= dict.fromkeys(filter(self._is_read, index.fields))
-            found.append(index.shard(location.absolute().url))
+            found.append(index.shard(shard._replace(url=location.absolute().url)))
             sizes.append(self._size(index, 0, len(index)))
         return list(fields), found, sizes
 
@@ -146,9 +148,7 @@ class ShardTable:
                 is_whole = part == (0, ends[number + 1] - ends[number])
                 size += sizes[number] if is_whole else self._size(self.samples.shards.index(number), *part)
             own = begin - ends[first], end - ends[first]
-            found.append(
-                SampleRange(shards[first:last], *own, size, self.schema, self.fields, self.decoded, self.remote)
-            )
+            found.append(SampleRange(shards[first:last], *own, size, self.schema, self.fields, self.decoded))
         return found
 
 
@@ -163,14 +163,13 @@ class SampleRange:
     schema: pa.Schema
     fields: tuple[str, ...] | None
     decoded: bool
-    remote: Remote | None
 
     def __len__(self) -> int:
         return self.end - self.begin
 
     def read(self) -> Iterator[pa.Table]:
         """Yield the samples as tables of about 16 MiB; raise TarshardsError for a faulty sample."""
-        samples = SampleSequence(Shards.of(self.shards), fields=self.fields, remote=self.remote)
+        samples = SampleSequence(Shards.of(self.shards), fields=self.fields)
         block: list[Sample] = []
         size = 0
         for sample in samples[self.begin : self.end]:

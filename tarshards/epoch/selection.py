@@ -22,7 +22,6 @@ from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, error_handler
 from tarshards.samples.lines import lacking_keys, read_keys
-from tarshards.storage.manifest import Shards
 
 Predicate = Callable[[Sample], Any]
 Keys = str | PathLike[str] | Iterable[str]
@@ -152,8 +151,7 @@ class SampleChoice(NamedTuple):
             if by_columns is not None:
                 return by_columns[among]
             if self.fields is not None:
-                named = Shards(shards.urls, samples=shards.counts.tolist(), size=shards.sizes.tolist())
-                shards = SampleSequence(named, fields=self.fields, remote=shards.shards.remote)
+                shards = SampleSequence(shards.shards.named, fields=self.fields)
             chosen[chosen] = _meet(shards, self.where, among[chosen], self.on_error, self.executor)
         return chosen
 

@@ -147,11 +147,11 @@ def make_card(
     samples = 0
     for split, spec in splits.items():
         shards = list(find_shards(spec, remote))
-        own = [_file(shard, beside, remote) for shard in shards]
+        own = [_file(shard, beside) for shard in shards]
         for file in own:
             if files.setdefault(file["@id"], file) is not file:
                 raise UrlError(f"the shard {file['@id']} comes twice in the splits {', '.join(splits)}")
-        fields = _look(split, shards, remote)
+        fields = _look(split, shards)
         for field in sorted(fields):
             file_set, record_set = _field(split, field, sorted(fields), fields[field], [file["@id"] for file in own])
             sets.append(file_set)
@@ -174,9 +174,9 @@ def make_card(
     return {"@context": CONTEXT, "@type": "sc:Dataset", **given, **split_set}
 
 
-def _file(shard: Shard, beside: Location | None, remote: Remote | None) -> dict[str, Any]:
+def _file(shard: Shard, beside: Location | None) -> dict[str, Any]:
     """Return the FileObject of a shard."""
-    location = Location.of(shard.url, remote)
+    location = shard.location()
     if location.is_stream:
         raise UrlError("a card names files, and this is a stream", url=location.name)
     url = location.recorded if beside is None else beside.relative(location)
@@ -197,10 +197,10 @@ def _file(shard: Shard, beside: Location | None, remote: Remote | None) -> dict[
     }
 
 
-def _look(split: str, shards: list[Shard], remote: Remote | None) -> dict[str, list[bytes]]:
+def _look(split: str, shards: list[Shard]) -> dict[str, list[bytes]]:
     """Return the first values of each field."""
     found: dict[str, list[bytes]] = {}
-    for sample in islice(read_samples(shards, remote=remote), LOOK):
+    for sample in islice(read_samples(shards), LOOK):
         for field, value in _fields(sample):
             found.setdefault(field, []).append(value)
     if not found:

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
-from os import PathLike
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -22,10 +21,9 @@ from tarshards.index.readahead import LocalReadahead, Numbers, in_parts
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import FieldNames, lazy_fields
 from tarshards.samples.keys import Sample
-from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import are_local
 from tarshards.storage.manifest import Shards, collector_paused
-from tarshards.storage.remote import Remote, with_options
+from tarshards.storage.remote import Remote
 
 if TYPE_CHECKING:  # what reads local shards need not load what asks servers
     from tarshards.index.fetch import BlockFetcher
@@ -146,23 +144,17 @@ class SampleSequence(SampleReader, Sequence[Sample]):
     @collector_paused()
     def __init__(
         self,
-        urls: Any,
+        shards: Shards,
         *,
         fields: str | Iterable[str] | None = None,
         lazy: str | Iterable[str] | None = None,
-        remote: Remote | None = None,
-        index_dir: str | PathLike[str] | None = None,
-        max_ratio: float | None = None,
     ):
-        remote = with_options(remote, index_dir=index_dir, max_ratio=max_ratio)
-        shards = urls if isinstance(urls, Shards) else find_shards(urls, remote)
-        self.shards: OpenShards = OpenShards(shards, FieldNames.of(fields), remote, lazy_fields(lazy, fields))
+        self.shards: OpenShards = OpenShards(shards, FieldNames.of(fields), lazy_fields(lazy, fields))
         self.urls: list[str] = self.shards.urls
         self.names: list[str] = self.shards.names
         self.fields: FieldNames | None = self.shards.fields
         self.counts: np.ndarray = self.shards.counts
         self.sizes: np.ndarray = self.shards.sizes
-        self.remote: Remote = self.shards.remote
         self._ends: list[int] = np.cumsum(self.counts).tolist()
         self._own: range | np.ndarray = range(self._ends[-1])  # the numbers of these samples over all shards
         self._fetcher: BlockFetcher | None = None

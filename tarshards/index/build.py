@@ -6,6 +6,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from operator import lt
 from typing import Any, TypeAlias
 from zlib import crc32
@@ -14,7 +15,7 @@ from tarshards.errors import OpenError, TarError
 from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Fault, Index, fingerprint, refuse_compressed
 from tarshards.samples.keys import Split, key_rule, why_refused
-from tarshards.storage.compression import without_pixz_index
+from tarshards.storage.compression import bomb, without_pixz_index
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import ArchiveEnd, Shard, check_end
 from tarshards.storage.opening import open_shard
@@ -31,7 +32,7 @@ AT_ONCE = 1 << 22  # bytes per read for checksums
 
 
 def build_index(
-    url: str,
+    url: str | Location,
     *,
     crc: bool = False,
     concatenated: bool = False,
@@ -50,7 +51,7 @@ def build_index(
     """
     location = Location.of(url)
     check_end(end)
-    shard = Shard(location.url, concatenated=concatenated, end=end, split=split)
+    shard = Shard.of(location)._replace(concatenated=concatenated, end=end, split=split)
     with FileRanges(location) if location.is_local else location.ranges() as ranges:
         refuse_compressed(ranges, location)
         index = _index(ranges, shard, walked)
@@ -111,7 +112,7 @@ def _index(ranges: Ranges, shard: Shard, walked: Walked | None) -> Index | None:
         return index
     steps: dict[int, list[Step]] = {}
     unresolved: dict[int, UnresolvedError] = {}
-    contents = SpecialMembers(ranges.read_up_to)
+    contents = SpecialMembers(ranges.read_up_to, bomb=partial(bomb, max_ratio=shard.location().remote.max_ratio))
     for member, header in struct.iter_unpack("<IQ", elsewhere):
         try:
             steps[member] = contents.find(header, whole=True)

@@ -48,8 +48,9 @@ from tarshards.samples.fields import check_mapping, find_field, origin_of, value
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, error_handler
 from tarshards.storage.derived import COLUMNS, is_marked, mark_of, set_mark
-from tarshards.storage.expressions import Shard, expand_shards
+from tarshards.storage.expressions import Shard, find_shards
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shards
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -368,8 +369,8 @@ def build_columns(
     """
     sources, handle = parse_columns(columns), error_handler(on_error)
     tasks = [
-        (shard, Location.of(shard.url, sync=sync), sources, handle is not None, overwrite)
-        for shard in expand_shards(urls)
+        (shard, Location.of(shard.location(), sync=sync), sources, handle is not None, overwrite)
+        for shard in find_shards(urls)
     ]
     for column, source in sources.items():
         if isinstance(source, Computed):
@@ -473,7 +474,7 @@ def _checksums(location: Location, fields: Collection[str]) -> dict[str, int]:
     there = sorted({*fields} & {*Index.load(location).fields})
     found = dict.fromkeys(fields, 0)
     if there:
-        samples = SampleSequence([location.url], fields=there, remote=location.remote)
+        samples = SampleSequence(Shards.of([Shard.of(location)]), fields=there)
         numbers = np.arange(len(samples))
         for result in samples.read_all(np.zeros_like(numbers), numbers):
             if isinstance(result, OpenError | ShardIndexError):
@@ -521,7 +522,8 @@ def _values(
         if not fields:
             return values, errors, found
     numbers = np.arange(len(index))
-    for number, result in enumerate(SampleSequence([shard], fields=fields).read_all(np.zeros_like(numbers), numbers)):
+    samples = SampleSequence(Shards.of([shard]), fields=fields)
+    for number, result in enumerate(samples.read_all(np.zeros_like(numbers), numbers)):
         if not isinstance(result, dict):
             errors.append(result)
         else:
@@ -570,7 +572,7 @@ def attach_columns(urls: Any, table: Any, *, key: str = KEY, sync: bool = True) 
     repeated = counts.filter(compute.greater(compute.struct_field(counts, "counts"), 1))
     if len(repeated):
         raise SampleError("several rows have this key", url=origin, key=str(repeated[0]["values"]))
-    shards = expand_shards(urls)
+    shards = find_shards(urls)
     samples = SampleSequence(shards)
     own = [key.encode(errors="surrogateescape") for key in samples.keys]  # some may be no Unicode
     found = compute.index_in(pa.array(own, pa.binary()), value_set=keys.cast(pa.binary()).combine_chunks())
@@ -578,7 +580,7 @@ def attach_columns(urls: Any, table: Any, *, key: str = KEY, sync: bool = True) 
         raise SampleError(f"no row has the key of a sample, such as {samples.shards.key(0)}", url=origin)
     wanted, begin, written = rows.select(names).take(found), 0, []
     for shard, count in zip(shards, samples.counts.tolist()):
-        location, part = Location.of(shard.url, sync=sync), wanted.slice(begin, count)
+        location, part = Location.of(shard.location(), sync=sync), wanted.slice(begin, count)
         values = {name: part.column(name).combine_chunks() for name in names}
         state, kept = _state_of(location), _current(location)
         made = ShardColumns(None, dict.fromkeys(names, f"table:{origin}"), {name: {} for name in names})
@@ -632,7 +634,7 @@ def load_tables(shards: SampleSequence, names: Collection[str]) -> list[pa.Table
     """
     if not shards.urls:
         return None
-    locations = [Location.of(url, shards.shards.remote) for url in shards.urls]
+    locations = shards.shards.named.locations()
     first = ShardColumns.load(locations[0])
     if first is None or not any(first.column(name) for name in names if name != KEY):
         return None

@@ -50,14 +50,14 @@ def sample_bounds(index: Index, ranges: Ranges) -> np.ndarray:
     return np.append(starts, ends[-1])
 
 
-def write_dali(index: Index, shard: str, folder: str | None, how: Writing = TO_DISK) -> str:
+def write_dali(index: Index, shard: str | Location, folder: str | None, how: Writing = TO_DISK) -> str:
     """Write DALI's index of *shard* beside it or into *folder*: ``a.tar`` gets ``a.idx``; return its name."""
     location = Location.of(shard)
     target = location.with_base(location.base.removesuffix(".tar") + ".idx")
     return how.write(_inside(folder, target), pack_dali(index, location.url).encode("utf-8", "surrogateescape"))
 
 
-def write_offsets(index: Index, shard: str, folder: str | None, how: Writing = TO_DISK) -> str:
+def write_offsets(index: Index, shard: str | Location, folder: str | None, how: Writing = TO_DISK) -> str:
     """Write the ``.tar.idx`` of *shard* beside it or into *folder*; return its name."""
     location = Location.of(shard)
     with location.ranges() as ranges:

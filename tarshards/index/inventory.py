@@ -20,7 +20,6 @@ from tarshards.samples.keys import Split
 from tarshards.storage.derived import INDEX
 from tarshards.storage.location import Location, are_local, are_remote, paths_of
 from tarshards.storage.manifest import Shard, Shards
-from tarshards.storage.remote import Remote, default
 from tarshards.storage.streams import is_missing, is_refused, read_at_most
 
 FEW = 64  # local shards after which it is measured whether threads would be faster
@@ -30,39 +29,43 @@ COUNTS = ("samples", "size")  # the counts of a shard
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 
-def check_there(url: str | Location) -> None:
-    """Raise OpenError if the shard *url* is missing, which is more useful than an error for its missing index."""
-    location = Location.of(url)
+def check_there(location: Location) -> None:
+    """Raise OpenError if a shard is missing, which is more useful than an error for its missing index."""
     if not (location.is_stream or location.exists()):
         raise OpenError(os.strerror(ENOENT), url=location.name, errno=ENOENT)
 
 
-def has_index(urls: Sequence[str | Location], remote: Remote | None = None) -> list[bool]:
+def has_index(shards: Shards) -> list[bool]:
     """Return for each shard whether it has a sidecar; large folders are listed, remote ones requested in parallel."""
-    names = [url.url if isinstance(url, Location) else url for url in urls]
-    if not are_local(names):
-        return list(for_each_shard(_has_index, [Location.of(url, remote) for url in urls]))
-    paths = paths_of(names)
+    if not _are_local(shards):
+        return list(for_each_shard(_has_index, shards.locations()))
+    paths = paths_of(shards.urls)
     there = [False] * len(paths)
-    for shards, numbers in _by_folder(paths).items():
-        folder = _index_folder(shards, remote)
-        bases = [paths[number][len(shards) :] + INDEX for number in numbers]
+    for (shard_folder, folder), numbers in _by_folder(paths, shards.column("index_dir")).items():
+        bases = [paths[number][len(shard_folder) :] + INDEX for number in numbers]
         listed = _listed(folder, bases) if len(bases) > FEW else None
         for number, is_there in zip(numbers, listed or (os.path.exists(folder + base) for base in bases)):
             there[number] = bool(is_there)
     return there
 
 
-def _by_folder(paths: list[str]) -> dict[str, Sequence[int]]:
-    """Return the numbers of *paths* by their folders, which end in a slash."""
+def _are_local(shards: Shards) -> bool:
+    """Return whether all shards and their sidecars are files of this machine."""
+    return are_local(shards.urls) and are_local([*{*shards.column("index_dir")} - {None}])
+
+
+def _by_folder(paths: list[str], index_dirs: list[str | None]) -> dict[tuple[str, str], Sequence[int]]:
+    """Return the numbers of *paths* by their folders and those of their sidecars, which end in a slash."""
     folder = paths[0][: paths[0].rfind("/") + 1] if paths else ""
     text = "\0" + "\0".join(paths)
-    if text.count("/") == folder.count("/") * len(paths) and text.count("\0" + folder) == len(paths):
-        return {folder: range(len(paths))}  # fast, even for many thousands
-    folders: dict[str, Any] = {}
-    for number, path in enumerate(paths):
-        folders.setdefault(path[: path.rfind("/") + 1], []).append(number)
-    return folders
+    is_one = text.count("/") == folder.count("/") * len(paths) and text.count("\0" + folder) == len(paths)
+    folders: dict[tuple[str, str | None], Any] = {}
+    if is_one and len(set(index_dirs)) == 1:
+        folders[folder, index_dirs[0]] = range(len(paths))  # fast, even for many thousands
+    else:
+        for number, (path, index_dir) in enumerate(zip(paths, index_dirs)):
+            folders.setdefault((path[: path.rfind("/") + 1], index_dir), []).append(number)
+    return {(folder, _index_folder(folder, index_dir)): numbers for (folder, index_dir), numbers in folders.items()}
 
 
 def _listed(folder: str, bases: list[str]) -> bytes | None:
@@ -86,14 +89,14 @@ def _has_index(location: Location) -> bool:
         raise
 
 
-def _index_folder(folder: str, remote: Remote | None) -> str:
+def _index_folder(folder: str, index_dir: str | None) -> str:
     """Return the folder, with its slash, of the sidecars of local shards in *folder*."""
-    if (remote or default()).index_dir is None:
+    if index_dir is None:
         return folder
-    return os.path.join(os.path.dirname(str(index_location(Location(f"{folder}x", remote)).path)), "")
+    return os.path.join(os.path.dirname(str(Location(f"{folder}x", index_dir=index_dir).described.path)), "")
 
 
-def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | None) -> tuple[Shards, list[int]]:
+def with_counts(shards: Shards, *fields: FieldNames | None) -> tuple[Shards, list[int]]:
     """Return *shards* with counts from their indexes where no manifest has them, and the shards without an index.
 
     The latter are numbers. Only the beginnings of indexes are read, and the sizes of local shards: they are compared
@@ -104,11 +107,11 @@ def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | Non
     """
     if not (numbers := shards.uncounted):
         return shards, []
-    urls = shards.urls if len(numbers) == len(shards) else [shards.urls[number] for number in numbers]
-    heads = [array("q", bytes(8 * len(urls))) for _ in range(3)]
-    step = -(-len(urls) // PROBED)
+    those = shards if len(numbers) == len(shards) else shards.take(numbers)
+    heads = [array("q", bytes(8 * len(those))) for _ in range(3)]
+    step = -(-len(those) // PROBED)
     for begin in range(step):
-        found = _read_heads(urls[begin::step], remote)
+        found = _read_heads(those[begin::step])
         for which, values in enumerate(heads):
             values[begin::step] = found[which::3]
         if begin == 0 and max(found) < 0:
@@ -117,16 +120,15 @@ def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | Non
     if min(counts) < 0:
         return shards, [number for number, count in zip(numbers, counts) if count < 0]
     if any(fields):
-        first = Location.of(urls[0], remote)
+        first = those[0].location()
         known = Index.load(first, check=False).fields
         for names in filter(None, fields):
             names.check(known, first.name)
-    splits = shards.column("split")
+    splits = those.column("split")
     if 0 in counts or any(splits):
-        for number, url, count, is_last in zip(numbers, urls, counts, are_last):
-            if count == 0 or splits[number] == SPLITS[not is_last]:
-                location = Location.of(url, remote)
-                Index.load(location).check_split(splits[number])
+        for number, (split, count, is_last) in enumerate(zip(splits, counts, are_last)):
+            if count == 0 or split == SPLITS[not is_last]:
+                Index.load(those[number].location()).check_split(split)
     columns = {}
     for name, said in zip(COUNTS, (counts, sizes)):
         columns[name] = said.tolist()
@@ -137,53 +139,53 @@ def with_counts(shards: Shards, remote: Remote | None, *fields: FieldNames | Non
     return shards.replace(**columns), []
 
 
-def find_indexed(shards: Shards, remote: Remote | None = None, *fields: FieldNames | None) -> Shards | None:
+def find_indexed(shards: Shards, *fields: FieldNames | None) -> Shards | None:
     """Return *shards* with the counts in their indexes if all have one; None if none has.
 
     Sidecars are looked for, of remote shards that a manifest counts for at most PROBED; none of remote shards that are
     all *indexed*. The other arguments and errors are those of ``with_counts``. Raises ShardIndexError, too, if only
-    some shards have a sidecar, or an *index_dir* has none, and OpenError if a shard without one is missing itself.
+    some shards have a sidecar, or those with an *index_dir* have none, and OpenError if a shard without one is missing
+    itself.
     """
-    index_dir = (remote or default()).index_dir
-    if index_dir is None and all(shards.column("indexed")) and are_remote(shards.urls):
+    is_beside = not any(shards.column("index_dir"))
+    if is_beside and all(shards.column("indexed")) and are_remote(shards.urls):
         return shards  # as their manifest says
-    counted, missing = with_counts(shards, remote, *fields)
+    counted, missing = with_counts(shards, *fields)
     uncounted = shards.uncounted
     known = sorted({*range(len(shards))}.difference(uncounted)) if uncounted else range(len(shards))
     probed = known if are_local(shards.urls) else known[:: -(-len(known) // PROBED) or 1]
-    found = has_index([shards.urls[number] for number in probed], remote)
+    found = has_index(shards.take(probed))
     missing += [number for number, is_there in zip(probed, found) if not is_there]
     if not missing:
         return counted
     looked_for = len(uncounted) + len(probed)
-    if len(missing) == looked_for and index_dir is None:
+    if len(missing) == looked_for and is_beside:
         return None
-    first = shards.urls[min(missing)]
+    first = shards[min(missing)].location()
     check_there(first)
     if len(missing) < looked_for:
         reason = "no index found, but other shards have one; create it with `tarindex`, or pass index=False"
     else:
-        reason = f"no index found in {index_dir}; create it with `tarindex --index-dir`"
-    raise ShardIndexError(reason, url=Location.of(first).name)
+        reason = f"no index found in {first.index_dir}; create it with `tarindex --index-dir`"
+    raise ShardIndexError(reason, url=first.name)
 
 
-def _read_heads(urls: list[str], remote: Remote | None) -> array[int]:
-    """Return the result of ``read_heads`` for the shards *urls*; raise ShardIndexError if an index is wrong."""
-    if not are_local(urls):
-        heads = for_each_shard(_find_head, [Location.of(url, remote) for url in urls])
-        return array("q", chain.from_iterable(heads))
+def _read_heads(shards: Shards) -> array[int]:
+    """Return the result of ``read_heads`` for *shards*; raise ShardIndexError if an index is wrong."""
+    if not _are_local(shards):
+        return array("q", chain.from_iterable(for_each_shard(_find_head, shards.locations())))
     found = array("q")
-    for some in for_some_shards(lambda some: _read_some([*some], remote), urls):
+    for some in for_some_shards(_read_some, shards):
         found += some
     return found
 
 
-def _read_some(urls: list[str], remote: Remote | None) -> array[int]:
-    paths = paths_of(urls)
-    folders = _by_folder(paths)
-    found = array("q") if len(folders) == 1 else array("q", [-1, -1, -1] * len(urls))
-    for folder, numbers in folders.items():
-        given = folder, _index_folder(folder, remote), "\0".join([paths[number] for number in numbers])
+def _read_some(shards: Shards) -> array[int]:
+    paths = paths_of(shards.urls)
+    folders = _by_folder(paths, shards.column("index_dir"))
+    found = array("q") if len(folders) == 1 else array("q", [-1, -1, -1] * len(paths))
+    for own, numbers in folders.items():
+        given = *own, "\0".join([paths[number] for number in numbers])
         with suppress(ValueError):  # for impossible names
             heads = array("q", kernels.sidecars.read_heads(*map(os.fsencode, given)))
             if len(folders) == 1:
@@ -191,12 +193,12 @@ def _read_some(urls: list[str], remote: Remote | None) -> array[int]:
             elif len(heads) == 3 * len(numbers):
                 for i, number in enumerate(numbers):
                     found[3 * number : 3 * number + 3] = heads[3 * i : 3 * i + 3]
-    if len(found) != 3 * len(urls):
-        found = array("q", [-1, -1, -1] * len(urls))
+    if len(found) != 3 * len(paths):
+        found = array("q", [-1, -1, -1] * len(paths))
     if min(found) < 0:
-        for i, url in enumerate(urls):
+        for i, location in enumerate(shards.locations()):
             if found[3 * i] < 0:
-                found[3 * i : 3 * i + 3] = array("q", _find_head(Location.of(url, remote)))
+                found[3 * i : 3 * i + 3] = array("q", _find_head(location))
     return found
 
 
@@ -219,12 +221,11 @@ def _find_head(location: Location) -> tuple[int, int, int]:
     return head.samples, head.size, int(head.split == "last")
 
 
-def has_ranges(url: str | Location) -> bool:
+def has_ranges(location: Location) -> bool:
     """Return whether parts of a shard can be read, as through an index; False for a server that sends whole files only.
 
     Other errors are left to the reader of the shard.
     """
-    location = Location.of(url)
     if not location.is_remote:
         return True
     from tarshards.storage.requests import NO_RANGES
@@ -288,12 +289,11 @@ def check_described(shard: Shard, location: Location) -> None:
         raise ShardIndexError(OTHER, url=index_location(location).name)
 
 
-def count_samples(shard_url: str) -> int | None:
+def count_samples(shard: Location) -> int | None:
     """Return the number of samples in the index of a local shard, or None if there is no index of this shard.
 
     Only the head of the sidecar is read, and only the shard's size is compared: good enough for a progress bar.
     """
-    shard = Location.of(shard_url)
     if not shard.is_local or shard.is_stream:
         return None
     try:
@@ -303,22 +303,22 @@ def count_samples(shard_url: str) -> int | None:
         return None
 
 
-def for_each_shard(function: Callable[[Any], Any], urls: Sequence[str | Location]) -> Iterator[Any]:
-    """Yield *function* of each URL, in order; threads call it for several URLs at once if the calls have to wait."""
-    return chain.from_iterable(for_some_shards(lambda some: list(map(function, some)), urls))
+def for_each_shard(function: Callable[[Location], Any], shards: Sequence[Location]) -> Iterator[Any]:
+    """Yield *function* of each shard, in order; threads call it for several at once if the calls have to wait."""
+    return chain.from_iterable(for_some_shards(lambda some: list(map(function, some)), shards))
 
 
-def for_some_shards(function: Callable[[Sequence[Any]], Any], urls: Sequence[str | Location]) -> Iterator[Any]:
-    """Yield *function* of some URLs, one after the other; threads call it for the others if the calls have to wait.
+def for_some_shards(function: Callable[[Any], Any], shards: Shards | Sequence[Location]) -> Iterator[Any]:
+    """Yield *function* of parts of *shards*, one after the other; threads call it for later ones if calls have to wait.
 
     What is in memory or on a quick disk takes less time without threads, which wait for each other.
     """
-    is_local = are_local([url.url if isinstance(url, Location) else url for url in urls])
+    is_local = are_local(shards.urls if isinstance(shards, Shards) else [location.url for location in shards])
     begin, is_quick = 0, is_local
-    while begin < len(urls):
+    while begin < len(shards):
         if is_quick:
             before = _waits()
-            found = function(urls[begin : begin + FEW])
+            found = function(shards[begin : begin + FEW])
             is_quick = _waits() - before < FEW
             yield found
             begin += FEW
@@ -326,9 +326,10 @@ def for_some_shards(function: Callable[[Sequence[Any]], Any], urls: Sequence[str
         from tarshards.parallel.calls import bounded_map
         from tarshards.storage.connections import fetching_threads
 
-        end = begin + MANY if is_local else len(urls)
-        connections = Location.of(urls[begin]).remote.connections
-        each = [[url] for url in urls[begin:end]]
+        end = min(begin + MANY, len(shards)) if is_local else len(shards)
+        first = shards[begin]
+        connections = (first.location() if isinstance(first, Shard) else first).remote.connections
+        each = [shards[number : number + 1] for number in range(begin, end)]
         yield from bounded_map(function, each, executor=fetching_threads(connections), window=2 * connections)
         begin, is_quick = end, is_local
 

@@ -38,7 +38,6 @@ class JoinedShards(SampleReader):
         self.counts: np.ndarray = left.counts
         self.sizes: np.ndarray = left.sizes
         self.reserved: int = left.reserved
-        self.remote = left.remote
         surplus = right.counts - left.counts
         count = int(np.maximum(surplus, 0).sum())
         self.unpaired: int = left.unpaired + count

@@ -61,10 +61,9 @@ def hash_keys(keys: Sequence[str]) -> np.ndarray:
     return np.frombuffer(b"".join(hashed), "<u8")
 
 
-def key_index_location(shard_url: str | Location) -> Location:
+def key_index_location(first: Location) -> Location:
     """Return the location of the key index of a series of shards, by its first shard."""
-    shard = Location.of(shard_url).described
-    location = shard.at(series_url(shard.url))
+    location = first.described.at(series_url(first.described.url))
     return location.with_base(key_index_name(location.base))
 
 
@@ -85,9 +84,9 @@ def build_key_index(shards: Sequence[Shard], *, executor: Executor | None = None
     Memory is that of 1/256 of the keys, 20 bytes each, and of some indexes. Raises ShardIndexError for a shard without
     index, with an index that has no digest, and of more than 2 TiB.
     """
-    location = Location.of(key_index_location(shards[0].url), sync=sync)
+    location = Location.of(key_index_location(shards[0].location()), sync=sync)
     location.make_folder()
-    tasks = [(number, Location.of(shard.url)) for number, shard in enumerate(shards)]
+    tasks = [(number, shard.location()) for number, shard in enumerate(shards)]
     found = map(_entries, tasks) if executor is None else bounded_map(_entries, tasks, executor=executor, window=TASKS)
     with ExitStack() as stack:
         with temporary():

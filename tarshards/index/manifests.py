@@ -66,7 +66,7 @@ def earlier_shards(url: str, below: Iterable[str]) -> list[Shard]:
 def _describe(url: str) -> Shard | None:
     """Return the written shard *url* with the counts from its index; None if it has no index."""
     try:
-        index = Index.load(Location.of(url).as_output)
+        index = Index.load(url)
     except ShardIndexError as error:
         if error.reason == MISSING:
             return None
@@ -84,14 +84,14 @@ def add_to_manifests(shards: Iterable[Shard], *, sync: bool = True) -> list[Shar
 def with_digests(shards: Iterable[Shard]) -> list[Shard]:
     """Return *shards*, those that are indexed with the digests in their indexes."""
     found = list(shards)
-    indexed = [shard.url for shard in found if shard.indexed]
-    digests = dict(zip(indexed, for_each_shard(_digest_of, indexed)))
+    indexed = [shard.location() for shard in found if shard.indexed]
+    digests = dict(zip((location.url for location in indexed), for_each_shard(_digest_of, indexed)))
     return [shard._replace(digest=digests.get(shard.url)) for shard in found]
 
 
-def _digest_of(url: str) -> str | None:
+def _digest_of(shard: Location) -> str | None:
     try:
-        digest = read_head(url).digest
+        digest = read_head(shard).digest
     except TarshardsError:  # reading the shard reports the error
         return None
     return None if digest is None else digest.hex()
@@ -115,7 +115,7 @@ def update_manifests(
     else:
         series = {}
         for shard in shards:
-            series.setdefault(series_url(Location.of(shard.url).described.url), []).append(shard)
+            series.setdefault(series_url(shard.location().described.url), []).append(shard)
     for name, given in series.items():
         location = Location.of(name, sync=how.sync)
         if url is None and not how.dry_run:
@@ -135,9 +135,9 @@ def manifest_lock(location: Location) -> AbstractContextManager[None]:
 
 def _merged(url: str, shards: list[Shard], unchanged: Container[str]) -> list[Shard]:
     """Return *shards* and the other shards of the manifest *url*, sorted by name."""
-    earlier = [shard for shard in read_manifest(url) if _may_exist(Location.of(shard.url))]
-    merged = {Location.of(shard.url).recorded: shard for shard in earlier}
-    for name, shard in _named(url, ((Location.of(shard.url).recorded, shard) for shard in shards)).items():
+    earlier = [shard for shard in read_manifest(url) if _may_exist(shard.location())]
+    merged = {shard.location().recorded: shard for shard in earlier}
+    for name, shard in _named(url, ((shard.location().recorded, shard) for shard in shards)).items():
         before = merged.get(name)
         if before and shard.url in unchanged and shard.sha256 is None and before.digest in (None, shard.digest):
             shard = shard._replace(sha256=before.sha256)
@@ -172,7 +172,7 @@ def write_manifest(url: str | Location, shards: Iterable[Shard]) -> None:
     Other names are URLs without credentials. Raises UrlError if two shards then have the same name.
     """
     location = Location.of(url)
-    named = _named(location.url, ((location.relative(Location.of(shard.url)), shard) for shard in shards))
+    named = _named(location.url, ((location.relative(shard.location()), shard) for shard in shards))
     text = dump_manifest(shard._replace(url=name) for name, shard in named.items())
     with location.open("wb") as stream:
         stream.write(text.encode())

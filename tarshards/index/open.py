@@ -27,7 +27,7 @@ from tarshards.storage.compression import bomb
 from tarshards.storage.location import Location, names_of
 from tarshards.storage.manifest import Shards
 from tarshards.storage.ranges import LocalRanges, Ranges, most_open
-from tarshards.storage.remote import LEAST_AHEAD, Remote, default
+from tarshards.storage.remote import LEAST_AHEAD, Remote
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import BLOCK, keep_memory
 
@@ -470,25 +470,23 @@ class OpenShards:
         self,
         shards: Shards,
         fields: FieldNames | None,
-        remote: Remote | None = None,
         lazy: FieldNames | None = None,
     ):
+        self.named: Shards = shards
         self.urls: list[str] = shards.urls
         self.names: list[str] = names_of(shards.urls)
         self.fields = fields
         self.lazy = lazy
-        self.remote: Remote = remote or default()
-        self._known_digests: list[str | None] = shards.column("digest")
-        self._splits: list[str | None] = shards.column("split")
         self._uncounted: Collection[int] = ()  # shards whose counts come from their indexes
         self._reset()
         self._share()
         self.counts: np.ndarray
         self.sizes: np.ndarray
-        self.counts, self.sizes = self._count(shards)
+        self.counts, self.sizes = self._count()
 
     def _reset(self) -> None:
         keep_memory()
+        self.remote: Remote = self.location(0).remote  # its limits hold for all shards
         self._are_many = kernels.IS_COMPILED and len(self.urls) > most_open()
         self._local = HeldIndexes()  # indexes of local shards that are not open
         self._small = HeldIndexes()  # indexes of small shards, which are read at each use
@@ -513,20 +511,20 @@ class OpenShards:
 
             self._shared = SharedBytes.of(len(self.urls), self.remote)
 
-    def _count(self, shards: Shards) -> tuple[np.ndarray, np.ndarray]:
-        uncounted = shards.uncounted
-        self._uncounted = range(len(shards)) if len(uncounted) == len(shards) else frozenset(uncounted)
-        counted, missing = with_counts(shards, self.remote, self.fields, self.lazy)
+    def _count(self) -> tuple[np.ndarray, np.ndarray]:
+        uncounted = self.named.uncounted
+        self._uncounted = range(len(self.named)) if len(uncounted) == len(self.named) else frozenset(uncounted)
+        self.named, missing = with_counts(self.named, self.fields, self.lazy)
         if missing:
             location = self.location(missing[0])
             load_index(location)  # its error says more
             raise ShardIndexError(MISSING, url=index_location(location).name)
-        counts, sizes = (np.array(counted.column(name), np.int64) for name in COUNTS)
+        counts, sizes = (np.array(self.named.column(name), np.int64) for name in COUNTS)
         return counts, sizes
 
     def location(self, number: int) -> Location:
-        """Return the location of a shard, with the options of the dataset."""
-        return Location.of(self.urls[number], self.remote)
+        """Return the location of a shard."""
+        return self.named[number].location()
 
     def index(self, number: int) -> Index:
         """Return the index of a shard; raise ShardIndexError if it contradicts the manifest."""
@@ -539,7 +537,7 @@ class OpenShards:
         copied = SMALL if self._is_small(number, location) else MAPPED
         try:
             index = self._read_index(number, location, copied)
-            index.check_split(self._splits[number])
+            index.check_split(self.named[number].split)
             if problem := self._contradiction(number, index):
                 raise ShardIndexError(problem, url=index.url)
         except ShardIndexError:
@@ -590,7 +588,7 @@ class OpenShards:
                 return f"{mine} {unit}, but {its} when the dataset was opened; open it again"
             if mine != its:
                 return f"{mine} {unit}, but {its} in the manifest; write both again with `tarindex`"
-        digest, known = index.digest, self._known_digests[number]
+        digest, known = index.digest, self.named[number].digest
         return None if digest is None or known is None or digest.hex() == known else OTHER
 
     def loaded(self, number: int) -> Index | None:
@@ -680,7 +678,7 @@ class OpenShards:
 
     def each_key(self) -> Iterator[str]:
         """Yield the keys of all samples; loads every index, several in parallel."""
-        locations = [self.location(number) for number in range(len(self.urls))]
+        locations = self.named.locations()
         numbers = {location: number for number, location in enumerate(locations)}
         for index in for_each_shard(lambda location: self.index(numbers[location]), locations):
             yield from index.keys
@@ -707,17 +705,17 @@ class OpenShards:
     @cached_property
     def key_index(self) -> KeyIndex | None:
         """The file with the numbers of all samples by key, if these shards have one."""
-        locations = [self.location(number) for number in range(len(self.urls))]
+        locations = self.named.locations()
         return KeyIndex.open(locations, self.counts.tolist(), lambda number: self.index(number).keys, self._digests)
 
     def _digests(self) -> list[bytes | None]:
         """Return the digest of each shard from its index, or for remote shards from the manifest if it has one."""
-        locations = [self.location(number) for number in range(len(self.urls))]
+        locations = self.named.locations()
         numbers = {location: number for number, location in enumerate(locations)}
 
         def find(location: Location) -> bytes | None:
             number = numbers[location]
-            known = None if location.is_local else self._known_digests[number]
+            known = None if location.is_local else self.named[number].digest
             if known is not None:
                 return bytes.fromhex(known)
             index = self.loaded(number)
@@ -769,18 +767,7 @@ class OpenShards:
             self._changed = error
 
     def __getstate__(self) -> dict[str, Any]:
-        names = (
-            "urls",
-            "names",
-            "fields",
-            "lazy",
-            "remote",
-            "counts",
-            "sizes",
-            "_known_digests",
-            "_splits",
-            "_uncounted",
-        )
+        names = "named", "urls", "names", "fields", "lazy", "counts", "sizes", "_uncounted"
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

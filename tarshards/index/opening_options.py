@@ -82,7 +82,7 @@ class Opening:
             raise TypeError(f"remote must be a Remote, such as Remote(connections=32), not {shortened(self.remote)}")
         if self.index_dir is not None and not self.index:
             raise ValueError("index_dir= names the folder of indexes, and index=False reads none")
-        remote = with_options(self.remote, index_dir=self.index_dir, max_ratio=self.max_ratio)
+        remote = with_options(self.remote, max_ratio=self.max_ratio)
         object.__setattr__(self, "remote", remote)
         check_reading(self.on_error, self.on_damage, self.end, self.lazy_names)
 
@@ -104,7 +104,7 @@ class Opening:
     def find_shards(self, urls: Any) -> Shards:
         """Return the shards that *urls*, a shard expression, names, with the properties of these options."""
         marks = {"concatenated": self.concatenated, "allow_pipe": self.allow_pipe, "end": self.end}
-        return find_shards(urls, self.remote, **marks)  # type: ignore[arg-type]
+        return find_shards(urls, self.remote, index_dir=self.index_dir, **marks)  # type: ignore[arg-type]
 
     def connect(self, spec: Any) -> None:
         """Open the connections for the first batch while *spec* is read, if it is a remote manifest."""
@@ -125,7 +125,6 @@ class Opening:
         return read_in_turn(
             shards,
             partial(self._read, ledger, None if draws is None else iter(draws)),
-            self.remote,
             processes,
             ahead=self.lazy is None,
         )

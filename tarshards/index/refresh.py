@@ -18,7 +18,6 @@ from tarshards.samples.keys import USUAL, Split, dots_in_key, have_dots_in_key
 from tarshards.storage.derived import INDEX, is_marked, mark_of, set_mark
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import ArchiveEnd, Shard
-from tarshards.storage.remote import Remote, default, set_default
 from tarshards.storage.streams import is_answer
 
 MANY = 1 << 26  # bytes of shards from which on several processes are faster than one
@@ -78,29 +77,29 @@ def find_index(shard: Shard | str) -> Index:
     Raises SampleError for a shard with samples at fault, which the formats of others cannot mark.
     """
     shard = Shard.of(shard)
-    index = _build(shard, _load(shard.url))
+    index = _build(shard, _load(shard.location()))
     for member in index.elsewhere:
-        raise index.not_plain(member, Location.of(shard.url).name)
-    for fault in _faults(index, shard.url):
+        raise index.not_plain(member, shard.location().name)
+    for fault in _faults(index, shard.location()):
         reason = f"{fault.reason}; write the other samples to a new shard with `tarcheck --repair`"
         raise SampleError(reason, url=fault.url, offset=fault.offset, key=fault.key, field=fault.field)
     return index
 
 
-def _faults(index: Index, url: str) -> list[SampleError]:
-    return [index.fault(sample, Location.of(url).name) for sample in index.faults]
+def _faults(index: Index, shard: Location) -> list[SampleError]:
+    return [index.fault(sample, shard.name) for sample in index.faults]
 
 
-def _load(url: str) -> Index | None:
+def _load(shard: Location) -> Index | None:
     """Return the index in the sidecar of a shard; None if it is missing, damaged, or stale by its fingerprint."""
     try:
-        return Index.load(url)
+        return Index.load(shard)
     except ShardIndexError:
         return None
 
 
 def _build(shard: Shard, earlier: Index | None, *, crc: bool = False) -> Index:
-    split: Any = shard.split or _split_of(shard.url, earlier)
+    split: Any = shard.split or _split_of(shard.location(), earlier)
     return _rebuild(shard, earlier, crc=crc, split=split)
 
 
@@ -108,13 +107,13 @@ def _rebuild(shard: Shard, earlier: Index | None, **options: Any) -> Index:
     """Return the index of *shard* as it is now; *earlier* says, too, whether it is concatenated, or has no end."""
     several = earlier is not None and earlier.archives > 1
     end: ArchiveEnd = "optional" if earlier is not None and earlier.end == earlier.shard_size else shard.end
-    return build_index(shard.url, concatenated=shard.concatenated or several, end=end, **options)
+    return build_index(shard.location(), concatenated=shard.concatenated or several, end=end, **options)
 
 
-def _split_of(url: str, earlier: Index | None) -> str:
+def _split_of(shard: Location, earlier: Index | None) -> str:
     """Return the rule of a shard's index, also of one that is stale: a new index has the same."""
     try:
-        return (earlier or Index.load(url, check=False)).split
+        return (earlier or Index.load(shard, check=False)).split
     except ShardIndexError:
         return "first"
 
@@ -127,7 +126,8 @@ class _Refresh:
     how: Writing
 
     def __call__(self, shard: Shard) -> IndexOutcome:
-        url, mark, earlier = shard.url, mark_of(Location.of(shard.url)), _load(shard.url)
+        own = shard.location()
+        mark, earlier = mark_of(own), _load(own)
         if earlier is not None and mark is not None and not self.crc and _is_current(earlier, shard, mark):
             index, unchanged, fresh = earlier, True, True
         else:
@@ -135,16 +135,16 @@ class _Refresh:
         if self.how.dry_run and not fresh:
             index.pack()
         elif not fresh:
-            _save(index, Location.of(url, sync=self.how.sync))
-        location = index_location(url)
+            _save(index, Location.of(own, sync=self.how.sync))
+        location = index_location(own)
         if not self.how.dry_run and index is not earlier:
             set_mark(location, mark)
-        is_beside = location == Location.of(url).sibling(INDEX)
-        found = index.shard(url, indexed=is_beside and (fresh or not self.how.dry_run))
+        is_beside = location == own.sibling(INDEX)
+        found = index.shard(shard, indexed=is_beside and (fresh or not self.how.dry_run))
         if unchanged and shard.digest in (None, found.digest):
             found = found._replace(sha256=shard.sha256)
         written = None if fresh else location.name
-        return IndexOutcome(found, written, faults=_faults(index, url), warning=_dots(index, url), unchanged=unchanged)
+        return IndexOutcome(found, written, faults=_faults(index, own), warning=_dots(index, own), unchanged=unchanged)
 
     def _compared(self, shard: Shard, earlier: Index | None) -> tuple[Index, bool, bool]:
         """Return the index of the shard as it is now; whether *earlier* has the same headers; whether it can stay."""
@@ -162,7 +162,7 @@ def _is_current(index: Index, shard: Shard, mark: int) -> bool:
     """Return whether an index, which was loaded, has the *mark* of its shard, and what this version writes."""
     if index.digest is None or shard.split not in (None, index.split):
         return False
-    return is_marked(index_location(shard.url), mark)
+    return is_marked(index_location(shard.location()), mark)
 
 
 def _save(index: Index, shard: Location) -> None:
@@ -175,16 +175,14 @@ def _save(index: Index, shard: Location) -> None:
         raise OpenError(reason, url=error.url, errno=error.errno) from error
 
 
-def _dots(index: Index, url: str) -> str | None:
+def _dots(index: Index, shard: Location) -> str | None:
     """Return the warning for the first sample that dots in keys have merged from many, or None."""
     if index.split != "first" or len(index.fields) <= USUAL:
         return None
     for sample in (index.first[1:] - index.first[:-1] > USUAL).nonzero()[0].tolist():
         fields = index.fields_of(sample)
         if have_dots_in_key(fields):
-            return str(
-                SampleError(dots_in_key(len(fields), fields[0]), url=Location.of(url).name, key=index.keys[sample])
-            )
+            return str(SampleError(dots_in_key(len(fields), fields[0]), url=shard.name, key=index.keys[sample]))
     return None
 
 
@@ -193,22 +191,22 @@ def verify_index(shard: Shard | str, *, crc: bool = False, walked: tuple[Split, 
 
     *walked* is what ``walk`` has just found in the shard, read as one archive, with the rule that it had.
     """
-    url = Shard.of(shard).url
-    check_there(url)
-    index = Index.load(url, check=False)
+    location = Shard.of(shard).location()
+    check_there(location)
+    index = Index.load(location, check=False)
     if crc and "crc32" not in index.arrays:
         reason = "the index has no checksums; add them with `tarindex --crc`"
-        raise ShardIndexError(reason, url=index_location(url).name)
+        raise ShardIndexError(reason, url=index_location(location).name)
     split: Any = index.split
     again = walked[1] if walked is not None and walked[0] == split and index.archives == 1 else None
     try:
-        found = _rebuild(Shard(url), index, crc=crc, split=split, walked=again)
+        found = _rebuild(Shard.of(location), index, crc=crc, split=split, walked=again)
     except TarshardsError:
-        Index.load(url)  # raises where the shard has another size too
+        Index.load(location)  # raises where the shard has another size too
         raise
     if difference := _difference(index, found):
-        raise ShardIndexError(f"stale: {difference}; rebuild it with `tarindex`", url=index_location(url).name)
-    return IndexOutcome(index.shard(url))
+        raise ShardIndexError(f"stale: {difference}; rebuild it with `tarindex`", url=index_location(location).name)
+    return IndexOutcome(index.shard(shard))
 
 
 def _difference(index: Index, found: Index) -> str | None:
@@ -237,14 +235,14 @@ class _Export:
 
         index = find_index(shard)
         write = {"dali": write_dali, "tar.idx": write_offsets}[self.format]
-        name = write(index, shard.url, self.folder, self.how)
-        return IndexOutcome(index.shard(shard.url), name)
+        name = write(index, shard.location(), self.folder, self.how)
+        return IndexOutcome(index.shard(shard), name)
 
 
 def _work(function: Callable[[Shard], IndexOutcome], named: Sequence[Shard | str], jobs: int) -> Iterator[IndexOutcome]:
     """Yield the outcomes of *function* for all shards, in order; *jobs* processes share them if they are many."""
     shards = list(map(Shard.of, named))
-    attempt = partial(_attempt, function, default())
+    attempt = partial(_attempt, function)
     if min(jobs, len(shards)) < 2 or not _are_many(shards):
         yield from map(attempt, shards)
         return
@@ -255,7 +253,7 @@ def _work(function: Callable[[Shard], IndexOutcome], named: Sequence[Shard | str
         for shard, outcome, error in settled_map(attempt, shards, executor=pool, window=4 * jobs):
             if isinstance(error, OpError):
                 reason = f"{error.reason}, perhaps because memory ran out"
-                outcome = IndexOutcome(Shard(shard.url), error=OpenError(reason, url=Location.of(shard.url).name))
+                outcome = IndexOutcome(Shard(shard.url), error=OpenError(reason, url=shard.location().name))
             elif error is not None:
                 raise error
             yield outcome
@@ -265,15 +263,14 @@ def _are_many(shards: Sequence[Shard]) -> bool:
     size = 0
     for shard in shards:
         with suppress(OpenError, UrlError):
-            location = Location.of(shard.url)
+            location = shard.location()
             size += (location.size() or 0) if location.is_local else MANY
         if size >= MANY:
             return True
     return False
 
 
-def _attempt(function: Callable[[Shard], IndexOutcome], remote: Remote, shard: Shard) -> IndexOutcome:
-    set_default(remote)  # of the program, in a process that is not forked
+def _attempt(function: Callable[[Shard], IndexOutcome], shard: Shard) -> IndexOutcome:
     try:
         return function(shard)
     except TarshardsError as error:

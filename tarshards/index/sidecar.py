@@ -259,10 +259,16 @@ class Index:
             raise ShardIndexError(NO_DIGEST, url=index_location(url).name)
         return self.digest
 
-    def shard(self, url: str, *, indexed: bool = True) -> Shard:
-        """Return the manifest entry of the shard *url*; *indexed* says that this index is beside it."""
-        digest = None if self.digest is None else self.digest.hex()
-        return Shard(url, len(self), self.shard_size, self.archives > 1, indexed, digest=digest)
+    def shard(self, shard: Shard | str, *, indexed: bool = True) -> Shard:
+        """Return *shard* as a manifest has it; *indexed* says that this index is beside it."""
+        return Shard.of(shard)._replace(
+            samples=len(self),
+            size=self.shard_size,
+            concatenated=self.archives > 1,
+            indexed=indexed,
+            sha256=None,
+            digest=None if self.digest is None else self.digest.hex(),
+        )
 
     def pack(self) -> bytes:
         """Return the bytes of the sidecar file."""

@@ -97,16 +97,16 @@ def read_samples(
     names = lazy_fields(lazy)
     remote = with_options(remote, max_ratio=max_ratio)
     check_reading(on_error, on_damage, end, names)
-    marks = {"concatenated": flag("concatenated", concatenated), "allow_pipe": flag("allow_pipe", allow_pipe)}
+    marks: Any = {"concatenated": flag("concatenated", concatenated), "allow_pipe": flag("allow_pipe", allow_pipe)}
     find = partial(find_shards, urls, remote, **marks, end=end)
     read = partial(read_shard, ledger=Ledger.of(on_error), on_damage=on_damage, split=key_rule(split), lazy=names)
-    return closed_at_exit(_read_all(find, read, remote, ahead=names is None))
+    return closed_at_exit(_read_all(find, read, ahead=names is None))
 
 
 def _read_all(
-    find: Callable[[], Shards], read: Callable[..., Iterator[Sample]], remote: Remote | None, *, ahead: bool
+    find: Callable[[], Shards], read: Callable[..., Iterator[Sample]], *, ahead: bool
 ) -> Generator[Sample, None, None]:
-    yield from read_in_turn(find(), read, remote, ahead=ahead)
+    yield from read_in_turn(find(), read, ahead=ahead)
 
 
 def closed_at_exit(samples: Generator[T, None, None]) -> Generator[T, None, None]:
@@ -128,7 +128,6 @@ def _close_unfinished() -> None:
 def read_in_turn(
     shards: Sequence[Shard],
     read: Callable[..., Iterator[Sample]],
-    remote: Remote | None = None,
     processes: int = 1,
     *,
     ahead: bool = True,
@@ -138,7 +137,7 @@ def read_in_turn(
     The memory for that is shared by *processes* processes on this host.
     """
     urls = shards.urls if isinstance(shards, Shards) else [shard.url for shard in shards]
-    located: Iterable[tuple[Shard, Location]] = ((shard, shard.location(remote)) for shard in shards)
+    located: Iterable[tuple[Shard, Location]] = ((shard, shard.location()) for shard in shards)
     if ahead and any(":" in url and _is_remote(Location(url)) for url in urls):
         from tarshards.storage.ahead import opened_ahead
 

@@ -12,15 +12,16 @@ from typing import Any, NamedTuple, Protocol
 
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage.location import Location
-from tarshards.storage.remote import default
+from tarshards.storage.remote import check_ratio
 from tarshards.storage.streams import InputStream, OutputStream, failure, read_some
 
 HEAD = 13  # bytes that identify a compression
 
 # Bytes of one member, field, record or line that are held in memory, whatever they are decompressed from. Beyond that,
-# `Remote.max_ratio` limits them. Honest data exceeds one of both: archives of small members shrink 500-fold, and masks
-# 1,000-fold.
+# they may be so many times the compressed bytes. Honest data exceeds one of both: archives of small members shrink
+# 500-fold, and masks 1,000-fold.
 MAX_HELD = 1 << 28
+MAX_RATIO: float = 200
 
 _FEED = 1 << 16  # compressed bytes per read
 _PIECE = 1 << 20  # decompressed bytes per piece
@@ -50,18 +51,31 @@ class Decompressor(Protocol):
 def bomb(plain: int, packed: int, max_ratio: float | None = None) -> str | None:
     """Return why *plain* bytes that come out of *packed* bytes may not be held in memory; None if they may.
 
-    *max_ratio* is by default that of ``Remote``, or of the running program.
+    *max_ratio* is by default that of ``accept_ratio``, or else MAX_RATIO.
 
     >>> bomb(1 << 28, 10), bomb(1 << 29, 1 << 22)
     (None, None)
     >>> print(bomb(1 << 29, 1 << 21))
     more than 256 MiB, and more than 200 times the compressed size, would be held in memory (max_ratio=, --max-ratio)
     """
-    max_ratio = default().max_ratio if max_ratio is None else max_ratio
+    max_ratio = _accepted if max_ratio is None else max_ratio
     if plain <= MAX_HELD or plain <= max_ratio * packed:
         return None
     ratio = f"{max_ratio:g} times the compressed size"
     return f"more than {MAX_HELD >> 20} MiB, and more than {ratio}, would be held in memory (max_ratio=, --max-ratio)"
+
+
+_accepted = MAX_RATIO
+
+
+def accept_ratio(max_ratio: float) -> None:
+    """Accept this ratio in all that this process decompresses without another one: for programs.
+
+    A program decodes fields, and reads files other than shards, in places that have no options for reading.
+    """
+    global _accepted
+    check_ratio(max_ratio)
+    _accepted = max_ratio
 
 
 def bomb_in(stream: Any, held: int, max_ratio: float | None = None) -> str | None:

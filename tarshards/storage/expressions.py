@@ -109,12 +109,13 @@ def find_shards(
     concatenated: bool = False,
     allow_pipe: bool = False,
     end: ArchiveEnd = "required",
+    index_dir: str | os.PathLike[str] | None = None,
 ) -> Shards:
     """Return the shards that *spec* names, as ``expand_urls`` does, with their entries in manifests.
 
-    *remote* is for manifests and folders. With *concatenated* or *allow_pipe*, or another *end* than "required", all
-    shards have that property. Only *spec* itself may name a command; raises UrlError if a list, manifest or catalog
-    does.
+    All shards get the properties that are given: *remote*, with which manifests and folders are read, too,
+    *concatenated* or *allow_pipe*, another *end* than "required", and *index_dir*. Only *spec* itself may name a
+    command; raises UrlError if a list, manifest or catalog does.
 
     >>> find_shards("a-{0..1}.tar").urls
     ['a-0.tar', 'a-1.tar']
@@ -127,7 +128,14 @@ def find_shards(
             raise UrlError(TOO_MANY, url=spec_name(spec))
     if not shards:
         raise UrlError("the shard expression is empty", url=spec_name(spec) or None)
-    marks = {"concatenated": concatenated, "allow_pipe": allow_pipe, "end": end}
+    folder = None if index_dir is None else os.path.expanduser(os.fspath(index_dir))
+    marks = {
+        "concatenated": concatenated,
+        "allow_pipe": allow_pipe,
+        "end": end,
+        "remote": remote,
+        "index_dir": folder,
+    }
     asked = {name: [mark] * len(shards) for name, mark in marks.items() if mark != Shard._field_defaults[name]}
     return shards.replace(**asked) if asked else shards
 

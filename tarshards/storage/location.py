@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
@@ -21,7 +20,7 @@ from tarshards.storage.redaction import (
     without_userinfo,
     without_values,
 )
-from tarshards.storage.remote import Remote, default
+from tarshards.storage.remote import Remote
 from tarshards.storage.streams import encoded, errno_of, is_answer, is_missing, read_at_most, words
 
 if TYPE_CHECKING:
@@ -67,16 +66,29 @@ class Location:
     """
 
     url: str  #: as it was given
-    remote: Remote  #: how to read it, if it is remote
+    remote: Remote = Remote()  #: how to read it, if it is remote
     allow_pipe: bool = False  #: whether it may run its command, if it is `pipe:command`
     sync: bool = True  #: whether closing a local file that was written waits until it is on the disk
+    index_dir: str | None = None  #: the folder of its index, and of all else that is derived from it, if it is a shard
 
-    def __init__(self, url: str, remote: Remote | None = None, *, allow_pipe: bool = False, sync: bool = True):
-        self.__dict__.update(url=url, remote=remote or default())
+    def __init__(
+        self,
+        url: str,
+        remote: Remote | None = None,
+        *,
+        allow_pipe: bool = False,
+        sync: bool = True,
+        index_dir: str | None = None,
+    ):
+        self.__dict__["url"] = url
+        if remote is not None:
+            self.__dict__["remote"] = remote
         if allow_pipe:
             self.__dict__["allow_pipe"] = True
         if not sync:
             self.__dict__["sync"] = False
+        if index_dir is not None:
+            self.__dict__["index_dir"] = index_dir
 
     @classmethod
     def of(
@@ -96,7 +108,7 @@ class Location:
             if remote in (None, url.remote) and (url.allow_pipe or not allow_pipe) and (sync or not url.sync):
                 return url
             marks = {"allow_pipe": allow_pipe or url.allow_pipe, "sync": sync and url.sync}
-            return cls(url.url, remote or url.remote, **marks)
+            return cls(url.url, remote or url.remote, index_dir=url.index_dir, **marks)
         if isinstance(url, str | os.PathLike) and isinstance(text := os.fspath(url), str):
             return cls(text, remote, allow_pipe=allow_pipe, sync=sync)
         raise TypeError(f"a URL is a str or a path, not {type(url).__name__}: {redacted(shortened(url))}")
@@ -324,11 +336,11 @@ class Location:
         Below the `index_dir` it has the path of its folder, so that shards of the same name do not collide. The path of
         a URL begins with its scheme and host, and ends with a digest of its query.
 
-        >>> remote = Remote(index_dir="/i")
-        >>> [Location(url, remote).described.url for url in ("/d/a.tar", "http://host/d/a.tar?token=x", "s3://b/a.tar")]
+        >>> urls = "/d/a.tar", "http://host/d/a.tar?token=x", "s3://b/a.tar"
+        >>> [Location(url, index_dir="/i").described.url for url in urls]
         ['/i/d/a.tar', '/i/http/host/d/a.tar', '/i/s3/b/a.tar']
         """
-        folder = self.remote.index_dir
+        folder = self.index_dir
         if folder is None or self.is_stream:
             return self
         if self.path is not None:
@@ -345,16 +357,10 @@ class Location:
 
                 parts.append(blake2b(query.encode(errors="surrogateescape"), digest_size=8).hexdigest())
             inner, base = "/".join(part or "%" for part in parts), self.base
-        url = f"{os.fspath(folder).rstrip('/')}/{inner.strip('/')}/{base}"
-        return Location(url, replace(self.remote, index_dir=None), sync=self.sync)
-
-    @property
-    def as_output(self) -> Location:
-        """The same location without an `index_dir`: the index of a written shard is beside it."""
-        return self if self.remote.index_dir is None else Location.of(self, replace(self.remote, index_dir=None))
+        return self.at(f"{folder.rstrip('/')}/{inner.strip('/')}/{base}")
 
     def at(self, url: str) -> Location:
-        """Return the location of another URL, with the *remote* and *sync* of this one."""
+        """Return the location of another file, with the *remote* and *sync* of this one."""
         return Location(url, self.remote, sync=self.sync)
 
     def with_base(self, base: str) -> Location:
@@ -461,7 +467,7 @@ class Location:
 
     def opened_by(self, opener: Callable[[], Any]) -> Location:
         """Return this location; ``open`` then calls *opener*, which returns a stream that is already being fetched."""
-        location = Location(self.url, self.remote, allow_pipe=self.allow_pipe, sync=self.sync)
+        location = Location(self.url, self.remote, allow_pipe=self.allow_pipe, sync=self.sync, index_dir=self.index_dir)
         location.__dict__["_opener"] = opener
         return location
 

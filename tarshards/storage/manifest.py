@@ -46,11 +46,12 @@ class Shard(NamedTuple):
 
     A *concatenated* shard may consist of several archives; an *indexed* one has its index beside it. *sha256* is the
     checksum of the file, and *digest* a digest of its keys and members, which its index has too, both in hexadecimal
-    digits. Manifests do not have the last five: *split*, "first" or "last", is the rule for the names of members
+    digits. Manifests do not have the last seven: *split*, "first" or "last", is the rule for the names of members
     (None: the rule of the index, or else "first"); with *allow_pipe*, ``pipe:command`` may run its command; with
     *keep_headers*, data carries the headers of its member, so that these can be written unchanged; *end* says whether
     the shard may lack the zeros that end an archive; without *adjacent*, members of a key that are not adjacent are
-    several samples, which the caller joins.
+    several samples, which the caller joins; *remote* has the options for reading it; *index_dir* is the folder of its
+    index, and of all else that is derived from it, if that is not beside it.
     """
 
     url: str
@@ -65,15 +66,19 @@ class Shard(NamedTuple):
     keep_headers: bool = False
     end: ArchiveEnd = "required"
     adjacent: bool = True
+    remote: Remote | None = None
+    index_dir: str | None = None
 
     @classmethod
-    def of(cls, shard: Shard | str) -> Shard:
-        """Return a shard or its URL as a shard."""
+    def of(cls, shard: Shard | str | Location) -> Shard:
+        """Return a shard, or its URL or location as a shard."""
+        if isinstance(shard, Location):
+            return cls(shard.url, allow_pipe=shard.allow_pipe, remote=shard.remote, index_dir=shard.index_dir)
         return cls(shard) if isinstance(shard, str) else shard
 
-    def location(self, remote: Remote | None = None) -> Location:
-        """Return its location, with the options *remote* for reading."""
-        return Location(self.url, remote, allow_pipe=self.allow_pipe)
+    def location(self) -> Location:
+        """Return its location."""
+        return Location(self.url, self.remote, allow_pipe=self.allow_pipe, index_dir=self.index_dir)
 
 
 class Shards(Sequence[Shard]):
@@ -94,6 +99,10 @@ class Shards(Sequence[Shard]):
         """Return *shards* as columns."""
         urls, *columns = zip(*shards) if (shards := list(shards)) else [[]] * len(Shard._fields)
         return cls(list(urls), **{name: list(column) for name, column in zip(Shard._fields[1:], columns)})
+
+    def locations(self) -> list[Location]:
+        """Return the locations of all shards."""
+        return [shard.location() for shard in self]
 
     def column(self, name: str) -> list[Any]:
         """Return the field *name* of every ``Shard``."""

@@ -1,4 +1,4 @@
-"""Options for reading files, above all remote ones: connections, memory, retries, folders for caches and indexes."""
+"""Options for reading files, above all remote ones: connections, memory, retries, a folder for a cache."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ class Remote:
       later epochs and runs
     - *cache_bytes*: the maximum size of the files in *cache_dir*, at least 16 MiB; None is nine tenths of the sum of
       the free space on its disk and their current size
-    - *index_dir*: a folder for the indexes of shards, local ones too, and for the columns, manifests and key indexes
-      that would otherwise be beside them; `tarindex --index-dir` fills it
     - *max_ratio*: of a compressed shard, local ones too, a member of more than 256 MiB must not be more than this many
-      times as large as the shard: a decompression bomb would fill the memory
+      times as large as the shard: a decompression bomb would fill the memory; None is 200
 
     Raises ValueError or TypeError for invalid values.
     """
@@ -43,8 +41,7 @@ class Remote:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # they may hold credentials
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
-    index_dir: str | os.PathLike[str] | None = None
-    max_ratio: float = 200
+    max_ratio: float | None = None
 
     def __post_init__(self) -> None:
         whole_number("connections", self.connections, 1)
@@ -54,18 +51,18 @@ class Remote:
                 whole_number(name, getattr(self, name), least)
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not self.timeout > 0:
             raise ValueError(f"timeout must be a number of seconds above 0, not {self.timeout!r}")
-        check_ratio(self.max_ratio)
+        if self.max_ratio is not None:
+            check_ratio(self.max_ratio)
         if self.storage_options is not None and not isinstance(self.storage_options, Mapping):
             raise TypeError(f"storage_options must be a dict, not {type(self.storage_options).__name__}")
         if self.cache_dir is None and self.cache_bytes is not None:
             raise ValueError("cache_bytes= requires cache_dir=")
-        for name in ("cache_dir", "index_dir"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, os.path.expanduser(os.fspath(getattr(self, name))))
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", os.path.expanduser(os.fspath(self.cache_dir)))
 
     def __hash__(self) -> int:
-        folders = self.cache_dir, self.cache_bytes, self.index_dir
-        return hash((self.connections, self.ahead, self.timeout, self.retries, folders, self.max_ratio))
+        cache = self.cache_dir, self.cache_bytes
+        return hash((self.connections, self.ahead, self.timeout, self.retries, cache, self.max_ratio))
 
     def budget(self, processes: int = 1) -> int:
         """Return the bytes that one of *processes* on this host may fetch ahead."""
@@ -87,21 +84,7 @@ def check_ratio(max_ratio: Any) -> None:
 def with_options(remote: Remote | None, **options: Any) -> Remote | None:
     """Return *remote*, or else the default options, with those of these *options* that are not None."""
     given = {name: value for name, value in options.items() if value is not None}
-    return replace(remote or default(), **given) if given else remote
-
-
-_default = Remote()
-
-
-def default() -> Remote:
-    """Return the options for files that are read without any."""
-    return _default
-
-
-def set_default(remote: Remote) -> None:
-    """Set the options for files that are read without any, in this process: for programs."""
-    global _default
-    _default = remote
+    return replace(remote or Remote(), **given) if given else remote
 
 
 def available_memory() -> int:

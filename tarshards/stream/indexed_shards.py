@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from os import PathLike
 from typing import Any, Self
 
 from tarshards.index.access import SampleSequence
+from tarshards.storage.expressions import find_shards
+from tarshards.storage.remote import Remote, with_options
 from tarshards.stream.op import BoundOp
 from tarshards.stream.other_names import explains, no_attribute
 from tarshards.stream.sample_ops import SampleOps
@@ -50,7 +53,19 @@ class IndexedShards(SampleOps, SampleSequence):
 
     ops: tuple[BoundOp, ...] = ()
 
-    __init__ = explains(SampleSequence.__init__)
+    @explains
+    def __init__(
+        self,
+        urls: Any,
+        *,
+        fields: str | Iterable[str] | None = None,
+        lazy: str | Iterable[str] | None = None,
+        remote: Remote | None = None,
+        index_dir: str | PathLike[str] | None = None,
+        max_ratio: float | None = None,
+    ):
+        shards = find_shards(urls, with_options(remote, max_ratio=max_ratio), index_dir=index_dir)
+        super().__init__(shards, fields=fields, lazy=lazy)
 
     def __repr__(self) -> str:
         """Identify the dataset, by the same text in every process: Grain compares it with the text in a state."""

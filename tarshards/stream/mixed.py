@@ -386,7 +386,6 @@ class MixedShards(SampleReader):
         self.names: list[str] = [name for part in parts.values() for name in part.names]
         self.counts: np.ndarray = np.concatenate([part.counts for part in parts.values()])
         self.sizes: np.ndarray = np.concatenate([part.sizes for part in parts.values()])
-        self.remote = next(iter(parts.values())).remote
         self.unpaired: int = sum(part.unpaired for part in parts.values())
 
     @property

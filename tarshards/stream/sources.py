@@ -30,6 +30,7 @@ from tarshards.index.inventory import check_there, find_indexed, has_ranges
 from tarshards.index.opening_options import Opening
 from tarshards.samples.keys import Sample, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger, PassOf
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location, identities_of
 from tarshards.storage.manifest import Shards, collector_paused
 from tarshards.stream import ops
@@ -315,7 +316,9 @@ class PlannedSource:
         from tarshards.index.joined import JoinedShards
 
         source = copy.copy(self)
-        source.shards = JoinedShards(self.shards, SampleSequence(urls, fields=fields, remote=self.shards.remote))
+        own = self.shards.sequences[0].shards.named[0]
+        shards = find_shards(urls, own.remote, index_dir=own.index_dir)
+        source.shards = JoinedShards(self.shards, SampleSequence(shards, fields=fields))
         return source
 
     def selected(self, choose: SampleChoice) -> PlannedSource:
@@ -514,7 +517,7 @@ def open_shards(urls: Any, opening: Opening, options: EpochOptions) -> ShardSour
     from tarshards.index.access import SampleSequence
 
     import_module("tarshards.epoch.loop")  # needed for iterating; imported while the collector is paused
-    samples = SampleSequence(indexed, fields=opening.fields, lazy=opening.lazy, remote=opening.remote)
+    samples = SampleSequence(indexed, fields=opening.fields, lazy=opening.lazy)
     kind = ResampledSource if options.resample else PlannedSource
     return kind(samples, options, opening.on_error)
 
@@ -526,12 +529,12 @@ def _indexed(shards: Shards, opening: Opening, options: EpochOptions) -> Shards 
     first shard can be read in parts. Raises ShardIndexError or OpenError if *options* require a planned epoch that
     these shards do not allow.
     """
-    rule, first = split_of(opening.rule), Location.of(shards.urls[0], opening.remote)
+    rule, first = split_of(opening.rule), shards[0].location()
     ruled = shards.replace(split=[split or rule for split in shards.column("split")])
     if opening.index and opening.index != "auto":
         return ruled
     is_sought = opening.index == "auto" and rule is not None
-    found = find_indexed(ruled, opening.remote, opening.names, opening.lazy_names) if is_sought else None
+    found = find_indexed(ruled, opening.names, opening.lazy_names) if is_sought else None
     if found is not None and (opening.lazy is not None or has_ranges(first)):
         return found
     if found is not None:

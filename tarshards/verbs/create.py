@@ -20,7 +20,7 @@ from tarshards.samples.rows import csv_rows, raised
 from tarshards.samples.tree import read_file
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
-from tarshards.storage.remote import default
+from tarshards.storage.remote import Remote
 from tarshards.tar.read import MEMBER_LIMIT
 
 Row = tuple[str, list[bytes] | TarshardsError]  # origin, and cells or why there are none
@@ -98,7 +98,7 @@ def _fetch_ahead(unread: Iterable[Unread], sources: FieldSources) -> Iterator[Sa
     """Fetch samples over several connections at once; as many of the largest as may be held fit into the memory."""
     from tarshards.storage.connections import fetching_threads
 
-    remote = default()
+    remote = Remote()
     threads, budget = fetching_threads(remote.connections, "fields"), remote.budget()
     pending: deque[Future[Sample | TarshardsError]] = deque()
     taken = largest = 0

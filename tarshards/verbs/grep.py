@@ -19,8 +19,8 @@ from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
 from tarshards.samples.lines import lacking_keys
 from tarshards.storage.derived import COLUMNS
-from tarshards.storage.expressions import Shard, expand_shards
-from tarshards.storage.location import Location
+from tarshards.storage.expressions import Shard, find_shards
+from tarshards.storage.manifest import Shards
 
 if TYPE_CHECKING:
     from tarshards.index.access import SampleSequence
@@ -155,8 +155,8 @@ def by_columns(
     Returns None if the shards have no columns, or the condition names none of them. Raises ValueError if it names
     columns but headers are to be kept, since samples that are read by index have no headers.
     """
-    shards = expand_shards(urls)
-    first = Location.of(shards[0].url)
+    shards = find_shards(urls)
+    first = shards[0].location()
     if first.is_stream or not first.described.sibling(COLUMNS).is_taken():
         return None
     import numpy as np
@@ -254,20 +254,20 @@ class KeyFilter:
         """
         from tarshards.index.inventory import has_index, has_ranges
 
-        shards, ledger = expand_shards(urls), Ledger.of(on_error)
-        is_indexed = not shards[0].keep_headers and all(has_index([shard.url for shard in shards]))
-        if is_indexed and has_ranges(shards[0].url):
+        shards, ledger = find_shards(urls), Ledger.of(on_error)
+        is_indexed = not shards[0].keep_headers and all(has_index(shards))
+        if is_indexed and has_ranges(shards[0].location()):
             if (found := self._by_key_index(shards, ledger)) is not None:
                 return found
             return chain.from_iterable(self._look_up(shard, ledger) for shard in shards)
         return chain.from_iterable(map(partial(read_shard, ledger=ledger), shards))
 
-    def _by_key_index(self, shards: list[Shard], ledger: Ledger) -> Iterator[Sample] | None:
+    def _by_key_index(self, shards: Shards, ledger: Ledger) -> Iterator[Sample] | None:
         """Return the samples with these keys, found in the key index of the shards; None if there is no key index."""
         from tarshards.index.access import SampleSequence
         from tarshards.index.key_index import key_index_location
 
-        if not key_index_location(shards[0].url).is_taken():
+        if not key_index_location(shards[0].location()).is_taken():
             return None
         indexed = SampleSequence(shards)
         if indexed.shards.key_index is None:
@@ -278,7 +278,7 @@ class KeyFilter:
         from tarshards.index.access import SampleSequence
 
         try:
-            indexed = SampleSequence([shard])
+            indexed = SampleSequence(Shards.of([shard]))
             indexed.shards.open(0)  # raises for a stale index, which may lack keys
             numbers = [number for number, key in enumerate(indexed.shards.each_key()) if key in self.keys]
         except TarshardsError as error:

@@ -14,7 +14,7 @@ from tarshards.samples.grouping import read_shard
 from tarshards.samples.keys import Sample, is_reserved, no_partner
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.seen_keys import SeenKeys
-from tarshards.storage.expressions import Shard, expand_shards, spec_name
+from tarshards.storage.expressions import Shard, find_shards, spec_name
 from tarshards.verbs.sort import GIB, merge_sort
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def join_shards(
     all of these inputs are indexed, no index marks faulty samples, and the indexes fit into half of *memory*. Otherwise
     all inputs are sorted.
     """
-    shards = list(map(expand_shards, inputs))
+    shards = list(map(find_shards, inputs))
     if sum(shard.url == "-" for shard in chain.from_iterable(shards)) > 1:
         raise UrlError("stdin can be only one of the inputs", url="-")
     ledger = Ledger.of(on_error)
@@ -60,9 +60,8 @@ def join_shards(
         from tarshards.index.access import SampleSequence
         from tarshards.index.inventory import has_index, has_ranges
 
-        others = [shard.url for each in shards[1:] for shard in each]
-        if shards[0][0].keep_headers or not (
-            all(has_index(others)) and all(has_ranges(each[0].url) for each in shards[1:])
+        if shards[0][0].keep_headers or not all(
+            all(has_index(each)) and has_ranges(each[0].location()) for each in shards[1:]
         ):
             return None
         indexed = [SampleSequence(each) for each in shards[1:]]
@@ -77,7 +76,7 @@ def join_shards(
     return _merge([_read(each, read) for each in shards], join, open_indexed, memory, tmpdir)
 
 
-def _read(shards: list[Shard], read: Callable[[Shard], Iterator[Sample]]) -> Iterator[Sample]:
+def _read(shards: Iterable[Shard], read: Callable[[Shard], Iterator[Sample]]) -> Iterator[Sample]:
     for shard in shards:
         yield from read(shard)
 

@@ -60,7 +60,7 @@ def repair_shards(
 def _existing(shards: Iterable[Shard | str], target: str | Location) -> Iterator[Shard]:
     """Yield *shards*; raise OpenError for a missing one, since its name may be misspelt."""
     for shard in map(Shard.of, shards):
-        location = Location.of(shard.url)
+        location = shard.location()
         if not (location.is_stream or location.exists()):
             raise OpenError(f"no such file, so {target} is not written", url=location.name)
         yield shard

@@ -58,8 +58,8 @@ class EpochBatches:
         if self._last is None or self._last[0] != key:
             viewed = self.viewed
             viewed.indexed()
-            options: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "index": True, "remote": viewed.remote}
-            self._last = key, BatchMaker(Stream.from_shards(viewed.shards, **options), size)
+            stream = Stream.from_shards(viewed.shards, shuffle=shuffle, seed=seed, index=True)
+            self._last = key, BatchMaker(stream, size)
         return self._last[1]
 
     @staticmethod

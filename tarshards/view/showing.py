@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from html import escape
+from os import PathLike
 from threading import Thread
 from typing import Any
 
@@ -40,14 +41,17 @@ def show(
     ledger: Ledger | Iterable[Mapping[str, Any]] = (),
     state: Mapping[str, Any] | None = None,
     remote: Remote | None = None,
+    index_dir: str | PathLike[str] | None = None,
     height: int = 700,
 ) -> Shown:
     """Serve a page of the samples of *urls*, a shard expression, to browsers on this machine; notebooks show it.
 
     The *ledger* of a run adds a list of the samples that it left out, with links. With the *state* of a loader, the
-    page counts batches from that state. *height* is the height of the frame in pixels. The page is served until
-    ``close()`` or the end of the process. Its URL contains a secret token.
+    page counts batches from that state. *remote* and *index_dir* are as for ``Stream.from_shards``. *height* is the
+    height of the frame in pixels. The page is served until ``close()`` or the end of the process. Its URL contains a
+    secret token.
     """
     if isinstance(ledger, Ledger):
         ledger = [entry._asdict() for entry in ledger.quarantined]
-    return Shown(ViewServer(ViewApi(urls, remote=remote, left_out=ledger, state=state), framed=True), height)
+    api = ViewApi(urls, left_out=ledger, state=state, remote=remote, index_dir=index_dir)
+    return Shown(ViewServer(api, framed=True), height)

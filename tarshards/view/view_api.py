@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 from tarshards.errors import SampleError
 from tarshards.samples.lines import escape
 from tarshards.samples.member_file import MemberFile
-from tarshards.storage.remote import Remote
 from tarshards.view.damage_map import damage_map
 from tarshards.view.histograms import histogram, suggestions
 from tarshards.view.pictures import MAX_BYTES, thumbnail, whole_picture
@@ -21,18 +20,21 @@ MOST_ROWS = 500  # most rows of a response
 
 
 class ViewApi:
-    """The samples of *urls* for a page; it lists *left_out*, entries of a ledger; *state* is the state of a loader."""
+    """The samples of *urls* for a page; it lists *left_out*, entries of a ledger; *state* is the state of a loader.
+
+    The other options are those of ``find_shards``.
+    """
 
     def __init__(
         self,
         urls: Any,
         *,
-        remote: Remote | None = None,
         left_out: Iterable[Mapping[str, Any]] = (),
         state: Mapping[str, Any] | None = None,
+        **how: Any,
     ):
         self.state = state
-        self.viewed: ViewedShards = ViewedShards(urls, remote)
+        self.viewed: ViewedShards = ViewedShards(urls, **how)
         self.name: str = self.viewed.name
         self.queries: Queries = Queries(self.viewed)
         self.left_out: list[dict[str, Any]] = [dict(entry) for entry in left_out]
@@ -143,7 +145,7 @@ class ViewApi:
         sizes = viewed.shards.column("size") if viewed.sequence is None else viewed.sequence.sizes
         rows = []
         for number in range(begin, end):
-            row: dict[str, Any] = {"number": number, "name": viewed.shards[number].location(viewed.remote).name}
+            row: dict[str, Any] = {"number": number, "name": viewed.shards[number].location().name}
             if number < viewed.known_shards:
                 row |= {"samples": viewed.count(number), "begin": viewed.begin(number)}
             if sizes[number] is not None:

@@ -26,7 +26,6 @@ from tarshards.samples.member_file import MemberFile
 from tarshards.storage.expressions import common_name, find_shards, spec_name
 from tarshards.storage.location import names_of
 from tarshards.storage.manifest import Shards
-from tarshards.storage.remote import Remote
 from tarshards.view.media_types import has_media
 
 HEAD = 256  # bytes of a field, enough for a line
@@ -42,16 +41,15 @@ class SampleAddress(NamedTuple):
 
 
 class ViewedShards:
-    """The samples of *urls*, numbered over all shards.
+    """The samples of *urls*, numbered over all shards; the options are those of ``find_shards``.
 
     With indexes, all samples are known from the start, in ``sequence``. Otherwise ``extend`` indexes one shard after
     the other in memory, and ``total`` grows. *problems* are the errors of shards that cannot be indexed; these count as
     empty.
     """
 
-    def __init__(self, urls: Any, remote: Remote | None = None):
-        self.remote = remote
-        self.shards: Shards = find_shards(urls, remote)
+    def __init__(self, urls: Any, **how: Any):
+        self.shards: Shards = find_shards(urls, **how)
         self.name: str = spec_name(urls) if isinstance(urls, str) else common_name(names_of(self.shards.urls))
         self.sequence: SampleSequence | None = self._find_indexed()
         self.problems: list[TarshardsError] = []
@@ -64,13 +62,13 @@ class ViewedShards:
 
     def _find_indexed(self) -> SampleSequence | None:
         try:
-            found = find_indexed(self.shards, self.remote)
+            found = find_indexed(self.shards)
         except ShardIndexError:  # only some shards have an index
             found = None
         if found is None:
-            check_there(self.shards[0].location(self.remote))
+            check_there(self.shards[0].location())
             return None
-        return SampleSequence(found, remote=self.remote)
+        return SampleSequence(found)
 
     @property
     def total(self) -> int:
@@ -94,7 +92,7 @@ class ViewedShards:
                 shard = self.shards[len(self._made)]
                 try:
                     index = build_index(
-                        shard.location(self.remote),  # type: ignore[arg-type]
+                        shard.location(),
                         concatenated=shard.concatenated,
                         end=shard.end,
                         split=shard.split or "first",  # type: ignore[arg-type]
@@ -133,7 +131,7 @@ class ViewedShards:
             return self.sequence.shards.index(shard)
         index = self._made[shard]
         if index is None:
-            raise ShardIndexError("this shard could not be indexed", url=self.shards[shard].location(self.remote).name)
+            raise ShardIndexError("this shard could not be indexed", url=self.shards[shard].location().name)
         return index
 
     def members(self, shard: int) -> np.ndarray:
@@ -145,7 +143,7 @@ class ViewedShards:
         """Open a shard."""
         if self.sequence is not None:
             return self.sequence.shards.open(shard)
-        return OpenShard(self.shards[shard].location(self.remote), self.index(shard))
+        return OpenShard(self.shards[shard].location(), self.index(shard))
 
     def read(self, numbers: np.ndarray, names: Collection[str] | None) -> Iterator[Sample | TarshardsError]:
         """Yield samples with at least the fields *names* (None: all), or the error for a sample that cannot be read."""
@@ -169,8 +167,7 @@ class ViewedShards:
         if not wanted or not all(find_field(known, [name]) for name in wanted):
             return whole
         if names not in self._readers:
-            shards = Shards(whole.urls, samples=whole.counts.tolist(), size=whole.sizes.tolist())
-            self._readers[names] = SampleSequence(shards, fields=wanted, remote=whole.remote)
+            self._readers[names] = SampleSequence(whole.shards.named, fields=wanted)
         return self._readers[names]
 
     def file(self, number: int, field: str) -> MemberFile:
@@ -199,7 +196,7 @@ class ViewedShards:
 
     @cached_property
     def _is_remote(self) -> bool:
-        return not self.shards[0].location(self.remote).is_local
+        return not self.shards[0].location().is_local
 
     def _runs(self, addresses: dict[int, SampleAddress]) -> Iterator[list[SampleAddress]]:
         """Yield consecutive samples of one shard, of at most TOGETHER bytes."""
@@ -263,7 +260,7 @@ class ViewedShards:
 
     def _unread(self, address: SampleAddress, error: TarshardsError) -> dict[str, Any]:
         """Return the row for a sample whose shard or index cannot be opened."""
-        name = self.shards[address.shard].location(self.remote).name
+        name = self.shards[address.shard].location().name
         row = {"number": self.begin(address.shard) + address.sample, "key": "", "shard": name, "fields": []}
         with suppress(TarshardsError):
             row = self._row(address, self.index(address.shard), name)

@@ -20,6 +20,7 @@ from tarshards.index.inventory import has_index
 from tarshards.loaders.torch.shard_dataset import SharedEpochCounter
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shards
 from tarshards.stream import ops
 from tarshards.stream.op import BoundOp
 from tarshards.stream.sources import IterableSource, Progress
@@ -46,7 +47,7 @@ class _StageSource(IterableSource):
     def digest(self) -> str:
         """Identifies the shards in a state: their names, and whether they are read through an index."""
         urls = getattr(self.first, "urls", [])
-        names = [Location.of(url).identity for url in urls] + [str(any(has_index(urls[:1])))]
+        names = [Location.of(url).identity for url in urls] + [str(any(has_index(Shards(urls[:1]))))]
         return blake2b("\0".join(names).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
     def iterate(self, progress: Progress) -> Iterator[Any]:

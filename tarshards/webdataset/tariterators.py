@@ -24,7 +24,7 @@ from tarshards.samples.ledger import Ledger
 from tarshards.storage.ahead import opened_ahead
 from tarshards.storage.compression import ENCODINGS, decompressed
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shard
+from tarshards.storage.manifest import Shards
 from tarshards.storage.remote import Remote
 from tarshards.stream.following import Count
 from tarshards.tar.read import Member, read_members
@@ -181,7 +181,7 @@ class TarSamples(filters.FilterFunction):
             ledger.report()
 
     def _samples(self, location: Location, ledger: Ledger, reached: Reached) -> Iterator[Sample]:
-        if self.split is split_name and _family(location) == "local" and has_index([location])[0]:
+        if self.split is split_name and _family(location) == "local" and has_index(Shards([location.url]))[0]:
             return _read_indexed(location, ledger, reached)
         samples = read_shard(location.url, ledger=ledger, split=self.split, location=location)
         reached.skip -= sum(1 for _ in islice(samples, reached.skip))
@@ -198,7 +198,7 @@ def _name(select: Names, rename: Names, name: str) -> tuple[str, str] | None:
 
 def _read_indexed(location: Location, ledger: Ledger, reached: Reached) -> Iterator[Sample]:
     try:
-        shards = SampleSequence([Shard(location.url, split="first")])  # as webdataset splits names
+        shards = SampleSequence(Shards([location.url], split=["first"]))  # as webdataset splits names
         shards.shards.use(0)  # a stale index is one error, not one for each sample
     except TarshardsError as error:
         ledger(error)

@@ -227,7 +227,7 @@ class TarWriter(_Writer):
             self.sha256 = None if self._digest is None else self._digest.hexdigest()
             if self._members is not None and self.target is not None:
                 self.index = self._members.index(self.end, self.size, self.target)
-                self.index.save(self._location.as_output)
+                self.index.save(self._location)
 
     def _send(self, parts: Iterable[bytes | FileRange | MemberFile]) -> None:
         rest = iter(parts)

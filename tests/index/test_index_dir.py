@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 from pathlib import Path
 
 import pytest
 from range_server import serving
 
-from tarshards import IndexedShards, Remote, Stream, TarWriter, build_index
+from tarshards import IndexedShards, Stream, TarWriter, build_index
 from tarshards.errors import ShardIndexError
 from tarshards.index.opening_options import Opening
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 
 TRAIN = "t-{0..1}.tar"
@@ -70,6 +72,18 @@ def test_indexes_of_shards_of_one_name_stay_apart(shards, tool, tmp_path):
             IndexedShards(urls)
         manifest = f"{tmp_path}/idx{shards}/{name}/t.shards.json"
         assert texts(IndexedShards(manifest, index_dir=tmp_path / "idx")) == wanted
+
+
+def test_each_shard_has_its_own_folder(shards, tool, tmp_path):
+    for name in "ab":
+        tool(f"tarindex -q --index-dir idx-{name} 'shards/{name}/{TRAIN}'")
+    parts = [find_shards(f"{shards}/{name}/{TRAIN}", index_dir=tmp_path / f"idx-{name}") for name in "ab"]
+    both = [shard for shards in zip(*parts) for shard in shards]
+    wanted = [f"{name}{shard}{i}" for shard in range(2) for name in "ab" for i in range(3)]
+    assert texts(IndexedShards(both)) == wanted
+    assert texts(pickle.loads(pickle.dumps(Stream.from_shards(both, index=True)))) == wanted
+    with pytest.raises(ShardIndexError, match=f"no index found in {tmp_path}/idx-a"):
+        Stream.from_shards([shard._replace(index_dir=f"{tmp_path}/idx-a") for shard in parts[1]])
 
 
 def test_a_dataset_and_its_workers_read_by_an_index_dir(shards, tool, tmp_path):
@@ -151,7 +165,7 @@ def test_indexes_of_remote_shards(shards, tool, tmp_path):
     ],
 )
 def test_where_the_index_of_a_shard_lies(url, path):
-    described = Location(url, Remote(index_dir="/i")).described
+    described = Location(url, index_dir="/i").described
     assert (described.url, described.path) == (f"/i/{path}", f"/i/{path}")
     assert described.described is described
 
@@ -165,7 +179,7 @@ def test_the_folder_is_found_from_everywhere(shards, tool, tmp_path, monkeypatch
     monkeypatch.setenv("HOME", str(tmp_path))
     for folder in "../idx", "~/idx":
         assert texts(IndexedShards("a/t-0.tar", index_dir=folder))[0] == "a00"
-        assert texts(Stream.from_shards("a/t-0.tar", remote=Remote(index_dir=folder)))[0] == "a00"
+        assert texts(Stream.from_shards("a/t-0.tar", index_dir=folder))[0] == "a00"
 
 
 def test_a_folder_without_the_indexes_is_an_error(shards, tmp_path):

@@ -18,6 +18,8 @@ from tarshards.index.access import SampleSequence
 from tarshards.index.build import build_index
 from tarshards.index.mapped_fields import BatchKeys, MappedFields, find_in_samples
 from tarshards.samples.fields import parse_terms
+from tarshards.storage.expressions import find_shards
+from tarshards.storage.manifest import Shards
 
 TERMS = parse_terms("picture:png;jpg cls")
 
@@ -31,7 +33,7 @@ def shards(tmp_path) -> SampleSequence:
             fields |= {"jpg": b"j" * i} if i % 3 == 0 else {}
             fields |= {"cls": i} if i != 17 else {"txt": "none"}
             writer.write({"__key__": f"{i:02d}"} | fields)
-    return SampleSequence(str(tmp_path / "set-{0..2}.tar"))
+    return SampleSequence(find_shards(tmp_path / "set-{0..2}.tar"))
 
 
 @pytest.fixture(params=["mapped", "read"])
@@ -81,7 +83,7 @@ def test_a_shard_that_is_not_what_it_was_fails_as_a_whole(shards, tmp_path, chan
 
 def test_a_shard_that_can_be_opened_again_is_found_again(shards, tmp_path):
     load_kernel("tarshards.kernels._mapped")
-    fresh = SampleSequence(str(tmp_path / "set.shards.json"))
+    fresh = SampleSequence(find_shards(tmp_path / "set.shards.json"))
     mapped = MappedFields.of(fresh, TERMS)
     (tmp_path / "set-1.tar").rename(tmp_path / "away")
     numbers = np.array([4, 14, 24, 18])
@@ -95,7 +97,7 @@ def test_a_shard_that_can_be_opened_again_is_found_again(shards, tmp_path):
 
 def test_shards_are_opened_when_they_are_needed_and_of_their_indexes_nothing_is_copied(shards, tmp_path):
     load_kernel("tarshards.kernels._mapped")
-    fresh = SampleSequence(str(tmp_path / "set.shards.json"))
+    fresh = SampleSequence(find_shards(tmp_path / "set.shards.json"))
     mapped = MappedFields.of(fresh, TERMS)
     assert list(fresh.shards.in_use) == []
     found = mapped.find(np.array([1, 1]), *2 * [np.array([4, 8])])
@@ -135,7 +137,7 @@ def test_links_are_read_and_samples_at_fault_fail(tmp_path):
             member.size = len(data)
             archive.addfile(member, BytesIO(data))
     build_index(path).save(path)
-    found = MappedFields.of(SampleSequence(path), parse_terms("cls")).find(
+    found = MappedFields.of(SampleSequence(Shards([path])), parse_terms("cls")).find(
         np.zeros(4, np.int64), *2 * [np.array([3, 2, 1, 0])]
     )
     failures = found.check()
@@ -153,7 +155,7 @@ def test_only_local_shards_are_mapped(shards, monkeypatch):
 
 def test_kernels_without_a_guard_are_given_no_mapping(shards, monkeypatch):
     monkeypatch.setattr("tarshards.kernels.IS_COMPILED", False)
-    fresh = SampleSequence(shards.urls)
+    fresh = SampleSequence(Shards(shards.urls))
     assert MappedFields.of(fresh, TERMS) is None
     assert [sample["__key__"] for sample in fresh] == [sample["__key__"] for sample in shards]
 

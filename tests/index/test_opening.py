@@ -25,6 +25,7 @@ from tarshards.errors import OpenError, ShardIndexError, TarshardsError, UrlErro
 from tarshards.index import inventory
 from tarshards.index.build import build_index
 from tarshards.kernels import _sidecars_py
+from tarshards.storage.manifest import Shards
 from tarshards.stream import sources
 from tarshards.verbs.grep import KeyFilter
 from tarshards.verbs.join import join_shards
@@ -272,12 +273,12 @@ def test_folders_of_many_shards_are_listed_each(tmp_path, monkeypatch):
     listed: list[bytes] = []
     are_listed = kernels.sidecars.are_listed
     monkeypatch.setattr(kernels.sidecars, "are_listed", lambda *given: listed.append(given[0]) or are_listed(*given))
-    assert all(inventory.has_index(names))
+    assert all(inventory.has_index(Shards(names)))
     assert [os.fsdecode(folder) for folder in listed] == [f"{folder}/" for folder in folders]
     os.unlink(f"{names[7]}.index")
-    assert [number for number, is_there in enumerate(inventory.has_index(names)) if not is_there] == [7]
+    assert [number for number, is_there in enumerate(inventory.has_index(Shards(names))) if not is_there] == [7]
     monkeypatch.setattr(kernels.sidecars, "are_listed", _refuse)
-    assert [number for number, is_there in enumerate(inventory.has_index(names)) if not is_there] == [7]
+    assert [number for number, is_there in enumerate(inventory.has_index(Shards(names))) if not is_there] == [7]
 
 
 def _refuse(*_: object) -> bytes:
@@ -303,7 +304,7 @@ def test_the_twins_find_the_same_in_damaged_indexes(head, at, byte, length):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernels.sidecars, "read_heads", load_kernel(kernel).read_heads)
             try:
-                return inventory._read_heads([name], None)
+                return inventory._read_heads(Shards([name]))
             except TarshardsError as error:
                 return str(error)
 

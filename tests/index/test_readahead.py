@@ -19,6 +19,7 @@ from tarshards import ArrayLoader, ShardWriter, Stream, kernels, readers
 from tarshards.index import readahead
 from tarshards.index.access import SampleSequence, gap_of
 from tarshards.index.memory import address_of
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.ranges import LocalRanges
 from tarshards.tar.read import BLOCK
 
@@ -198,7 +199,7 @@ def test_of_runs_little_else_is_read(many):
 
 
 def test_the_numbers_of_samples_are_read_alike(many):
-    shards = SampleSequence(many)
+    shards = SampleSequence(find_shards(many))
     found = list(shards.read_numbers(np.arange(3, 1600, 100)))
     assert [sample["__key__"] for sample in found] == [f"{i:04d}" for i in range(3, 1600, 100)]
     assert bytes_here(shards.urls) < 1 << 20
@@ -238,7 +239,7 @@ def test_gaps():
 
 def test_samples_are_scattered_where_their_gap_takes_longer_than_a_read(spec, monkeypatch):
     flags: list[bool] = []
-    shards = SampleSequence(spec)
+    shards = SampleSequence(find_shards(spec))
     monkeypatch.setattr(shards.shards, "scatter", flags.append)
     many = readahead.APART / (float(shards.sizes.sum()) / SAMPLES)
     for gap in (0, many - 1, many + 1):

@@ -133,9 +133,9 @@ def read_anew(shards, monkeypatch):
     monkeypatch.setattr(derived, "SETTLED", 20_000_000)
     read = []
 
-    def build(url, **options):
-        read.append(shards.index(url))
-        return build_index(url, **options)
+    def build(shard, **options):
+        read.append(shards.index(shard.url))
+        return build_index(shard, **options)
 
     monkeypatch.setattr(refresh, "build_index", build)
 

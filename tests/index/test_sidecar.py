@@ -23,6 +23,7 @@ from tarshards.index.build import build_index
 from tarshards.index.inventory import count_samples, for_each_shard
 from tarshards.index.sidecar import MISSING, Index, index_location
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import Shards
 
 SAMPLES = [{"__key__": f"{i:03d}", "bin": os.urandom(i * 100), "cls": i} for i in range(20)]
 
@@ -223,10 +224,11 @@ def test_many_come_in_order(tmp_path):
     for i, url in enumerate(urls):
         write_samples([{"__key__": str(i), "cls": i}], url)
         build_index(url).save(url)
-    assert [index.keys for index in for_each_shard(Index.load, urls)] == [[str(i)] for i in range(50)]
+    locations = Shards(urls).locations()
+    assert [index.keys for index in for_each_shard(Index.load, locations)] == [[str(i)] for i in range(50)]
     os.unlink(f"{urls[7]}.index")
     with pytest.raises(ShardIndexError, match=r"7\.tar\.index: no index found"):
-        list(for_each_shard(Index.load, urls))
+        list(for_each_shard(Index.load, locations))
 
 
 def test_remote_sidecars(tmp_path):
@@ -237,13 +239,13 @@ def test_remote_sidecars(tmp_path):
     with pytest.raises(ShardIndexError, match="no index found"):
         Index.load(url)
     build_index(url, crc=True).save(url)
-    assert [len(index) for index in for_each_shard(Index.load, [url] * 3)] == [20] * 3
+    assert [len(index) for index in for_each_shard(Index.load, [Location(url)] * 3)] == [20] * 3
     fsspec.filesystem("memory").rm("/index", recursive=True)
 
 
 def test_sidecars_of_web_servers(shard):
     with serving(Path(shard).parent) as site:
-        indexes = list(for_each_shard(partial(Index.load, check=False), [f"{site.url}/a.tar?token=1"] * 40))
+        indexes = list(for_each_shard(partial(Index.load, check=False), [Location(f"{site.url}/a.tar?token=1")] * 40))
         assert indexes == [Index.load(shard)] * 40
         with pytest.raises(ShardIndexError, match=r"none\.tar\.index: no index found"):
             Index.load(f"{site.url}/none.tar")
@@ -259,11 +261,11 @@ def test_differences_are_named(shard, tmp_path):
 
 
 def test_the_head_of_a_sidecar_counts_samples(shard, tmp_path):
-    assert count_samples(shard) == len(SAMPLES)
+    assert count_samples(Location(shard)) == len(SAMPLES)
     (tmp_path / "b.tar").write_bytes(b"another")
     shutil.copy(f"{shard}.index", tmp_path / "b.tar.index")
     for url in (str(tmp_path / "b.tar"), str(tmp_path / "none.tar"), "-", "http://127.0.0.1:1/a.tar"):
-        assert count_samples(url) is None
+        assert count_samples(Location(url)) is None
 
 
 def test_the_head_of_a_damaged_sidecar_counts_none_or_some(shard):
@@ -271,9 +273,9 @@ def test_the_head_of_a_damaged_sidecar_counts_none_or_some(shard):
     packed = path.read_bytes()
     for at in range(0, len(packed), 7):
         path.write_bytes(packed[:at])
-        assert count_samples(shard) in (None, len(SAMPLES))
+        assert count_samples(Location(shard)) in (None, len(SAMPLES))
         path.write_bytes(packed[:at] + rng.randbytes(3) + packed[at + 3 :])
-        assert count_samples(shard) is None or count_samples(shard) >= 0
+        assert count_samples(Location(shard)) is None or count_samples(Location(shard)) >= 0
 
 
 @given(data=st.binary(max_size=200))
@@ -281,22 +283,22 @@ def test_the_head_of_anything_else_counts_none_or_some(data, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "any.tar"
     path.touch()
     Path(f"{path}.index").write_bytes(data)
-    assert count_samples(str(path)) is None or count_samples(str(path)) >= 0
+    assert count_samples(Location(str(path))) is None or count_samples(Location(str(path))) >= 0
 
 
 def test_threads_look_for_many_shards_only_where_that_has_to_wait():
-    urls = [f"set-{i}.tar" for i in range(3000)]
+    shards = [Location(f"set-{i}.tar") for i in range(3000)]
     threads: list[int] = []
 
-    def find(url: str, *, waits: bool) -> str:
+    def find(shard: Location, *, waits: bool) -> Location:
         threads.append(threading.get_ident())
         if waits:
             time.sleep(1e-5)
-        return url
+        return shard
 
-    assert list(for_each_shard(partial(find, waits=False), urls)) == urls
+    assert list(for_each_shard(partial(find, waits=False), shards)) == shards
     assert set(threads) == {threading.get_ident()}
     threads.clear()
-    assert list(for_each_shard(partial(find, waits=True), urls)) == urls
+    assert list(for_each_shard(partial(find, waits=True), shards)) == shards
     assert len(set(threads)) > 2
     assert 0 < threads.count(threading.get_ident()) < 1500

@@ -42,7 +42,6 @@ from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_options import Options
 from tarshards.run.jobs.job_plan import make_plan
 from tarshards.run.jobs.kubernetes_objects import make_objects
-from tarshards.storage import remote
 from tarshards.storage.expressions import expand_shards, expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, parse_manifest
@@ -289,7 +288,6 @@ def inputs(tmp_path_factory):
 def signed(inputs, tmp_path, monkeypatch):
     """Return a function that returns the URL of a name on a server with the inputs, with a login and a signature."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(remote, "_default", Remote())  # which --index-dir replaces
     shutil.copytree(inputs, tmp_path / "site")
     with serving_files(tmp_path / "site") as site:
         yield lambda name: f"{site.url}/{name}?{QUERY}".replace("http://", f"http://{LOGIN}@")

@@ -86,8 +86,8 @@ def test_a_location_is_a_value():
 
 
 def test_what_derives_from_a_location_is_written_as_it_is():
-    scratch = Location.of("d/a.tar", Remote(index_dir="/i"), sync=False)
-    derived = [scratch.sibling(".index"), scratch.described, scratch.as_output, scratch.with_base("b"), scratch.at("c")]
+    scratch = Location("d/a.tar", sync=False, index_dir="/i")
+    derived = [scratch.sibling(".index"), scratch.described, scratch.with_base("b"), scratch.at("c")]
     derived += [scratch.beside("b"), scratch.absolute(), Location.of(scratch), pickle.loads(pickle.dumps(scratch))]
     derived += [Location.of(scratch, sync=True), Location.of(scratch, Remote()), Location("~/a.tar", sync=False)]
     derived += [Location("~/a.tar", sync=False).expanduser()]

@@ -525,6 +525,8 @@ def test_an_empty_manifest_is_an_empty_expression(here):
             sha256=st.none() | st.text("0123456789abcdef", min_size=64, max_size=64),
             digest=st.none() | st.text("0123456789abcdef", min_size=32, max_size=32),
             split=st.none(),
+            remote=st.none(),
+            index_dir=st.none(),
         ),
         unique_by=lambda shard: shard.url,
     )

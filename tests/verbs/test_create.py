@@ -386,7 +386,7 @@ def test_urls_are_fetched_at_once_and_samples_come_in_order(site, kind):
 
 def test_what_is_fetched_ahead_fits_into_the_memory_for_it(site, monkeypatch):
     plan = plan_of(site, 30)
-    monkeypatch.setattr(create, "default", lambda: Remote(ahead=1))
+    monkeypatch.setattr(create, "Remote", lambda: Remote(ahead=1))
     samples = read_plan(plan)
     for taken in range(1, 30):
         next(samples)

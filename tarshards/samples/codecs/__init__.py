@@ -18,8 +18,7 @@ from tarshards.samples.codecs import array, basic, image
 from tarshards.samples.codecs import audio as sound
 from tarshards.samples.codecs import video as film
 from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, check_spec, decoder, encoder
-from tarshards.storage.compression import bomb, gunzip
-from tarshards.storage.remote import Remote
+from tarshards.storage.compression import MAX_RATIO, bomb, gunzip
 
 __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
 
@@ -141,7 +140,7 @@ def gzip(data: bytes) -> bytes:
     for strategy in zlib.Z_DEFAULT_STRATEGY, zlib.Z_HUFFMAN_ONLY:
         stream = zlib.compressobj(wbits=31, strategy=strategy)
         packed = stream.compress(data) + stream.flush()
-        if bomb(len(data), len(packed), Remote.max_ratio) is None:
+        if bomb(len(data), len(packed), MAX_RATIO) is None:
             break
     return packed
 

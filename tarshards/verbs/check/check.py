@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tarshards.errors import SampleError, ShardIndexError, TarError, TarshardsError
 from tarshards.samples.keys import REGROUP, USUAL, KeyRule, Split, dots_in_key, have_dots_in_key, key_rule, split_name
-from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.opening import PlainFile, open_plain
 from tarshards.verbs.check.duplicates import KeyOrigins
@@ -194,13 +193,13 @@ class _Check:
         from tarshards.index.refresh import verify_index
         from tarshards.index.sidecar import MISSING, Index
 
-        url, split = shard.url, cast(Split, shard.split or "first")
+        location, split = shard.location(), cast(Split, shard.split or "first")
         self.indexed[name] = True
         try:
-            if Location.of(url).is_local:
-                verify_index(url, walked=None if walked is None else (split, walked))
+            if location.is_local:
+                verify_index(shard, walked=None if walked is None else (split, walked))
             else:  # comparing all headers would fetch them, or even whole shards, once more
-                Index.load(url, check=has_ranges(url))
+                Index.load(location, check=has_ranges(location))
         except ShardIndexError as error:
             if error.reason == MISSING:
                 self.indexed[name] = False
