@@ -14,6 +14,7 @@ from zlib import crc32
 from tarshards.errors import OpenError, TarError
 from tarshards.index.members import check_fields
 from tarshards.index.sidecar import Fault, Index, fingerprint, refuse_compressed
+from tarshards.kernels._tar_py import READS
 from tarshards.samples.keys import Split, key_rule, why_refused
 from tarshards.storage.compression import bomb, without_pixz_index
 from tarshards.storage.location import Location
@@ -24,9 +25,7 @@ from tarshards.storage.streams import failure
 from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError
 from tarshards.tar.read import MEMBER_LIMIT, RECORD, Grouper, padding, read_members, scan_through, walk, warn_of_zeros
 
-# The smallest and the largest read in bytes, and the size of a member from which its data is skipped.
-LOCAL = 2 << 10, 1 << 19, 1 << 15
-REMOTE = 1 << 16, 1 << 22, 1 << 20
+REMOTE = 1 << 16, 1 << 22, 1 << 20  # READS of remote shards
 Walked: TypeAlias = tuple[list[str], list[str], tuple[bytes, ...], int, int]  # the result of ``walk`` for a sound shard
 AT_ONCE = 1 << 22  # bytes per read for checksums
 
@@ -88,7 +87,7 @@ def _index(ranges: Ranges, shard: Shard, walked: Walked | None) -> Index | None:
     split = shard.split or "first"
     source = ranges.descriptor if isinstance(ranges, FileRanges) else ranges.read
     try:
-        reads = REMOTE if ranges.remote else LOCAL
+        reads = REMOTE if ranges.remote else READS
         options = reads, MEMBER_LIMIT, key_rule(split), shard.concatenated
         found, length = walked or walk(source, ranges.size, *options), ranges.size
         if found is None and (length := without_pixz_index(length, ranges.read)) < ranges.size:

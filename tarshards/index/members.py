@@ -12,12 +12,12 @@ from zlib import crc32
 
 from tarshards.errors import SampleError, ShardIndexError
 from tarshards.index.sidecar import FORMATS, Index
+from tarshards.kernels._tar_py import READS
 from tarshards.samples.keys import DOTS, have_dots_in_key, key_rule
 from tarshards.storage.location import Location
 from tarshards.tar.read import BLOCK, END, MEMBER_LIMIT, padding, walk
 
 MAX_FIELDS = 1 << 16
-READS = 2 << 10, 1 << 19, 1 << 15  # the smallest and largest read in bytes, and the size of a member that is skipped
 ARRAYS = ("sample", "field", "offset", "size")
 
 

@@ -44,9 +44,11 @@ WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")  # byte order marks of 
 AFTER_END = "members after the end of the archive"
 CONTINUED = "continued members of multi-volume archives are not supported"
 GLOBAL_PLACE = "a global pax header that sets path, size, linkpath or a sparse map is not supported"
-ELSEWHERE = frozenset(
-    ("hard link", "symbolic link", "sparse member")
-)  # content that is not the bytes after the headers
+LINKS, SPARSE = ("hard link", "symbolic link"), "sparse member"
+ELSEWHERE = frozenset((*LINKS, SPARSE))  # content that is not the bytes after the headers
+
+#: How headers are read without data: the least and most bytes at once, and the size of members whose data is skipped.
+READS = 2 << 10, 1 << 19, 1 << 15
 
 ENTRIES = ("__key__", "__url__")  # of samples, besides their fields
 
@@ -57,6 +59,17 @@ PlainColumn = tuple[str, int, Any, Any, bytes | None]
 
 #: An event of ``Grouper``: the number of samples before it, kind, name, field and offset.
 Event = tuple[int, str | None, Any, Any, int]
+
+
+def bytes_ahead(reads: tuple[int, int, int], ahead: int, members: int, length: int, need: int) -> int:
+    """Return how many bytes to read next.
+
+    In the last *ahead* bytes, ``scan`` found *members* members, which take *length* bytes, and needs *need* more.
+    """
+    least, most, large = reads
+    if members and length > large * members:
+        return least
+    return max(need, min(2 * ahead, most if length else 2 * ahead))  # many extended headers before a member
 
 
 def is_apart(found: ScannedMember, size: int) -> bool:
@@ -371,15 +384,14 @@ def walk(
     only for empty keys, for components with "__" in the key, and for fields that end with "__".
     """
     read = partial(_pread, source) if isinstance(source, int) else source
-    least, most, large = reads
-    if size < 0 or limit < 0 or least < 1 or not 0 <= large < 1 << 32:
+    if size < 0 or limit < 0 or reads[0] < 1 or not 0 <= reads[2] < 1 << 32:
         raise ValueError("sizes and limits must not be negative, and reads must not be empty")
     keys: list[str] = []
     numbers: dict[str, int] = {}
     plain: dict[str, int] = {}  # known fields: names that end with them need no call of *split*
     latest: dict[int, int] = {}  # field -> number of samples when it last occurred
     members: list[tuple[int, int, int, int]] = []
-    position, zeros, ahead, last, archives, data_end = 0, 0, least, None, 1, 0
+    position, zeros, ahead, last, archives, data_end = 0, 0, reads[0], None, 1, 0
     twice: list[int] = []
     elsewhere: list[tuple[int, int]] = []
     while position < size:
@@ -418,12 +430,9 @@ def walk(
         if problem:
             return None
         position += length
-        if length > large * len(found):
-            ahead = least
-        elif position + need > size:
+        if length <= reads[2] * len(found) and position + need > size:
             break
-        else:
-            ahead = max(need, min(2 * ahead, most if length else 2 * ahead))  # many extended headers before a member
+        ahead = bytes_ahead(reads, ahead, len(found), length, need)
     if position > size if zeros else (position < size or data_end > size or not size):
         return None
     position = min(position, size)  # the padding may be cut off

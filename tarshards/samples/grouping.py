@@ -98,15 +98,12 @@ def read_samples(
     remote = with_options(remote, max_ratio=max_ratio)
     check_reading(on_error, on_damage, end, names)
     marks: Any = {"concatenated": flag("concatenated", concatenated), "allow_pipe": flag("allow_pipe", allow_pipe)}
-    find = partial(find_shards, urls, remote, **marks, end=end)
     read = partial(read_shard, ledger=Ledger.of(on_error), on_damage=on_damage, split=key_rule(split), lazy=names)
-    return closed_at_exit(_read_all(find, read, ahead=names is None))
 
+    def read_all() -> Generator[Sample, None, None]:
+        yield from read_in_turn(find_shards(urls, remote, **marks, end=end), read, ahead=names is None)
 
-def _read_all(
-    find: Callable[[], Shards], read: Callable[..., Iterator[Sample]], *, ahead: bool
-) -> Generator[Sample, None, None]:
-    yield from read_in_turn(find(), read, ahead=ahead)
+    return closed_at_exit(read_all())
 
 
 def closed_at_exit(samples: Generator[T, None, None]) -> Generator[T, None, None]:

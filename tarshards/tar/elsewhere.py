@@ -13,16 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tarshards.kernels._tar_py import AFTER_END, BLOCK, ELSEWHERE, LINKS, READS, SPARSE, bytes_ahead
 from tarshards.parallel.forks import cached_property
 from tarshards.storage.compression import Decompressed, bomb
 from tarshards.storage.streams import read_at_most
 from tarshards.tar.read import (
-    AFTER_END,
-    BLOCK,
     LARGE,
-    LINKS,
     MEMBER_LIMIT,
-    SPARSE,
     Item,
     MemberCounter,
     Taker,
@@ -34,7 +31,6 @@ from tarshards.tar.read import (
 if TYPE_CHECKING:
     from tarshards.kernels._tar_py import ScannedMember
 
-LEAST, MOST = 2 << 10, 1 << 19  # bytes of headers read at once
 SLOT = 24  # bytes of an entry in the map of GNU's old sparse format
 EMPTY = 4  # pieces of a sparse member without data: programs end a hole with one or two, links to many cost their sum
 MOST_LINKS = 40  # links in a chain: GNU's libc and Linux follow as many
@@ -154,7 +150,7 @@ class SpecialMembers:
             step, kind = found.step, found.kind
             if kind == "directory":
                 return []
-            if kind not in ("", *LINKS, SPARSE):
+            if kind and kind not in ELSEWHERE:
                 raise UnresolvedError(f"a link to a {kind}")
             if steps:
                 names += len(step.name) + len(step.link or "")
@@ -227,7 +223,7 @@ class SpecialMembers:
             if member is None:
                 raise UnresolvedError("no sound header")
             name, first, start, end, kind = member
-            head = self._read(header + first, start - first) if kind in (*LINKS, SPARSE) else b""
+            head = self._read(header + first, start - first) if kind in ELSEWHERE else b""
             link = link_target(head) if kind in LINKS else None
             size = 0 if link is not None else sparse_size(head) if kind == SPARSE else end - start
             self._members[header] = _Found(Step(header, name, link, size), kind, header + start, end - start)
@@ -277,7 +273,7 @@ def _refuse(offset: int, size: int) -> bytes:
 
 def member_at(read: Read, header: int, limit: int = MEMBER_LIMIT) -> ScannedMember | None:
     """Return the member whose first header is at *header*, with offsets relative to that; None if there is none."""
-    length = LEAST
+    length = READS[0]
     while True:
         data = read(header, length)
         if not any(data[:BLOCK]):
@@ -293,17 +289,17 @@ def member_at(read: Read, header: int, limit: int = MEMBER_LIMIT) -> ScannedMemb
 def _names(read: Read, limit: int) -> Iterator[tuple[str, int]]:
     """Yield the name of each member, and the offset of its first header."""
     position = zeros = 0
-    ahead = LEAST
+    ahead = READS[0]
     while data := read(position, ahead):
         found, length, need, zeros, problem = scan(data, 0, zeros, limit)
         yield from ((name, position + header) for name, header, *_ in found)
         position += length
         if problem == AFTER_END:
-            zeros, ahead = 0, LEAST
+            zeros, ahead = 0, READS[0]
         elif problem or (length < len(data) and len(data) < ahead):
             return
         else:
-            ahead = max(need, LEAST if length > LARGE * len(found) else min(2 * ahead, MOST if length else 2 * ahead))
+            ahead = bytes_ahead(READS, ahead, len(found), length, need)
 
 
 def link_target(head: bytes) -> str:

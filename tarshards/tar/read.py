@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Protocol,
 
 from tarshards import kernels
 from tarshards.errors import SampleError, TarError, visible
+from tarshards.kernels._tar_py import AFTER_END, BLOCK, ELSEWHERE, RECORD, is_apart, most_end
 from tarshards.kernels._tar_py import MAX_END as MAX_END
-from tarshards.kernels._tar_py import RECORD, most_end
 from tarshards.storage.compression import bomb_in, is_pixz_index
 from tarshards.storage.manifest import ArchiveEnd
 from tarshards.storage.streams import NOT_YET
@@ -31,16 +31,13 @@ Grouper = kernels.tar.Grouper
 cut, scan, walk = kernels.tar.cut, kernels.tar.scan, kernels.tar.walk
 plain_header, plain_members, plain_rows = kernels.tar.plain_header, kernels.tar.plain_members, kernels.tar.plain_rows
 
-BLOCK = 512
 CHUNK = 1 << 19  # bytes per read if members are small; fits the processor's cache
 LARGE = CHUNK // 8  # members of at least this many bytes are read separately
 MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste
 MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # ends an archive
-LINKS, SPARSE = ("hard link", "symbolic link"), "sparse member"  # kinds of members with content
 NO_END = 'truncated: no block of zeros at the end of the archive; `--end optional` (end="optional") accepts it'
 JUNK = "junk after the end of the archive"
-AFTER_END = "members after the end of the archive"  # scan()'s problem for a header after zeros
 
 #: How to read archives of another kind or compression.
 BSDTAR = "('pipe:bsdtar -cf - @FILE' reads it)"
@@ -187,11 +184,6 @@ class _Members:
         return ()
 
 
-def has_content(kind: str) -> bool:
-    """Return whether a member of this kind, not a regular file, nevertheless has content."""
-    return kind in LINKS or kind == SPARSE
-
-
 def read_members(
     stream: BinaryIO | RawIOBase,
     *,
@@ -284,7 +276,7 @@ def read_archive(
             missed += 1
         if last is not None:  # its data continues beyond the buffer, or its content is elsewhere
             name, header, start, stop, kind = last
-            if (not kind or has_content(kind)) and (select is None or select(name)):
+            if (not kind or kind in ELSEWHERE) and (select is None or select(name)):
                 missing = stop - available
                 data: Any = None
                 refused = ""
@@ -393,7 +385,7 @@ def keep_memory() -> None:
 def scan_whole(buffer: bytes, position: int, zeros: int, limit: int) -> tuple[list[ScannedMember], Reached]:
     """Return the members that are complete in *buffer*, as ``scan`` returns them, and the state after them."""
     members, position, need, zeros, problem = scan(buffer, position, zeros, limit, True)
-    last = members.pop() if members and (members[-1][3] > len(buffer) or has_content(members[-1][4])) else None
+    last = members.pop() if members and is_apart(members[-1], len(buffer)) else None
     return members, (position, need, zeros, problem, last)
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from tarshards.kernels._tar_py import ELSEWHERE, READS, bytes_ahead
 from tarshards.samples.keys import NO_FIELDS, KeyRule, split_name, why_refused, why_skipped
 from tarshards.storage.opening import PlainFile
 from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError, member_at
@@ -18,7 +19,6 @@ from tarshards.tar.read import (
     MEMBER_LIMIT,
     NO_END,
     RECORD,
-    has_content,
     most_end,
     not_an_archive,
     padding,
@@ -29,8 +29,6 @@ from tarshards.tar.read import (
 if TYPE_CHECKING:
     from tarshards.kernels._tar_py import ScannedMember
 
-LEAST, MOST = 2 << 10, 1 << 19  # bytes read at once
-LARGE = 1 << 15  # the data of members of at least this many bytes is skipped, not read
 AT_ONCE = 1 << 20  # bytes searched at once for a header
 LONGEST_HEADER = 1 << 16  # bytes of an extended header with which reading resumes
 LONGEST = 1 << 26  # bytes within which a chain of headers is followed to recognize a tar that is a member
@@ -140,7 +138,7 @@ def is_end(zeros: Zeros, begin: int, file: PlainFile) -> bool:
 def _pieces(file: PlainFile) -> Iterator[Piece]:
     size = file.size
     position = zeros_before = 0
-    ahead = LEAST
+    ahead = READS[0]
     runs: list[tuple[int, int]] = []
     while position < size:
         buffer = file.read(position, ahead)
@@ -172,15 +170,14 @@ def _pieces(file: PlainFile) -> Iterator[Piece]:
             yield Gap(position + at, resumed, not_an_archive(buffer, file.name) if nothing else problem)
             if resumed == size:
                 return
-            position, zeros_before, ahead = resumed, 0, LEAST
+            position, zeros_before, ahead = resumed, 0, READS[0]
             continue
         if length > at:
             yield from _between(buffer[at:length], position + at)
         position += length
         if position + need > size:
             break
-        most = MOST if length else 2 * ahead  # many extended headers before a member
-        ahead = LEAST if found and length > LARGE * len(found) else max(need, min(2 * ahead, most))
+        ahead = bytes_ahead(READS, ahead, len(found), length, need)
     yield from _end(file, position, zeros_before > 0)
 
 
@@ -326,13 +323,13 @@ def _after_zeros(file: PlainFile, offset: int, runs: list[tuple[int, int]]) -> i
 
     *runs* are the beginnings and ends of zeros that were found, ascending: they are read once.
     """
-    at, end, ahead = bisect_right(runs, (offset, file.size)), offset, LEAST
+    at, end, ahead = bisect_right(runs, (offset, file.size)), offset, READS[0]
     if at and offset < runs[at - 1][1]:
         end = runs[at - 1][1]
     else:
         while data := file.read(end, min(ahead, runs[at][0] - end) if at < len(runs) else ahead):
             zeros = len(data) - len(data.lstrip(b"\0"))
-            end, ahead = end + zeros, min(2 * ahead, MOST)
+            end, ahead = end + zeros, min(2 * ahead, READS[1])
             if zeros < len(data):
                 break
             if at < len(runs) and end == runs[at][0]:
@@ -418,7 +415,7 @@ def group_found(
             sample.beside = True
             sample.behind = sample.behind or last
         for name, header, start, end, kind in piece:
-            parts = split(name) if not kind or has_content(kind) else None
+            parts = split(name) if not kind or kind in ELSEWHERE else None
             steps: list[Step] | None = None
             unresolved: UnresolvedError | str | None = None
             if not kind:

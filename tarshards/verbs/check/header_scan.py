@@ -9,8 +9,9 @@ from itertools import compress, pairwise
 from operator import ne
 from typing import Any, NamedTuple
 
+from tarshards.kernels._tar_py import READS
 from tarshards.samples.keys import KeyRule, split_name
-from tarshards.samples.resync.walking import LARGE, LEAST, MOST, Zeros, is_end
+from tarshards.samples.resync.walking import Zeros, is_end
 from tarshards.storage.opening import PlainFile
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, walk
 
@@ -49,7 +50,7 @@ def scan_headers(file: PlainFile, split: KeyRule = split_name) -> ScannedShard |
     """
     if file.size > LARGEST:
         return None
-    found = walk(file.descriptor, file.size, (LEAST, MOST, LARGE), MEMBER_LIMIT, split)
+    found = walk(file.descriptor, file.size, READS, MEMBER_LIMIT, split)
     if found is None or not found[0]:
         return None
     keys, fields, (*arrays, twice, elsewhere), *_ = found
