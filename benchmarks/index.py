@@ -17,7 +17,7 @@ from tarshards import write_samples
 from tarshards.index.build import build_index
 from tarshards.index.manifests import write_manifest
 from tarshards.index.sidecar import Index
-from tarshards.storage.expressions import Shard, expand_shards
+from tarshards.storage.expressions import Shard, find_shards
 
 SETS = {  # samples, bytes of the larger of two members
     "2 KB": (300_000, 2048),
@@ -125,7 +125,7 @@ def loading() -> list[str]:
         {
             "check": lambda: [Index.load(url) for _ in range(rounds)],
             "load": lambda: [Index.load(url, check=False) for _ in range(rounds)],
-            "expand": lambda: expand_shards(manifest),
+            "expand": lambda: find_shards(manifest),
         }
     )
     check, load, expand = (median(seconds[name]) for name in ("check", "load", "expand"))

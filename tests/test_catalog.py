@@ -20,7 +20,7 @@ from tarshards.errors import OpenError, StateError, UrlError
 from tarshards.formats.croissant import write_card
 from tarshards.formats.msgpack_shards import write_msgpack
 from tarshards.storage import expressions
-from tarshards.storage.expressions import expand_shards
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.manifest import Shard
 
 yaml = pytest.importorskip("yaml")
@@ -58,7 +58,7 @@ NEW = [f"sets/new/train-00{number}.tar" for number in range(3)]
 
 def test_an_entry_is_a_shard_expression(catalog):
     assert expand_urls("sets/catalog.yaml#digits@10/train") == NEW
-    assert expand_shards("sets/catalog.yaml#digits@9") == expand_shards("sets/old/train.shards.json")
+    assert find_shards("sets/catalog.yaml#digits@9") == find_shards("sets/old/train.shards.json")
     both = expand_urls("sets/catalog.yaml#digits@{9,10}/train::other.tar")
     assert both == ["sets/old/train-000.tar", "sets/old/train-001.tar", *NEW, "other.tar"]
     Path("list").write_text("sets/catalog.yaml#digits@10/val\n")
@@ -113,7 +113,7 @@ def test_versions_are_never_edited(catalog):
     write("sets/old", 6, per_shard=2)
     with pytest.raises(StateError) as caught:
         expand_urls("sets/catalog.yaml#digits@9/train")
-    now = digest_of(expand_shards("sets/old/train.shards.json"))
+    now = digest_of(find_shards("sets/old/train.shards.json"))
     assert before != now
     assert all(text in str(caught.value) for text in ("sets/catalog.yaml", "digits@9/train", before, now))
     with pytest.raises(StateError):
@@ -123,11 +123,11 @@ def test_versions_are_never_edited(catalog):
 
 
 def test_an_index_changes_no_digest(catalog, shell_tarindex):
-    before = digest_of(expand_shards("sets/old/train.shards.json"))
+    before = digest_of(find_shards("sets/old/train.shards.json"))
     for index in Path("sets/old").glob("*.index"):
         index.unlink()
     shell_tarindex("sets/old/train-{000..001}.tar")
-    assert digest_of(expand_shards("sets/old/train.shards.json")) == before
+    assert digest_of(find_shards("sets/old/train.shards.json")) == before
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def shell_tarindex(path_with_tools):
 
 
 def test_the_digest_is_over_ops_too(here):
-    shards = expand_shards(write("a"))
+    shards = find_shards(write("a"))
     assert digest_of(shards) != digest_of(shards, [{"keep_fields": "cls"}])
     assert digest_of(shards) != digest_of(shards[::-1])
     assert digest_of(shards) != digest_of([shards[0]._replace(sha256="0" * 64), shards[1]])
@@ -153,7 +153,7 @@ def test_pin_gives_digests_to_what_was_written_by_hand(here):
     assert catalog.pin() == []
     catalog.save()
     again = Catalog.load("catalog.yaml")
-    assert again["digits@1"].splits["train"].digest == digest_of(expand_shards("a/train.shards.json"))
+    assert again["digits@1"].splits["train"].digest == digest_of(find_shards("a/train.shards.json"))
 
 
 def test_only_manifests_are_pinned(here):

@@ -55,7 +55,7 @@ from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.npy import parse_header
 from tarshards.samples.lines import numbered_lines
 from tarshards.storage import compression, requests
-from tarshards.storage.expressions import expand_shards
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import parse_manifest
 from tarshards.storage.markers import read_marker, write_marker
@@ -157,7 +157,7 @@ def test_names(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(requests, "sleep", lambda seconds: None)
     (tmp_path / "a.tar").write_bytes(bytes(100))
-    actions = [open_url, open_shard, build_index, expand_shards, read_marker]
+    actions = [open_url, open_shard, build_index, find_shards, read_marker]
     actions += [lambda name: open_url(name, "wb").close(), partial(write_marker, record={})]
     actions += [lambda name: list(read_samples(name)), IndexedShards, lambda name: list(Stream.from_shards(name))]
     for method in ("ranges", "exists", "size", "remove", "make_folder", "glob", "expanduser"):
@@ -175,7 +175,7 @@ def test_a_cache_that_cannot_close_its_file(tmp_path, monkeypatch):
 
 def test_lists_and_manifests_of_such_names(tmp_path):
     (tmp_path / "list").write_bytes(b"a\0b\n~\0\n@\0\n")
-    assert [shard.url for shard in expand_shards(f"@{tmp_path}/list")] == ["a", "b\n~", "\n@", "\n"]  # of find -print0
+    assert [shard.url for shard in find_shards(f"@{tmp_path}/list")] == ["a", "b\n~", "\n@", "\n"]  # of find -print0
     assert of_the_tree(lambda: list(read_samples(f"@{tmp_path}/list"))) is not None
     for name in ["\ud800.tar", "a\0b.tar", "http://[::1", "http://a..b/x", "http://127.0.0.1:1/\ud800"]:
         (tmp_path / "m.shards.json").write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": name}]}))

@@ -146,7 +146,7 @@ def make_card(
     records: list[dict[str, Any]] = []
     samples = 0
     for split, spec in splits.items():
-        shards = list(find_shards(spec, remote))
+        shards = find_shards(spec, remote)
         own = [_file(shard, beside) for shard in shards]
         for file in own:
             if files.setdefault(file["@id"], file) is not file:
@@ -197,7 +197,7 @@ def _file(shard: Shard, beside: Location | None) -> dict[str, Any]:
     }
 
 
-def _look(split: str, shards: list[Shard]) -> dict[str, list[bytes]]:
+def _look(split: str, shards: Iterable[Shard]) -> dict[str, list[bytes]]:
     """Return the first values of each field."""
     found: dict[str, list[bytes]] = {}
     for sample in islice(read_samples(shards), LOOK):

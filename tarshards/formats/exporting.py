@@ -64,7 +64,7 @@ def export_dataset(
 
     It works in parallel, resumes, and handles errors like ``import_dataset``; errors name shard and key.
     """
-    sources = list(find_shards(shards, concatenated=concatenated, end=end))
+    sources = find_shards(shards, concatenated=concatenated, end=end)
     ledger = Ledger.of(on_error)
     target = Location.of(output, sync=sync)
     output = target.url

@@ -12,7 +12,7 @@ from tarshards.errors import OpenError, ShardIndexError, TarshardsError, UrlErro
 from tarshards.index.inventory import for_each_shard, read_head
 from tarshards.index.sidecar import MISSING, Index
 from tarshards.storage.derived import key_index_name
-from tarshards.storage.expressions import expand_shards
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.locks import locked
 from tarshards.storage.manifest import Shard, dump_manifest, series_url
@@ -40,7 +40,7 @@ TO_DISK = Writing()
 def read_manifest(url: str) -> list[Shard]:
     """Return the shards of the manifest *url*; none if the file does not exist."""
     try:
-        return expand_shards(url)
+        return list(find_shards(url))
     except OpenError as error:
         if is_missing(error):
             return []

@@ -97,11 +97,6 @@ def expand_urls(spec: Spec) -> list[str]:
     return find_shards(spec).urls
 
 
-def expand_shards(spec: Spec, remote: Remote | None = None, **marks: Any) -> list[Shard]:
-    """Return the shards of ``find_shards`` as a list with one ``Shard`` each."""
-    return list(find_shards(spec, remote, **marks))
-
-
 def find_shards(
     spec: Spec,
     remote: Remote | None = None,

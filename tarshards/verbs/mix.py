@@ -15,7 +15,7 @@ from tarshards.samples.grouping import read_shard
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.lines import located
-from tarshards.storage.expressions import Shard, expand_shards
+from tarshards.storage.expressions import Shard, find_shards
 from tarshards.storage.location import Location
 from tarshards.stream.interleave import MixedStream, interleave
 from tarshards.stream.ops import rename_fields, shuffle
@@ -118,8 +118,8 @@ def mix_streams(
     ledger, until = Ledger.of(on_error), check_until(until)
     streams, urls = [], []
     for number, source in enumerate(sources):
-        shards = expand_shards(source.shards)
-        urls += [shard.url for shard in shards]
+        shards = find_shards(source.shards)
+        urls += shards.urls
         begin = partial(_read_pass, source, shards, seed + number, ledger)
         streams.append(MixedStream(begin, SampleError("no samples to mix", url=Location.of(shards[0].url).name)))
     if urls.count("-") > 1:

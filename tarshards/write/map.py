@@ -21,7 +21,7 @@ from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_han
 from tarshards.storage.claims import Claims
 from tarshards.storage.code_digest import digest_code, name_unknown
 from tarshards.storage.compression import named_compression
-from tarshards.storage.expressions import common_name, expand_shards, expand_urls
+from tarshards.storage.expressions import common_name, expand_urls, find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import ArchiveEnd, Shard
 from tarshards.storage.markers import Provenance, digest_of, log, say_kept, versions_of
@@ -85,7 +85,7 @@ def map_shards(
     from tarshards.index.manifests import add_to_manifests
 
     check_function(function, "map_shards")
-    shards = expand_shards(inputs, concatenated=concatenated, end=end, allow_pipe=allow_pipe)
+    shards = find_shards(inputs, concatenated=concatenated, end=end, allow_pipe=allow_pipe)
     names = output_names(outputs, len(shards))
     named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
     handler = error_handler(on_error)

@@ -28,7 +28,7 @@ from tarshards.samples.ledger import Ledger, Tally
 from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.claims import Claims
 from tarshards.storage.compression import named_compression
-from tarshards.storage.expressions import expand_shards
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location, look_up
 from tarshards.storage.manifest import ArchiveEnd, Shard, manifest_url
 from tarshards.storage.markers import Provenance, digest_of, say_kept, write_marker
@@ -147,7 +147,7 @@ def reshard(
     named_compression(pattern)  # raises UrlError for a name of another format
     if rekey is not None:
         ops.rekey([], rekey)  # raises ValueError for an invalid template
-    named = expand_shards(inputs, concatenated=concatenated, end=end, allow_pipe=allow_pipe)
+    named = find_shards(inputs, concatenated=concatenated, end=end, allow_pipe=allow_pipe)
     urls = [shard.url for shard in named]
     sizes = [Location.of(url).size() for url in urls]
     folder, manifest = work_folder(output_pattern, tmpdir), manifest_url(NUMBER.sub("\0", output_pattern))

@@ -17,7 +17,7 @@ from range_server import serving
 from tarshards import ShardWriter, write_samples
 from tarshards.errors import SampleError, UrlError
 from tarshards.formats.croissant import CONTEXT, make_card, write_card
-from tarshards.storage.expressions import expand_shards
+from tarshards.storage.expressions import find_shards
 
 ABOUT = {
     "name": "digits",
@@ -117,7 +117,7 @@ def test_every_shard_is_listed_with_its_size_and_checksum(here):
 
 def test_a_checksum_of_the_manifest_is_taken(here):
     """So that no shard is read for it."""
-    shards = [shard._replace(sha256="0" * 64) for shard in expand_shards(SPLITS["train"])]
+    shards = [shard._replace(sha256="0" * 64) for shard in find_shards(SPLITS["train"])]
     card = make_card({"train": shards}, name="digits")
     assert {file["sha256"] for file in card["distribution"] if "sha256" in file} == {"0" * 64}
 

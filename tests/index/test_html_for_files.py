@@ -14,7 +14,7 @@ from tarshards import IndexedShards, ShardWriter, Stream
 from tarshards.errors import OpenError, SampleError, ShardIndexError
 from tarshards.index.manifests import read_manifest
 from tarshards.storage import requests
-from tarshards.storage.expressions import expand_shards
+from tarshards.storage.expressions import find_shards
 
 PAGES = [b"<!DOCTYPE html><title>Home</title>", b"\xef\xbb\xbf\n <html>" + bytes(3000), b"<!-- an application -->"]
 WORDS = "the server sent a page of HTML instead of this file, which is taken as missing"
@@ -68,10 +68,10 @@ def test_a_key_index_that_is_missing_is_not_used(site):
 
 
 def test_a_manifest_that_is_named_is_an_error_that_says_so(site, tmp_path):
-    assert len(expand_shards(f"{site.url}/set.shards.json")) == 2
+    assert len(find_shards(f"{site.url}/set.shards.json")) == 2
     (tmp_path / "set.shards.json").unlink()
     with pytest.raises(OpenError, match=f"set.shards.json: {WORDS}"):
-        expand_shards(f"{site.url}/set.shards.json")
+        find_shards(f"{site.url}/set.shards.json")
 
 
 def test_a_writer_takes_a_page_as_no_manifest(site, tmp_path):

@@ -11,7 +11,7 @@ from tarshards import IndexedShards, write_samples
 from tarshards.errors import ShardIndexError, UrlError
 from tarshards.index.build import build_index
 from tarshards.index.manifests import Writing, read_manifest, update_manifests, write_manifest
-from tarshards.storage.expressions import expand_shards
+from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 
@@ -67,8 +67,8 @@ def test_each_series_has_its_manifest(here):
     (here / "sub").mkdir()
     written = update(*(Shard(name, number) for number, name in enumerate(names)))
     assert written == ["train.shards.json", "val.shards.json", "whole.shards.json", "sub/train.shards.json"]
-    assert expand_shards("train.shards.json") == [Shard("train-00.tar", 0), Shard("train-01.tar", 1)]
-    assert expand_shards("sub/train.shards.json") == [Shard("sub/train-00.tar", 4)]
+    assert find_shards("train.shards.json") == [Shard("train-00.tar", 0), Shard("train-01.tar", 1)]
+    assert find_shards("sub/train.shards.json") == [Shard("sub/train-00.tar", 4)]
 
 
 def test_a_manifest_keeps_what_is_there_and_is_sorted(here):
@@ -76,7 +76,7 @@ def test_a_manifest_keeps_what_is_there_and_is_sorted(here):
         (here / name).touch()
     update(Shard("a-2.tar", 2), Shard("a-10.tar", 10), Shard("a-3.tar", 3))
     update(Shard("a-1.tar", 1), Shard("a-2.tar", 22))
-    assert [shard[:2] for shard in expand_shards("a.shards.json")] == [
+    assert [shard[:2] for shard in find_shards("a.shards.json")] == [
         ("a-1.tar", 1),
         ("a-2.tar", 22),
         ("a-10.tar", 10),
@@ -86,7 +86,7 @@ def test_a_manifest_keeps_what_is_there_and_is_sorted(here):
 def test_a_manifest_by_its_name_has_just_these_shards_in_their_order(here):
     update(Shard("b.tar", 1), Shard("a.tar", 2), url="all.shards.json")
     assert update(Shard("c.tar", 3), Shard("b.tar", 1), url="all.shards.json") == ["all.shards.json"]
-    assert [shard.url for shard in expand_shards("all.shards.json")] == ["c.tar", "b.tar"]
+    assert [shard.url for shard in find_shards("all.shards.json")] == ["c.tar", "b.tar"]
 
 
 def test_dry(here):

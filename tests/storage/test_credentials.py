@@ -42,7 +42,7 @@ from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_options import Options
 from tarshards.run.jobs.job_plan import make_plan
 from tarshards.run.jobs.kubernetes_objects import make_objects
-from tarshards.storage.expressions import expand_shards, expand_urls
+from tarshards.storage.expressions import expand_urls, find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, parse_manifest
 from tarshards.storage.markers import read_marker, write_marker
@@ -102,7 +102,7 @@ USES = {
     "exists": lambda url: Location.of(url).exists(),
     "index": lambda url: Index.load(url),
     "marker": read_marker,
-    "manifest": lambda url: expand_shards(url.replace(".tar", ".json")),
+    "manifest": lambda url: find_shards(url.replace(".tar", ".json")),
     "stream": lambda url: Stream.from_shards(url, index=False).collect(),
 }
 
@@ -415,7 +415,7 @@ def test_manifests_of_urls_that_only_credentials_tell_apart(tmp_path, monkeypatc
     shards = [Shard(f"http://{LOGIN}@host/get?key={i}", 1, 1024) for i in range(2)]
     shows_nothing(lambda: write_manifest("a.json", shards), "two shards are named http://host/get: a manifest leaves")
     write_manifest("a.json", [shard._replace(url=shard.url.replace("key", "file")) for shard in shards])
-    assert [shard.url for shard in expand_shards("a.json")] == [f"http://host/get?file={i}" for i in range(2)]
+    assert [shard.url for shard in find_shards("a.json")] == [f"http://host/get?file={i}" for i in range(2)]
 
 
 def test_manifests_of_an_earlier_version_lose_their_credentials(signed, tmp_path):
@@ -424,9 +424,9 @@ def test_manifests_of_an_earlier_version_lose_their_credentials(signed, tmp_path
     site = signed("").partition("@")[2].partition("/")[0]
     text = manifest.read_text().replace(f"http://{site}/in-0.tar", signed("in-0.tar"))
     manifest.write_text(text)
-    assert expand_shards(str(manifest))[0].url == signed("in-0.tar")
+    assert find_shards(str(manifest))[0].url == signed("in-0.tar")
     run("tarindex --index-dir idx", signed("in-1.tar"))
-    assert len(expand_shards(str(manifest))) == 3
+    assert len(find_shards(str(manifest))) == 3
     show_nothing(tmp_path)
 
 

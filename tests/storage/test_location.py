@@ -312,7 +312,7 @@ def test_what_is_read_whole_has_a_limit(tmp_path):
 
 READERS = {
     "index": (sidecar, "a.tar.index", lambda url: Index.load(url.removesuffix(".index"))),
-    "manifest": (expressions, "a.json", expressions.expand_shards),
+    "manifest": (expressions, "a.json", expressions.find_shards),
     "marker": (markers, "a.done", markers.read_marker),
 }
 
@@ -348,5 +348,5 @@ def test_json_that_nests_too_deeply_is_none(tmp_path):
     for name in "a.json", "a.done":
         (tmp_path / name).write_text("[" * 200_000)
     with pytest.raises(UrlError, match=r"a\.json: a manifest that is not JSON"):
-        expressions.expand_shards(str(tmp_path / "a.json"))
+        expressions.find_shards(str(tmp_path / "a.json"))
     assert markers.read_marker(str(tmp_path / "a.done")) is None

@@ -17,7 +17,7 @@ from range_server import serving
 from tarshards import webdataset
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import expressions
-from tarshards.storage.expressions import Shard, _count, expand_shards, expand_urls, relative_to, shards_in
+from tarshards.storage.expressions import Shard, _count, expand_urls, find_shards, relative_to, shards_in
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shards, dump_manifest, parse_manifest
 
@@ -418,15 +418,15 @@ def test_manifests(here):
         Shard("/z.tar", concatenated=True),
         Shard("http://h/w"),
     ]
-    assert expand_shards("d/a.shards.json") == expected
+    assert find_shards("d/a.shards.json") == expected
     assert expand_urls("d/a.shards.json") == [url for url, *_ in expected]
-    assert expand_shards(here / "d/a.shards.json")[0].url == f"{here}/d/x-[1].tar"
+    assert find_shards(here / "d/a.shards.json")[0].url == f"{here}/d/x-[1].tar"
     assert expand_urls("b.tar::d/{a,a}.shards.json")[:2] == ["b.tar", "d/x-[1].tar"]
     (here / "list").write_text("c.tar\nd/a.shards.json\n")
-    assert expand_shards("@list")[:2] == [Shard("c.tar"), expected[0]]
+    assert find_shards("@list")[:2] == [Shard("c.tar"), expected[0]]
     write(here / "other.json", Shard("q.tar", 1))
     write(here / "what[1].json", Shard("r.tar", 2))
-    assert expand_shards("other.json::what[1].json") == [Shard("q.tar", 1), Shard("r.tar", 2)]
+    assert find_shards("other.json::what[1].json") == [Shard("q.tar", 1), Shard("r.tar", 2)]
 
 
 def test_manifests_by_url(here, monkeypatch):
@@ -441,9 +441,9 @@ def test_remote_manifests():
     import fsspec
 
     fsspec.filesystem("memory").pipe("/set/a.shards.json", dump_manifest([Shard("x.tar", 3, 9)]).encode())
-    assert expand_shards("memory://set/a.shards.json") == [Shard("memory://set/x.tar", 3, 9)]
+    assert find_shards("memory://set/a.shards.json") == [Shard("memory://set/x.tar", 3, 9)]
     chained = "simplecache::memory://set"
-    assert expand_shards(f"{chained}/a.shards.json") == [Shard(f"{chained}/x.tar", 3, 9)]
+    assert find_shards(f"{chained}/a.shards.json") == [Shard(f"{chained}/x.tar", 3, 9)]
     fsspec.filesystem("memory").rm("/set", recursive=True)
 
 
@@ -573,8 +573,8 @@ def test_shards_are_columns_that_read_as_a_list():
 
 def test_shards_name_themselves():
     shard = Shard("{0..1}.tar", 7)  # a name, no expression
-    assert expand_shards([shard, "b.tar"]) == [shard, Shard("b.tar")]
-    assert expand_shards(shard) == [shard]
+    assert find_shards([shard, "b.tar"]) == [shard, Shard("b.tar")]
+    assert find_shards(shard) == [shard]
 
 
 @pytest.mark.parametrize("pattern", ["a{0000..9999}%d", "{00998..03001}", "{000..999}", "%s{1990..3990}-{0..1}"])

@@ -37,7 +37,7 @@ from tarshards import (
 from tarshards.errors import EncodeError, OpenError, SampleError, visible
 from tarshards.index.build import build_index
 from tarshards.index.sidecar import Index
-from tarshards.storage.expressions import Shard, expand_shards
+from tarshards.storage.expressions import Shard, find_shards
 from tarshards.write.shards import shard_name
 from tarshards.write.split import split_samples
 
@@ -516,7 +516,7 @@ def test_the_manifest_names_the_shards_with_their_samples_and_bytes(tmp_path):
     )
     expected = [Index.load(shard).shard(shard) for shard in shards]
     assert [each[1:3] for each in expected] == [(n, os.path.getsize(shard)) for n, shard in zip((4, 4, 2), shards)]
-    assert expand_shards(tmp_path / "train.shards.json") == expected
+    assert find_shards(tmp_path / "train.shards.json") == expected
     assert keys(tmp_path / "train.shards.json") == [sample["__key__"] for sample in SAMPLES]
 
 
@@ -528,7 +528,7 @@ def test_without_index(tmp_path):
 def test_compressed_shards_stand_in_the_manifest_alone(tmp_path):
     shards = write_shards(tmp_path / "a-%03d.tar.gz", SAMPLES)
     assert sorted(path.name for path in tmp_path.iterdir()) == [*(Path(s).name for s in shards), "a.shards.json"]
-    assert expand_shards(tmp_path / "a.shards.json") == [Shard(s, n, None) for s, n in zip(shards, (4, 4, 2))]
+    assert find_shards(tmp_path / "a.shards.json") == [Shard(s, n, None) for s, n in zip(shards, (4, 4, 2))]
 
 
 def test_pipes_get_neither(tmp_path):
@@ -541,7 +541,7 @@ def test_remote_shards_get_both():
 
     shards = write_shards("memory://writer/a-%03d.tar", SAMPLES)
     assert [len(index) for index in map(Index.load, shards)] == [4, 4, 2]
-    assert [shard[:2] for shard in expand_shards("memory://writer/a.shards.json")] == list(zip(shards, (4, 4, 2)))
+    assert [shard[:2] for shard in find_shards("memory://writer/a.shards.json")] == list(zip(shards, (4, 4, 2)))
     fsspec.filesystem("memory").rm("/writer", recursive=True)
 
 
@@ -550,10 +550,10 @@ def test_a_later_run_adds_to_the_manifest(tmp_path):
     later = [{**sample, "__key__": f"later{i}"} for i, sample in enumerate(SAMPLES)]
     second = write_shards(tmp_path / "a-%03d.tar", later, start=3)
     assert [Path(shard).name for shard in second] == ["a-003.tar", "a-004.tar", "a-005.tar"]
-    assert [shard.url for shard in expand_shards(tmp_path / "a.shards.json")] == first + second
+    assert [shard.url for shard in find_shards(tmp_path / "a.shards.json")] == first + second
     Path(first[1]).unlink()
     write_shards(tmp_path / "a-%03d.tar", later[:1], start=1)
-    assert [shard[1] for shard in expand_shards(tmp_path / "a.shards.json")] == [4, 1, 2, 4, 4, 2]
+    assert [shard[1] for shard in find_shards(tmp_path / "a.shards.json")] == [4, 1, 2, 4, 4, 2]
 
 
 @pytest.mark.parametrize("folder", ["{tmp_path}", "memory://later"])
@@ -563,13 +563,13 @@ def test_a_later_run_replaces_no_shard(tmp_path, memory, folder):
     with pytest.raises(OpenError, match=r"a-002\.tar: the shard exists, and a writer with start= replaces none"):
         write_shards(pattern, SAMPLES[:5], start=2)
     assert [len(list(read_samples(shard))) for shard in first] == [4, 4, 2]
-    assert expand_shards(f"{folder.format(tmp_path=tmp_path)}/a.shards.json")[2].samples == 2
+    assert find_shards(f"{folder.format(tmp_path=tmp_path)}/a.shards.json")[2].samples == 2
 
 
 def test_a_new_run_begins_the_manifest_anew(tmp_path):
     write_shards(tmp_path / "a-%03d.tar", SAMPLES)
     (shard,) = write_shards(tmp_path / "a-%03d.tar", SAMPLES[:3])
-    assert expand_shards(tmp_path / "a.shards.json") == [Index.load(shard).shard(shard)]
+    assert find_shards(tmp_path / "a.shards.json") == [Index.load(shard).shard(shard)]
 
 
 def killed(tmp_path, samples: int, start: int = 0) -> None:
@@ -599,7 +599,7 @@ def test_a_run_after_one_that_was_killed_takes_in_what_that_left(tmp_path):
     write_shards(tmp_path / "a-%03d.tar", SAMPLES[:4])
     killed(tmp_path, samples=5, start=1)
     write_shards(tmp_path / "a-%03d.tar", SAMPLES[:1], start=3)
-    shards = expand_shards(tmp_path / "a.shards.json")
+    shards = find_shards(tmp_path / "a.shards.json")
     assert [(Path(shard.url).name, shard.samples) for shard in shards] == [
         ("a-000.tar", 4),
         ("a-001.tar", 2),
@@ -628,7 +628,7 @@ def test_where_the_manifest_is(pattern, manifest):
 
 
 def sums(pattern: str) -> list[str | None]:
-    return [shard.sha256 for shard in expand_shards(pattern)]
+    return [shard.sha256 for shard in find_shards(pattern)]
 
 
 def sha256sum(*paths: str) -> list[str]:
