@@ -15,6 +15,7 @@ from with_torch import ShardDataset
 
 from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, TarWriter, build_index, readers
 from tarshards.errors import OpenError, ShardIndexError
+from tarshards.index import open as opening
 from tarshards.index.key_index import KeyTable
 from tarshards.index.sidecar import Index
 from tarshards.storage import ranges
@@ -108,6 +109,24 @@ def test_a_shard_that_was_replaced_is_opened_again(urls, tmp_path, opened):
         shards[3 * ROWS]
 
 
+def test_a_change_of_a_shard_that_is_released_is_an_error_of_the_pass(urls, tmp_path, monkeypatch):
+    """And of this pass alone; a shard that nobody writes to is released without a word."""
+    monkeypatch.setattr(opening, "SMALL", 0)
+    monkeypatch.setattr(opening, "most_open", lambda: 2)
+    shards = IndexedShards(urls).shards
+    first = shards.use(0)
+    with open(tmp_path / "set-0.tar", "ab") as file:
+        file.write(bytes(512))
+    for number in range(1, SHARDS):
+        shards.use(number)
+    assert first not in shards.in_use.values()
+    with pytest.raises(OpenError, match=r"set-0\.tar: .*changed"):
+        shards.verify()
+    for number in range(1, SHARDS):
+        shards.use(number)
+    shards.verify()
+
+
 def test_slices_share_what_is_held(urls, opened):
     shards = IndexedShards(urls)
     assert len(list(shards[5:20])) + len(list(shards[::-2])) == 35
@@ -151,6 +170,23 @@ def test_an_index_that_was_rewritten_is_told_apart_from_a_wrong_manifest(urls, t
         from_indexes[3 * ROWS]
     with pytest.raises(ShardIndexError, match="when the dataset was opened"):
         pickle.loads(pickle.dumps(from_indexes))[3 * ROWS]
+
+
+def test_an_index_of_other_samples_contradicts_the_manifest(urls, tmp_path):
+    """Also one of as many samples and bytes."""
+    path, manifest = str(tmp_path / "set-3.tar"), tmp_path / "set.shards.json"
+    described = manifest.read_bytes()
+    with TarWriter(path) as writer:
+        for i in range(ROWS):
+            writer.write({"__key__": f"x{i:02d}", "x.npy": np.full(3, i), "cls": 10 + i})
+    index = build_index(path)
+    index.save(path)
+    manifest.write_bytes(described)
+    samples = IndexedShards(str(manifest))
+    assert (len(index), index.shard_size) == (samples.shards.counts[3], samples.shards.sizes[3])
+    assert samples[2 * ROWS]["__key__"] == "010"
+    with pytest.raises(ShardIndexError, match=r"set-3\.tar\.index: other keys or members than the manifest"):
+        samples[3 * ROWS]
 
 
 def _shorter(path: Path) -> Index:

@@ -290,6 +290,18 @@ def long(certificate):
         yield server
 
 
+@pytest.mark.parametrize("pause", [tuning.IDLE - 1, tuning.IDLE])
+def test_a_connection_that_was_idle_for_long_is_closed_and_not_used_again(long, opened, monkeypatch, pause):
+    clock = time.monotonic()
+    monkeypatch.setattr(connections, "monotonic", lambda: clock)
+    for _ in range(2):
+        with connections.request("HEAD", f"{long.url}/shard.tar", {}) as response:
+            assert response.read(1) == b""
+        clock += pause
+    assert len(opened) == 1 + (pause >= tuning.IDLE)
+    assert [connection.sock is None for connection in opened] == [True, False][-len(opened) :]
+
+
 def open_ahead(server: Server, count: int, files: int = 0) -> Location:
     """Open idle connections, which the next *files* files share, and return the location of the file."""
     connections.connect_ahead(server.url, count, files=files, connections=32, timeout=5)
