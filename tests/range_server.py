@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 
@@ -22,7 +23,8 @@ class Site:
     *find* tells which file answers a path, with its query, and a header Authorization; by default the path does.
 
     What is PUT is stored, and what is to DELETE removed, unless *refusal*, a status, says no. What is to GET is held
-    back until no more was asked for within *hold* seconds, and then sent all together: a round.
+    back until no more was asked for within *hold* seconds, and then sent all together: a round. *connections* are those
+    that were accepted.
     """
 
     folder: Path
@@ -35,6 +37,7 @@ class Site:
     refusal: int | None = None
     hold: float = 0
     rounds: int = 0
+    connections: int = 0
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     bytes: int = 0
     _last: float = 0
@@ -116,6 +119,10 @@ def serving(folder: Path) -> Iterator[Site]:
         daemon_threads = True
         block_on_close = False
         request_queue_size = 128  # of more than these at once, each waits for a second
+
+        def process_request(self, *arguments: Any) -> None:
+            site.connections += 1
+            super().process_request(*arguments)
 
         def handle_error(self, request: object, client_address: object) -> None:
             """A client that leaves is no error."""
