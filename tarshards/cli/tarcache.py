@@ -15,8 +15,6 @@ from tarshards.errors import visible
 if TYPE_CHECKING:
     from tarshards.storage.cache import CacheFolder
 
-PIECE = 1 << 20  # bytes read at once
-
 folder_argument: Final = click.argument("folder", type=FOLDER)
 
 
@@ -103,6 +101,7 @@ def warm(folder: str, shards: tuple[str, ...], lists: tuple[str, ...], cache_byt
     from tarshards.storage.cache import BlockCache
     from tarshards.storage.opening import open_shard
     from tarshards.storage.remote import Remote
+    from tarshards.storage.streams import PIECE
 
     specs = all_specs(shards, lists)
     refuse(not specs, "name SHARDS, or a list of them with -T")

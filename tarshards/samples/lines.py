@@ -18,9 +18,8 @@ from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.compression import bomb_in
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-from tarshards.storage.streams import read_some
+from tarshards.storage.streams import BUFFER, read_some
 
-BUFFER = 1 << 16  # bytes of a text read at once
 NAMED = 5  # missing keys that one error names
 _ESCAPES = {b"\\": rb"\\", b"\t": rb"\t", b"\n": rb"\n", b"\r": rb"\r"}
 _PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage.location import Location
 from tarshards.storage.remote import check_ratio
-from tarshards.storage.streams import InputStream, OutputStream, failure, read_some
+from tarshards.storage.streams import BUFFER, PIECE, InputStream, OutputStream, failure, read_some
 
 HEAD = 13  # bytes that identify a compression
 
@@ -23,8 +23,6 @@ HEAD = 13  # bytes that identify a compression
 MAX_HELD = 1 << 28
 MAX_RATIO: float = 200
 
-_FEED = 1 << 16  # compressed bytes per read
-_PIECE = 1 << 20  # decompressed bytes per piece
 # The most memory that a file can make us allocate; `zstd -d` and `xz -d -M256MiB` have the same limits.
 _ZSTD_WINDOW = 1 << 27
 _PIXZ = bytes.fromhex("a64c322ed614aedb")
@@ -88,7 +86,7 @@ def bomb_in(stream: Any, held: int, max_ratio: float | None = None) -> str | Non
 def read_held(stream: Any, size: int = sys.maxsize) -> bytes:
     """Read the next *size* bytes, fewer only at the end; raise OpenError if they are a decompression bomb."""
     parts, held = [], 0
-    while held < size and (data := stream.read(min(size - held, _PIECE))):
+    while held < size and (data := stream.read(min(size - held, PIECE))):
         parts.append(data)
         held += len(data)
         if reason := bomb_in(stream, held):
@@ -125,7 +123,7 @@ def without_pixz_index(size: int, read: Callable[[int, int], bytes]) -> int:
     *read* takes an offset and a size.
     """
     start = int.from_bytes(read(size - 8, 8), "little") if size > 16 else size
-    pieces = (read(offset, min(_FEED, size - offset)) for offset in range(start, size, _FEED))
+    pieces = (read(offset, min(BUFFER, size - offset)) for offset in range(start, size, BUFFER))
     return start if start < size and is_pixz_index(pieces) else size
 
 
@@ -231,7 +229,7 @@ class Decompressed(InputStream):
         if hungry:
             data = self._take()
         try:
-            output = decoder.decompress(data, _PIECE)
+            output = decoder.decompress(data, PIECE)
         except MemoryError:
             raise
         except Exception as exc:
@@ -265,7 +263,7 @@ class Decompressed(InputStream):
 
     def _take(self) -> bytes:
         try:
-            data = read_some(self._stream, _FEED)
+            data = read_some(self._stream, BUFFER)
         except OpenError:
             raise
         except OSError as exc:

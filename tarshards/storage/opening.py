@@ -23,7 +23,7 @@ from tarshards.storage.derived import forget
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.remote import Remote
-from tarshards.storage.streams import failure, temporary
+from tarshards.storage.streams import PIECE, failure, temporary
 
 
 def open_url(
@@ -75,9 +75,6 @@ def open_shard(
     else:
         shard = decompressed(stream, location.name, location.remote.max_ratio if max_ratio is None else max_ratio)
     return shard
-
-
-PIECE = 1 << 20  # bytes copied at once
 
 
 class PlainFile:

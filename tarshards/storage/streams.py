@@ -16,7 +16,8 @@ from warnings import warn
 from tarshards.errors import OpenError
 from tarshards.storage.redaction import redacted
 
-BUFFER = 1 << 16  # bytes that a pipe holds
+BUFFER = 1 << 16  # bytes that a pipe holds, and of a buffer
+PIECE = 1 << 19  # bytes that are read, copied or decompressed at once
 PATIENCE = 2.0  # seconds in which a reader must accept some bytes of a tar's end
 LONG = 1 << 23  # bytes of a growing range to copy at once: more save nothing, and the reader of a pipe waits for them
 
@@ -413,7 +414,6 @@ def words(exc: BaseException) -> str:
     return redacted(getattr(exc, "strerror", None) or str(exc)) or type(exc).__name__
 
 
-PIECE = 1 << 19  # bytes per read if the system cannot copy
 MOST_AFTER = 1 << 20  # bytes between two ranges that are copied as one
 AT_ONCE = 1 << 24  # bytes of one system call that copies; signals are handled between calls
 # Bytes; writes to files begin and end at multiples of this: 0.7 x the time of copying 2 GB, where the page cache can

@@ -15,6 +15,7 @@ from tarshards.storage.connections import Origin, Response
 from tarshards.storage.location import Location
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.requests import PASSING, Address, Patience, StatusError, check_body, status_of
+from tarshards.storage.streams import BUFFER
 
 QUESTION = b'<?xml version="1.0"?><propfind xmlns="DAV:"><prop><resourcetype/></prop></propfind>'
 HEADERS = {"Depth": "1", "Content-Type": "application/xml", "Content-Length": str(len(QUESTION))}
@@ -22,7 +23,6 @@ HEADERS |= {"Accept-Encoding": "identity"}
 
 MOST_LISTED = 1 << 28  # bytes of the list of one folder, about a million names
 MOST_NAMED = 1 << 20  # bytes of one name or tag, which the parser reads again from its beginning
-BLOCK = 1 << 16
 
 CURE = "name them by braces, as x-{000..146}.tar, by a list, as @FILE, or by a manifest"
 
@@ -128,9 +128,9 @@ def _entries(response: Response, folder: Location) -> Iterator[tuple[str, bool]]
 
     parser.StartElementHandler, parser.EndElementHandler = start, lambda name: parents.pop()
     parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = text, refuse
-    parser.buffer_text, parser.buffer_size = True, BLOCK  # not a call for each reference to a character
+    parser.buffer_text, parser.buffer_size = True, BUFFER  # not a call for each reference to a character
     size = 0
-    while data := response.read(BLOCK):
+    while data := response.read(BUFFER):
         size += len(data)
         if size > MOST_LISTED:
             raise OpenError(f"more than {MOST_LISTED:,} bytes, the limit for a list", url=folder.name)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from tarshards.samples.codecs.registry import decoder, encoder, require
 from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.compression import bomb
+from tarshards.storage.streams import PIECE
 
 if TYPE_CHECKING:
     import numpy as np
 
 ZIPPED = frozenset(["npz", "pth"])  # the extensions of zip files
-PIECE = 1 << 20  # bytes decompressed at once
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in zip files
 TENBIN_MAGIC = b"~TenBin~"
 TENBIN_DTYPES = frozenset(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
