@@ -15,9 +15,8 @@ import simplejpeg
 from sets import Data
 
 from tarshards import ArrayLoader, IndexedShards, Stream, kernels
-from tarshards.epoch.loop import LOOKED_UP
 from tarshards.epoch.permutations import hash_of
-from tarshards.index.access import SampleReader
+from tarshards.index.access import LOOKED_UP, SampleReader
 from tarshards.index.mapped_fields import LocatedSamples, MappedFields
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.array_loader import TOGETHER, TOGETHER_QUICK

@@ -15,13 +15,11 @@ import numpy as np
 from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.world import World
 from tarshards.errors import AuditError, TarshardsError
-from tarshards.index.access import SampleReader
+from tarshards.index.access import LOOKED_UP, SampleReader
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, PassOf, Tally
 
 T = TypeVar("T")
-
-LOOKED_UP = 1 << 12  # positions to look up at once
 
 
 class Shares(Sequence[range]):

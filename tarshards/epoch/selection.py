@@ -15,7 +15,7 @@ from tarshards.epoch.epoch_options import Tail
 from tarshards.epoch.plan import Order, PlannedEpoch
 from tarshards.errors import OpError, TarshardsError, check_function, shortened
 from tarshards.index.access import SampleReader, SampleSequence, gap_of
-from tarshards.parallel.calls import bounded_map, check_sent
+from tarshards.parallel.calls import TASKS, bounded_map, check_sent
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import origin_of
@@ -25,8 +25,6 @@ from tarshards.samples.lines import lacking_keys, read_keys
 
 Predicate = Callable[[Sample], Any]
 Keys = str | PathLike[str] | Iterable[str]
-
-TASKS = 64  # parts that the samples are divided into for an executor
 
 
 class Selection:

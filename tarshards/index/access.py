@@ -28,7 +28,7 @@ from tarshards.storage.remote import Remote
 if TYPE_CHECKING:  # what reads local shards need not load what asks servers
     from tarshards.index.fetch import BlockFetcher
 
-LOOKED_UP = 1 << 12  # samples to look up at once
+LOOKED_UP = 1 << 12  # samples, or positions, to look up at once
 
 
 class SampleReader:

@@ -38,7 +38,7 @@ from tarshards.index.cells import read_csv
 from tarshards.index.inventory import for_each_shard, read_head
 from tarshards.index.sidecar import NO_DIGEST, Index, index_location
 from tarshards.kernels._sidecars_py import SidecarHead
-from tarshards.parallel.calls import bounded_map, check_sent
+from tarshards.parallel.calls import TASKS, bounded_map, check_sent
 from tarshards.samples.codecs import audio_headers, decode_field
 from tarshards.samples.codecs.audio import decode_audio
 from tarshards.samples.codecs.image import open_image
@@ -61,7 +61,6 @@ FORMAT = b"tarshards-columns"  # the entry of the metadata, a JSON object
 VERSION = 1
 KEY = "__key__"
 MAX_BYTES = 1 << 32  # most bytes of a file of columns
-TASKS = 64  # shards in progress at once
 Function = Callable[[Sample], Any]
 Columns = str | Mapping[str, "str | Function"]
 

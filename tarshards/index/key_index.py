@@ -24,7 +24,7 @@ import numpy as np
 
 from tarshards.errors import ShardIndexError
 from tarshards.index.sidecar import DIGEST, Index
-from tarshards.parallel.calls import bounded_map
+from tarshards.parallel.calls import TASKS, bounded_map
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.keys import split_name
 from tarshards.storage.derived import key_index_name
@@ -44,7 +44,6 @@ HASH = 8  # bytes
 SUM = 16  # bytes of a block after its entries: their CRC-32, and zeros
 EACH = 204  # entries of a block of 4,096 bytes
 PARTS = 256  # parts of the hashes, by their first byte, which are sorted one after the other
-TASKS = 64
 
 
 def _block_size() -> int:

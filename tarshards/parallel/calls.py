@@ -16,6 +16,8 @@ from tarshards.parallel.signals import TICK, defer_signals
 
 T = TypeVar("T")
 
+TASKS = 64  # tasks in progress at once
+
 
 def settled_map(
     function: Callable[[Any], Any], items: Iterable[Any], *, executor: Executor, window: int, ordered: bool = True

@@ -401,7 +401,8 @@ class PlannedSource:
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the rest of one worker's share: every num_workers-th position of its rank."""
-        from tarshards.epoch.loop import LOOKED_UP, Part, Shares, growing
+        from tarshards.epoch.loop import Part, Shares, growing
+        from tarshards.index.access import LOOKED_UP
 
         world = progress.world
         plan = self.as_of(progress.version).plan(progress.epoch, world.world_size)

@@ -36,11 +36,10 @@ from tarshards.storage.location import Location, look_up
 from tarshards.storage.markers import Provenance, digest_of, log, read_marker, say_kept, write_marker
 from tarshards.storage.streams import is_missing
 from tarshards.stream.stream import Stream
-from tarshards.write.shards import ShardWriter, TarWriter, open_claimed, shard_name
+from tarshards.write.shards import SHARD_BYTES, ShardWriter, TarWriter, open_claimed, shard_name
 
 CHUNK = 32  # items per call
 AHEAD = 4  # calls per process that are running, or wait for an earlier call to finish
-MAX_BYTES = 10**9
 MARKS = 512  # the most items that a resumed call compares to recognize its dataset
 
 
@@ -51,7 +50,7 @@ def write_dataset(
     to_sample: Callable[[Any], Sample | None] | None = None,
     executor: Executor | None = None,
     max_samples: int | None = None,
-    max_bytes: int | None = MAX_BYTES,
+    max_bytes: int | None = SHARD_BYTES,
     sync: bool = True,
     sha256: bool = False,
 ) -> list[str]:

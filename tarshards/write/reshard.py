@@ -37,10 +37,9 @@ from tarshards.storage.streams import taken, temporary
 from tarshards.stream import ops
 from tarshards.tar.read import pack_members
 from tarshards.write.once import at_shard, run_all
-from tarshards.write.shards import PACKED, TarWriter, most_of_members, name_leftovers, shard_name
+from tarshards.write.shards import PACKED, SHARD_BYTES, TarWriter, most_of_members, name_leftovers, shard_name
 
 RECORD = "reshard.json"  # identifies the call to which the folder belongs
-MAX_BYTES = 10**9
 BUCKET = 1 << 26  # approximate bytes of samples in a bucket
 MOST_BUCKETS = 1 << 12
 BUFFER = 1 << 24  # bytes of samples that a task of the first pass holds in memory
@@ -230,7 +229,7 @@ def _cut(max_bytes: int | None, max_samples: int | None, shards: int | None) -> 
     given = [whole_number(name, number, 1) for name, number in limits.items() if number is not None]
     if len(given) > 1:
         raise ValueError("max_bytes, max_samples and shards exclude one another")
-    return Cut(MAX_BYTES if not given else max_bytes, max_samples, shards)
+    return Cut(SHARD_BYTES if not given else max_bytes, max_samples, shards)
 
 
 def _prepare(plan: _Resharding, digest: str, earlier: str) -> bool:

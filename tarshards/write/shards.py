@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 DUPLICATE_KEY = "this key is already in the shard"
 PACKED = 1 << 20  # bytes of members that are packed and written at once
 MOST_SAMPLES, MOST_BYTES = 100_000, 3 * 10**9  # the default limits of a shard in ShardWriter
+SHARD_BYTES = 10**9  # the default size of a shard where whole datasets are written
 
 
 class _Writer:
