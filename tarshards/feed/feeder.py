@@ -18,7 +18,7 @@ from uuid import uuid4
 from tarshards.errors import OpenError, visible
 from tarshards.feed.encryption import check_address, serve_with
 from tarshards.feed.identity import identity, loader_of
-from tarshards.feed.messages import COUNTED, REQUESTS, decode, encode, encoded_error
+from tarshards.feed.messages import COUNTED, REQUESTS, TOGETHER, decode, encode, encoded_error
 from tarshards.loaders.arrays.array_loader import ArrayBatchMaker
 from tarshards.loaders.arrays.assembly import Memory
 from tarshards.loaders.batches import BatchMaker
@@ -31,7 +31,6 @@ from tarshards.samples.ledger import Ledger, Tally
 log: logging.Logger = logging.getLogger("tarshards")
 
 REQUEST = 1 << 20  # bytes of the largest message of a consumer; a longer one ends its connection
-TOGETHER = 64  # messages that are read before answers are sent
 
 
 class _Request(NamedTuple):

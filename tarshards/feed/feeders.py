@@ -14,7 +14,7 @@ from typing import Any
 from tarshards.errors import OpenError, UrlError, shortened, visible
 from tarshards.feed.encryption import check_address, client_keys
 from tarshards.feed.identity import differences
-from tarshards.feed.messages import ANSWERS, decode, decoded_error, encode
+from tarshards.feed.messages import ANSWERS, TOGETHER, decode, decoded_error, encode
 from tarshards.parallel.forks import renew_in_children
 from tarshards.parallel.signals import TICK, defer_signals
 from tarshards.samples.codecs.registry import require
@@ -23,7 +23,6 @@ from tarshards.storage.expressions import expand_braces
 log: logging.Logger = logging.getLogger("tarshards")
 
 LOOK_UP = 10.0  # seconds between queries of a name server
-TOGETHER = 64  # messages of a feeder that are handled before those of the others
 
 
 _CONNECTED = ("_feeders", "_by_socket", "_context", "_poller")  # attributes of no other process

@@ -26,6 +26,7 @@ from tarshards.samples.ledger import Tally
 
 LONG = 1 << 14  # bytes of a value that gets its own frame; a frame costs about 2 us on each side
 TUPLE, ARRAY, TENSOR, BYTES = 1, 2, 3, 4  # extension types
+TOGETHER = 64  # messages that are handled before it is the turn of others
 DEEPEST = 32  # levels of dicts, lists and tuples; to unpack a nested tuple takes 40 KB of the C stack
 ARRAYS = "biufcSUmM"  # the kinds of numpy's types that are sent
 LARGEST = 1 << 28  # bytes of a header: of all that has no frame; as objects they can take 70 times as much

@@ -14,6 +14,7 @@ from tarshards.errors import OpError, RemoteTraceback
 from tarshards.parallel.children import ending
 from tarshards.parallel.cores import available_cores
 from tarshards.parallel.forks import PerProcess
+from tarshards.parallel.signals import ENDING
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -107,9 +108,6 @@ class ProcessPool(Executor):
         process.close()
 
 
-_FROM_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 class _Process:
     """A process and the pipe to it."""
 
@@ -132,7 +130,7 @@ class _Process:
             try:
                 self._process = context.Process(target=_work, args=(theirs, self._pipe, shared), daemon=True)
                 # A signal during the hooks of a fork would call our handlers there, and their exceptions would be lost.
-                before = signal.pthread_sigmask(signal.SIG_BLOCK, _FROM_THE_PARENT if forks else ())
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING if forks else ())
                 try:
                     self._process.start()
                 finally:
@@ -194,7 +192,7 @@ def _work(pipe: Connection, theirs: Connection, shared: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends us
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FROM_THE_PARENT)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     while True:
         try:
             work = pipe.recv()

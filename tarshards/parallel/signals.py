@@ -9,7 +9,7 @@ from threading import current_thread, main_thread
 from typing import Any
 
 TICK = 0.2  # seconds; a signal that arrives just before a wait takes effect only after it
-_RAISING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # end a program; Python's handlers raise
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def defer_signals() -> Iterator[None]:
             handlers[number](number, frame)
 
     try:
-        for raising in _RAISING:
+        for raising in ENDING:
             if callable(handler := signal.getsignal(raising)):
                 handlers[raising] = handler
                 signal.signal(raising, arrive)

@@ -63,7 +63,6 @@ LONGEST_NAME = 255  # bytes of a part of a path, on all file systems of Linux
 _LONGEST_PATH = 4096  # bytes of a path
 # The number of a shard in its name without suffixes, such as `train-003`, `train-00003-of-00010` or `003.b`.
 _NUMBERED = re.compile(r"(.*?)(\d+)(-of-\d+|\D*)")
-_NAMED = 5  # missing numbers that a warning names
 # Endings of derived files, which globs leave out.
 _BESIDE = (INDEX, COLUMNS, ".idx", SUFFIX[1:])
 
@@ -553,7 +552,7 @@ def _missing_numbers(names: list[str]) -> str:
         if not 0 < absent <= len(found) or len(found) < 3:
             continue
         count += absent
-        rest = islice((number for number in range(first, last) if number not in found), _NAMED - len(gaps))
+        rest = islice((number for number in range(first, last) if number not in found), 5 - len(gaps))
         gaps += [f"{before}{number:0{width}d}{after}" for number in rest]
     return ", ".join(gaps) + f" and {count - len(gaps)} more" * (count > len(gaps))
 

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from tarshards.samples.codecs.image import Imagespec
     from tarshards.storage.traffic import Traffic
 
-INITIAL = 100  # samples in the buffer of ``shuffle`` before it yields the first one
-
 
 @op(
     per_sample=True,
@@ -523,7 +521,7 @@ def shuffle(
     True
     """
     size = whole_number("size", size, 1)
-    least = INITIAL if initial is None else whole_number("initial", initial, 1)
+    least = 100 if initial is None else whole_number("initial", initial, 1)
     return _shuffle(samples, size, min(least, size), random.Random(f"{whole_number('seed', seed)}/{epoch}"))
 
 

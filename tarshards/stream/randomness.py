@@ -11,8 +11,6 @@ import numpy as np
 from tarshards.errors import shortened
 from tarshards.storage.location import Location
 
-MASK = (1 << 128) - 1
-
 
 class SampleGenerator:
     """A numpy Generator, reseeded for each sample by *seed*, *epoch*, the name of its shard and its key.
@@ -36,7 +34,7 @@ class SampleGenerator:
         number = int.from_bytes(own.digest(), "little")
         self._bits.state = {
             "bit_generator": "PCG64",
-            "state": {"state": number & MASK, "inc": number >> 128 | 1},
+            "state": {"state": number % (1 << 128), "inc": number >> 128 | 1},
             "has_uint32": 0,
             "uinteger": 0,
         }

@@ -23,8 +23,6 @@ Batch = tuple[int, ...]  #: the numbers of its samples
 #: The environment variables by which launchers pass the rank to a process.
 VARIABLES = {"RANK": "rank", "LOCAL_RANK": "rank", "WORLD_SIZE": "ranks", "LOCAL_WORLD_SIZE": "ranks"}
 MASTER = "127.0.0.1"  #: the address at which the processes of ranks find each other
-#: A pass with this many batches more than possible is taken to be endless.
-ENDLESS = 16
 
 
 @dataclass
@@ -152,7 +150,7 @@ class Tested:
             for batch in loader:
                 batches.append(tuple(self.read(batch)))
                 run.states[number, len(batches)] = pickle.dumps(loader.state_dict())
-                if len(batches) > 4 * setup.total + ENDLESS:
+                if len(batches) > 4 * setup.total + 16:  # more than any pass has
                     run.ending, run.words = "endless", f"{len(batches)} batches, and more to come"
                     return
             run.states[number + 1, 0] = pickle.dumps(loader.state_dict())

@@ -28,8 +28,6 @@ STATUSES = (
 DATES = tuple(f"Sat, 21 Nov 2026 0{hour}:00:00 GMT" for hour in range(3))
 BUCKET = "/bucket"  # may precede the path, as in S3's path-style URLs
 AGAIN = "/again"  # precedes the path of a redirect's target
-IN_A_ROW = 2  # consecutive faults at one offset of a file, at most
-STALLS = 1  # stalls in a schedule, at most: each costs a timeout
 
 
 @dataclass(repr=False)
@@ -61,12 +59,12 @@ class UnreliableSite(Server):
         rng = random.Random(f"{self.seed}/{asked}/{self._asked[asked]}")
         self._asked[asked] += 1
         kind = ""
-        if self._asked[asked] <= IN_A_ROW and rng.random() < self.rate:
+        if self._asked[asked] <= 2 and rng.random() < self.rate:
             kind = rng.choice(self.kinds)
         if kind == "redirect" and path.startswith(AGAIN):
             kind = ""
-        if kind == "stall" and self.faults.count("stall") >= STALLS:
-            kind = "close"
+        if kind == "stall" and "stall" in self.faults:
+            kind = "close"  # one is enough: each costs a timeout
         if kind:
             self.faults.append(kind)
         name = path.removeprefix(AGAIN).removeprefix(BUCKET)

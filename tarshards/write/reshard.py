@@ -44,7 +44,6 @@ BUCKET = 1 << 26  # approximate bytes of samples in a bucket
 MOST_BUCKETS = 1 << 12
 BUFFER = 1 << 24  # bytes of samples that a task of the first pass holds in memory
 SAMPLES = 40  # bits for the number of a sample in its shard
-MASK = (1 << 64) - 1
 NUMBER = re.compile(r"%0?\d*d|\{shard(:0?\d*d?)?\}")
 ENTRY = [("input", "<u4"), ("bucket", "<u4"), ("key", "<u4"), ("order", "<u8"), ("offset", "<u8"), ("size", "<u8")]
 
@@ -72,7 +71,7 @@ class _Resharding:
     def order(self, shard: int, sample: int) -> int:
         """Return the number by which a sample is sorted; it is unique because splitmix64 is a bijection."""
         number = shard << SAMPLES | sample
-        return number if self.seed is None else splitmix64((splitmix64(self.seed) + number) & MASK)
+        return number if self.seed is None else splitmix64((splitmix64(self.seed) + number) % (1 << 64))
 
     def bucket(self, shard: int, order: int) -> int:
         return shard if self.seed is None else order * self.buckets >> 64

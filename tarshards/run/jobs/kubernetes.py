@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Any
 
 from tarshards.errors import OpenError, StateError, did_you_mean
@@ -18,7 +19,6 @@ from tarshards.run.jobs.scheduler import Poll, tasks_of
 WATCH = 5  # seconds that one watch request lasts
 PATIENCE = (0.5, 1, 2, 4, 8, 15, 30)  # seconds before a request is made again
 PASSING = {429, 500, 502, 503, 504}
-GONE = 410
 MODEL = re.compile(r"(?P<list>list\[)?(?P<model>V1\w+)\]?")
 JOB_NAME = "batch.kubernetes.io/job-name"
 JOB_INDEX = "batch.kubernetes.io/job-completion-index"
@@ -92,7 +92,7 @@ class Kubernetes:
             self.pause(PATIENCE[0])
             return
         except api as error:
-            if error.status != GONE and error.status not in PASSING:
+            if error.status != HTTPStatus.GONE and error.status not in PASSING:
                 raise _failure(error) from error
             self._version = None
         if self._version is None or time.monotonic() - begun < PATIENCE[0]:

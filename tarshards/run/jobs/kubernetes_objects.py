@@ -21,8 +21,6 @@ MOUNT = "/etc/tarjob"
 WORKER = ["tarjob", "worker", f"{MOUNT}/plan.json"]
 MAX_BYTES = 1_000_000  # of a plan; a ConfigMap holds 1 MiB
 MAX_COMPLETIONS = 100_000  # with more, a Job may have only 10,000 failures
-PARALLELISM = 100
-TTL = 7 * 24 * 3600
 MEMORY = "1Gi"
 #: The volumes that end with the pod, or that it cannot write.
 PASSING_VOLUMES = {"configMap", "downwardAPI", "emptyDir", "ephemeral", "gitRepo", "image", "projected", "secret"}
@@ -111,7 +109,7 @@ def _pair(plan: JobPlan, options: Options, run: int, name: str) -> tuple[Object,
     spec: Object = {
         "completionMode": "Indexed",
         "completions": completions,
-        "parallelism": min(options.parallelism or PARALLELISM, completions),
+        "parallelism": min(options.parallelism or 100, completions),
         "backoffLimitPerIndex": options.retries,
         "maxFailedIndexes": completions if options.max_failed is None else min(options.max_failed, completions),
         "podFailurePolicy": {
@@ -123,7 +121,7 @@ def _pair(plan: JobPlan, options: Options, run: int, name: str) -> tuple[Object,
                 },
             ]
         },
-        "ttlSecondsAfterFinished": TTL,
+        "ttlSecondsAfterFinished": 7 * 24 * 3600,
         "template": {"metadata": {"labels": {**labels}}, "spec": _pod(plan, options, name)},
     }
     if options.deadline is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tarshards.errors import OpError, TarshardsError
+from tarshards.parallel.signals import TICK
 from tarshards.run.samples.dispatch import Dispatcher, QueuedSample
 from tarshards.run.samples.journal import Joblog, Journal, SampleResult, identity
 from tarshards.run.samples.runners import Work
@@ -23,8 +24,6 @@ from tarshards.storage.markers import log
 
 LOOK_AHEAD = 4  # samples per slot that are queued or running, or wait for an earlier one
 SMALL = 1 << 26  # bytes of samples; below this limit quick slots may have more of them queued
-SIGNAL_AGAIN = 1.0  # seconds; a signal that arrives just before a read takes effect only after it
-PERCENT_FROM = 3  # failures; with fewer, a percentage means little
 
 OnFailure = Callable[[Sample, OpError], Any]
 
@@ -125,7 +124,7 @@ class Halt:
     def _is_reached(self) -> bool:
         if self.fail is not None and self.failed >= self.fail:
             return True
-        if self.percent is None or self.failed < PERCENT_FROM:
+        if self.percent is None or self.failed < 3:  # of fewer, a percentage means little
             return False
         return 100 * self.failed >= self.percent * self.finished
 
@@ -164,7 +163,7 @@ class Interruptible:
                 if not self._reads or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
                     return
                 signal.pthread_kill(int(threading.main_thread().ident or 0), signal.SIGINT)
-            end = time.monotonic() + SIGNAL_AGAIN
+            end = time.monotonic() + TICK
             while self._reads and time.monotonic() < end:
                 time.sleep(0.01)
 

@@ -29,8 +29,6 @@ from tarshards.samples.keys import Sample
 PROGRAM = os.path.join(os.path.dirname(__file__), "slot.py")
 SENT_AHEAD = 0.030  # most seconds of work sent ahead to a slot
 MAX_DEPTH = 64  # most samples sent to a slot
-GATHER = 0.001  # seconds to collect the replies of fast slots, so that the thread wakes less often
-PIPE_SIZE = 1 << 20  # bytes
 
 
 class QueuedSample:
@@ -81,7 +79,7 @@ class Slot:
         for pipe in (self.jobs, self.replies):
             os.set_blocking(pipe.fileno(), False)
             with suppress(OSError, AttributeError):  # the pipes of one user share a limit; only Linux has such sizes
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)
         self.sent: deque[QueuedSample] = deque()  # samples without a reply yet
         self.depth: int = 1  # limit of the samples sent
         self.closed: bool = False  # the process sends no more replies
@@ -300,7 +298,7 @@ class Dispatcher:
             if slot.unsent:
                 poller.register(slot.jobs, select.POLLOUT)
         if self.depth > 8 * len(self._slots):
-            time.sleep(GATHER)
+            time.sleep(0.001)  # collects the replies of fast slots, so that this thread wakes less often
         ready = {descriptor for descriptor, _ in poller.poll()}
         if self._woken in ready:
             os.read(self._woken, 4096)

@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError, TarshardsError
-from tarshards.parallel.children import GRACE, PIPE, ChildGroup, ending, wait_for
+from tarshards.parallel.children import GRACE, PIPE, STDERR, ChildGroup, ending, wait_for
 from tarshards.run.samples.folder import pack, remove, unpack, write_all
 from tarshards.samples.keys import Sample
 from tarshards.storage.code_digest import digest_module
 
-STDERR = 2
 PIPE_BUF = select.PIPE_BUF  # bytes that a pipe accepts at once when poll reports it writable
 
 

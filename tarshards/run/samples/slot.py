@@ -17,12 +17,12 @@ if __name__ == "__main__":  # commands and servers start it without site, to sta
     sys.path.append(__file__.removesuffix("/tarshards/run/samples/slot.py"))
 
 from tarshards.errors import TarshardsError
+from tarshards.parallel.children import STDERR, STDIN, STDOUT
 from tarshards.run.samples.folder import write_all
 from tarshards.run.samples.runners import Failure, Runner, Work, make_runner
 from tarshards.samples.keys import Sample
 
 LONG = 0.02  # seconds
-STDIN, STDOUT, STDERR = 0, 1, 2
 
 
 class Reply(NamedTuple):
