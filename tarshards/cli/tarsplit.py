@@ -24,8 +24,6 @@ from tarshards.cli.program import refuse, say, shown, tool
 if TYPE_CHECKING:
     from tarshards.write.split import Route
 
-DEFAULT_SIZE = 10**9
-
 
 @tool(
     epilog="Streams: holds one sample. Without SHARDS, or for -, a tar is read from stdin.",
@@ -74,6 +72,7 @@ def main(
     A shard is full when the next sample would make it larger than -n samples or -s bytes; only a single sample of more
     than -s bytes exceeds that.
     """
+    from tarshards.write.shards import SHARD_BYTES
     from tarshards.write.split import ShardCommand, route_by_field, route_by_ratios, split_samples
 
     refuse(delete and not post, "--delete requires --post")
@@ -85,7 +84,7 @@ def main(
         refuse(by == "shard" or by in routes, f"--by {by}: {{{by}}} has another meaning in the pattern")
         routes[by] = route_by_field(by)
     if options["max_samples"] is None and options["max_bytes"] is None:
-        options["max_bytes"] = DEFAULT_SIZE
+        options["max_bytes"] = SHARD_BYTES
     command = ShardCommand(post, jobs=parallel, delete=delete) if post else None
     with command or nullcontext():
         shards = split_samples(
