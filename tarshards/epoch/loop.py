@@ -194,7 +194,7 @@ class EpochLoop:
 
     Its tally goes to *ledger* as *of* a pass; the caller that runs the loop audits it. *digest* identifies the dataset,
     and *once* says whether each sample comes once; *begun* are samples of this worker before its shares, besides those
-    before the plan; *left_out* are positions of this rank that no share covers, which count as dropped. If the loop
+    before the plan; *dropped* are positions of this rank that no share covers. If the loop
     *is_ahead* of the consumer, all that was taken counts as in flight; the consumer counts the outcomes of the samples
     with each result.
     """
@@ -211,7 +211,7 @@ class EpochLoop:
         digest: str,
         once: bool = True,
         begun: int = 0,
-        left_out: range = range(0),
+        dropped: range = range(0),
         is_ahead: bool = False,
     ):
         self.plan = plan
@@ -239,7 +239,7 @@ class EpochLoop:
             self._tally.epochs[f"{digest} {blake2b(order.encode(), digest_size=16).hexdigest()}"] = 1
             self._tally.parts = 0 if whole else 1
             self._tally.unpaired = reader.unpaired if whole and world.rank == 0 else 0
-        self._left_out = [position for position in left_out if position < plan.total]
+        self._dropped = [position for position in dropped if position < plan.total]
 
     @property
     def taken(self) -> int:
@@ -335,8 +335,8 @@ class EpochLoop:
         # What is dropped is looked up now: a plan by a schedule comes to its last positions by way of all others.
         if self._world.worker == 0 and self._world.rank < self.plan.dropped:
             self._drop(self.plan.resume(len(self.plan), 1, "exact"), [self._world.rank])
-        if self._left_out:
-            self._drop(self.plan, self._left_out)
+        if self._dropped:
+            self._drop(self.plan, self._dropped)
         if self._world.worker == self._world.rank == 0:
             self._count_dropped(self.plan.overlong[0])
         self._tally.broken_off = 0

@@ -101,8 +101,8 @@ class RemoteLoader(ResumableLoader):
         source = copy.copy(maker.stream.source)
         source.shards = _ReadElsewhere(source.shards)
         shares = maker.shares(plan, rank)
-        left_out = maker.left_out(plan, rank)
-        loop = source.loop(plan, this.world, shares, of=this.of, left_out=left_out)
+        dropped = maker.dropped(plan, rank)
+        loop = source.loop(plan, this.world, shares, of=this.of, dropped=dropped)
         request = {"epoch": this.epoch, "state": this.state, "rank": rank, "ranks": plan.ranks}
         group = -(-plan.block_and_reach[1] // (maker.size * plan.ranks))
         with self._feeders() as feeders:

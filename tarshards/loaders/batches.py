@@ -121,7 +121,7 @@ class BatchMaker:
             )
         return row
 
-    def left_out(self, plan: PlannedEpoch, rank: int) -> range:
+    def dropped(self, plan: PlannedEpoch, rank: int) -> range:
         """Return the positions of a rank that are in no batch."""
         shares = self.shares(plan, rank)
         return shares.positions[len(shares) * self.size :] if self.drop_last else range(0)

@@ -81,7 +81,7 @@ class Tally:
     - *filtered*: a ``filter`` left it out; counted by filter
     - *failed*: it was read, and then an op or a decoder failed on it, and on_error let the epoch continue
     - quarantined: it could not be read; *quarantined_samples* counts these
-    - *dropped*: it was omitted, unread, at the epoch's tail; or *discarded*: read, and omitted by ``skip`` or with the
+    - *dropped*: it was left out unread, at the epoch's tail; or *discarded*: read, and left out by ``skip`` or with the
       last batch, when that is left out
     - *in_flight*: it was read but not delivered when the epoch was left: in a shuffle buffer, or prefetched
 

@@ -708,7 +708,7 @@ class BlockCache:
                 if before.st_mtime_ns < time_ns() - TICK:
                     self._verify(_version(name, before))
                 return data
-        self._discard(path, kind, before, key, start + length)
+        self._remove_damaged(path, kind, before, key, start + length)
         return None
 
     def _verify(self, version: int) -> None:
@@ -717,7 +717,7 @@ class BlockCache:
             self._verified.clear()
         self._verified.add(version)
 
-    def _discard(self, path: str, kind: str, status: os.stat_result, key: bytes, size: int) -> None:
+    def _remove_damaged(self, path: str, kind: str, status: os.stat_result, key: bytes, size: int) -> None:
         """Remove a damaged file, and log a warning."""
         with suppress(OSError), self.folder.counts() as counts:
             if self.folder.unlink(counts, path, kind, status, size):

@@ -352,7 +352,7 @@ class PlannedSource:
         *,
         of: PassOf,
         begun: int = 0,
-        left_out: range = range(0),
+        dropped: range = range(0),
         is_ahead: bool = False,
     ) -> EpochLoop:
         """Return the loop of one worker over its shares of *plan*, before which it took *begun* samples."""
@@ -368,7 +368,7 @@ class PlannedSource:
             digest=self.digest,
             once=self.once,
             begun=begun,
-            left_out=left_out,
+            dropped=dropped,
             is_ahead=is_ahead,
         )
 

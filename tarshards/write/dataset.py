@@ -110,7 +110,7 @@ def write_dataset(
 
         if journal.shards and (reason := journal.changed_shard() or journal.changed_item(source, encoded)):
             source.restart(reason, journal.name)
-            journal.discard(reason)
+            journal.restart(reason)
         is_unsure = journal.shards and journal.found != digest
         kept = len(journal.shards)
         say_kept(journal.shards, kept, of_all=False, unsure=kept if is_unsure else 0)
@@ -231,12 +231,12 @@ class _Journal:
         self.items: int = begun.get("items", 0)
         self._sizes: list[int | None] = begun.get("sizes", [])
         self._marks = {int(number): mark for number, mark in begun.get("marks", {}).items()}
-        self._discarded: int = begun.get("discarded", 0)  # shards of an earlier call that remain to be removed
+        self._earlier: int = begun.get("discarded", 0)  # shards of an earlier call that remain to be removed
         self.found: str | None = begun.get("digest")
         if self.shards and not Provenance(digest, earlier=earlier).is_of(begun):
-            self.discard("its dataset or its options differ")
-        elif self._discarded:
-            self._remove_discarded()
+            self.restart("its dataset or its options differ")
+        elif self._earlier:
+            self._remove_earlier()
 
     def add(self, number: int, sample: Sample) -> None:
         """Record that *sample*, made from the item *number*, was written."""
@@ -276,20 +276,20 @@ class _Journal:
                     return f"item {number} has changed"
         return None
 
-    def discard(self, reason: str) -> None:
+    def restart(self, reason: str) -> None:
         """Remove the shards of the interrupted call and start over; log a warning with the *reason*."""
         count = len(self.shards)
         log.warning(
             "%s: an interrupted call wrote %d shard%s, but %s: removed, to start over",
             *(visible(self.name), count, "s" * (count != 1), visible(reason)),
         )
-        self._discarded = count
+        self._earlier = count
         self.shards, self.items, self._sizes, self._marks = [], 0, [], {}
         self._save(discarded=count)  # first, so that a call that is killed while it removes shards can be resumed
-        self._remove_discarded()
+        self._remove_earlier()
 
-    def _remove_discarded(self) -> None:
-        for number in range(self._discarded):
+    def _remove_earlier(self) -> None:
+        for number in range(self._earlier):
             shard = self.pattern.at(shard_name(self._written_as, number))
             with suppress(OpenError):  # shards that cannot be removed are overwritten
                 forget(shard)

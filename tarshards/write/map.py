@@ -157,7 +157,7 @@ class _ShardTask:
 
     function: Callable[[Any], Any]
     per_sample: bool
-    forgiving: bool
+    skips: bool
     resume: bool
     name: str
     code: str
@@ -169,7 +169,7 @@ class _ShardTask:
         earlier = digest_of(url, output, self.per_sample, self.name)
         digest = digest_of(url, output, self.per_sample, self.code)
         inputs = versions_of([shard.location()])
-        failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
+        failures = Ledger(max_errors=float("inf") if self.skips else 0)
 
         def make() -> dict[str, Any]:
             begun, counted = time.time(), Ledger()
@@ -183,7 +183,7 @@ class _ShardTask:
         marker = target.sibling(".done")
         once = partial(Provenance(digest, target, earlier, inputs).make_once, marker, make)
         record, resumed = once(resume=self.resume)
-        if resumed and record["report"]["failed"] and not self.forgiving:  # made by a call that left out what failed
+        if resumed and record["report"]["failed"] and not self.skips:  # made by a call that left out what failed
             record, resumed = once(resume=False)
         urls = {"input": url, "output": output}  # with their credentials
         report = ShardReport(**{**record["report"], **urls, "resumed": resumed})

@@ -93,13 +93,13 @@ class Unit(Protocol):
 
 @dataclass(frozen=True)
 class _Task:
-    forgiving: bool
+    skips: bool
 
     def __call__(self, unit: Unit) -> tuple[dict[str, Any], bool]:
         """Return the record of the output, and whether an interrupted run made it."""
 
         def make() -> dict[str, Any]:
-            failures = Ledger(max_errors=float("inf") if self.forgiving else 0)
+            failures = Ledger(max_errors=float("inf") if self.skips else 0)
             made = unit.make(failures)
             return {"made": made, "errors": failures.quarantined, "failed": failures.failed}
 

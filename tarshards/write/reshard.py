@@ -66,7 +66,7 @@ class _Resharding:
     buckets: int  # a power of two; not used without shuffling, where each input is one bucket
     seed: int | None
     rekey: str | None
-    forgiving: bool = False  # whether damaged data are left out
+    skips: bool = False  # whether damaged data are skipped
 
     def order(self, shard: int, sample: int) -> int:
         """Return the number by which a sample is sorted; it is unique because splitmix64 is a bijection."""
@@ -152,11 +152,11 @@ def reshard(
     buckets = 1
     while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):
         buckets *= 2
-    forgiving = ledger is not None and ledger.max_errors > 0
-    plan = _Resharding(len(named), pattern, folder, buckets, seed if shuffle else None, rekey, forgiving)
+    skips = ledger is not None and ledger.max_errors > 0
+    plan = _Resharding(len(named), pattern, folder, buckets, seed if shuffle else None, rekey, skips)
     rules = ["last"] if any(shard.split == "last" for shard in named) else []
     rules += ["headers"] if any(shard.keep_headers for shard in named) else []
-    rules += ["forgiving"] if forgiving else []
+    rules += ["forgiving"] if skips else []
     rules += ["records"] if cut.max_bytes is not None else []  # without them, shards ended at other samples
 
     with ExitStack() as stack:
@@ -268,7 +268,7 @@ class _Scatter:
     def _scatter(self, shard: int, source: Shard) -> dict[str, Any]:
         import numpy as np
 
-        ledger = Ledger(max_errors=float("inf") if self.plan.forgiving else 0)
+        ledger = Ledger(max_errors=float("inf") if self.plan.skips else 0)
         entries: list[tuple[int, ...]] = []
         with self.plan.scattered(shard, "data").open("wb") as stream:
             offset = 0

@@ -247,14 +247,14 @@ class TarWriter(_Writer):
             self._stream.abort()  # part of a sample may have been written
             raise
         except BaseException:
-            self._discard(rest)
+            self._abort(rest)
             raise
 
     def abort(self) -> None:
         """Discard the archive; if that is impossible, end it so that every reader reports it as truncated."""
-        self._discard(())
+        self._abort(())
 
-    def _discard(self, rest: Iterable[bytes | FileRange | MemberFile]) -> None:
+    def _abort(self, rest: Iterable[bytes | FileRange | MemberFile]) -> None:
         """Discard the archive; if that is impossible, write the *rest* of the current sample, then the end."""
         whole = (part.pieces() if isinstance(part, FileRange | MemberFile) else (part,) for part in rest)
         self._stream.end(chain(chain.from_iterable(whole), [CUT]))

@@ -302,8 +302,8 @@ class ArrayLoader(ResumableLoader):
     def _planned(self, this: Pass, plan: PlannedEpoch) -> Generator[dict[str, Any], None, None]:
         maker, source = self.maker, self.maker.stream.source
         shares = maker.shares(plan, this.world.rank)
-        left_out = maker.left_out(plan, this.world.rank)
-        loop = source.loop(plan, this.world, shares, of=this.of, left_out=left_out)
+        dropped = maker.dropped(plan, this.world.rank)
+        loop = source.loop(plan, this.world, shares, of=this.of, dropped=dropped)
         if len(plan):
             maker.open()
         mapped = maker.mapped

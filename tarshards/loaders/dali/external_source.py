@@ -207,8 +207,8 @@ class BatchSource(EncodedSource):
 
     def _planned(self, this: Pass, plan: PlannedEpoch) -> Iterator[EncodedBatch]:
         stream, shares = self.maker.stream, self.maker.shares(plan, this.world.rank)
-        left_out = self.maker.left_out(plan, this.world.rank)
-        loop = stream.source.loop(plan, this.world, shares, of=this.of, left_out=left_out)
+        dropped = self.maker.dropped(plan, this.world.rank)
+        loop = stream.source.loop(plan, this.world, shares, of=this.of, dropped=dropped)
         yield from loop.run(partial(map, partial(self.maker.read, epoch=this.epoch)))
         stream.ledger.audit([loop.tally])
 

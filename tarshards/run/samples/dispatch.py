@@ -130,17 +130,17 @@ class Slot:
         return [(self.sent.popleft(), Reply(*reply)) for reply in found]
 
     def pace(self, reply: Reply) -> list[QueuedSample]:
-        """Raise or lower the depth after *reply*; return the samples that the slot has discarded."""
-        if not reply.discards:
+        """Raise or lower the depth after *reply*; return the samples that the slot does not start."""
+        if not reply.pauses:
             self.depth = (
                 min(2 * self.depth, MAX_DEPTH) if self.depth * reply.seconds < SENT_AHEAD else -(-self.depth // 2)
             )
             return []
-        discarded = list(self.sent)
+        unstarted = list(self.sent)
         self.sent.clear()
         self.depth = 1
         self.unsent.append(pickle.dumps(None))
-        return discarded
+        return unstarted
 
     def end(self, seconds: float | None) -> int:
         """Wait until the process exits, and kill its group then or after *seconds*; return its status."""
@@ -308,8 +308,8 @@ class Dispatcher:
 
     def _receive(self, slot: Slot) -> None:
         for queued, reply in slot.receive():
-            discarded = slot.pace(reply)
-            self._pending.extendleft(reversed(discarded))
+            unstarted = slot.pace(reply)
+            self._pending.extendleft(reversed(unstarted))
             self._conclude(slot, queued, reply)
             if self._killed:
                 return

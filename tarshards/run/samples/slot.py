@@ -1,7 +1,7 @@
 """The program of a slot: reads the work and then samples from stdin, runs each sample, and replies on stdout.
 
-Samples are sent ahead. After a failed or slow sample, the slot discards those that it has received but not started, up
-to the next None: the run may be about to halt, or another slot may be free.
+Samples are sent ahead. After a failed or slow sample, the slot does not start those that it has received, up to the
+next None: the run may be about to halt, or another slot may be free.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Reply(NamedTuple):
     seconds: float
 
     @property
-    def discards(self) -> bool:
-        """Whether the slot has discarded the samples sent ahead."""
+    def pauses(self) -> bool:
+        """Whether the slot starts none of the samples sent ahead."""
         return self.failure is not None or self.seconds > LONG
 
 
@@ -84,21 +84,21 @@ def serve(scratch: str, number: str) -> None:
     runner = make_runner(work, scratch, number)
     if work.python is None:  # a function is simply killed
         signal.signal(signal.SIGTERM, stop)
-    discarding = False
+    pausing = False
     while True:
         try:
             job: Any = pickle.load(jobs)
         except (EOFError, pickle.UnpicklingError):
             return runner.close()
         if job is None:
-            discarding = False
-        elif not discarding:
+            pausing = False
+        elif not pausing:
             reply = run(runner, *job)
             try:
                 write_all(replies, framed(tuple(reply)))
             except BrokenPipeError:  # the parent is gone
                 return runner.stop()
-            discarding = reply.discards
+            pausing = reply.pauses
 
 
 def framed(value: Any) -> bytes:
