@@ -48,8 +48,10 @@ def processes_with(marker: str) -> list[str]:
 
 
 def wait_until(holds: Callable[[], object]) -> None:
-    """Wait for a condition that may take long on a busy machine."""
-    end = time.monotonic() + 100
+    """Wait for a condition that may take long on a busy machine; look seldom at what takes long to look at."""
+    begun, latest = time.monotonic(), time.monotonic() + 100
     while not holds():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)
+        looked = time.monotonic()
+        assert looked < latest, "it did not come to pass"
+        time.sleep(max(0.01, 4 * (looked - begun)))
+        begun = time.monotonic()

@@ -96,8 +96,8 @@ def test_an_edited_script_runs_again(tarjob, command):
         Path("step.sh").chmod(0o755)
         Path("step.py").write_text(f"import sys\nprint(sys.argv[1], file=open('ran', 'a'))\nx = {text}\n")
 
-    line = "-s", "{0..2}", "--state", "state", "-q", "--", *command
-    for text, runs in (("1", 3), ("1", 3), ("2", 6)):
+    line = "-s", "a", "--state", "state", "-q", "--", *command
+    for text, runs in (("1", 1), ("1", 1), ("2", 2)):
         edit(text)
         assert tarjob(*line)[0] == 0
         assert sum(ran().values()) == runs
@@ -288,7 +288,7 @@ def test_an_end_from_outside_ends_the_commands(tarjob, folder, way):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("trial", range(rounds(10)))
+@pytest.mark.parametrize("trial", range(rounds(6)))
 def test_a_killed_run_redoes_only_what_has_no_marker(folder, trial):
     command = "echo {} >>$RAN; sleep 0.0$((RANDOM % 4)); echo {} >out-{}"
     line = ("-s", "{00..23}", "-j", 2, "-q", "--state", "state", "--", command)

@@ -45,7 +45,7 @@ def pod(index: int, path: str) -> subprocess.Popen:
 
 @pytest.mark.soak
 def test_random_kills_end_in_the_bytes_of_a_serial_run(plan, shards, path_with_started_tools):
-    count = min(13 * SOAK, len(plan.items)) if SOAK > 1 else 8
+    count = min(13 * SOAK, len(plan.items)) if SOAK > 1 else 4
     shards(count)
     rng = random.Random(7)
     todo = [(index, True) for index in range(count) for _ in range(1 + (index % 7 == 0))]  # some run twice at once
@@ -69,7 +69,7 @@ def test_random_kills_end_in_the_bytes_of_a_serial_run(plan, shards, path_with_s
             elif time.monotonic() > end:
                 os.killpg(process.pid, signal.SIGKILL)
         time.sleep(0.01)
-    assert kills >= 3
+    assert kills >= (3 if SOAK > 1 else 1)
     made = {path.name: path.read_bytes() for path in Path().glob("out-*.tar")}
     assert len(made) == len(list(Path().glob("*.done"))) == count
     for item in plan.items[:count]:

@@ -109,7 +109,7 @@ def test_read_only_directories_are_removed_too(tmp_path):
 @pytest.mark.soak
 def test_order_is_kept_under_random_sleeps():
     rng = random.Random(0)
-    work = [{"__key__": f"{i:04d}", "nap": b"%.4f" % (rng.random() * 0.02)} for i in range(300 if SOAK > 1 else 100)]
+    work = [{"__key__": f"{i:04d}", "nap": b"%.4f" % (rng.random() * 0.02)} for i in range(300 if SOAK > 1 else 40)]
     found = list(map_command(work, "sleep $(cat sample.nap)", slots=4))
     assert [sample["__key__"] for sample in found] == [sample["__key__"] for sample in work]
 
@@ -125,7 +125,7 @@ def test_look_ahead_is_bounded(tmp_path):
     taken = []
 
     def source():
-        for sample in samples(100):
+        for sample in samples(40):
             taken.append(sample["__key__"])
             yield sample
 
