@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from crash_writers import NEW, flushed, in_place, left_over, removed_first, right, unflushed
 from programs import need
 from soak import SOAK
 
@@ -13,8 +13,12 @@ from tarshards.testing.crash_cases import CASES, check_case
 from tarshards.testing.crashes import check_writer, crash_states
 from tarshards.testing.system_calls import Change, _Recording, read_tree, record, replay
 
-OLD, NEW = b"old" * 400, b"new!" * 400
-LONG = ("a shard that is replaced", "shards, their indexes and the manifest")  # with one change lost at a time
+OLD = b"old" * 400
+LONG = (  # with one change lost at a time
+    "a key index",
+    "a shard that is replaced",
+    "shards, their indexes and the manifest",
+)
 SOAKED = (  # only in `make soak`
     "shards that are replaced with all that is derived",
     "mapped shards",
@@ -57,41 +61,6 @@ def whole(folder: Path) -> dict[str, bytes]:
     """Read a file that has no checksum: whatever is in it counts."""
     path = folder / "file"
     return {"file": path.read_bytes()} if path.exists() else {}
-
-
-def in_place(folder: Path) -> None:
-    (folder / "file").write_bytes(NEW)
-
-
-def unflushed(folder: Path) -> None:
-    (folder / "file.tmp").write_bytes(NEW)
-    os.replace(folder / "file.tmp", folder / "file")
-
-
-def flushed(folder: Path, is_named: bool = False) -> None:
-    with open(folder / "file.tmp", "wb") as file:
-        file.write(NEW)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(folder / "file.tmp", folder / "file")
-    if is_named:
-        descriptor = os.open(folder, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-
-
-def right(folder: Path) -> None:
-    flushed(folder, True)
-
-
-def removed_first(folder: Path) -> None:
-    (folder / "file").unlink(missing_ok=True)
-    right(folder)
-
-
-def left_over(folder: Path) -> None:
-    (folder / f"{len(list(folder.iterdir()))}.lock").touch()
-    right(folder)
 
 
 @pytest.mark.parametrize(

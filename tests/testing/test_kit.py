@@ -42,12 +42,12 @@ epoch = partial(check_epoch, setups=300)
 
 @pytest.mark.soak
 def test_right_loaders_pass():
-    worlds = 100 if SOAK > 1 else 20
-    report = check_resume(toys.Planned, worlds=worlds, steady=STEADY)
-    assert (report.worlds, report.chains) == (worlds, 50)
+    worlds, chains = (100, 50) if SOAK > 1 else (10, 5)
+    report = check_resume(toys.Planned, worlds=worlds, chains=chains, steady=STEADY)
+    assert (report.worlds, report.chains) == (worlds, chains)
     assert report.resumes > 15 * worlds
-    resume(toys.Filtered, worlds=worlds)
-    check_resume(toys.Streamed, worlds=40, chains=10, changes=())
+    resume(toys.Filtered, worlds=worlds, chains=chains)
+    check_resume(toys.Streamed, worlds=2 * worlds // 5, chains=chains // 5, changes=())
     epoch(toys.Planned, setups=3 * worlds, steady=STEADY)
     epoch(toys.Filtered, setups=3 * worlds, expected=lambda setup: [n for n in range(setup.total) if n % 3 != 1])
     assert max(check_shuffle(toys.Planned).values()) < 4
@@ -168,7 +168,7 @@ class Meeting(toys.Planned):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_ranks_may_be_processes():
-    check_resume(Meeting, worlds=4, chains=2, times=1, steady=STEADY, processes=True)
+    check_resume(Meeting, worlds=2, chains=1, times=1, steady=STEADY, processes=True)
     with pytest.raises(LoaderFault, match="hung: rank 0 of 1: no end within"):
         resume(toys.HangsAtTheEnd, worlds=1, chains=0, times=1, processes=True, limit=1)
     with pytest.raises(LoaderFault, match="raised: rank 0 of 1: the process died with exit code 3"):

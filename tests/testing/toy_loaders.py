@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -194,7 +195,7 @@ class HangsAtTheEnd(Planned):
 
     def __iter__(self) -> Batches:
         while getattr(self, "is_stuck", False):
-            pass
+            time.sleep(0.01)
         return super().__iter__()
 
 
