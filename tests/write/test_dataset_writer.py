@@ -281,7 +281,7 @@ def test_another_dataset_of_fewer_or_more_items(count):
 
 def test_other_options_and_functions_begin_anew(caplog):
     interrupt(Sequence(stop=500))
-    write(Sequence(), max_bytes=20_000)
+    write(Sequence(), max_bytes=45_000)
     assert written() == texts(rows())
     for path in Path().glob("out*"):
         path.unlink()
@@ -357,7 +357,7 @@ def test_marks_are_few_and_find_a_change_of_a_few_items(caplog):
 def test_killed_at_any_step_another_dataset_or_the_first_one_is_whole_in_the_end(place, kill_at):
     """A is interrupted, then B is killed at each step; then B, or A, is written whole."""
     large = {"max_bytes": 300_000}
-    every = 1 if SOAK > 1 else 4
+    every = 1 if SOAK > 1 else 7
     for last in (range(600), None):
         for step in count(step=every):
             for path in Path().glob("out*"):

@@ -183,7 +183,8 @@ def test_a_tool_leaves_nothing_of_the_old_shard(tool, path_with_tools):
 @pytest.mark.parametrize("writer", WRITERS)
 def test_killed_at_any_step_nothing_describes_another_shard(writer, tmp_path, kill_at):
     old = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for place in "before", "after":
+    # Before a change the files are as after the last one.
+    for place in ("before", "after") if SOAK > 1 else ("before",):
         seen = set()
         for step in range(0, 1000, 1 if SOAK > 1 else 3):
             status = kill_at(WRITERS[writer], step, place)
@@ -260,10 +261,10 @@ def test_a_shard_under_a_link_is_replaced_too():
 @pytest.mark.forks
 def test_many_processes_replace_shards_of_one_manifest(tmp_path):
     with ShardWriter("many-%02d.tar", max_samples=3) as writer:
-        for sample in samples(9, 60):
+        for sample in samples(9, 24):
             writer.write(sample)
     children = []
-    for number in range(20):
+    for number in range(8):
         if not (child := os.fork()):
             try:
                 write_samples(the_new(), f"many-{number:02d}.tar")
@@ -271,7 +272,7 @@ def test_many_processes_replace_shards_of_one_manifest(tmp_path):
             finally:
                 os._exit(1)
         children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 20
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 8
     assert all(shard == Shard(shard.url) for shard in read_manifest("many.shards.json"))
 
 

@@ -144,7 +144,7 @@ def test_killed_at_any_step_the_next_run_goes_on_to_the_same_bytes(kill_at, seri
         path.unlink()
     run()
     whole = outputs(series)
-    for step in range(0, 200, 1 if SOAK > 1 else 2):
+    for step in range(0, 200, 1 if SOAK > 1 else 5):
         for path in sorted(Path().rglob("*"), reverse=True):
             if str(path).startswith((series, f".{series}")):
                 path.rmdir() if path.is_dir() else path.unlink()

@@ -163,7 +163,7 @@ def test_of_two_tools_that_write_a_file_which_is_not_there_the_second_is_refused
     assert os.listdir() == ["all.tar"]
 
 
-def test_of_many_writers_at_once_one_writes(folder):
+def test_of_many_writers_at_once_one_writes(folder, python_with_torch):
     code = f"""
 import sys
 from tarshards import ShardWriter, OpenError
@@ -178,7 +178,7 @@ except OpenError as error:
     for _ in range(3):
         for path in folder.iterdir():
             path.unlink()
-        command = [sys.executable, "-c", code]
+        command = [python_with_torch, "-c", code]
         racers = [subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE) for number in range(4)]
         for racer in racers:
             racer.stdin.close()
@@ -397,7 +397,7 @@ def test_a_line_that_is_damaged_hides_no_claim(hold):
 
 
 @pytest.mark.soak
-def test_claims_come_and_go_without_a_race(folder):
+def test_claims_come_and_go_without_a_race(folder, python_with_torch):
     """The file of locks is removed and made again all the time: nobody is refused, and no name is held by two."""
     code = """
 import os, sys, time
@@ -416,8 +416,8 @@ while time.monotonic() < end:
         os.unlink("held")
 print(refused)
 """
-    command = [sys.executable, "-c", code]
-    seconds = "3" if SOAK > 1 else "1"
+    command = [python_with_torch, "-c", code]
+    seconds = "3" if SOAK > 1 else "0.25"
     racers = [subprocess.Popen([*command, name, seconds], stdout=subprocess.PIPE) for name in "abcd"]
     refused = [json.loads(racer.communicate(timeout=60)[0]) for racer in racers]
     assert [racer.returncode for racer in racers] == [0] * 4
