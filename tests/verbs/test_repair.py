@@ -145,7 +145,7 @@ def test_sound_archives_are_whole(plain, name):
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_changed_byte_of_a_header_costs_its_own_sample_alone(plain, name):
     sound = ARCHIVES[name]
-    step, lost = 1 if SOAK > 1 else 3, 0  # of a block's 512 bytes, which are no multiple
+    step, lost = 1 if SOAK > 1 else 5, 0  # of a block's 512 bytes, which are no multiple
     for key, places in sound.places.items():
         for header, start, _, _ in places:
             for at in range(header, start, step):
@@ -272,6 +272,7 @@ def test_a_member_that_is_gone_is_seen_by_the_fields_of_the_others(plain):
     assert read.keys() == {"s0", "s1", "s3", "s4"}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("keys", [("a", "b", "c"), ("s1", "s2", "s3"), ("dog", "cat", "bird")])
 def test_a_damaged_header_that_names_another_sample_bounds_its_neighbours(plain, keys):
     """No field need be known from elsewhere then; where the one wrong byte may be in the key, nothing is known."""
@@ -279,7 +280,7 @@ def test_a_damaged_header_that_names_another_sample_bounds_its_neighbours(plain,
     lost = 0
     for key in keys:
         for header, start, _, _ in sound.places[key]:
-            for at in range(header, start):
+            for at in [*range(header, header + 16), *range(header + 16, start, 1 if SOAK > 1 else 7)]:
                 damaged = sound.data[:at] + bytes([sound.data[at] ^ 0x20]) + sound.data[at + 1 :]
                 read = whole_samples(plain(damaged))
                 assert read == {name: sound.samples[name] for name in read}
