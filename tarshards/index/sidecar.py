@@ -110,9 +110,7 @@ class Index:
         fields: list[str],
         arrays: dict[str, bytes],
         archives: int = 1,
-        faults: dict[int, Fault] | None = None,
         end: int | None = None,
-        elsewhere: dict[int, list[Step]] | None = None,
     ):
         self.shard_size = shard_size
         self.fingerprint = fingerprint
@@ -120,8 +118,6 @@ class Index:
         self.fields = fields
         self.arrays = arrays
         self.archives = archives
-        self.faults = faults or {}
-        self.elsewhere = elsewhere or {}
         self.end = end
 
     def __len__(self) -> int:

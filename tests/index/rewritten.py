@@ -179,8 +179,8 @@ def keep_index(path: Path, index: Index) -> bool:
     end = None
     with suppress(TarshardsError):
         end = max(build_index(str(path)).end, int(index.offset[-1] + index.size[-1]) + 511 & -512)
-    marks = index.archives, index.faults, end, index.elsewhere
-    kept = Index(size, crc32(headers), index.keys, index.fields, index.arrays, *marks)
+    kept = Index(size, crc32(headers), index.keys, index.fields, index.arrays, index.archives, end)
+    kept.faults, kept.elsewhere = index.faults, index.elsewhere
     kept.save(str(path))
     try:
         Index.load(str(path))

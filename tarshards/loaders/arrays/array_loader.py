@@ -75,11 +75,10 @@ class ArrayBatchMaker(BatchMaker):
         *,
         kept: int,
         ring: bool,
-        fill: bool,
-        drop_last: bool,
         packing: Packing | None = None,
+        **options: Any,
     ):
-        super().__init__(stream, size, fill=fill, drop_last=drop_last)
+        super().__init__(stream, size, **options)
         if not check_mapping(fields, "fields=", '{field: reader}, such as {"cls": readers.integer()}'):
             raise ValueError("fields= names no field")
         if not isinstance(transforms, Iterable):

@@ -274,19 +274,10 @@ _beginning: PerProcess[Any] = PerProcess(RLock)
 class CollatedBatchMaker(BatchMaker):
     """Makes batches of the samples after a stream's ops; without any, a batch is ``[]``."""
 
-    def __init__(
-        self,
-        stream: Stream,
-        size: int,
-        collate_fn: Callable[[list[Any]], Any],
-        *,
-        fill: bool,
-        drop_last: bool,
-        packing: Packing | None = None,
-    ):
+    def __init__(self, stream: Stream, size: int, collate_fn: Callable[[list[Any]], Any], **options: Any):
         check_function(collate_fn, "ShardLoader")
-        super().__init__(stream, size, fill=fill, drop_last=drop_last, packing=packing)
-        is_packed = packing is not None and packing.is_packed and collate_fn is collate_ragged
+        super().__init__(stream, size, **options)
+        is_packed = self.packing is not None and self.packing.is_packed and collate_fn is collate_ragged
         self.collate: Callable[[list[Any]], Any] = collate_packed if is_packed else collate_fn
         self.makes_arrays: bool = self.collate in (collate_ragged, collate_packed)
 
