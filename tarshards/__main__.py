@@ -45,8 +45,6 @@ class Checks(Mapping[str, click.Command]):
 class MainVerbs(Verbs):
     """The program ``tarshards``, whose verbs are the checks."""
 
-    verbs: ClassVar[Mapping[str, click.Command]] = Checks()
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
         if self.verbs:
@@ -54,8 +52,8 @@ class MainVerbs(Verbs):
                 formatter.write_dl([(name, verb.get_short_help_str(80)) for name, verb in self.verbs.items()])
 
 
-@click.command(cls=MainVerbs)
-@MainVerbs.argument("[CHECK ...]")
+@click.command(cls=MainVerbs, verbs=Checks())
+@Verbs.argument("[CHECK ...]")
 def main(words: tuple[str, ...]) -> None:
     """Show the versions of tarshards and Python, the kernels that are compiled and the extras that are installed.
 
@@ -64,7 +62,7 @@ def main(words: tuple[str, ...]) -> None:
     The tools are programs of their own: tarcat, tarsplit, tarproc and others, each with --help.
     """
     if words:
-        raise MainVerbs.unknown(words)
+        raise main.unknown(words)
     click.echo("\n".join(report()))
 
 

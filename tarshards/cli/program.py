@@ -7,11 +7,11 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from errno import EEXIST
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -162,7 +162,13 @@ class Program(click.Command):
 class Verbs(Program):
     """A program whose first argument may be one of its *verbs*, which are commands."""
 
-    verbs: ClassVar[Mapping[str, click.Command]] = {}
+    def __init__(self, *, verbs: Any = None, **options: Any):
+        super().__init__(**options)
+        self.verbs: Any = verbs or {}  # commands by their names
+
+    def verb(self, name: str, **options: Any) -> Callable[[Callable[..., Any]], Program]:
+        """Make a function the verb *name*; *options* are click's."""
+        return lambda function: self.verbs.setdefault(name, tool(**options)(function))
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
         verb = self.verbs.get(args[0]) if args else None
@@ -173,27 +179,25 @@ class Verbs(Program):
     def invoke(self, ctx: click.Context) -> Any:
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
-    @classmethod
-    def argument(cls, metavar: str) -> Callable[[Any], Any]:
+    @staticmethod
+    def argument(metavar: str) -> Callable[[Any], Any]:
         """Return the argument *words* of a program that requires a verb; the first word completes to a verb."""
         return click.argument(
-            "words", nargs=-1, metavar=metavar, shell_complete=lambda *given: cls.complete(incomplete=given[-1])
+            "words", nargs=-1, metavar=metavar, shell_complete=lambda at, _, incomplete: at.command.complete(incomplete)
         )
 
-    @classmethod
-    def unknown(cls, words: tuple[str, ...]) -> click.UsageError:
+    def unknown(self, words: tuple[str, ...]) -> click.UsageError:
         """Return the error for *words* that do not begin with a verb."""
-        *others, last = cls.verbs
+        *others, last = self.verbs
         known = f"{', '.join(others)} or {last}"
         return click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
 
-    @classmethod
-    def complete(cls, incomplete: str) -> list[CompletionItem]:
+    def complete(self, incomplete: str) -> list[CompletionItem]:
         """Return the verbs that begin with *incomplete*."""
         from click.shell_completion import CompletionItem
 
-        names = [name for name, verb in cls.verbs.items() if name.startswith(incomplete) and not verb.hidden]
-        return [CompletionItem(name, help=cls.verbs[name].get_short_help_str()) for name in names]
+        names = [name for name, verb in self.verbs.items() if name.startswith(incomplete) and not verb.hidden]
+        return [CompletionItem(name, help=self.verbs[name].get_short_help_str()) for name in names]
 
 
 def tool(**options: Any) -> Callable[[Callable[..., Any]], Program]:

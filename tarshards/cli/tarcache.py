@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from tarshards.cli.input import ShardArguments, all_specs, shard_progress
 from tarshards.cli.parameters import FOLDER, cache_bytes_option, list_option, quiet_option, shards_argument
-from tarshards.cli.program import Verbs, refuse, say, tool, usage_errors
+from tarshards.cli.program import Verbs, refuse, say, usage_errors
 from tarshards.errors import visible
 
 if TYPE_CHECKING:
@@ -18,23 +18,19 @@ if TYPE_CHECKING:
 folder_argument: Final = click.argument("folder", type=FOLDER)
 
 
-class CacheVerbs(Verbs):
-    """The commands of tarcache."""
-
-
 @click.command(
-    cls=CacheVerbs,
+    cls=Verbs,
     epilog="FOLDER is that of Remote(cache_dir=FOLDER). Programs may use it meanwhile. Each VERB has its own --help.",
     example="tarcache warm /scratch/cache 'https://host/train-{000..146}.tar'",
 )
-@CacheVerbs.argument("list|verify|warm|purge FOLDER...")
+@Verbs.argument("list|verify|warm|purge FOLDER...")
 def main(words: tuple[str, ...]) -> None:
     """Manage a cache of blocks of remote shards.
 
     list FOLDER prints its contents; verify FOLDER checks all checksums; warm FOLDER SHARDS fetches missing blocks;
     purge FOLDER removes blocks.
     """
-    raise CacheVerbs.unknown(words)
+    raise main.unknown(words)
 
 
 def _opened(folder: str) -> CacheFolder:
@@ -49,7 +45,7 @@ def _say_foreign(cache: CacheFolder) -> None:
         say(f"{names[0]}{also}: not of this cache, so left as it is")
 
 
-@tool()
+@main.verb("list")
 @folder_argument
 def list_blocks(folder: str) -> None:
     """Print the number of blocks of each URL, their bytes on the disk, and the sums.
@@ -70,7 +66,7 @@ def list_blocks(folder: str) -> None:
     _say_foreign(cache)
 
 
-@tool()
+@main.verb("verify")
 @folder_argument
 def verify(folder: str) -> None:
     """Check the checksums of all blocks, and remove damaged ones, which are fetched again when needed.
@@ -90,7 +86,7 @@ def verify(folder: str) -> None:
     sys.exit(1 if damaged else 0)
 
 
-@tool()
+@main.verb("warm")
 @folder_argument
 @shards_argument
 @list_option
@@ -120,7 +116,7 @@ def warm(folder: str, shards: tuple[str, ...], lists: tuple[str, ...], cache_byt
         say(f"not all blocks are stored: the budget of {cache.budget} bytes is used up; --cache-bytes sets it")
 
 
-@tool()
+@main.verb("purge")
 @folder_argument
 @click.option("--url", metavar="PATTERN", help="Only blocks of these URLs, such as 'https://host/train-*.tar'.")
 def purge(folder: str, url: str | None) -> None:
@@ -129,7 +125,3 @@ def purge(folder: str, url: str | None) -> None:
     blocks, size = cache.purge(url)
     _say_foreign(cache)
     click.echo(f"removed {blocks} blocks, {size} bytes")
-
-
-verbs: dict[str, Any] = {"list": list_blocks, "verify": verify, "warm": warm, "purge": purge}
-CacheVerbs.verbs = verbs

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from tarshards.cli.input import named_splits
 from tarshards.cli.output import sync_option, written
 from tarshards.cli.parameters import FILE
-from tarshards.cli.program import Verbs, refuse, say, tool
+from tarshards.cli.program import Verbs, refuse, say
 from tarshards.errors import visible
 
 if TYPE_CHECKING:
@@ -20,24 +20,20 @@ if TYPE_CHECKING:
 catalog_argument: Final = click.argument("name", metavar="CATALOG[#ENTRY]", type=FILE)
 
 
-class CatalogVerbs(Verbs):
-    """The commands of tarcatalog."""
-
-
 @click.command(
-    cls=CatalogVerbs,
+    cls=Verbs,
     epilog="ENTRY is DATASET, DATASET@VERSION or DATASET@VERSION/SPLIT; all tools take CATALOG#ENTRY as SHARDS. "
     "Each VERB has its own --help.",
     example="tarcatalog add catalog.yaml imagenet@2 train=imagenet/train.shards.json val=imagenet/val.shards.json",
 )
-@CatalogVerbs.argument("add|ls|show|pin|verify CATALOG...")
+@Verbs.argument("add|ls|show|pin|verify CATALOG...")
 def main(words: tuple[str, ...]) -> None:
     """Manage a catalog: a YAML file that names the versions of datasets, and the shards of their splits.
 
     add CATALOG DATASET@VERSION SHARDS adds a version; ls CATALOG lists its entries; show CATALOG#ENTRY describes an
     entry; pin CATALOG pins entries written by hand; verify CATALOG compares datasets with their digests.
     """
-    raise CatalogVerbs.unknown(words)
+    raise main.unknown(words)
 
 
 def _opened(name: str) -> tuple[Catalog, str | None]:
@@ -48,7 +44,7 @@ def _opened(name: str) -> tuple[Catalog, str | None]:
     return (Catalog.load(file), entry) if mark else (Catalog.load(name), None)
 
 
-@tool(epilog="SHARDS may be SPLIT=SHARDS, for several splits. The file is made if it does not exist.")
+@main.verb("add", epilog="SHARDS may be SPLIT=SHARDS, for several splits. The file is made if it does not exist.")
 @click.argument("name", metavar="CATALOG", type=FILE)
 @click.argument("entry", metavar="DATASET@VERSION")
 @click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
@@ -78,7 +74,7 @@ def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: t
         click.echo(f"{visible(f'{added.name}/{split}')}\t{added.splits[split].digest}")
 
 
-@tool()
+@main.verb("ls")
 @click.argument("name", metavar="CATALOG", type=FILE)
 def list_entries(name: str) -> None:
     """Print a line for each split: its entry, format, digest or a dash, and shards, separated by tabs."""
@@ -91,7 +87,7 @@ def list_entries(name: str) -> None:
         click.echo(f"{visible(each)}\t{version.format}\t{split.digest or '-'}\t{visible(shards)}")
 
 
-@tool()
+@main.verb("show")
 @catalog_argument
 def show(name: str) -> None:
     """Describe the entries of a catalog: shards, samples and bytes by their manifests, digest, card and ops."""
@@ -119,7 +115,7 @@ def show(name: str) -> None:
         )
 
 
-@tool()
+@main.verb("pin")
 @catalog_argument
 @sync_option
 def pin(name: str) -> None:
@@ -138,7 +134,7 @@ def pin(name: str) -> None:
         click.echo(f"{visible(each)}\t{catalog[each].splits[each.partition('/')[2]].digest}")
 
 
-@tool()
+@main.verb("verify")
 @catalog_argument
 @click.option("--content", is_flag=True, help="Also read all shards, and compare their SHA-256.")
 def verify(name: str, content: bool) -> None:
@@ -158,7 +154,3 @@ def verify(name: str, content: bool) -> None:
         state = faults if check.faults else "as pinned" if check.pinned else "not pinned"
         click.echo(f"{visible(check.entry)}\t{check.shards}\t{check.samples}\t{check.bytes}\t{state}")
     sys.exit(1 if wrong else 0)
-
-
-verbs: dict[str, Any] = {"add": add, "ls": list_entries, "show": show, "pin": pin, "verify": verify}
-CatalogVerbs.verbs = verbs

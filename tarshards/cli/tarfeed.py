@@ -11,29 +11,25 @@ from typing import Any, Final
 import click
 
 from tarshards.cli.parameters import FOLDER, parallel_option
-from tarshards.cli.program import Verbs, refuse, say, tool
+from tarshards.cli.program import Verbs, refuse, say
 
 POSITIVE = click.IntRange(1)
 RESTART = 1.0  # seconds before a process that has ended is replaced
 
 
-class FeedVerbs(Verbs):
-    """The commands of tarfeed."""
-
-
 @click.command(
-    cls=FeedVerbs,
+    cls=Verbs,
     epilog="Each VERB has its own --help.",
     example="tarfeed serve train:loader --bind 'tcp://*:7700' --key-folder keys",
 )
-@FeedVerbs.argument("serve|status|keys|kubernetes ...")
+@Verbs.argument("serve|status|keys|kubernetes ...")
 def main(words: tuple[str, ...]) -> None:
     """Make batches for loaders on other hosts.
 
     serve MODULE:FUNCTION makes the batches of a loader for RemoteLoader; status ADDRESS prints the load of feeders;
     keys FOLDER makes keys for encryption; kubernetes MODULE:FUNCTION prints the objects for a cluster.
     """
-    raise FeedVerbs.unknown(words)
+    raise main.unknown(words)
 
 
 keys_option: Final = click.option(
@@ -44,7 +40,7 @@ plain_option: Final = click.option(
 )
 
 
-@tool()
+@main.verb("serve")
 @click.argument("spec", metavar="MODULE:FUNCTION")
 @click.option("--bind", "address", default="tcp://127.0.0.1:7700", metavar="URL", help="The address to listen at.")
 @keys_option
@@ -109,7 +105,7 @@ def _serve_by(processes: int, address: str, options: dict[str, Any]) -> None:
             child.end(RESTART)
 
 
-@tool()
+@main.verb("status")
 @click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 @keys_option
 @plain_option
@@ -136,7 +132,7 @@ def _in_words(words: dict[str, Any]) -> str:
     )
 
 
-@tool()
+@main.verb("keys")
 @click.argument("folder", type=FOLDER, metavar="FOLDER")
 def keys(folder: str) -> None:
     """Write new keys to FOLDER: feeders and consumers each need a copy of the folder.
@@ -150,7 +146,7 @@ def keys(folder: str) -> None:
         click.echo(path)
 
 
-@tool()
+@main.verb("kubernetes")
 @click.argument("spec", metavar="MODULE:FUNCTION")
 @click.option("--image", required=True, metavar="IMAGE", help="A container with the module and tarshards[feed].")
 @click.option("--name", default="feeders", metavar="NAME", help="Name of the Service and the Deployment.")
@@ -169,6 +165,3 @@ def kubernetes(spec: str, image: str, name: str, replicas: int, feeders: int, po
 
     found = kubernetes_objects(spec, image, name=name, replicas=replicas, feeders=feeders, port=port, keys=secret)
     click.echo(json.dumps(found, indent=1))
-
-
-FeedVerbs.verbs = {"serve": serve, "status": status, "keys": keys, "kubernetes": kubernetes}

@@ -77,12 +77,12 @@ class JobVerbs(Verbs):
 def _complete_command(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the first word as a verb, others as files."""
     is_first = all(context.get_parameter_source(name) != ParameterSource.COMMANDLINE for name in context.params)
-    if is_first and (verbs := JobVerbs.complete(incomplete)):
+    if is_first and (verbs := main.complete(incomplete)):
         return verbs
     return FILE.shell_complete(context, parameter, incomplete)
 
 
-def submits(default: str) -> click.Command:
+def submits(default: str) -> JobVerbs:
     """Return the command that submits jobs, by default to this backend."""
     backend = click.Choice(BACKENDS)
     several: dict[str, Any] = {"multiple": True}
@@ -155,7 +155,9 @@ def submits(default: str) -> click.Command:
     )
     name = "kujob" if default == "kubernetes" else "tarjob"
     example = name + " -s '{0000..0999}' -- tarproc -p 16 -c 'run-ocr *.png' gs://b/in-{}.tar -o gs://b/ocr-{}.tar"
-    return click.command(cls=JobVerbs, epilog=epilog, headings=HEADINGS, example=example)(options(*decorators)(_run))
+    return click.command(cls=JobVerbs, verbs=VERBS, epilog=epilog, headings=HEADINGS, example=example)(
+        options(*decorators)(_run)
+    )
 
 
 def _run(**options: Any) -> None:
@@ -415,6 +417,6 @@ def worker(plan: str, index: int | None) -> None:
     sys.exit(run_task(plan, index=index))
 
 
-JobVerbs.verbs = {"status": show_status, "retry": retry, "logs": logs, "cancel": cancel, "worker": worker}
+VERBS: Final = {"status": show_status, "retry": retry, "logs": logs, "cancel": cancel, "worker": worker}
 main = submits("local")
 kujob = submits("kubernetes")
