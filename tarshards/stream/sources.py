@@ -344,33 +344,11 @@ class PlannedSource:
         """Yield the samples of *part*, before the stream's ops."""
         return part.read(self.shards, self.ledger)
 
-    def loop(
-        self,
-        plan: PlannedEpoch,
-        world: World,
-        shares: Shares,
-        *,
-        of: PassOf,
-        begun: int = 0,
-        dropped: range = range(0),
-        is_ahead: bool = False,
-    ) -> EpochLoop:
-        """Return the loop of one worker over its shares of *plan*, before which it took *begun* samples."""
+    def loop(self, plan: PlannedEpoch, world: World, shares: Shares, **options: Any) -> EpochLoop:
+        """Return the loop of one worker over its shares of *plan*; *options* are those of ``EpochLoop``."""
         from tarshards.epoch.loop import EpochLoop
 
-        return EpochLoop(
-            plan,
-            self.shards,
-            self.ledger,
-            world,
-            shares,
-            of=of,
-            digest=self.digest,
-            once=self.once,
-            begun=begun,
-            dropped=dropped,
-            is_ahead=is_ahead,
-        )
+        return EpochLoop(plan, self.shards, self.ledger, world, shares, digest=self.digest, once=self.once, **options)
 
     def first_fields(self) -> set[str]:
         """Return the fields of the first shard, or first ones of several datasets; none if one is not a local file."""
