@@ -301,7 +301,6 @@ class Input:
             self.ledger.leave_out(name, passed)
         elif not found:
             self.check_nothing()
-            self.may_be_empty = True
 
     def _looks(self) -> bool:
         """Return whether ``choose`` counts or changes samples."""

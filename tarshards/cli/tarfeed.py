@@ -153,15 +153,12 @@ def keys(folder: str) -> None:
 @click.option("--replicas", type=POSITIVE, default=1, metavar="N", help="Pods.")
 @click.option("--feeders", type=POSITIVE, default=1, metavar="N", help="Feeders, and cores, of each pod.")
 @click.option("--port", type=click.IntRange(1, 65535), default=7700, metavar="N", help="The first port of a pod.")
-@click.option(
-    "--key-secret", "secret", metavar="NAME", help="A Secret with the keys; without it, nothing is encrypted."
-)
-def kubernetes(spec: str, image: str, name: str, replicas: int, feeders: int, port: int, secret: str | None) -> None:
+@click.option("--key-secret", "keys", metavar="NAME", help="A Secret with the keys; without it, nothing is encrypted.")
+def kubernetes(**options: Any) -> None:
     """Print a Service and a Deployment of feeders, for `kubectl apply -f -`.
 
     A RemoteLoader in the same namespace finds all pods as dns:NAME:{PORT..LAST}, including pods that join later.
     """
     from tarshards.feed.cluster import kubernetes_objects
 
-    found = kubernetes_objects(spec, image, name=name, replicas=replicas, feeders=feeders, port=port, keys=secret)
-    click.echo(json.dumps(found, indent=1))
+    click.echo(json.dumps(kubernetes_objects(**options), indent=1))

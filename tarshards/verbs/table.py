@@ -46,39 +46,31 @@ def tabulate(
     names = [term.name or ";".join(term.alternatives) for term in terms]
     if len(set(names)) < len(names):
         raise ValueError(f"{fields!r} names a column twice")
-    return _tabulate(samples, terms, key, header, missing, reject)
-
-
-def _tabulate(
-    samples: Iterable[Sample],
-    terms: list[Term],
-    key: bool,
-    header: bool,
-    missing: str | None,
-    reject: Callable[[Sample, Exception], Any] | None,
-) -> Iterator[str]:
     everything = any(term.alternatives == ["*"] for term in terms)
-    heading = header and not everything
-    columns = terms
-    if heading:
-        yield _heading(columns, key)
-    for index, sample in enumerate(samples):
-        if everything and index == 0:
-            columns = _expand(terms, sample)
-            if header:
-                yield _heading(columns, key)
-        try:
-            cells = [_cell(sample, column, missing) for column in columns]
-            if everything:
-                _check_all(sample, columns)
-        except TarshardsError as error:
-            if reject is None:
-                raise
-            reject(sample, error)
-            continue
-        if key:
-            cells.insert(0, escape(sample["__key__"].encode(errors="surrogateescape")))
-        yield "\t".join(cells)
+
+    def lines() -> Iterator[str]:
+        columns = terms
+        if header and not everything:
+            yield _heading(columns, key)
+        for index, sample in enumerate(samples):
+            if everything and index == 0:
+                columns = _expand(terms, sample)
+                if header:
+                    yield _heading(columns, key)
+            try:
+                cells = [_cell(sample, column, missing) for column in columns]
+                if everything:
+                    _check_all(sample, columns)
+            except TarshardsError as error:
+                if reject is None:
+                    raise
+                reject(sample, error)
+                continue
+            if key:
+                cells.insert(0, escape(sample["__key__"].encode(errors="surrogateescape")))
+            yield "\t".join(cells)
+
+    return lines()
 
 
 def _expand(terms: list[Term], sample: Sample) -> list[Term]:
