@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, SupportsFloat
 
-from tarshards.errors import AuditError, SampleError, check_function, shortened, visible
+from tarshards.errors import AuditError, SampleError, TarshardsError, check_function, shortened, visible
 from tarshards.parallel.forks import PerProcess
 from tarshards.samples.keys import USUAL, KeyRule, Sample, dots_in_key, have_dots_in_key, split_name
 from tarshards.storage.streams import temporary
 
 #: Handles an error: returns to continue, or raises.
 OnError = Callable[[Exception], Any]
+
+#: Takes a sample that is left out, and the reason.
+Reject = Callable[[Sample, TarshardsError], Any]
 
 #: The values of ``on_error=``: None and "raise" raise the first error, "skip" logs each error and continues.
 ErrorPolicy = OnError | Literal["raise", "skip"] | None
@@ -37,6 +40,13 @@ def error_handler(on_error: ErrorPolicy) -> OnError | None:
         raise ValueError(f"on_error must be {words}")
     check_function(on_error, "on_error=")
     return on_error
+
+
+def reject_or_raise(reject: Reject | None, sample: Sample, error: TarshardsError) -> None:
+    """Pass *sample* and *error* to *reject*; if it is None, raise the error."""
+    if reject is None:
+        raise error
+    reject(sample, error)
 
 
 def log_error(error: Exception) -> None:

@@ -16,7 +16,7 @@ from tarshards.samples.codecs.basic import decode_text
 from tarshards.samples.fields import find_field
 from tarshards.samples.grouping import read_shard
 from tarshards.samples.keys import Sample, is_reserved
-from tarshards.samples.ledger import ErrorPolicy, Ledger, error_handler
+from tarshards.samples.ledger import ErrorPolicy, Ledger, Reject, error_handler, reject_or_raise
 from tarshards.samples.lines import lacking_keys
 from tarshards.storage.derived import COLUMNS
 from tarshards.storage.expressions import Shard, find_shards
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tarshards.index.access import SampleSequence
     from tarshards.samples.conditions import Condition
 
-Reject = Callable[[Sample, TarshardsError], Any]
 META = frozenset(r".^$*+?{}[]\|()")  # characters with a special meaning in a regular expression
 
 
@@ -214,9 +213,7 @@ def matching(
         try:
             return bool(predicate(sample)) != invert
         except TarshardsError as error:
-            if reject is None:
-                raise
-            reject(sample, error)
+            reject_or_raise(reject, sample, error)
             return False
 
     return islice(filter(holds, samples), most)

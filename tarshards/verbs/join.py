@@ -8,11 +8,11 @@ from itertools import chain, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError, UrlError
+from tarshards.errors import OpenError, SampleError, ShardIndexError, UrlError
 from tarshards.samples.fields import origin_of
 from tarshards.samples.grouping import read_shard
 from tarshards.samples.keys import Sample, is_reserved, no_partner
-from tarshards.samples.ledger import ErrorPolicy, Ledger
+from tarshards.samples.ledger import ErrorPolicy, Ledger, Reject, reject_or_raise
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.expressions import Shard, find_shards, spec_name
 from tarshards.verbs.sort import GIB, merge_sort
@@ -25,7 +25,6 @@ CONFLICT = "fail", "first", "last"
 TWICE = "duplicate key"
 ENTRY = 200  # bytes of memory for a sample of an indexed input, with its key and overhead
 
-Reject = Callable[[Sample, TarshardsError], Any]
 OpenIndexed = Callable[[SeenKeys], "list[IndexedInput] | None"]
 
 
@@ -148,7 +147,7 @@ class Join:
                 raise SampleError(no_partner(present[0]["__key__"], lacking), **origin_of(present[0]))
             sample = self.united(present)
         except SampleError as error:
-            self.refuse(present[0], error)
+            reject_or_raise(self.reject, present[0], error)
         else:
             yield sample
 
@@ -165,12 +164,6 @@ class Join:
                 elif self.conflict == "fail" and not is_reserved(field):
                     raise SampleError(f"{part.get('__url__')} has this field too", **origin_of(parts[0]), field=field)
         return united
-
-    def refuse(self, sample: Sample, error: TarshardsError) -> None:
-        """Raise *error*, or pass it to ``reject`` with the *sample* that is left out."""
-        if self.reject is None:
-            raise error
-        self.reject(sample, error)
 
 
 def _merge(
@@ -237,7 +230,7 @@ def _look_up(rest: Iterable[Sample], indexed: list[IndexedInput], taken: SeenKey
             try:
                 others = [other.take(sample["__key__"]) for other in indexed[number:]]
             except (OpenError, ShardIndexError) as error:
-                join.refuse(sample, error)
+                reject_or_raise(join.reject, sample, error)
                 continue
             if number == 0 and not any(others):
                 _take(taken, sample)  # otherwise an indexed input has marked its sample as taken

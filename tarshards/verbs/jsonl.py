@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tarshards.errors import DecodeError, SampleError, TarshardsError
@@ -18,7 +18,7 @@ from tarshards.samples.codecs import decode_field, encode_field
 from tarshards.samples.codecs.basic import INTEGERS, TEXTS
 from tarshards.samples.fields import apply_terms, origin_of, parse_terms
 from tarshards.samples.keys import Sample, is_reserved
-from tarshards.samples.ledger import ErrorPolicy, error_handler
+from tarshards.samples.ledger import ErrorPolicy, Reject, error_handler, reject_or_raise
 from tarshards.samples.lines import checked, located, open_text
 from tarshards.samples.rows import json_rows, parse_json, raised
 from tarshards.storage.location import Location
@@ -31,7 +31,7 @@ def json_lines(
     fields: str = "*",
     *,
     binary: bool = True,
-    reject: Callable[[Sample, TarshardsError], Any] | None = None,
+    reject: Reject | None = None,
 ) -> Iterator[str]:
     """Yield a line for each sample: the key and *fields*, as in ``select_fields``.
 
@@ -57,9 +57,7 @@ def json_lines(
                 if value is not None:
                     items.append(f"{_dumps(name)}: {value}")
         except TarshardsError as error:
-            if reject is None:
-                raise
-            reject(sample, error)
+            reject_or_raise(reject, sample, error)
         else:
             yield "{" + ", ".join(items) + "}"
 

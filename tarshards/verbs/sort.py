@@ -19,11 +19,11 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from tarshards.epoch.splitmix import splitmix64
-from tarshards.errors import OpenError, SampleError, TarshardsError
+from tarshards.errors import OpenError, SampleError
 from tarshards.samples.codecs.basic import decode_text
 from tarshards.samples.fields import origin_of, pick_field
 from tarshards.samples.keys import DUPLICATE_FIELD, NO_FIELDS, KeyRule, Sample, split_name, why_skipped
-from tarshards.samples.ledger import Ledger, OnError
+from tarshards.samples.ledger import Ledger, OnError, Reject, reject_or_raise
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import failure, temporary
@@ -35,7 +35,6 @@ FAN_IN = 64  # at most this many runs are merged at once
 RECORD = 170  # bytes of overhead of a record and its sort key: tuple, list, allocator
 
 Record = tuple[Any, bytes]  # a sort key, and the pickled value
-Reject = Callable[[Sample, TarshardsError], Any]
 LeaveOut = Callable[[str], Any]
 
 
@@ -240,9 +239,7 @@ def _with_keys(
         try:
             values = [_sort_value(sample, key) for key in keys]
         except SampleError as error:
-            if reject is None:
-                raise
-            reject(sample, error)
+            reject_or_raise(reject, sample, error)
         else:
             if direction:
                 values.append(direction * number)

@@ -7,14 +7,14 @@ return as ``\t``, ``\n`` and ``\r``, and any other control character or byte tha
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.codecs.basic import INTEGERS, TEXTS
 from tarshards.samples.fields import Term, find_field, origin_of, parse_terms, pick_field
 from tarshards.samples.keys import Sample, is_reserved
+from tarshards.samples.ledger import Reject, reject_or_raise
 from tarshards.samples.lines import escape
 from tarshards.verbs.show import has_no_codec
 
@@ -28,7 +28,7 @@ def tabulate(
     key: bool = True,
     header: bool = True,
     missing: str | None = None,
-    reject: Callable[[Sample, Exception], Any] | None = None,
+    reject: Reject | None = None,
 ) -> Iterator[str]:
     r"""Yield a line of column names, then one line per sample: the key and *fields*, as in ``select_fields``.
 
@@ -62,9 +62,7 @@ def tabulate(
                 if everything:
                     _check_all(sample, columns)
             except TarshardsError as error:
-                if reject is None:
-                    raise
-                reject(sample, error)
+                reject_or_raise(reject, sample, error)
                 continue
             if key:
                 cells.insert(0, escape(sample["__key__"].encode(errors="surrogateescape")))

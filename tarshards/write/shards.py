@@ -13,10 +13,11 @@ from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError, flag, shortened, visible, whole_number
+from tarshards.errors import EncodeError, OpenError, SampleError, flag, shortened, visible, whole_number
 from tarshards.samples.batch import PackedSamples, SampleBatch
 from tarshards.samples.grouping import encode_sample, fields_of, unpacked
 from tarshards.samples.keys import Sample
+from tarshards.samples.ledger import Reject, reject_or_raise
 from tarshards.samples.member_file import MemberFile
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.claims import Claims
@@ -487,7 +488,7 @@ def write_samples(
     *,
     allow_pipe: bool = False,
     sync: bool = True,
-    reject: Callable[[Sample, TarshardsError], object] | None = None,
+    reject: Reject | None = None,
 ) -> int:
     """Write *samples* to one shard, as ``TarWriter`` does, and return the number written.
 
@@ -505,7 +506,7 @@ def write_shard(
     samples: Iterable[Sample | SampleBatch],
     target: Location,
     *,
-    reject: Callable[[Sample, TarshardsError], object] | None = None,
+    reject: Reject | None = None,
 ) -> tuple[int, int]:
     """Write *samples* to a shard, as ``write_samples`` does, and write its index.
 
@@ -528,7 +529,7 @@ def made_shard(url: str, samples: int, size: int) -> Shard:
 def _write_each(
     writer: TarWriter,
     samples: Iterable[Sample | SampleBatch | PackedSamples],
-    reject: Callable[[Sample, TarshardsError], object] | None,
+    reject: Reject | None,
 ) -> None:
     for each in samples:
         left: Iterable[Any] = (each,)
@@ -540,9 +541,7 @@ def _write_each(
             try:
                 writer.write(sample)
             except (SampleError, EncodeError) as error:
-                if reject is None:
-                    raise
-                reject(sample, error)
+                reject_or_raise(reject, sample, error)
 
 
 def shard_name(pattern: str | os.PathLike[str] | Location, shard: int, values: Mapping[str, str] | None = None) -> str:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarshards.errors import EncodeError, OpenError, OpError, SampleError, TarshardsError
+from tarshards.errors import EncodeError, OpenError, OpError, SampleError
 from tarshards.samples.codecs.basic import decode_text
 from tarshards.samples.fields import find_field, origin_of
 from tarshards.samples.keys import Sample
+from tarshards.samples.ledger import Reject, reject_or_raise
 from tarshards.storage.claims import Claims
 from tarshards.storage.location import Location
 from tarshards.storage.streams import taken
@@ -49,7 +50,7 @@ def split_samples(
     overwrite: bool = False,
     dry_run: bool = False,
     on_finish: Callable[[str], Any] | None = None,
-    reject: Callable[[Sample, TarshardsError], Any] | None = None,
+    reject: Reject | None = None,
     leave_out: Callable[[str], Any] | None = None,
 ) -> list[SplitShard]:
     """Write *samples* to the shards of *pattern*, as ``ShardWriter`` does, and return the shards.
@@ -108,9 +109,7 @@ def split_samples(
                     series[values] = open_series(values)
                 series[values].write(sample)
             except (SampleError, EncodeError) as error:
-                if reject is None:
-                    raise
-                reject(sample, error)
+                reject_or_raise(reject, sample, error)
             except _EnoughError:
                 if leave_out is not None:
                     leave_out("max_shards")
