@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from tarshards.cli.input import Losses, leaves_out
 from tarshards.cli.output import may_overwrite, writing_options, written
-from tarshards.cli.parameters import parallel_option, quiet_option
+from tarshards.cli.parameters import options, parallel_option, quiet_option
 from tarshards.cli.program import say, usage_errors
 
-
-def conversion_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of every import and export, for ``convert``."""
-    parallel = parallel_option("Processes", 0)
-    for option in (quiet_option, writing_options, leaves_out, parallel):
-        command = option(command)
-    return command
+#: The options of every import and export, for ``convert``.
+conversion_options: Final = options(parallel_option("Processes", 0), leaves_out, writing_options, quiet_option)
 
 
 def convert(

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from tarshards.cli.parameters import seed_option
+from tarshards.cli.parameters import options, seed_option
 from tarshards.cli.program import tool, usage_errors
 from tarshards.testing.chains import Chain, LoaderFault
 from tarshards.testing.epochs import check_epoch
@@ -50,33 +50,30 @@ class FunctionName(click.ParamType):
             self.fail(f"{value}: {error}; name a function as module:function", param, ctx)
 
 
-def of_loader(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments and options that these commands share."""
-    for add in (
-        click.option("--limit", default=30.0, metavar="SECONDS", help="Seconds after which a run is taken to hang."),
-        click.option("--processes", is_flag=True, help="Run each rank in a separate process."),
-        click.option(
-            "--steady",
-            type=Names("workers", "batch_size"),
-            default="",
-            help="Properties that do not affect the order of samples: workers, batch_size or both.",
-        ),
-        click.option(
-            "--tail",
-            type=click.Choice(["exact", "pad", "drop"]),
-            default="exact",
-            help="Samples that do not divide evenly: deliver each once, repeat some, or drop some.",
-        ),
-        click.option(
-            "--read",
-            type=FunctionName(),
-            metavar="MODULE:FUNCTION",
-            help="Function from a batch to the numbers of its samples.",
-        ),
-        click.argument("make_loader", type=FunctionName(), metavar="MODULE:FUNCTION"),
-    ):
-        command = add(command)
-    return command
+#: The arguments and options that these commands share.
+of_loader: Final = options(
+    click.argument("make_loader", type=FunctionName(), metavar="MODULE:FUNCTION"),
+    click.option(
+        "--read",
+        type=FunctionName(),
+        metavar="MODULE:FUNCTION",
+        help="Function from a batch to the numbers of its samples.",
+    ),
+    click.option(
+        "--tail",
+        type=click.Choice(["exact", "pad", "drop"]),
+        default="exact",
+        help="Samples that do not divide evenly: deliver each once, repeat some, or drop some.",
+    ),
+    click.option(
+        "--steady",
+        type=Names("workers", "batch_size"),
+        default="",
+        help="Properties that do not affect the order of samples: workers, batch_size or both.",
+    ),
+    click.option("--processes", is_flag=True, help="Run each rank in a separate process."),
+    click.option("--limit", default=30.0, metavar="SECONDS", help="Seconds after which a run is taken to hang."),
+)
 
 
 def conclude(check: Callable[..., Any], make_loader: Any, read: Any, **options: Any) -> None:

@@ -52,6 +52,13 @@ def _keep(context: click.Context, parameter: click.Parameter, is_given: bool) ->
 
 
 OUTPUT = Output()
+
+
+def pattern_option(meaning: str) -> Callable[[Any], Any]:
+    """Return the option -o of a tool that writes several files, named by a pattern."""
+    return click.option("-o", "--output", required=True, metavar="PATTERN", help=meaning)
+
+
 output_option: Final = click.option(
     "-o", "--output", default="-", show_default=False, type=OUTPUT, help="Write to FILE rather than to stdout."
 )

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tarshards.cli.conversion import conversion_options, convert
+from tarshards.cli.output import pattern_option
 from tarshards.cli.parameters import FILE, max_ratio_option
 from tarshards.cli.program import refuse, tool
 
@@ -17,13 +18,7 @@ from tarshards.cli.program import refuse, tool
     example="tarconvert 'store/*.gz' -o train-%06d.tar",
 )
 @click.argument("shards", nargs=-1, required=True, type=FILE)
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="PATTERN",
-    help="Shards to write: out-%06d.tar, or out/%06d.gz for msgpack.",
-)
+@pattern_option("Shards to write: out-%06d.tar, or out/%06d.gz for msgpack.")
 @max_ratio_option(expose_value=False)
 @conversion_options
 def main(shards: tuple[str, ...], output: str, **options: Any) -> None:

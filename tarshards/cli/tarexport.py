@@ -8,6 +8,7 @@ import click
 
 from tarshards.cli.conversion import conversion_options, convert
 from tarshards.cli.input import ShardArguments, takes_shards
+from tarshards.cli.output import pattern_option
 from tarshards.cli.parameters import FILE
 from tarshards.cli.program import refuse, tool
 
@@ -19,9 +20,7 @@ FORMATS = ("parquet", "jsonl", "msgpack", "folder")
     example="tarexport train.shards.json -o train-%06d.parquet",
 )
 @click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
-@click.option(
-    "-o", "--output", required=True, metavar="PATTERN", help="Files to write, such as out-%06d.parquet; or a folder."
-)
+@pattern_option("Files to write, such as out-%06d.parquet; or a folder.")
 @click.option("--format", type=click.Choice(FORMATS), help="What to write.  [default: by the name of the output]")
 @conversion_options
 @takes_shards

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tarshards.cli.conversion import conversion_options, convert
-from tarshards.cli.output import check_suffix
+from tarshards.cli.output import check_suffix, pattern_option
 from tarshards.cli.parameters import FILE, max_ratio_option, size_option
 from tarshards.cli.program import refuse, tool
 
@@ -19,9 +19,7 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "fol
     example="tarimport 'data/train-*.parquet' -o train-%06d.tar",
 )
 @click.argument("source", nargs=-1, required=True, type=FILE)
-@click.option(
-    "-o", "--output", required=True, metavar="PATTERN", help="Shards to write: out-%06d.tar or out-{shard:06d}.tar."
-)
+@pattern_option("Shards to write: out-%06d.tar or out-{shard:06d}.tar.")
 @click.option("--format", type=click.Choice(FORMATS), help="What SOURCE is.  [default: by its name]")
 @click.option("--split", metavar="NAME", help="The split of a Hugging Face dataset.")
 @click.option("-k", "--key", metavar="TEMPLATE", help='Keys, such as "{file}/{record:09d}"; columns are names too.')

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tarshards.cli.input import Losses, ShardArguments, leaves_out, takes_shards
-from tarshards.cli.output import check_suffix, may_overwrite, writing_options, written
+from tarshards.cli.output import check_suffix, may_overwrite, pattern_option, writing_options, written
 from tarshards.cli.parameters import (
     FILE,
     allow_empty_option,
@@ -26,9 +26,7 @@ from tarshards.cli.program import refuse, say, tool, usage_errors
 
 @tool(epilog="Streams in two passes: holds 16 MB for each process, and needs as much disk space as the input.")
 @click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
-@click.option(
-    "-o", "--output", required=True, metavar="PATTERN", help="Shards to write: out-%06d.tar or out-{shard:06d}.tar."
-)
+@pattern_option("Shards to write: out-%06d.tar or out-{shard:06d}.tar.")
 @samples_option
 @size_option("1e9, without -n and --shards")
 @click.option("--shards", "count", type=click.IntRange(min=1), metavar="N", help="N shards, equal within one sample.")

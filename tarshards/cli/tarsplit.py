@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tarshards.cli.input import Input, reads_samples, selects_samples
-from tarshards.cli.output import check_suffix, may_overwrite, writing_options, written
+from tarshards.cli.output import check_suffix, may_overwrite, pattern_option, writing_options, written
 from tarshards.cli.parameters import (
     COUNT,
     dry_run_option,
@@ -32,13 +32,7 @@ if TYPE_CHECKING:
 @reads_samples
 @keep_metadata_option
 @selects_samples
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="PATTERN",
-    help="Shards to write: out-%06d.tar or out-{shard:06d}.tar, or just out.",
-)
+@pattern_option("Shards to write: out-%06d.tar or out-{shard:06d}.tar, or just out.")
 @samples_option
 @size_option("1e9, without -n")
 @click.option("--start", "first", type=COUNT, default=0, metavar="N", help="Number of the first shard.")
