@@ -68,6 +68,16 @@ def samples_a_block(counts: np.ndarray, means: np.ndarray, block: int | None) ->
     return np.minimum(units, counts).astype(np.int64)
 
 
+def _fraction_read(shards: OpenShards) -> float:
+    """Return the fraction of bytes that are not in lazy fields, by the index of the first shard."""
+    lazy = shards.lazy
+    if lazy is None:
+        return 1.0
+    index = shards.index(0)
+    are_lazy = np.array([field in lazy for field in index.fields], np.bool_)[index.field]
+    return 1 - float(index.size[are_lazy].sum()) / index.shard_size
+
+
 class SampleBlock(Fetch):
     """The samples of one block of *shard* that will be read, fetched together.
 
@@ -290,7 +300,7 @@ class BlockFetcher:
         means = np.maximum(shards.sizes, 1) / counts
         fits = total <= max(budget, 0 if cache is None else cache.capacity())
         units = samples_a_block(counts, means, None if fits else block)
-        means *= shards.fraction
+        means *= _fraction_read(shards)
         self._drops = False  # whether the cache drops blocks after their use
         # Bytes of the samples that are shuffled together.
         by_turns = int(reach * float(np.average(means, weights=counts)))

@@ -421,7 +421,7 @@ def _named(index: Index, names: FieldNames | None, url: str) -> list[str | None]
 
 
 class HeldIndexes:
-    """Indexes by the numbers of their shards, the oldest first, and the *bytes* that they take."""
+    """Indexes by the numbers of their shards, the first to be released first, and the *bytes* that they take."""
 
     def __init__(self) -> None:
         self._indexes: dict[int, Index] = {}
@@ -434,18 +434,15 @@ class HeldIndexes:
         return self._indexes.get(number)
 
     def add(self, number: int, index: Index) -> None:
-        self.remove(number)
+        if (earlier := self._indexes.pop(number, None)) is not None:
+            self.bytes -= earlier.nbytes
         self._indexes[number] = index
         self.bytes += index.nbytes
-
-    def remove(self, number: int) -> None:
-        if (index := self._indexes.pop(number, None)) is not None:
-            self.bytes -= index.nbytes
 
     def remove_oldest(self) -> int:
         """Release the index that was added first; return the number of its shard."""
         oldest = next(iter(self._indexes))
-        self.remove(oldest)
+        self.bytes -= self._indexes.pop(oldest).nbytes
         return oldest
 
 
@@ -464,63 +461,57 @@ class OpenShards:
 
     *counts* has the number of samples of each shard and *sizes* its bytes, from the manifest or else from the beginning
     of its index. Raises ShardIndexError if there is no index; a stale index is detected when its shard is opened.
+
+    What is held of a shard, if anything, follows from its state:
+
+    - *loaded*: its index is in one table: in ``_local``, whose length is limited, or in ``_small`` or ``_remote``,
+      whose bytes are. A small shard goes no further: it is opened for each use, and not held.
+    - *open*, of local shards only: ``_local`` has the open shard in place of its index.
+    - *in use*: it is open, and in ``in_use``, with its members in ``tables``, where readers find it without a lock.
+
+    A local shard that is put in use comes last in ``_local``. When half of those that may be held are in use, none is
+    any more, and each returns at its next use. So the first that is not in use has not been used for longest: it is
+    released before others. A remote shard is released with its index.
     """
 
-    def __init__(
-        self,
-        shards: Shards,
-        fields: FieldNames | None,
-        lazy: FieldNames | None = None,
-    ):
+    def __init__(self, shards: Shards, fields: FieldNames | None, lazy: FieldNames | None = None):
         self.named: Shards = shards
         self.urls: list[str] = shards.urls
         self.names: list[str] = names_of(shards.urls)
         self.fields = fields
         self.lazy = lazy
-        self._uncounted: Collection[int] = ()  # shards whose counts come from their indexes
         self._reset()
-        self._share()
+        uncounted = shards.uncounted  # shards whose counts come from their indexes
+        self._uncounted: Collection[int] = range(len(shards)) if len(uncounted) == len(shards) else frozenset(uncounted)
+        self.named, missing = with_counts(shards, fields, lazy)
+        if missing:
+            location = self.location(missing[0])
+            load_index(location)  # its error says more
+            raise ShardIndexError(MISSING, url=index_location(location).name)
         self.counts: np.ndarray
         self.sizes: np.ndarray
-        self.counts, self.sizes = self._count()
+        self.counts, self.sizes = (np.array(self.named.column(name), np.int64) for name in COUNTS)
 
     def _reset(self) -> None:
         keep_memory()
         self.remote: Remote = self.location(0).remote  # its limits hold for all shards
         self._are_many = kernels.IS_COMPILED and len(self.urls) > most_open()
-        self._local = HeldIndexes()  # indexes of local shards that are not open
-        self._small = HeldIndexes()  # indexes of small shards, which are read at each use
-        self._remote = HeldIndexes()  # indexes of remote shards, open or not: they use memory of this process
+        self._local: dict[int, OpenShard | Index] = {}
+        self._small, self._remote = HeldIndexes(), HeldIndexes()
+        self.in_use: dict[int, OpenShard] = {}  # changed in place: loops over samples refer to it
+        self.tables: list[kernels.headers.MappedMembers | None] = [None] * len(self.urls)
         self._has_warned_of_memory = False
-        self.in_use: dict[int, OpenShard] = {}
-        self.tables: list[kernels.headers.MappedMembers | None] = [None] * len(
-            self.urls
-        )  # members of local shards in use
-        self._aside: dict[int, OpenShard] = {}  # open shards that have not been used recently
         self._opened = 0  # number of shards opened since the last ``verify``
         self._has_warned_of_opening = False
         self._failed: dict[int, TarshardsError] = {}
         self._changed: TarshardsError | None = None  # a shard had changed when it was released
         self.scattered: bool = False  # whether the samples being read are far apart
-
-    def _share(self) -> None:
-        """Allocate memory for indexes of remote shards that later forked processes share; a cache is shared anyway."""
+        # Memory for indexes of remote shards that processes forked later share; a cache is shared anyway.
         self._shared: SharedBytes | None = None
         if kernels.IS_COMPILED and self.remote.cache_dir is None and not self.location(0).is_local:
             from tarshards.storage.shared import SharedBytes
 
             self._shared = SharedBytes.of(len(self.urls), self.remote)
-
-    def _count(self) -> tuple[np.ndarray, np.ndarray]:
-        uncounted = self.named.uncounted
-        self._uncounted = range(len(self.named)) if len(uncounted) == len(self.named) else frozenset(uncounted)
-        self.named, missing = with_counts(self.named, self.fields, self.lazy)
-        if missing:
-            location = self.location(missing[0])
-            load_index(location)  # its error says more
-            raise ShardIndexError(MISSING, url=index_location(location).name)
-        counts, sizes = (np.array(self.named.column(name), np.int64) for name in COUNTS)
-        return counts, sizes
 
     def location(self, number: int) -> Location:
         """Return the location of a shard."""
@@ -533,10 +524,10 @@ class OpenShards:
             return self._load(number, self.location(number)) if index is None else index
 
     def _load(self, number: int, location: Location) -> Index:
-        """Load and keep the index of a shard."""
-        copied = SMALL if self._is_small(number, location) else MAPPED
+        """Load and hold the index of a shard."""
+        hold = None if self._shared is None or location.is_local else partial(self._shared.hold, number)
         try:
-            index = self._read_index(number, location, copied)
+            index = load_index(location, SMALL if self._is_small(number, location) else MAPPED, hold)
             index.check_split(self.named[number].split)
             if problem := self._contradiction(number, index):
                 raise ShardIndexError(problem, url=index.url)
@@ -547,16 +538,9 @@ class OpenShards:
         self._hold(number, location, index)
         return index
 
-    def _read_index(self, number: int, location: Location, copied: int = MAPPED) -> Index:
-        """Read the sidecar of a shard; a local one of more than *copied* bytes is mapped."""
-        if location.is_local:
-            return load_index(location, copied)
-        shared = self._shared
-        return load_index(location, hold=None if shared is None else partial(shared.hold, number))
-
     def _hold(self, number: int, location: Location, index: Index) -> None:
-        """Keep a loaded index; release others if there are too many of its kind."""
-        with _locks()[0]:
+        """Hold a loaded index; release others if there are too many of its kind."""
+        with _holding():
             if not location.is_local:
                 self._hold_remote(number, index)
             elif self._is_small(number, location):
@@ -564,8 +548,13 @@ class OpenShards:
                 while self._small.bytes > HELD:
                     self._small.remove_oldest()
             else:
-                _make_space(self)
-                self._local.add(number, index)
+                self._hold_local(number, index)
+
+    def _hold_local(self, number: int, held: OpenShard | Index) -> None:
+        """Hold an index or shard, as the last to be released, in place of what was held of it."""
+        if self._local.pop(number, None) is None:
+            _make_space(self)
+        self._local[number] = held
 
     def _hold_remote(self, number: int, index: Index) -> None:
         held, most = self._remote, LEAST_AHEAD
@@ -576,9 +565,7 @@ class OpenShards:
             if held.bytes > most and not self._has_warned_of_memory:
                 self._has_warned_of_memory = True
                 log.warning(DO_NOT_FIT, visible(self.names[0]), self.remote.held() / 1e6)
-            oldest = held.remove_oldest()
-            for shards in (self.in_use, self._aside):
-                shards.pop(oldest, None)
+            self.in_use.pop(held.remove_oldest(), None)
 
     def _contradiction(self, number: int, index: Index) -> str | None:
         """Describe how an index contradicts the manifest, or its state when the dataset was opened, or None."""
@@ -593,14 +580,16 @@ class OpenShards:
 
     def loaded(self, number: int) -> Index | None:
         """Return the index of a shard if it is loaded."""
-        shard = self.in_use.get(number) or self._aside.get(number)
-        if shard is not None:
-            return shard.index
-        found = (held.find(number) for held in (self._local, self._small, self._remote))
-        return next((index for index in found if index is not None), None)
+        held = self._local.get(number)
+        if held is None:
+            held = self._small.find(number)
+        if held is None:
+            held = self._remote.find(number)
+        return held.index if isinstance(held, OpenShard) else held
 
-    def _held(self) -> int:
-        return len(self._local) + len(self.in_use) + len(self._aside)
+    def _find_open(self, number: int) -> OpenShard | None:
+        held = self.in_use.get(number) or self._local.get(number)
+        return held if isinstance(held, OpenShard) else None
 
     def open(self, number: int) -> OpenShard:
         """Return the current version of a shard; raise TarshardsError if it cannot be opened or its index is stale.
@@ -608,22 +597,21 @@ class OpenShards:
         An open shard is returned unless its file has been replaced or written to; then it is released.
         """
         with self._lock(number):
-            shard = self.in_use.get(number) or self._aside.get(number)
+            shard = self._find_open(number)
             if shard is None:
                 return self._open(number)
             if shard.ranges.remote or shard.ranges.is_current():
                 return shard
             location = self.location(number)
             fresh = self._with(location, self._load(number, location))
-            self._aside.pop(number, None)
-            self._let_go(shard)
+            self._note_change(shard)
             return self._enter(number, fresh)
 
     def _with(self, location: Location, index: Index, ranges: Ranges | None = None) -> OpenShard:
         return OpenShard(location, index, self.fields, self.lazy, scattered=self.scattered, ranges=ranges)
 
     def _open(self, number: int) -> OpenShard:
-        """Open a shard, and keep it open, except for small shards of a dataset with too many shards."""
+        """Open a shard, and put it in use, except for small shards of a dataset with too many shards."""
         location = self.location(number)
         self._opened += 1
         if self._opened > 2 * len(self.urls) > 2 * most_open() and not self._has_warned_of_opening:
@@ -647,7 +635,7 @@ class OpenShards:
                 return shard
             if number in self._failed:
                 raise self._failed[number].with_traceback(None)
-            if (shard := self._aside.pop(number, None)) is not None:
+            if (shard := self._find_open(number)) is not None:
                 return self._enter(number, shard)
             try:
                 return self._open(number)
@@ -659,7 +647,7 @@ class OpenShards:
         """Set whether shards are read at scattered offsets; False also applies to those already open."""
         self.scattered = flag
         if not flag:
-            for shard in [*self.in_use.values(), *self._aside.values()]:
+            for shard in self._open_local():
                 shard.scatter(False)
 
     def begin(self) -> None:
@@ -673,8 +661,11 @@ class OpenShards:
         if self._changed is not None:
             error, self._changed = self._changed, None
             raise error
-        for shard in [*self._aside.values(), *self.in_use.values()]:
+        for shard in self._open_local():
             shard.ranges.verify()
+
+    def _open_local(self) -> list[OpenShard]:
+        return [held for held in list(self._local.values()) if isinstance(held, OpenShard)]
 
     def each_key(self) -> Iterator[str]:
         """Yield the keys of all samples; loads every index, several in parallel."""
@@ -692,15 +683,6 @@ class OpenShards:
     def _ends(self) -> np.ndarray:
         """The cumulative numbers of samples."""
         return np.cumsum(self.counts)
-
-    @cached_property
-    def fraction(self) -> float:
-        """The fraction of bytes that are not in lazy fields, by the index of the first shard."""
-        if self.lazy is None:
-            return 1.0
-        index = self.index(0)
-        are_lazy = np.array([field in self.lazy for field in index.fields], np.bool_)[index.field]
-        return 1 - float(index.size[are_lazy].sum()) / index.shard_size
 
     @cached_property
     def key_index(self) -> KeyIndex | None:
@@ -730,36 +712,38 @@ class OpenShards:
 
     @staticmethod
     def _lock(number: int) -> threading.RLock:
-        locks = _locks()
-        return locks[1 + number % (LOCKS - 1)]
+        return _opening()[number % LOCKS]
 
     def _enter(self, number: int, shard: OpenShard) -> OpenShard:
         """Put an opened shard in use, and return it."""
-        with _locks()[0]:
-            self._local.remove(number)
+        with _holding():
             if isinstance(shard.ranges, LocalRanges):
-                _make_space(self)
+                if len(self.in_use) >= max(1, most_open()) // 2:
+                    self._end_use()
+                self._hold_local(number, shard)
             self.in_use[number] = shard
             self.tables[number] = shard.members
         return shard
 
     def _release(self) -> bool:
-        """Release a shard that has not been used recently, or an index; return False if there is none."""
-        if self._aside:
-            self._let_go(self._aside.pop(next(iter(self._aside))))
-        elif self._local:
-            self._local.remove_oldest()
-        else:
-            return False
-        return True
+        """Release the first local shard that is not in use, after which those before it come last; False for none."""
+        for _ in range(len(self._local)):
+            number = next(iter(self._local))
+            held = self._local.pop(number)
+            if number not in self.in_use:
+                if isinstance(held, OpenShard):
+                    self._note_change(held)
+                return True
+            self._local[number] = held
+        return False
 
-    def _set_aside(self) -> None:
-        """Set all shards in use aside; each returns at its next use, so those that stay aside are not in use."""
-        for number in list(self.in_use):  # changed in place: loops over samples refer to this dict
-            self._aside[number] = self.in_use.pop(number)
+    def _end_use(self) -> None:
+        """End the use of all local shards."""
+        for number in [number for number in self.in_use if number in self._local]:
+            del self.in_use[number]
             self.tables[number] = None
 
-    def _let_go(self, used: OpenShard) -> None:
+    def _note_change(self, used: OpenShard) -> None:
         """Record the error if a shard that is being released was written to while it was in use."""
         try:
             used.ranges.verify()
@@ -773,29 +757,25 @@ class OpenShards:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-        self._share()
 
 
 _all_shards: list[ref[OpenShards]] = []  # all in this process that have opened local shards
 
 
 def _make_space(shards: OpenShards) -> None:
-    """Make space for one more local shard: if the process has reached its limit, release those not used recently."""
+    """Make space for one more local shard: if the process has reached its limit, release the first of a dataset."""
     every = [each for reference in _all_shards if (each := reference()) is not None]
     if shards not in every:
         every.append(shards)
         _all_shards[:] = map(ref, every)
-    most = max(1, most_open())
-    if len(shards.in_use) >= most // 2:
-        shards._set_aside()
-    while sum(each._held() for each in every) >= most:
+    while sum(len(each._local) for each in every) >= max(1, most_open()):
         if not any(each._release() for each in [shards, *every]):
             for each in every:
-                each._set_aside()
+                each._end_use()
 
 
-#: The first lock protects the collections of shards and indexes, the others the opening of shards.
-_locks = PerProcess(lambda: [threading.RLock() for _ in range(LOCKS)])
+_holding = PerProcess(threading.RLock)  # protects the tables of what is held
+_opening = PerProcess(lambda: [threading.RLock() for _ in range(LOCKS)])  # protect the opening of shards
 
 
 def load_index(location: Location, copied: int = MAPPED, hold: Hold | None = None) -> Index:

@@ -224,7 +224,7 @@ def test_many_threads(make_uneven, monkeypatch):
     numbers = random.Random(0).choices(range(35), k=2000)
     with ThreadPoolExecutor(8) as threads:
         assert [sample["cls"] for sample in threads.map(found.__getitem__, numbers)] == [b"%d" % i for i in numbers]
-    assert found.shards._held() <= 3
+    assert len(found.shards._local) <= 3
 
 
 def test_over_http_only_what_is_asked_for(write, site):

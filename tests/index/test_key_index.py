@@ -97,7 +97,7 @@ def manifest(tmp_path):
 def test_samples_are_found_without_indexes(manifest):
     samples = IndexedShards(manifest)
     assert samples.find("3/007") == 157
-    assert samples.shards._held() == 0
+    assert samples.shards._local == {}
     assert samples["3/007"]["txt"] == b"3/007"
     assert [*samples.shards.in_use] == [3]
     with pytest.raises(KeyError, match="'none'"):
