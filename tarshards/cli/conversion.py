@@ -1,10 +1,13 @@
-"""Common parts of the tools that import and export other formats."""
+"""Common parts of the tools that import, export and describe datasets."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
+
+import click
 
 from tarshards.cli.input import Losses, leaves_out
 from tarshards.cli.output import may_overwrite, writing_options, written
@@ -41,3 +44,26 @@ def convert(
         )
     if not quiet:
         say(f"{losses.ledger.samples} samples in {' to '.join([made[0], *made[1:][-1:]])}")
+
+
+def named_splits(arguments: Iterable[str]) -> dict[str, list[str]]:
+    """Return the shard expressions by split, from arguments SPLIT=SHARDS, or else all of them as one split.
+
+    The one split is named after the common beginning of its shards.
+
+    >>> named_splits(["train=a.tar", "train=b.tar", "val=c.tar"]), named_splits(["d/train-{0..9}.tar"])
+    ({'train': ['a.tar', 'b.tar'], 'val': ['c.tar']}, {'train': ['d/train-{0..9}.tar']})
+    """
+    from tarshards.storage.expressions import common_name, expand_urls
+
+    specs = list(arguments)
+    found = [re.fullmatch(r"(\w[\w.+-]*)=(.+)", spec, re.DOTALL) for spec in specs]
+    splits: dict[str, list[str]] = {}
+    if not any(found):
+        name = common_name(expand_urls(specs)).rpartition("/")[2].strip("0123456789-_.")
+        return {re.sub(r"[^\w.+-]", "-", name) or "data": specs}
+    for spec, match in zip(specs, found):
+        if match is None:
+            raise click.UsageError(f"{spec} has no split, but others have: write SPLIT=SHARDS")
+        splits.setdefault(match[1], []).append(match[2])
+    return splits

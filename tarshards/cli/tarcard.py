@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.input import named_splits
+from tarshards.cli.conversion import named_splits
 from tarshards.cli.output import check_output, output_options
 from tarshards.cli.parameters import FILE
 from tarshards.cli.program import refuse, tool

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tarshards.cli.input import named_splits
+from tarshards.cli.conversion import named_splits
 from tarshards.cli.output import sync_option, written
 from tarshards.cli.parameters import FILE
 from tarshards.cli.program import Verbs, refuse, say

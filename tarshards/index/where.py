@@ -35,26 +35,6 @@ COMPARED = {
 NULLABLE = {"json", "jsn", "mp", "msg", "msgpack", "cbor"}  # fields that a sample can have, with null in them
 
 
-def names_in(condition: Condition) -> set[str] | None:
-    """Return the names in a condition besides functions; None if only samples can answer it.
-
-    >>> names_in(Condition("len(json.text) > 3 and has('a')")) == {"json.text", "a"}, names_in(Condition("fields['a']"))
-    (True, None)
-    """
-    names, own = set[str](), set[ast.AST]()
-    for node in ast.walk(condition.tree):
-        if isinstance(node, ast.comprehension | ast.Subscript):
-            return None
-        if isinstance(node, ast.Call):
-            own.add(node.func)
-            if isinstance(node.func, ast.Name) and node.func.id == "has":
-                names |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
-        elif node not in own and (name := dotted_name(node)) is not None:
-            names.add(name)
-            own.update(ast.walk(node))
-    return names
-
-
 def by_columns(
     shards: SampleSequence,
     condition: Condition,
@@ -68,7 +48,7 @@ def by_columns(
     others are not, and ValueError for a condition that columns cannot answer. Of a sample for which it fails, an
     OpError is raised, or goes to *on_error*.
     """
-    names = names_in(condition)
+    names = condition.names()
     if not names or not (wanted := names - {"key", "shard"}):
         return None
     tables = load_tables(shards, sorted(wanted) + [KEY] * ("key" in names))

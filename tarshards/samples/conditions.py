@@ -69,6 +69,25 @@ class Condition:
     def __call__(self, sample: Sample) -> bool:
         return self.holds(_Names(sample), sample)
 
+    def names(self) -> set[str] | None:
+        """Return the names in the condition besides functions; None if only samples can answer it.
+
+        >>> Condition("len(json.text) > 3 and has('a')").names() == {"json.text", "a"}, Condition("fields['a']").names()
+        (True, None)
+        """
+        names, own = set[str](), set[ast.AST]()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.comprehension | ast.Subscript):
+                return None
+            if isinstance(node, ast.Call):
+                own.add(node.func)
+                if isinstance(node.func, ast.Name) and node.func.id == "has":
+                    names |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
+            elif node not in own and (name := dotted_name(node)) is not None:
+                names.add(name)
+                own.update(ast.walk(node))
+        return names
+
     def holds(self, names: Any, sample: Sample | None = None) -> bool:
         """Return whether the condition holds of *names*, a mapping of each to its value; *sample* is for errors."""
         try:

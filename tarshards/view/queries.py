@@ -13,7 +13,7 @@ import numpy as np
 
 from tarshards.errors import ShardIndexError, TarshardsError
 from tarshards.index.sidecar import Index
-from tarshards.index.where import by_columns, names_in
+from tarshards.index.where import by_columns
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import find_field, value_path
@@ -175,7 +175,7 @@ class Found:
         if self._columns is not None:
             return numbers[self._columns[numbers]]
         mask = np.zeros(len(numbers), np.bool_)
-        fields = {value_path(name)[0] for name in names_in(self._condition) or ()}
+        fields = {value_path(name)[0] for name in self._condition.names() or ()}
         for at, sample in enumerate(self.viewed.read(numbers, fields)):
             try:
                 if isinstance(sample, TarshardsError):
