@@ -67,6 +67,41 @@ def fill_line(line: str, placeholder: re.Pattern[str], value: Callable[[re.Match
     return "".join(part.filled(value(part.match)) if isinstance(part, Blank) else part for part in parts)
 
 
+def fill_words(
+    words: tuple[str, ...], placeholder: re.Pattern[str], value: Callable[[re.Match[str]], str]
+) -> list[str]:
+    """Replace each match of *placeholder* in the *words* of a command by its *value*, quoted in words that are code.
+
+    Raises ValueError for a value that cannot be quoted at its place, or not in code of another program than a shell.
+
+    >>> fill_words(("sh", "-c", "wc {}", "{}"), re.compile("{}"), lambda match: "a b")
+    ['sh', '-c', "wc 'a b'", 'a b']
+    """
+    parsers = zip(words, parsers_of(words, placeholder))
+    return [
+        placeholder.sub(value, word) if parser is None else _fill_code(word, parser, placeholder, value)
+        for word, parser in parsers
+    ]
+
+
+@lru_cache(16)
+def parsers_of(words: tuple[str, ...], placeholder: re.Pattern[str]) -> tuple[tuple[str, bool] | None, ...]:
+    """Return the ``parser_of`` each word of a command that has a *placeholder*, None for the others."""
+    found = (parser_of(words[:number], word) for number, word in enumerate(words))
+    return tuple(parser if placeholder.search(word) else None for parser, word in zip(found, words))
+
+
+def _fill_code(
+    word: str, parser: tuple[str, bool], placeholder: re.Pattern[str], value: Callable[[re.Match[str]], str]
+) -> str:
+    program, is_line = parser
+    if is_line:
+        return fill_line(word, placeholder, value)
+    return placeholder.sub(
+        lambda match: Blank(match, refusal=code_refusal(program, match[0])).filled(value(match)), word
+    )
+
+
 @lru_cache(16)
 def split_line(line: str, placeholder: re.Pattern[str]) -> tuple[str | Blank, ...]:
     """Return the texts of a line of bash and the placeholders between them."""

@@ -9,12 +9,12 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain, dropwhile, pairwise, product
 from typing import Any, NamedTuple
 
 from tarshards.errors import StateError, UrlError
-from tarshards.storage.bash_line import Blank, code_refusal, fill_line, parser_of
+from tarshards.storage.bash_line import fill_words, parsers_of
 from tarshards.storage.code_digest import digest_module, digest_source
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
@@ -77,14 +77,11 @@ class JobPlan(NamedTuple):
         In a line of bash, an argument of a shell's -c too, each value remains one word. Raises ValueError for a value
         that would be parsed as code.
         """
-        if self._is_line:
-            return ["bash", "-c", _fill_code(self.command[0], item, ("bash", True))]
-        words = zip(self.command, _parsers(self.command))
-        return [fill(word, item) if parser is None else _fill_code(word, item, parser) for word, parser in words]
+        return fill_words(self._words, PLACEHOLDER, partial(value_of, item))
 
     def check_values(self) -> None:
         """Raise ValueError if the command cannot have the value of an item."""
-        if self._is_line or any(_parsers(self.command)):
+        if any(parsers_of(self._words, PLACEHOLDER)):
             for item in self.items:
                 self.arguments(item)
 
@@ -166,6 +163,11 @@ class JobPlan(NamedTuple):
         return _commands(self.command[0]) if self._is_line else [list(self.command)]
 
     @property
+    def _words(self) -> tuple[str, ...]:
+        """The program to run and its arguments, with their placeholders."""
+        return ("bash", "-c", *self.command) if self._is_line else self.command
+
+    @property
     def _is_line(self) -> bool:
         """Whether the command is a line of bash, rather than a program and its arguments."""
         return len(self.command) == 1 and " " in self.command[0]
@@ -241,24 +243,6 @@ def value_of(item: Item, placeholder: re.Match[str]) -> str:
     name, before = text.rpartition("/")[2], placeholder.string[: placeholder.start()]
     is_word = not before or before[-1] in " \t\n='\""
     return f"./{name}" if is_word and name.lower().startswith("pipe:") else name  # a file, no command
-
-
-@lru_cache(16)
-def _parsers(command: tuple[str, ...]) -> tuple[tuple[str, bool] | None, ...]:
-    """Return the program that parses each word of *command* as code, None for words that are not, or have no value."""
-    found = (parser_of(command[:number], word) for number, word in enumerate(command))
-    return tuple(parser if PLACEHOLDER.search(word) else None for parser, word in zip(found, command))
-
-
-def _fill_code(word: str, item: Item, parser: tuple[str, bool]) -> str:
-    """Fill an item's values into code for the program *parser*, in a line of bash each as one word."""
-    program, is_line = parser
-    value = partial(value_of, item)
-    if is_line:
-        return fill_line(word, PLACEHOLDER, value)
-    return PLACEHOLDER.sub(
-        lambda match: Blank(match, refusal=code_refusal(program, match[0])).filled(value(match)), word
-    )
 
 
 def make_plan(
