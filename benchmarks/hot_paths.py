@@ -17,7 +17,7 @@ from sets import Data
 from tarshards import ArrayLoader, IndexedShards, Stream, kernels
 from tarshards.epoch.permutations import hash_of
 from tarshards.index.access import LOOKED_UP, SampleReader
-from tarshards.index.mapped_fields import LocatedSamples, MappedFields
+from tarshards.index.mapped_fields import LocatedSamples
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.array_loader import TOGETHER, TOGETHER_QUICK
 from tarshards.loaders.arrays.assembly import Assembler
@@ -51,7 +51,7 @@ def parts(source: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def payloads_of(source: Any, fields: str, size: int) -> list[list[Payloads]]:
     """Return the offsets of the bytes of each part of the epoch."""
-    mapped = MappedFields.of(source.shards, parse_terms(fields))
+    mapped = source.shards.mapped(parse_terms(fields))
     return [mapped.find(*part, part[1]).payloads for part in parts(source, size)]
 
 
@@ -148,7 +148,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
     source, loader = stream.source, ArrayLoader(stream, size, fields=fields, threads=threads)
     together, kept = (TOGETHER if threads else TOGETHER_QUICK) // size * size, (threads or 1) + loader.prefetch + 2
     assembler, key = Assembler(fields, (), size, kept, False), hash_of(0, 0)
-    mapped = MappedFields.of(source.shards, assembler.terms)
+    mapped = source.shards.mapped(assembler.terms)
     starts = np.cumsum(source.shards.counts) - source.shards.counts
 
     def batches() -> Iterator[tuple[int, LocatedSamples]]:

@@ -15,11 +15,12 @@ import numpy as np
 
 from tarshards import kernels
 from tarshards.errors import SampleError, TarshardsError, shortened
+from tarshards.index.mapped_fields import MappedFields
 from tarshards.index.npy_column import Column
 from tarshards.index.open import OpenShards
 from tarshards.index.readahead import LocalReadahead, Numbers, in_parts
 from tarshards.parallel.forks import cached_property
-from tarshards.samples.fields import FieldNames, lazy_fields
+from tarshards.samples.fields import FieldNames, Term, lazy_fields
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import are_local
 from tarshards.storage.manifest import Shards, collector_paused
@@ -72,6 +73,10 @@ class SampleReader:
 
         ``read_all`` does this for the samples that it reads.
         """
+
+    def mapped(self, terms: Sequence[Term]) -> MappedFields | None:
+        """Return an object that finds fields in the shards; None if they cannot be mapped, or not all at once."""
+        return None
 
     def read_all(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         """Yield many samples as ``read`` returns them, or the error for a sample that cannot be read."""
@@ -287,6 +292,9 @@ class SampleSequence(SampleReader, Sequence[Sample]):
     def has_faults(self) -> bool:
         """Return whether samples of the shards are at fault, so that reading them raises; every index is loaded."""
         return any(self.shards.index(number).faults for number in range(len(self.urls)))
+
+    def mapped(self, terms: Sequence[Term]) -> MappedFields | None:
+        return None if self.is_remote() else MappedFields.of(self.shards, terms, self.fields)
 
     def column(self, field: str) -> Column:
         """Return the ``.npy`` *field* of these samples as one read-only array; see ``Column``."""

@@ -12,10 +12,9 @@ from tarshards.errors import DecodeError, SampleError
 from tarshards.index.access import SampleReader, SampleSequence
 from tarshards.index.columns import MEASURES, load_columns
 from tarshards.index.memory import Payloads
-from tarshards.index.npy_column import members_of
-from tarshards.index.open import OpenShard
+from tarshards.index.open import OpenShard, OpenShards
 from tarshards.samples.codecs.npy import HEAD, is_npy, parse_header, rows_in_header
-from tarshards.samples.fields import find_field, value_path
+from tarshards.samples.fields import find_field, no_field, value_path
 from tarshards.storage.streams import failure
 
 
@@ -40,7 +39,7 @@ def _lengths(samples: SampleSequence, name: str, unit: Callable[[str], int]) -> 
             return _in_column(samples, name, column)
     found = [np.zeros(0, np.int64)]
     for number in range(len(samples.urls)):
-        shard, members = members_of(samples.shards, number, name.split(";"), _column_hint(name))
+        shard, members = _members_of(samples.shards, number, name.split(";"), _column_hint(name))
         lengths = np.empty(len(members), np.int64)
         for i in np.unique(shard.index.field[members]).tolist():
             field, here = shard.index.fields[i], np.flatnonzero(shard.index.field[members] == i)
@@ -50,6 +49,29 @@ def _lengths(samples: SampleSequence, name: str, unit: Callable[[str], int]) -> 
                 lengths[here] = shard.index.size[members[here]].astype(np.int64) // unit(field)
         found.append(lengths)
     return np.concatenate(found)
+
+
+def _members_of(shards: OpenShards, number: int, fields: list[str], hint: str) -> tuple[OpenShard, np.ndarray]:
+    """Return a shard, and the member of each of its samples that is of the first of *fields* that the sample has.
+
+    Raises SampleError, which ends in *hint*, for a sample that has none of them.
+    """
+    shard = shards.open(number)
+    index = shard.index
+    members = index.members_of(fields[0])
+    for field in fields[1:]:
+        others = index.members_of(field)
+        members = np.concatenate([members, others[~np.isin(index.sample[others], index.sample[members])]])
+    members = members[np.argsort(index.sample[members], kind="stable")]
+    if elsewhere := index.elsewhere and index.elsewhere.keys() & set(members.tolist()):
+        raise index.not_plain(min(elsewhere), shard.name)
+    if len(members) < len(index):
+        missing = int(np.setdiff1d(np.arange(len(index)), index.sample[members])[0])
+        if missing in index.faults:
+            raise index.fault(missing, shard.name)
+        reason = no_field(fields, index.fields_of(missing)) + hint
+        raise SampleError(reason, url=shard.name, key=index.key(missing))
+    return shard, members
 
 
 def _in_column(samples: SampleSequence, name: str, column: Any) -> NDArray[Any]:

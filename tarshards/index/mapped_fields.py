@@ -15,9 +15,8 @@ import numpy as np
 from tarshards import kernels
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError
 from tarshards.index import memory
-from tarshards.index.access import SampleReader, SampleSequence
 from tarshards.index.memory import Payloads
-from tarshards.index.open import OpenShard
+from tarshards.index.open import OpenShard, OpenShards
 from tarshards.index.sidecar import REBUILD, index_location
 from tarshards.samples.fields import FieldNames, Term, find_field, no_field, pick_field
 from tarshards.samples.keys import Sample
@@ -102,7 +101,7 @@ class Headers(NamedTuple):
         try:
             keys = kernels.headers.find_keys(self.tables, which, samples)
             for number, shard in enumerate(self.shards):
-                if shard is not None and shard.members is None:  # it is not mapped
+                if shard is not None and shard.buffer is None:  # it is not mapped
                     for i in np.flatnonzero(which == number).tolist():
                         keys[i] = shard.index.key(int(samples[i]))
             return keys
@@ -243,19 +242,26 @@ class LocatedSamples:
 
 
 class MappedFields:
-    """Finds fields of samples in local shards, which are mapped with their indexes when they are first needed.
+    """Finds *fields* of samples in shards, which are mapped with their indexes when they are first needed.
 
-    A shard that cannot be opened is *broken*: its samples fail when they are looked up. If a shard is truncated while
-    in use, reading the missing bytes raises OSError (see ``Payloads``).
+    A sample of a shard that is not mapped is read, by ``read(shard, sample)``. A shard that cannot be opened is
+    *broken*: its samples fail when they are looked up. If a shard is truncated while in use, reading the missing bytes
+    raises OSError (see ``Payloads``).
     """
 
     _all: ClassVar[WeakSet[MappedFields]] = WeakSet()  # of this process
 
-    def __init__(self, shards: SampleSequence, terms: Sequence[Term]):
+    def __init__(
+        self,
+        shards: OpenShards,
+        terms: Sequence[Term],
+        fields: FieldNames | None,
+        read: Callable[[OpenShard, int], Sample] = OpenShard.read,
+    ):
         self.names: list[str] = shards.names
         self.terms = terms
-        self._fields = shards.fields
-        self._shards = shards.shards
+        self.kept: int = 0  # shards that stay mapped
+        self._fields, self._shards, self._read_sample = fields, shards, read
         self.broken: set[int] = set()
         self.read_fields: FieldNames | None = FieldNames.of([field for term in terms for field in term.alternatives])
         self._sound = np.zeros(len(shards.urls))  # when each shard was last found not to have been written to
@@ -273,14 +279,14 @@ class MappedFields:
         self._begin()
 
     @classmethod
-    def of(cls, shards: SampleReader, terms: Sequence[Term]) -> MappedFields | None:
-        """Return an object that finds fields in *shards*; None if they cannot be mapped, or not all at once."""
-        if not (isinstance(shards, SampleSequence) and kernels.IS_COMPILED):
+    def of(cls, shards: OpenShards, terms: Sequence[Term], fields: FieldNames | None) -> MappedFields | None:
+        """Return an object that finds *fields* in local *shards*, which stay mapped; None if they cannot all be."""
+        kept = len(shards.urls)
+        if not kernels.IS_COMPILED or sum(each.kept for each in cls._all) + kept > most_open():
             return None
-        held = sum(len(each.names) for each in cls._all)
-        if shards.is_remote() or held + len(shards.urls) > most_open():
-            return None
-        return cls(shards, terms)
+        mapped = cls(shards, terms, fields)
+        mapped.kept = kept
+        return mapped
 
     def find(self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray) -> LocatedSamples:
         """Find samples; those of a shard that has been written to since it was opened fail, and are not read.
@@ -307,14 +313,16 @@ class MappedFields:
                 fail(i, error)
             else:
                 self._sound[each[i]] = time.monotonic()
-        tables = [shard and shard.members for shard in used]
+        tables = [shard.members if shard is not None and shard.buffer is not None else None for shard in used]
         samples = np.ascontiguousarray(samples, np.int64)
-        members, sizes = np.empty((2, len(self.terms), len(which)), np.int64)
+        members, sizes = np.full((2, len(self.terms), len(which)), -1, np.int64)
         addresses, ends = np.empty(members.shape, np.uint64), np.empty(len(tables), np.int64)
         order = np.arange(len(which))
         if len(each) > FEW:
             order = np.argsort(which << 32 | samples)  # neighbours share pages of indexes and shards
-        are_new = kernels.headers.locate(tables, self._ranks, which, samples, order, addresses, sizes, members, ends)
+        places = addresses, sizes, members, ends
+        is_mapped = any(table is not None for table in tables)
+        are_new = is_mapped and kernels.headers.locate(tables, self._ranks, which, samples, order, *places)
         headers = Headers(used, tables, which, samples, members, are_new, ends)
         contents = self._special(headers, addresses, sizes, failures)
         for term, row in zip(self.terms, members) if members.min(initial=0) < 0 else ():
@@ -326,7 +334,7 @@ class MappedFields:
         held = used, contents  # the objects that own the bytes
         payloads = [Payloads(held, *row) for row in zip(addresses, sizes)]
         keys, names = BatchKeys(headers.find_keys, np.arange(len(which))), [self.names[number] for number in each]
-        return LocatedSamples(keys, payloads, failures, numbers, which, names, headers)
+        return LocatedSamples(keys, payloads, failures, numbers, which, names, headers if is_mapped else None)
 
     def _open(self, number: int) -> OpenShard | TarshardsError:
         try:
@@ -364,7 +372,7 @@ class MappedFields:
         results: list[Any] = []
         for row in rows.tolist():
             try:
-                results.append(shard.read(int(headers.samples[row])))
+                results.append(self._read_sample(shard, int(headers.samples[row])))
             except TarshardsError as error:
                 results.append(error)
         found = find_in_samples(results, self.terms, rows)
@@ -383,7 +391,7 @@ class MappedFields:
         """
         contents: list[Payloads] = []
         for number, shard in enumerate(headers.shards):
-            if shard is not None and shard.members is None:
+            if shard is not None and shard.buffer is None:
                 contents += self._read(
                     shard, np.flatnonzero(headers.which == number), headers, addresses, sizes, failures
                 )

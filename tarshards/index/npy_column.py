@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tarshards import kernels
 from tarshards.errors import DecodeError, SampleError
-from tarshards.index.memory import Payloads, address_of
+from tarshards.index.mapped_fields import LocatedSamples, MappedFields
 from tarshards.index.open import OpenShard, OpenShards
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.codecs.npy import ArrayHeader, parse_header
-from tarshards.samples.fields import check_name, no_field
-from tarshards.storage.ranges import Ranges, most_open
+from tarshards.samples.fields import Term, check_name, find_field, no_field
+from tarshards.samples.keys import Sample
+from tarshards.storage.ranges import most_open
 from tarshards.storage.streams import failure
 
 TOGETHER = 1 << 10  # shards to keep open, and to copy arrays from, at once
-
-
-@dataclass
-class _Arrays:
-    """The arrays in a shard, its *members*; *starts* are the offsets of their elements."""
-
-    shard: OpenShard
-    members: np.ndarray
-    starts: np.ndarray
 
 
 class Column:
@@ -43,11 +34,18 @@ class Column:
 
     def __init__(self, shards: OpenShards, field: str, samples: range | np.ndarray):
         self._shards, self._field, self._samples = shards, check_name(field), samples
-        self._ends = np.cumsum(shards.counts)
-        self._arrays: dict[int, _Arrays] = {}
         if not len(samples):
             raise SampleError(f"no samples, so dtype and shape of {field} are unknown", url=shards.names[0])
-        self._header = self._first()
+        self._ends = np.cumsum(shards.counts)
+        self._opened = set[int]()
+        self._fields = MappedFields(shards, [Term(None, [field])], None, self._read_alone)
+        sample = np.array([samples[0]], np.int64)
+        number = np.searchsorted(self._ends, sample, "right")
+        first = self._located(sample, number, number)
+        try:
+            self._header: ArrayHeader = parse_header(first.copy(0, 0))
+        except DecodeError as error:
+            raise DecodeError(error.reason, url=first.names[0], key=first.keys[0], field=field) from error.__cause__
         self.dtype: Any = self._header.dtype
         self.shape: tuple[int, ...] = (len(samples), *self._header.shape)
 
@@ -84,135 +82,55 @@ class Column:
             raise IndexError("a column is indexed by ints, slices, and one-dimensional lists or arrays")
         out = np.empty((len(samples), *self._header.shape), self.dtype)
         numbers = np.searchsorted(self._ends, samples, "right")
-        order = np.argsort(numbers, kind="stable")
-        shards, begins = np.unique(numbers[order], return_index=True)
-        together = _together()
+        shards, together = np.flatnonzero(np.bincount(numbers)), max(1, min(TOGETHER, most_open() // 4))
         if len(shards) <= together:
-            self._fill(out, samples, numbers, shards.tolist())
+            self._fill(out, samples, numbers, shards)
             return out
         for first in range(0, len(shards), together):
-            end = begins[first + together] if first + together < len(shards) else len(order)
-            here = order[begins[first] : end]
+            several = shards[first : first + together]
+            here = np.flatnonzero(np.isin(numbers, several))
             part = np.empty((len(here), *self._header.shape), self.dtype)
-            self._fill(part, samples[here], numbers[here], shards[first : first + together].tolist())
+            self._fill(part, samples[here], numbers[here], several)
             out[here] = part
         return out
 
-    def _fill(self, out: np.ndarray, samples: np.ndarray, numbers: np.ndarray, shards: list[int]) -> None:
+    def _fill(self, out: np.ndarray, samples: np.ndarray, numbers: np.ndarray, shards: np.ndarray) -> None:
         """Copy the arrays at *samples*, in shards of these *numbers*, into *out*; *shards* are these, each once."""
-        addresses = np.empty(len(samples), np.uint64)
-        held: list[Payloads] = []  # they own what is copied
-        ends: list[tuple[Ranges, int]] = []
-        for number in shards:
-            here = np.flatnonzero(numbers == number)
-            payloads = self._payloads(number, samples[here] - (self._ends[number] - self._shards.counts[number]))
-            addresses[here] = payloads.addresses
-            held.append(payloads)
-            if (shard := self._arrays[number].shard).buffer is not None:
-                end = int(payloads.addresses.max()) - address_of(shard.buffer) + self._size
-                ends.append((shard.ranges, end))
+        located = self._located(samples, numbers, shards)
+        (payloads,), prefix = located.payloads, self._header.prefix
+        size = len(prefix) + self.dtype.itemsize * int(np.prod(self._header.shape, dtype=np.int64))
+        others = np.flatnonzero(payloads.sizes != size)
         try:
-            kernels.rows.gather(out, addresses, b"")
+            other = int(others[0]) if len(others) else kernels.rows.gather(out, payloads.addresses, prefix)
         except OSError as error:
-            _check(ends)
-            raise failure(error, self._shards.names[int(numbers[0])]) from error  # it is as long as it was again
-        _check(ends)
-
-    def _payloads(self, number: int, samples: np.ndarray) -> Payloads:
-        """Return the elements of the arrays of some samples of a shard."""
-        arrays, size = self._arrays_of(number), self._size
-        arrays.shard.ranges.verify()
-        if arrays.shard.buffer is not None:
-            return Payloads.within(arrays.shard.buffer, arrays.starts[samples], np.full(len(samples), size))
-        head = len(self._header.prefix)
-        datas = [arrays.shard.take(member) for member in arrays.members[samples].tolist()]
-        for sample, data in zip(samples.tolist(), datas):
-            if not data.startswith(self._header.prefix):
-                raise self._other(number, sample)
-        return Payloads.of([memoryview(data)[head:] for data in datas])
-
-    @property
-    def _size(self) -> int:
-        return self.dtype.itemsize * int(np.prod(self._header.shape, dtype=np.int64))
-
-    def _arrays_of(self, number: int) -> _Arrays:
-        arrays = self._arrays.get(number)
-        if arrays is None:
-            arrays = self._arrays[number] = self._find_arrays(number)
-            for oldest in list(self._arrays)[: max(0, len(self._arrays) - _together())]:
-                self._arrays.pop(oldest, None)
-        return arrays
-
-    def _first(self) -> ArrayHeader:
-        first = int(self._samples[0])
-        number = int(np.searchsorted(self._ends, first, "right"))
-        shard, members = members_of(self._shards, number, [self._field])
-        sample = first - int(self._ends[number] - self._shards.counts[number])
-        try:
-            return parse_header(shard.take(int(members[sample])))
-        except DecodeError as error:
-            key = shard.index.key(sample)
-            raise DecodeError(error.reason, url=shard.name, key=key, field=self._field) from error.__cause__
-
-    def _find_arrays(self, number: int) -> _Arrays:
-        shard, members = members_of(self._shards, number, [self._field])
-        offsets, sizes = (array[members].astype(np.int64) for array in (shard.index.offset, shard.index.size))
-        head = len(self._header.prefix)
-        others = np.flatnonzero(sizes != head + self._size)
-        if len(others):
-            raise self._other(number, int(others[0]))
-        arrays = _Arrays(shard, members, offsets + head)
-        if shard.buffer is None:
-            return arrays
-        for error in shard.find_stale(members).values():
-            raise error
-        try:
-            payloads = Payloads.within(shard.buffer, offsets, sizes)
-            other = kernels.rows.find_other(payloads.addresses, self._header.prefix)
-        except OSError as error:
-            raise failure(error, shard.name) from error
-        shard.ranges.check(int(offsets.max(initial=0)) + head)
+            located.check_copied()
+            raise failure(error, located.names[0]) from error  # it is as long as it was again
+        located.check_copied()
         if other >= 0:
-            raise self._other(number, other)
-        return arrays
+            raise DecodeError(
+                f"its .npy header differs from that of the first sample, {self.dtype} of shape {self._header.shape}",
+                url=located.names[located.shards[other]],
+                key=located.keys[other],
+                field=self._field,
+            )
 
-    def _other(self, number: int, sample: int) -> DecodeError:
-        return DecodeError(
-            f"its .npy header differs from that of the first sample, {self.dtype} of shape {self._header.shape}",
-            url=self._shards.names[number],
-            key=self._shards.index(number).key(sample),
-            field=self._field,
-        )
+    def _located(self, samples: np.ndarray, numbers: np.ndarray, shards: np.ndarray) -> LocatedSamples:
+        """Find the arrays of *samples*; raise the first error of these."""
+        for number in shards.tolist():
+            if number not in self._opened:
+                self._shards.open(number)  # as it is now
+                self._opened.add(number)
+        located = self._fields.find(numbers, samples - (self._ends - self._shards.counts)[numbers], samples)
+        if failures := located.check():
+            raise failures[min(failures)]
+        return located
 
-
-def members_of(shards: OpenShards, number: int, fields: list[str], hint: str = "") -> tuple[OpenShard, np.ndarray]:
-    """Return a shard, and the member of each of its samples that is of the first of *fields* that the sample has.
-
-    Raises SampleError, which ends in *hint*, for a sample that has none of them.
-    """
-    shard = shards.open(number)
-    index = shard.index
-    members = index.members_of(fields[0])
-    for field in fields[1:]:
-        others = index.members_of(field)
-        members = np.concatenate([members, others[~np.isin(index.sample[others], index.sample[members])]])
-    members = members[np.argsort(index.sample[members], kind="stable")]
-    if elsewhere := index.elsewhere and index.elsewhere.keys() & set(members.tolist()):
-        raise index.not_plain(min(elsewhere), shard.name)
-    if len(members) < len(index):
-        missing = int(np.setdiff1d(np.arange(len(index)), index.sample[members])[0])
-        if missing in index.faults:
-            raise index.fault(missing, shard.name)
-        reason = no_field(fields, index.fields_of(missing)) + hint
-        raise SampleError(reason, url=shard.name, key=index.key(missing))
-    return shard, members
-
-
-def _check(ends: list[tuple[Ranges, int]]) -> None:
-    """Raise OpenError, which names the shard, if one no longer has its bytes up to the end of what was copied."""
-    for ranges, end in ends:
-        ranges.check(end)
-
-
-def _together() -> int:
-    return max(1, min(TOGETHER, most_open() // 4))
+    def _read_alone(self, shard: OpenShard, sample: int) -> Sample:
+        """Return a sample of a shard that is not mapped with the field of the column alone."""
+        if sample in shard.index.faults:
+            raise shard.index.fault(sample, shard.name)
+        key, fields = shard.index.key(sample), shard.index.fields_of(sample)
+        if (name := find_field(fields, [self._field])) is None:
+            raise SampleError(no_field([self._field], fields), url=shard.name, key=key)
+        member = shard.index.table.span(sample)[0] + fields.index(name)
+        return {"__key__": key, name: shard.take(member)}

@@ -41,7 +41,7 @@ def find(request, shards):
     if request.param == "read":
         return lambda s, i, numbers: find_in_samples(list(shards.read_all(s, i)), TERMS, numbers)
     load_kernel("tarshards.kernels._mapped")
-    return MappedFields.of(shards, TERMS).find
+    return shards.mapped(TERMS).find
 
 
 NUMBERS = np.array([29, 0, 17, 4, 9, 5, 4])
@@ -70,7 +70,7 @@ def test_a_shard_that_is_not_what_it_was_fails_as_a_whole(shards, tmp_path, chan
     path = tmp_path / "set-1.tar"
     if change == "removed":
         path.unlink()
-    mapped = MappedFields.of(shards, TERMS)
+    mapped = shards.mapped(TERMS)
     if change == "written to":
         mapped.find(np.arange(3), *2 * [np.zeros(3, np.int64)])
         os.utime(path, ns=(0, 0))
@@ -84,7 +84,7 @@ def test_a_shard_that_is_not_what_it_was_fails_as_a_whole(shards, tmp_path, chan
 def test_a_shard_that_can_be_opened_again_is_found_again(shards, tmp_path):
     load_kernel("tarshards.kernels._mapped")
     fresh = SampleSequence(find_shards(tmp_path / "set.shards.json"))
-    mapped = MappedFields.of(fresh, TERMS)
+    mapped = fresh.mapped(TERMS)
     (tmp_path / "set-1.tar").rename(tmp_path / "away")
     numbers = np.array([4, 14, 24, 18])
     assert mapped.find(numbers // 10, numbers % 10, numbers).failures.keys() == {1, 3}
@@ -98,7 +98,7 @@ def test_a_shard_that_can_be_opened_again_is_found_again(shards, tmp_path):
 def test_shards_are_opened_when_they_are_needed_and_of_their_indexes_nothing_is_copied(shards, tmp_path):
     load_kernel("tarshards.kernels._mapped")
     fresh = SampleSequence(find_shards(tmp_path / "set.shards.json"))
-    mapped = MappedFields.of(fresh, TERMS)
+    mapped = fresh.mapped(TERMS)
     assert list(fresh.shards.in_use) == []
     found = mapped.find(np.array([1, 1]), *2 * [np.array([4, 8])])
     assert list(fresh.shards.in_use) == [1]
@@ -109,7 +109,7 @@ def test_shards_are_opened_when_they_are_needed_and_of_their_indexes_nothing_is_
 
 def test_headers_are_compared_once(shards, monkeypatch):
     load_kernel("tarshards.kernels._mapped")
-    mapped = MappedFields.of(shards, TERMS)
+    mapped = shards.mapped(TERMS)
     numbers = np.array([4, 14, 24])
     for _ in range(2):
         found = mapped.find(numbers // 10, numbers % 10, numbers)
@@ -137,8 +137,10 @@ def test_links_are_read_and_samples_at_fault_fail(tmp_path):
             member.size = len(data)
             archive.addfile(member, BytesIO(data))
     build_index(path).save(path)
-    found = MappedFields.of(SampleSequence(Shards([path])), parse_terms("cls")).find(
-        np.zeros(4, np.int64), *2 * [np.array([3, 2, 1, 0])]
+    found = (
+        SampleSequence(Shards([path]))
+        .mapped(parse_terms("cls"))
+        .find(np.zeros(4, np.int64), *2 * [np.array([3, 2, 1, 0])])
     )
     failures = found.check()
     assert failures.keys() == {1}
@@ -150,13 +152,13 @@ def test_links_are_read_and_samples_at_fault_fail(tmp_path):
 
 def test_only_local_shards_are_mapped(shards, monkeypatch):
     monkeypatch.setattr(SampleSequence, "is_remote", lambda self: True)
-    assert MappedFields.of(shards, TERMS) is None
+    assert shards.mapped(TERMS) is None
 
 
 def test_kernels_without_a_guard_are_given_no_mapping(shards, monkeypatch):
     monkeypatch.setattr("tarshards.kernels.IS_COMPILED", False)
     fresh = SampleSequence(Shards(shards.urls))
-    assert MappedFields.of(fresh, TERMS) is None
+    assert fresh.mapped(TERMS) is None
     assert [sample["__key__"] for sample in fresh] == [sample["__key__"] for sample in shards]
 
 
@@ -182,7 +184,7 @@ def test_of_many_shards_a_change_is_found_within_a_second(shards, tmp_path, monk
     now = [100.0]
     monkeypatch.setattr(mapped_fields, "ASKED", 2)
     monkeypatch.setattr(mapped_fields.time, "monotonic", lambda: now[0])
-    found = MappedFields.of(shards, TERMS)
+    found = shards.mapped(TERMS)
     numbers = np.arange(0, 30, 2)
     found.find(numbers // 10, numbers % 10, numbers)
     assert not any(

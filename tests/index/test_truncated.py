@@ -110,7 +110,7 @@ assert fails(lambda: list(shards)) is True
 assert fails(lambda: shards.__getitems__([1, 30])) is True
 """,
     "the headers of samples": """
-mapped = MappedFields.of(shards, parse_terms("txt"))
+mapped = shards.mapped(parse_terms("txt"))
 compared = mapped.find(np.zeros(4, np.int64), *2 * [np.arange(30, 34)])
 shrink()
 found = mapped.find(np.zeros(40, np.int64), *2 * [np.arange(40)])
@@ -129,7 +129,7 @@ with ShardWriter(f"{sys.argv[1]}/{number}/large-%d.tar", index=True) as writer:
     for sample in range(1000):
         writer.write({"__key__": f"{sample:04d}", "txt": "t"})
 shards = IndexedShards(f"{sys.argv[1]}/{number}/large-0.tar")
-mapped = MappedFields.of(shards, parse_terms("txt"))
+mapped = shards.mapped(parse_terms("txt"))
 before = mapped.find(np.zeros(2, np.int64), *2 * [np.array([5, 999])])
 index = f"{sys.argv[1]}/{number}/large-0.tar.index"
 os.truncate(index, 100)
@@ -184,7 +184,7 @@ with ShardWriter(f"{sys.argv[1]}/{number}/large-%d.tar", index=True) as writer:
     for sample in range(1000):
         writer.write({"__key__": f"{sample:04d}", "txt": "t"})
 shards = IndexedShards(f"{sys.argv[1]}/{number}/large-0.tar")
-mapped = MappedFields.of(shards, parse_terms("txt"))
+mapped = shards.mapped(parse_terms("txt"))
 every = np.zeros(1000, np.int64), *2 * [np.arange(1000)]
 assert mapped.find(*every).check() == {}
 index = f"{sys.argv[1]}/{number}/large-0.tar.index"

@@ -110,7 +110,7 @@ class ArrayBatchMaker(BatchMaker):
             begin, end = end, end + min(end, TRIED)
 
     def _map(self) -> MappedFields | None:
-        return MappedFields.of(self.stream.source.shards, self.assembler.terms)
+        return self.stream.source.shards.mapped(self.assembler.terms)
 
     def locate(self, part: Part) -> LocatedSamples:
         """Find the fields of the samples of *part*, or read them where shards are not mapped; then they are taken."""
