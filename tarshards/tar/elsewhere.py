@@ -17,16 +17,7 @@ from tarshards.kernels._tar_py import AFTER_END, BLOCK, ELSEWHERE, LINKS, READS,
 from tarshards.parallel.forks import cached_property
 from tarshards.storage.compression import Decompressed, bomb
 from tarshards.storage.streams import read_at_most
-from tarshards.tar.read import (
-    LARGE,
-    MEMBER_LIMIT,
-    Item,
-    MemberCounter,
-    Taker,
-    UnresolvedError,
-    padding,
-    scan,
-)
+from tarshards.tar.read import LARGE, MEMBER_LIMIT, UnresolvedError, padding, scan
 
 if TYPE_CHECKING:
     from tarshards.kernels._tar_py import ScannedMember
@@ -108,34 +99,19 @@ class SpecialMembers:
 
         return cls(read or _refuse, limit=limit, bomb=why_not)
 
-    def deliver(
-        self,
-        taker: Taker[Item],
-        name: str,
-        kind: str,
-        head: bytes,
-        stored: bytes,
-        header: int,
-        *,
-        leave: Callable[[str, int, int], Any] | None,
-        ledger: MemberCounter | None,
-    ) -> Iterable[Item]:
-        """Return *taker*'s items for a link or sparse member with the headers *head*, at *header*, and data *stored*.
+    def content(
+        self, kind: str, header: int, head: bytes, stored: bytes, leave: Callable[[int, int], Any] | None = None
+    ) -> Any:
+        """Return the content of a link or sparse member with the headers *head*, at *header*, and data *stored*.
 
-        A link to a directory is skipped, and counted by *ledger*. For *leave* see ``read_archive``.
+        Returns None for a link to a directory; raises UnresolvedError if there is no content. For *leave* see ``read``.
         """
-        try:
-            if kind == SPARSE:
-                return taker.add(name, expand(head, stored, self._limit, self._bomb), header, head)
-            if self._read is _refuse:
-                raise UnresolvedError(f"{kind} to {link_target(head)!r}, {NO_WAY_BACK}")
-            if steps := self.find(header):
-                return taker.add(name, self.read(steps, leave and partial(leave, name)), header, head)
-        except UnresolvedError as error:
-            return taker.refuse(name, str(error), header)
-        if ledger is not None:
-            ledger.skip(kind)
-        return ()
+        if kind == SPARSE:
+            return expand(head, stored, self._limit, self._bomb)
+        if self._read is _refuse:
+            raise UnresolvedError(f"{kind} to {link_target(head)!r}, {NO_WAY_BACK}")
+        steps = self.find(header)
+        return self.read(steps, leave) if steps else None
 
     def find(self, header: int, *, whole: bool = False) -> list[Step]:
         """Return the steps to the content of the link or sparse member at *header*; an empty list for a directory.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from io import BytesIO, RawIOBase
 from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
@@ -252,7 +252,7 @@ def read_archive(
         raise TypeError(f"read_members takes a stream of bytes, such as open_shard(url), not {type(stream).__name__}")
     url = url or _name_of(stream)
     keep_memory()
-    contents = None
+    special = None
     buffer, base = b"", 0  # base: offset of the buffer in the archive
     position, zeros = 0, 0
     ahead = CHUNK  # bytes to read when the buffer has no further member
@@ -262,7 +262,8 @@ def read_archive(
         items, (position, need, zeros, problem, last) = taker.take(buffer, position, zeros, limit, base)
         yield from items
         available = len(buffer)
-        if run is not None and last is not None and last[3] - available >= LARGE and not last[4]:
+        is_large = last is not None and last[3] - available >= LARGE and not last[4]
+        if run is not None and last is not None and is_large:
             if not missed & (missed - 1):  # call less and less often while *run* passes over nothing
                 begin, passed = base + last[1], -1
                 while begin > passed:
@@ -276,42 +277,33 @@ def read_archive(
             missed += 1
         if last is not None:  # its data continues beyond the buffer, or its content is elsewhere
             name, header, start, stop, kind = last
-            if (not kind or kind in ELSEWHERE) and (select is None or select(name)):
-                missing = stop - available
-                data: Any = None
-                refused = ""
-                if missing >= LARGE and leave is not None and not kind:
-                    data = leave(name, base + start, stop - start)
-                if data is not None:
-                    _pass_over(stream, stop - available, url, base + header)
-                else:
-                    try:
-                        data = buffer[start:stop] + _read_rest(stream, missing, url, base + header, max_ratio)
-                    except UnresolvedError as error:
-                        refused = str(error)
-                    except MemoryError:
-                        origin = ": ".join(filter(None, (url, f"offset {base + header}")))
-                        reason = f"{visible(name)}, {stop - start:,} bytes, does not fit into memory"
-                        raise MemoryError(f"{origin}: {reason}") from None
-                if refused:
-                    yield from taker.refuse(name, refused, base + header)
-                elif not kind:
-                    yield from taker.add(name, data, base + header, buffer[header:start])
-                else:
-                    if contents is None:
-                        from tarshards.tar.elsewhere import SpecialMembers
-
-                        reached = base + max(stop, available)
-                        contents = SpecialMembers.of(stream, reached, anywhere, limit=limit, max_ratio=max_ratio)
-                    yield from contents.deliver(
-                        taker, name, kind, buffer[header:start], data, base + header, leave=leave, ledger=ledger
-                    )
-                del data
+            offset, head = base + header, buffer[header:start]
+            is_wanted = (not kind or kind in ELSEWHERE) and (select is None or select(name))
+            data: Any = None
+            refused = ""
+            if leave is not None and is_wanted and is_large:
+                data = leave(name, base + start, stop - start)
+            if not is_wanted or data is not None:
+                _pass_over(stream, stop - available, url, offset)
             else:
-                if stop > available:
-                    _pass_over(stream, stop - available, url, base + header)
-                if kind and ledger is not None:
-                    ledger.skip(kind)
+                try:
+                    data = _read_rest(stream, name, buffer[start:stop], stop - start, url, offset, max_ratio)
+                    if kind:
+                        if special is None:
+                            from tarshards.tar.elsewhere import SpecialMembers
+
+                            reached = base + max(stop, available)
+                            special = SpecialMembers.of(stream, reached, anywhere, limit=limit, max_ratio=max_ratio)
+                        data = special.content(kind, offset, head, data, leave and partial(leave, name))
+                except UnresolvedError as error:
+                    refused = str(error)
+            if refused:
+                yield from taker.refuse(name, refused, offset)
+            elif data is not None:
+                yield from taker.add(name, data, offset, head)
+            elif kind and ledger is not None:
+                ledger.skip(kind)
+            del data
             if position <= available:
                 continue  # the buffer has more
             if stop - start >= LARGE:
@@ -398,23 +390,29 @@ def scan_through(buffer: bytes, zeros: int, limit: int) -> tuple[list[ScannedMem
     return members, position, need, zeros, problem
 
 
-def _read_rest(stream: Any, size: int, url: str | None, offset: int, max_ratio: float | None) -> bytes:
-    """Read the last *size* bytes of the data of the member at *offset*; none if *size* is not positive.
+def _read_rest(
+    stream: Any, name: str, begun: bytes, size: int, url: str | None, offset: int, max_ratio: float | None
+) -> bytes:
+    """Read the rest of the member at *offset*, which has *size* bytes and begins with *begun*; return all its bytes.
 
     A decompression bomb is passed over, and then raises UnresolvedError.
     """
-    parts, held = [], 0
-    while held < size:
-        data = stream.read(min(size - held, MAX_READ))
-        if not data:
-            raise TarError(NOT_YET if data is None else "truncated in this member", url=url, offset=offset)
-        parts.append(data)
-        held += len(data)
-        if reason := bomb_in(stream, held, max_ratio):
-            parts.clear()
-            _pass_over(stream, size - held, url, offset)
-            raise UnresolvedError(reason)
-    return b"".join(parts)
+    parts, held = [begun] if begun else [], len(begun)
+    try:
+        while held < size:
+            data = stream.read(min(size - held, MAX_READ))
+            if not data:
+                raise TarError(NOT_YET if data is None else "truncated in this member", url=url, offset=offset)
+            parts.append(data)
+            held += len(data)
+            if reason := bomb_in(stream, held, max_ratio):
+                parts.clear()
+                _pass_over(stream, size - held, url, offset)
+                raise UnresolvedError(reason)
+        return b"".join(parts)
+    except MemoryError:
+        origin = ": ".join(filter(None, (url, f"offset {offset}")))
+        raise MemoryError(f"{origin}: {visible(name)}, {size:,} bytes, does not fit into memory") from None
 
 
 def _with_more(stream: Any, data: bytes, size: int) -> bytes:
@@ -427,6 +425,9 @@ def _with_more(stream: Any, data: bytes, size: int) -> bytes:
 
 
 def _pass_over(stream: Any, size: int, url: str | None, offset: int) -> None:
+    """Pass over the last *size* bytes of the member at *offset*; nothing if *size* is not positive."""
+    if size <= 0:
+        return
     if stream.seekable():
         stream.seek(size - 1, 1)
         size = 1
