@@ -709,7 +709,7 @@ static int may_pass(const Grouper *self, const char *data, const Found *found) {
     return self->text.obj || (self->packs && has_plain_header(data, found));
 }
 
-/* Pass over the samples of a run: append the open sample, if it is complete, and a tuple for those that are passed over. */
+/* Pass over the samples of a run: append the open sample, if it is complete, and a tuple for those to pack. */
 static int pass_over(Grouper *self, Run *run, PyObject **samples) {
     PyObject *keys = NULL;
     char text[NAME + 1];
@@ -722,7 +722,7 @@ static int pass_over(Grouper *self, Run *run, PyObject **samples) {
             self->passed_samples++;
             self->passed_fields += fields;
             end = run->at;
-            if (append_to(&keys, Py_NewRef(key)) < 0) passed = -1;
+            if (self->packs && append_to(&keys, Py_NewRef(key)) < 0) passed = -1;
         }
         Py_XDECREF(key);
     }

@@ -195,9 +195,6 @@ def read_shard(
     name = location.name
     files = None if lazy is None else LazyMembers(location, lazy, split)
     packs = copies == "samples" and not shard.keep_headers
-    given: Callable[[Iterable[Any]], Iterable[Any]] = iter if files is None else files.over
-    if text is not None:
-        given = partial(filter, lambda each: isinstance(each, dict))  # not those passed over
     grouping_of = _KeepingGrouping if shard.keep_headers else _Grouping
     refused = False  # whether the ledger raised the error of a sample, which is not one of the shard
 
@@ -225,8 +222,8 @@ def read_shard(
                 run=partial(grouping.run, leave) if packs and leave is not None else None,
                 anywhere=_anywhere(stream, location),
             )
-            yield from given(samples)
-            yield from given(grouping.end())
+            yield from samples if files is None else files.over(samples)
+            yield from grouping.end() if files is None else files.over(grouping.end())
         ledger.count(shards=1)
         if files is not None:
             files.check()
@@ -327,7 +324,7 @@ class _Grouping:
         splits: bool = False,
     ):
         self.grouper = Grouper(url, split, split is split_name, text, packs, splits)
-        self._passes, self._splits = packs or text is not None, splits
+        self._packs, self._splits = packs, splits
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
         self._split = split
         self._delivered = self._refused = self._fields = 0  # parts after the first are not counted as delivered
@@ -350,7 +347,7 @@ class _Grouping:
         """Return the samples completed by the members in a buffer; see ``read_archive``."""
         found: Any = self.grouper.read(buffer, position, zeros, limit, base)
         samples, events, *reached = found
-        if self._passes:
+        if self._packs:
             view = memoryview(buffer)
             for number, each in enumerate(samples):
                 if isinstance(each, tuple):
