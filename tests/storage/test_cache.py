@@ -428,12 +428,13 @@ def test_the_budget_includes_what_is_being_fetched(tmp_path, fetches):
 class Workers:
     """Processes of cache_worker.py; the blocks that they fetch are in the file *log*, what they say in *errors*."""
 
-    def __init__(self, folder: Path, log: Path):
+    def __init__(self, folder: Path, log: Path, python: str):
         self.folder, self.log, self.errors, self.running = folder, log, log.with_name("errors"), []
+        self.python = python
 
     def start(self, seed: int, **options) -> subprocess.Popen:
         given = {"folder": str(self.folder), "log": str(self.log), "seed": seed, "threads": 3, "budget": LEAST_CACHE}
-        command = [sys.executable, str(HERE / "cache_worker.py"), json.dumps({**given, **options})]
+        command = [self.python, str(HERE / "cache_worker.py"), json.dumps({**given, **options})]
         path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
         with open(self.errors, "ab") as errors:  # a pipe would be full of warnings, and nobody reads it meanwhile
             process = subprocess.Popen(
@@ -457,8 +458,8 @@ class Workers:
 
 
 @pytest.fixture
-def workers(tmp_path):
-    workers = Workers(tmp_path / "cache", tmp_path / "log")
+def workers(tmp_path, python_with_torch):
+    workers = Workers(tmp_path / "cache", tmp_path / "log", python_with_torch)
     yield workers
     for process in workers.running:
         process.kill()
@@ -467,7 +468,7 @@ def workers(tmp_path):
 
 
 def test_each_block_is_fetched_once_a_host(tmp_path, workers):
-    for seed in range(4):
+    for seed in range(3):
         workers.start(seed, blocks=HELD - 4)
     assert workers.finish() == ""
     assert workers.fetched() == dict.fromkeys(range(HELD - 4), 1)
@@ -477,12 +478,13 @@ def test_each_block_is_fetched_once_a_host(tmp_path, workers):
 
 @pytest.mark.soak
 def test_processes_are_killed_at_any_moment(tmp_path, workers, fetches):
-    """4 processes of 3 threads, on a cache that is smaller than the data, with spooled blocks."""
+    """Processes of 3 threads, on a cache that is smaller than the data, with spooled blocks."""
     rng, folder, blocks = random.Random(0), tmp_path / "cache", 2 * HELD
     options = {"blocks": blocks, "epochs": 50, "again": 0.5, "reserve": LEAST_CACHE // 10}
-    running = [workers.start(seed, **options) for seed in range(4)]
-    for seed in range(4, 4 + 2 * SOAK):
-        victim = rng.randrange(4)
+    count, workers.python = (4 if SOAK > 1 else 3), sys.executable
+    running = [workers.start(seed, **options) for seed in range(count)]
+    for seed in range(count, count + 2 * SOAK):
+        victim = rng.randrange(count)
         running[victim].stdout.read(rng.randrange(1, 400))  # of the numbers of the blocks that it has taken
         running[victim].kill()
         running[victim] = workers.start(seed, **options)
@@ -705,7 +707,7 @@ def test_a_mapped_block(tmp_path, fetches):
 def test_two_processes_with_different_budgets(tmp_path, workers, fetches):
     """Each stores within its own budget, so that the larger one holds for both."""
     folder = tmp_path / "cache"
-    smaller = workers.start(0, blocks=3 * HELD, threads=1)
+    smaller = workers.start(0, blocks=2 * HELD, threads=1)
     smaller.stdout.readline()  # opened later, it would make the cache smaller
     workers.start(1, blocks=3 * HELD, threads=2, budget=2 * LEAST_CACHE)
     assert workers.finish() == ""

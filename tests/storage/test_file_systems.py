@@ -197,6 +197,8 @@ def test_a_file_system_that_cannot_flush_names_what_writes_all_the_same(dataset,
         "write elsewhere, or do not wait (sync=False, --no-sync)"
     )
     assert done.stderr.splitlines()[-1].endswith(words)
+    if error != EINVAL:  # the rest does not depend on the error
+        return
     assert run({"fsync": error}, "-c", WRITING.format(False)).returncode == 0
     done = run({"fsync": error}, BIN / "tarcat", "set-0.tar", "-o", "cat.tar")
     assert "--no-sync" in done.stderr

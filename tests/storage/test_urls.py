@@ -213,12 +213,13 @@ def test_a_file_of_exactly_that_name_takes_precedence(here, spec, urls):
 
 @pytest.mark.parametrize("folder", ["", "d/", "http://host/", "*"])
 def test_of_many_names_few_combinations_are_looked_for(here, monkeypatch, folder):
-    make(here, *(f"{folder}t-{i}.tar" for i in range(1000)))
+    count = 250
+    make(here, *(f"{folder}t-{i}.tar" for i in range(count)))
     looks = []
     lexists = os.path.lexists
     monkeypatch.setattr(os.path, "lexists", lambda path: looks.append(path) or lexists(path))
-    assert len(expand_urls("::".join(f"{folder}t-{i}.tar" for i in range(1000)))) == 1000
-    assert len(looks) < 40_000
+    assert len(expand_urls("::".join(f"{folder}t-{i}.tar" for i in range(count)))) == count
+    assert len(looks) < 40 * count
 
 
 def test_names_of_a_catalog_are_relative_to_it(here):
