@@ -12,14 +12,14 @@ import sys
 import time
 from collections import deque
 from functools import partial
-from itertools import count, islice, zip_longest
+from itertools import count, islice, product, zip_longest
 
 import numpy as np
 import pytest
 from leftovers import Leftovers
 from PIL import Image
 from programs import load_kernel, warnings_of
-from soak import rounds
+from soak import SOAK, rounds
 
 from tarshards import IndexedShards, Ledger, ShardWriter, Stream, TarWriter, World
 from tarshards.errors import DecodeError, OpenError, SampleError, StateError
@@ -598,18 +598,25 @@ def test_streams_that_are_no_plain_shards_are_refused(urls):
         ArrayLoader(Stream([1]), 4, fields=FIELDS)
 
 
+LOADING = [
+    "read_samples(urls)",
+    "Stream.from_shards(urls, index=False).decode().filter(bool).batched(3)",
+    "dataset",
+    "dataset.decode().shuffle(9).filter(bool)",
+    "ArrayLoader(dataset, 4, fields=fields)",
+    "ArrayLoader(dataset, 4, fields=fields, threads=2)",
+]
+HOLDERS = ["__main__", "os"]  # whose names are forgotten before those of tarshards, and after
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    "loading",
+    ("holder", "loading"),
     [
-        "read_samples(urls)",
-        "Stream.from_shards(urls, index=False).decode().filter(bool).batched(3)",
-        "dataset",
-        "dataset.decode().shuffle(9).filter(bool)",
-        "ArrayLoader(dataset, 4, fields=fields)",
-        "ArrayLoader(dataset, 4, fields=fields, threads=2)",
+        *product(["__main__"] if SOAK == 1 else HOLDERS, LOADING),
+        *[("os", "ArrayLoader(dataset, 4, fields=fields, threads=2)")] * (SOAK == 1),
     ],
 )
-@pytest.mark.parametrize("holder", ["__main__", "os"])  # whose names are forgotten before those of tarshards, and after
 def test_a_program_may_end_in_the_middle_of_a_loop(make_shards, loading, holder):
     program = f"""
 import os, sys

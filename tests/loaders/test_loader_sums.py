@@ -12,7 +12,7 @@ from itertools import islice, product
 import pytest
 from leaving_out import fail_on_fives, nothing
 from leftovers import wait_until
-from soak import some
+from soak import SOAK, some
 from with_torch import DataLoader, ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Ledger, ShardWriter, Stream, World, readers
@@ -315,8 +315,15 @@ def test_a_pipe_in_the_workers_of_a_dataloader(urls, workers, index):
     assert counts(samples.ledger) == (30, 30, 0, 0, 0)
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (3, False), (3, True)])
-@pytest.mark.parametrize("steps", [1, 2, 5, 8])
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("workers", "persistent", "steps"),
+    [
+        *product([0], [False], [1, 2, 5, 8]),
+        *((1, False, 2), (3, False, 1), (3, False, 8), (3, True, 1), (3, True, 5)),
+        *[*product([1], [False], [1, 5, 8]), *product([3], [False, True], [2, 5, 8])] * (SOAK > 1),
+    ],
+)
 def test_a_shard_loader_that_is_left_delivered_what_its_loop_got(urls, workers, persistent, steps, tmp_path):
     made = tmp_path / "made"
     made.touch()

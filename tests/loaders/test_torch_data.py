@@ -205,7 +205,7 @@ def test_epochs_are_those_of_one_process(make_shards):
 def test_breaking_off_at_random_keeps_the_workers_in_step(make_shards):
     dataset = ShardDataset(make_shards(6, 20), shuffle=True)
     passes = loader(dataset, 2, prefetch_factor=1)
-    for stop in (1, 3, 0, 50, 2):
+    for stop in (3, 0, 50):
         iterator = iter(passes)
         for _ in range(stop):
             next(iterator)

@@ -10,7 +10,6 @@ import pickle
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -517,7 +516,7 @@ def test_a_killed_worker_leaves_nothing(urls):
 
 
 KILLED = """
-import sys, time
+import os, sys, time
 import torch.utils.data._utils.worker as worker
 from tarshards import ShardDataset, ShardLoader
 
@@ -526,20 +525,20 @@ if __name__ == "__main__":
     loader = ShardLoader(ShardDataset(sys.argv[1]), 4, num_workers=2, multiprocessing_context="fork")
     for number, batch in enumerate(loader):
         if number == 2:  # of both workers one has come
-            print("ready", flush=True)
+            print(os.getpid(), flush=True)
             time.sleep(60)
 """
 
 
-def test_a_killed_loader_leaves_nothing(urls, tmp_path):
+def test_a_killed_loader_leaves_nothing(urls, tmp_path, python_with_torch):
     (tmp_path / "killed.py").write_text(KILLED)
-    with subprocess.Popen([sys.executable, str(tmp_path / "killed.py"), urls], stdout=subprocess.PIPE) as loader:
+    with subprocess.Popen([python_with_torch, str(tmp_path / "killed.py"), urls], stdout=subprocess.PIPE) as loader:
         assert loader.stdout is not None
-        loader.stdout.readline()
-        workers = Path(f"/proc/{loader.pid}/task/{loader.pid}/children").read_text().split()
+        pid = int(loader.stdout.readline())
+        workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         assert len(workers) == 2
-        assert not named(loader.pid, *workers)
-        loader.kill()
+        assert not named(pid, *workers)
+        os.kill(pid, signal.SIGKILL)
         loader.stdout.read()  # to the end, for the workers have it too: all have ended
 
 

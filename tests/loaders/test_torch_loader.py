@@ -9,6 +9,7 @@ from itertools import chain, islice
 
 import pytest
 import torch
+from soak import SOAK
 from torch.utils.data import DataLoader
 
 from tarshards import Ledger, ShardDataset, World, mix
@@ -82,7 +83,7 @@ def test_batches_are_the_same_for_any_workers(uneven):
     assert [sorted(chain(*epoch)) for epoch in epochs] == [list(range(80))] * 2
     assert epochs[0] != epochs[1]
     assert [len(batch) for batch in epochs[0]] == [8] * 10
-    for workers in (1, 2, 3, 4):
+    for workers in (1, 2, 3, 4) if SOAK > 1 else (1, 3):
         loader = load(planned(uneven), workers=workers)
         assert [classes(loader) for _ in range(2)] == epochs
 

@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import warnings
 from itertools import islice, product
 
@@ -139,7 +138,7 @@ def test_torchdatas_loader_resumes_in_mid_epoch(urls, index, ops, workers):
     epochs = [classes(reference) for _ in range(3)]
     loader = fresh()
     assert classes(loader) == epochs[0]
-    for stop in (1, 12):
+    for stop in (1, 12) if SOAK > 1 or not workers else (12,):
         iterator = iter(loader)
         delivered = classes(islice(iterator, stop))
         state = json.loads(json.dumps(loader.state_dict()))
@@ -199,11 +198,12 @@ def test_two_datasets_on_one_ledger_at_once_in_workers(urls):
 
 
 INTERRUPTED = """
-import sys, time, warnings
+import os, sys, time, warnings
 from tarshards import ShardDataset
 from tarshards.loaders.torch.shard_loader import ShardLoader
 warnings.simplefilter("ignore")
 loader = ShardLoader(ShardDataset(sys.argv[1]), 1, num_workers=2)
+print(os.getpgrp(), flush=True)
 try:
     for batch in loader:
         print("step", flush=True)
@@ -215,13 +215,14 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupted_loop_can_be_resumed(urls):
+def test_an_interrupted_loop_can_be_resumed(urls, python_with_torch):
     """Ctrl-C reaches the workers too."""
-    command = [sys.executable, "-c", INTERRUPTED, urls]
+    command = [python_with_torch, "-c", INTERRUPTED, urls]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    group = int(process.stdout.readline())
     for _ in range(3):  # not while workers are forked: Python loses an interrupt that comes in a hook of fork()
         assert process.stdout.readline() == "step\n"
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(group, signal.SIGINT)
     words, errors = process.communicate(timeout=60)
     said, delivered = words.partition("left")[2].split()
     assert said == delivered, errors
