@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 from zlib import crc32
 
@@ -28,6 +28,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from soak import SOAK
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import (
@@ -396,7 +397,7 @@ HELD = 1 << 22  # bytes that may be held, fewer than usual
 REASON = r"more than 4 MiB, and more than 200 times the compressed size, would be held .*\(max_ratio=, --max-ratio\)"
 
 
-@pytest.fixture(params=["zst", "gz", "bz2", "xz"])
+@pytest.fixture
 def bombed(request, tmp_path, monkeypatch) -> str:
     """A compressed shard of three samples; that in the middle has a member of many zeros."""
     monkeypatch.setattr(compression, "MAX_HELD", HELD)
@@ -444,8 +445,14 @@ READERS = {
 }
 
 
+#: Each reader, and each compression; in `make soak` all pairs.
+BOMBS = [*product(["zst", "gz", "bz2", "xz"], READERS)]
+FEW_BOMBS = [(suffix, reader) for suffix, reader in BOMBS if suffix == "zst" or reader == "read_samples"]
+
+
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(("bombed", "reader"), BOMBS if SOAK > 1 else FEW_BOMBS, indirect=["bombed"])
 def test_a_bomb_costs_its_sample_and_little_memory(bombed, reader):
     READERS[reader](bombed)  # imports, and caches
     tracemalloc.start()

@@ -72,9 +72,9 @@ def test_only_the_culprit_fails(what, error, message):
 @pytest.mark.usefixtures("start_method")
 def test_many_deaths_at_once_each_say_how():
     with ProcessPool(4) as pool:
-        calls = [pool.submit(act, ("segfault", "exit", i)[i % 3]) for i in range(45)]
+        calls = [pool.submit(act, ("segfault", "exit", i)[i % 3]) for i in range(15)]
         messages = Counter(str(call.exception()) for call in calls)
-    assert messages == {"its process was killed by signal 11": 15, "its process ended with status 7": 15, "None": 15}
+    assert messages == {"its process was killed by signal 11": 5, "its process ended with status 7": 5, "None": 5}
 
 
 def nest(number: int) -> list[int]:
@@ -439,7 +439,7 @@ def test_a_signal_between_any_two_instructions_leaves_no_lock_that_a_thread_need
         found = interrupted(number)
         uninterrupted = 0 if found is None else uninterrupted + 1
         assert found in (None, [0, 1, 2, 3, 4]) or (not ordered and sorted(found) == [0, 1, 2, 3, 4])
-        number += 23 if SOAK == 1 else 1
+        number += 53 if SOAK == 1 else 1
     assert number > 1000
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from soak import some
 
 HERE = Path(__file__).parent
 
@@ -21,7 +22,8 @@ def run_without_programs(folder: Path, *options: str, **environment: str) -> sub
     return subprocess.run(command, cwd=HERE.parent, env=variables, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("options", [[], ["-n", "1"]])
+@pytest.mark.soak
+@pytest.mark.parametrize("options", some([["-n", "1"], []], 2))
 def test_the_last_lines_say_what_is_missing_and_what_installs_it(tmp_path, options):
     done = run_without_programs(tmp_path, *options)
     assert done.returncode == 0, done.stdout
@@ -30,7 +32,8 @@ def test_the_last_lines_say_what_is_missing_and_what_installs_it(tmp_path, optio
     assert " 1 skipped in " in summary
 
 
-@pytest.mark.parametrize("options", [[], ["-n", "1"]])
+@pytest.mark.soak
+@pytest.mark.parametrize("options", some([[], ["-n", "1"]], 2))
 def test_in_ci_nothing_may_be_missing(tmp_path, options):
     done = run_without_programs(tmp_path, *options, CI="true")
     assert done.returncode == 1

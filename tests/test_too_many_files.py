@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 
@@ -113,8 +112,8 @@ CASES = [line.split('"')[1] for line in PROGRAM.splitlines() if line.startswith(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_descriptor_or_temporary_file_is_left(tmp_path, case):
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), case]
+def test_no_descriptor_or_temporary_file_is_left(tmp_path, python_with_torch, case):
+    command = [python_with_torch, "-c", PROGRAM, str(tmp_path), case]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     *errors, last = json.loads(done.stdout)
