@@ -258,7 +258,7 @@ def test_killed_at_any_step_the_next_run_goes_on_to_the_same_bytes(tmp_path, kil
 
     run(tmp_path / "whole")
     whole = contents(tmp_path / "whole")
-    for step in range(0, 200, 1 if SOAK > 1 else 2):
+    for step in range(0, 200, 1 if SOAK > 1 else 5):
         folder = tmp_path / f"step-{step}"
         if kill_at(partial(run, folder), step, place) == 0:
             break

@@ -6,7 +6,6 @@ import os
 import pickle
 import random
 import subprocess
-import sys
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from forked import in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from range_server import serving
+from soak import SOAK
 
 from tarshards import IndexedShards, ShardWriter, Stream, write_samples
 from tarshards.errors import SampleError, ShardIndexError
@@ -70,7 +70,7 @@ KEYS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 if SOAK > 1 else 12, deadline=None)
 @given(keys=st.lists(KEYS, min_size=1, max_size=5), bits=st.sampled_from([64, 64, 2, 0]))
 def test_all_keys_are_found_and_no_others(tmp_path_factory, keys, bits):
     folder = tmp_path_factory.mktemp("keys")
@@ -270,15 +270,12 @@ def test_few_blocks_are_read(tmp_path, monkeypatch):
     assert len(looked) <= 200 * 2, "of 5,000 blocks"
 
 
-def test_the_tool(tmp_path, monkeypatch):
+def test_the_tool(tmp_path, monkeypatch, path_with_tools):
     monkeypatch.setattr(key_index, "EACH", 204)
     with ShardWriter(str(tmp_path / "a-%03d.tar"), max_samples=10) as writer:
         for i in range(40):
             writer.write({"__key__": f"{i:03d}", "txt": f"{i}"})
-    path = os.pathsep.join(
-        [str(Path(__file__).parents[2] / "bin"), os.path.dirname(sys.executable), os.environ["PATH"]]
-    )
-    options = {"cwd": tmp_path, "env": os.environ | {"PATH": path}, "capture_output": True, "text": True}
+    options = {"cwd": tmp_path, "env": os.environ | {"PATH": path_with_tools}, "capture_output": True, "text": True}
     for line in ("tarindex -q --key-index 'a-*.tar'", "tarindex -q -j 2 --key-index a.shards.json"):
         done = subprocess.run(line, shell=True, **options)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

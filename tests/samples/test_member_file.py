@@ -309,7 +309,7 @@ def test_what_is_prefetched_is_one_request_and_what_is_held_none(shard, site):
 
 
 def test_what_is_prefetched_stays_until_the_next(tmp_path, site):
-    data = random.Random(2).randbytes(32 << 20)
+    data = np.arange(8 << 20, dtype="<u4").tobytes()
     write_shard(tmp_path, data)
     file = IndexedShards(f"{site.url}/set-0.tar", lazy="bin")[0]["bin"]
     site.clear()
@@ -335,7 +335,7 @@ def test_a_frame_of_a_long_video_costs_few_requests(tmp_path, site, one_request_
     av = pytest.importorskip("av")
     groups, url = write_video(tmp_path), f"{site.url}/set-0.tar"
     frame_at = shown_on_the_page("frame")["frame_at"]
-    for seconds in (24.5, 25.0, 25.9, 35.9):
+    for seconds in (24.5, 25.0, 35.9):
         file = IndexedShards(url, lazy="bin", fields="bin")[0]["bin"]
         site.clear()
         found = frame_at(file, seconds)
