@@ -20,19 +20,19 @@ from tarshards import write_samples
 pytestmark = pytest.mark.soak
 
 IMPORT = 'module = import_module("tarshards.cli."'  # the line of bin/ that imports a tool
-COUNT = 4000 if SOAK > 1 else 2000
+COUNT = 4000 if SOAK > 1 else 1000
 LINES = {
-    "tarsort": "tarsort -q -M 200KB --tmpdir spill all.tar -o out/sorted.tar --overwrite",
-    "tarsort --shuffle": "tarsort -q --shuffle -M 200KB --tmpdir spill all.tar -o out/sorted.tar --overwrite",
-    "tarsort --regroup": "tarsort -q --regroup --sort txt -M 200KB --tmpdir spill all.tar -o out/a.tar --overwrite",
-    "tarsplit": "tarsplit -q -n 300 -o out/a all.tar --overwrite",
-    "tarsplit --ratios": "tarsplit -q -s 500KB --ratios x=.5,y=.5 -o out/a all.tar --overwrite --post 'cp {} {}.copy'",
+    "tarsort": "tarsort -q -M 100KB --tmpdir spill all.tar -o out/sorted.tar --overwrite",
+    "tarsort --shuffle": "tarsort -q --shuffle -M 100KB --tmpdir spill all.tar -o out/sorted.tar --overwrite",
+    "tarsort --regroup": "tarsort -q --regroup --sort txt -M 100KB --tmpdir spill all.tar -o out/a.tar --overwrite",
+    "tarsplit": "tarsplit -q -n 150 -o out/a all.tar --overwrite",
+    "tarsplit --ratios": "tarsplit -q -s 250KB --ratios x=.5,y=.5 -o out/a all.tar --overwrite --post 'cp {} {}.copy'",
     "targrep": "targrep -q '[0-4]$' all.tar -o out/a.tar --overwrite",
     "tarmerge": (
-        "tarmerge -q -M 200KB --tmpdir spill all.tar 'pipe:tarsort -q -r all.tar' --conflict first "
+        "tarmerge -q -M 100KB --tmpdir spill all.tar 'pipe:tarsort -q -r all.tar' --conflict first "
         "-o out/a.tar --overwrite"
     ),
-    "tarmix": "tarmix -q all.tar:2 all.tar:1 --until 6000 --rekey '{index}' -o out/a.tar --overwrite",
+    "tarmix": "tarmix -q all.tar:2 all.tar:1 --until 2500 --rekey '{index}' -o out/a.tar --overwrite",
     "tar2json": "tar2json -q all.tar -o out/a.json --overwrite",
 }
 
