@@ -19,7 +19,7 @@ from tarshards.epoch.permutations import hash_of
 from tarshards.index.access import LOOKED_UP, SampleReader
 from tarshards.index.mapped_fields import LocatedSamples
 from tarshards.index.memory import Payloads
-from tarshards.loaders.arrays.array_loader import TOGETHER, TOGETHER_QUICK
+from tarshards.loaders.arrays.array_loader import TOGETHER_QUICK
 from tarshards.loaders.arrays.assembly import Assembler
 from tarshards.loaders.arrays.readers import images
 from tarshards.samples.fields import parse_terms
@@ -146,7 +146,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
     """Batches of arrays: images, if there are *threads*, in the first field."""
     stream = Stream.from_shards(data.urls, shuffle=shuffled)
     source, loader = stream.source, ArrayLoader(stream, size, fields=fields, threads=threads)
-    together, kept = (TOGETHER if threads else TOGETHER_QUICK) // size * size, (threads or 1) + loader.prefetch + 2
+    together, kept = (LOOKED_UP if threads else TOGETHER_QUICK) // size * size, (threads or 1) + loader.prefetch + 2
     assembler, key = Assembler(fields, (), size, kept, False), hash_of(0, 0)
     mapped = source.shards.mapped(assembler.terms)
     starts = np.cumsum(source.shards.counts) - source.shards.counts

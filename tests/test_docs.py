@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from tarshards import __version__
-from tarshards.index import members, sidecar
+from tarshards.index import members
 from tarshards.kernels import _tar_py
 from tarshards.samples import conditions
-from tarshards.storage import compression, expressions, manifest, ranges
+from tarshards.storage import compression, expressions, location, manifest, ranges
 from tarshards.tar import elsewhere, read
 
 pytestmark = pytest.mark.docs
@@ -121,7 +121,7 @@ def test_the_limits_are_those_of_the_code():
         expressions.MOST_SHARDS,
         expressions.DEEPEST,
         members.MAX_FIELDS,
-        sidecar.MAX_BYTES,
+        location.MOST_READ,
         manifest.MAX_BYTES,
         ranges.MOST_MAPPED,
         conditions.MAX_LENGTH,

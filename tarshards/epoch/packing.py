@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tarshards.epoch.epoch_options import Tail, check_tail
-from tarshards.epoch.permutations import fold, hash_of, permutations
-from tarshards.epoch.plan import CHUNK, PlannedEpoch
+from tarshards.epoch.permutations import CHUNK, fold, hash_of, permutations
+from tarshards.epoch.plan import PlannedEpoch
 from tarshards.errors import SampleError, StateError, whole_number
 from tarshards.parallel.forks import cached_property
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-AT_ONCE = 1 << 16  # numbers of a row to hash at once, to limit the memory of temporaries
+CHUNK = 1 << 16  # positions, or numbers of a row, that are computed at once: limits the memory of temporaries
 
 
 def finalize(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -54,9 +54,9 @@ def permutations(keys: NDArray[np.uint64], sizes: ArrayLike, width: int) -> NDAr
     """
     mask = np.uint64((1 << (width - 1).bit_length()) - 1)
     rows = np.empty((len(keys), width), np.uint64)
-    for begin in range(0, width, AT_ONCE):
-        i = np.arange(begin, min(begin + AT_ONCE, width), dtype=np.uint64)
-        part = rows[:, begin : begin + AT_ONCE]
+    for begin in range(0, width, CHUNK):
+        i = np.arange(begin, min(begin + CHUNK, width), dtype=np.uint64)
+        part = rows[:, begin : begin + CHUNK]
         np.bitwise_and(finalize(keys[:, None] + (i + np.uint64(1)) * GOLDEN), ~mask, out=part)
         part |= i
         if np.min(sizes) < width:

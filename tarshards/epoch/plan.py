@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tarshards.epoch.epoch_options import Tail, check_tail
-from tarshards.epoch.permutations import fold, hash_of, hashes, permutations
+from tarshards.epoch.permutations import CHUNK, fold, hash_of, hashes, permutations
 from tarshards.errors import StateError, whole_number
 from tarshards.parallel.forks import PerProcess, cached_property
 
@@ -27,7 +27,6 @@ POOL_BLOCKS = 360  # of a lane; a rank of 64 has three lanes
 MIXED_BLOCKS = 3 * POOL_BLOCKS  # a batch of 256 from so many has 0.9 times the classes of a permutation, of 1,000
 MAX_BLOCK, BLOCK_BYTES, MAX_BLOCKS = 16, 2**20, 10**7
 MAX_LANES, ALL_LANES = 2**20, 2**23  # of a stage, and of all stages of a state; a lane of an earlier one takes 16 bytes
-CHUNK = 2**16  # positions that are computed at once; of whole windows, 4 times as many samples
 SUBSTITUTES, AROUND = 64, 64  # number of draws for a position, and the least number of samples to draw from
 
 

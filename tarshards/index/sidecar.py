@@ -17,7 +17,7 @@ from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Split, with_remedy
 from tarshards.storage.compression import HEAD, find_compression
 from tarshards.storage.derived import FORMAT, INDEX
-from tarshards.storage.location import Location
+from tarshards.storage.location import MOST_READ, Location
 from tarshards.storage.manifest import Shard
 from tarshards.storage.ranges import LocalRanges, Ranges
 from tarshards.storage.streams import is_missing
@@ -32,9 +32,8 @@ CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value cove
 NEEDED = {"format", "version", "shard", "keys", "fields", "sample", "field", "offset", "size"}
 UNREAD = {"keys", "sample", "field", "offset", "size", "crc32", "checksum"}  # entries that loading does not read
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
-MAX_BYTES = 1 << 30  # most bytes of a sidecar: 26 bytes per member, and the keys
 EACH = 1 << 10  # approximate bytes of an index besides its sidecar
-TOO_LONG = f"more than {MAX_BYTES:,} bytes, the limit for such a file"
+TOO_LONG = f"more than {MOST_READ:,} bytes, the limit for such a file"
 MAPPED = 1 << 12  # sidecars of more bytes than this, a page, are mapped instead of copied
 MISSING = "no index found; create one with `tarindex`"
 DAMAGED = "damaged: truncated, or wrong checksum"
@@ -360,12 +359,12 @@ class Index:
                 own = LocalRanges(location.path, location.name, copied)
                 packed = own.read(0, own.size)
                 held = packed if own.mapping.unmapped else own.mapping
-                if len(packed) > MAX_BYTES:
+                if len(packed) > MOST_READ:
                     raise OpenError(TOO_LONG, url=location.name)
             elif hold is None:
-                packed = _in_memory(held := location.hold(MAX_BYTES))
+                packed = _in_memory(held := location.hold(MOST_READ))
             else:
-                packed = _in_memory(held := hold(lambda allocate: location.hold(MAX_BYTES, allocate)))
+                packed = _in_memory(held := hold(lambda allocate: location.hold(MOST_READ, allocate)))
         except OpenError as error:
             if is_missing(error):
                 raise ShardIndexError(MISSING, url=location.name) from error

@@ -17,6 +17,7 @@ from tarshards.parallel.signals import TICK, defer_signals
 T = TypeVar("T")
 
 TASKS = 64  # tasks in progress at once
+EACH = 4  # calls of each process or thread that are running, or wait for an earlier one
 
 
 def settled_map(

@@ -13,6 +13,7 @@ from xml.parsers import expat
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage.connections import Origin, Response
 from tarshards.storage.location import Location
+from tarshards.storage.manifest import MAX_BYTES
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.requests import PASSING, Address, Patience, StatusError, check_body, status_of
 from tarshards.storage.streams import BUFFER
@@ -21,7 +22,6 @@ QUESTION = b'<?xml version="1.0"?><propfind xmlns="DAV:"><prop><resourcetype/></
 HEADERS = {"Depth": "1", "Content-Type": "application/xml", "Content-Length": str(len(QUESTION))}
 HEADERS |= {"Accept-Encoding": "identity"}
 
-MOST_LISTED = 1 << 28  # bytes of the list of one folder, about a million names
 MOST_NAMED = 1 << 20  # bytes of one name or tag, which the parser reads again from its beginning
 
 CURE = "name them by braces, as x-{000..146}.tar, by a list, as @FILE, or by a manifest"
@@ -132,8 +132,8 @@ def _entries(response: Response, folder: Location) -> Iterator[tuple[str, bool]]
     size = 0
     while data := response.read(BUFFER):
         size += len(data)
-        if size > MOST_LISTED:
-            raise OpenError(f"more than {MOST_LISTED:,} bytes, the limit for a list", url=folder.name)
+        if size > MAX_BYTES:
+            raise OpenError(f"more than {MAX_BYTES:,} bytes, the limit for a list", url=folder.name)
         try:
             parser.Parse(data, False)
         except expat.ExpatError as error:

@@ -8,11 +8,10 @@ from itertools import islice
 from typing import Any
 
 from tarshards.errors import OpenError, check_function
-from tarshards.parallel.calls import bounded_map
+from tarshards.parallel.calls import EACH, bounded_map
 from tarshards.stream.op import op
 
 MISSING = "Dask needs a package that is not installed: pip install 'tarshards[dask]'"
-AHEAD = 4  # samples per thread
 
 
 def dask_executor(client: Any = None) -> Executor:
@@ -61,7 +60,7 @@ def _dask_map(samples: Iterable[Any], function: Callable[[Any], Any], client: An
     if client is None:
         yield from _local_map(samples, function)
         return
-    window = AHEAD * max(1, sum(client.nthreads().values()))
+    window = EACH * max(1, sum(client.nthreads().values()))
     yield from bounded_map(function, samples, executor=dask_executor(client), window=window, ordered=ordered)
 
 
@@ -69,7 +68,7 @@ def _local_map(samples: Iterable[Any], function: Callable[[Any], Any]) -> Iterat
     import dask
     from dask.system import CPU_COUNT
 
-    window = AHEAD * (dask.config.get("num_workers", None) or CPU_COUNT)
+    window = EACH * (dask.config.get("num_workers", None) or CPU_COUNT)
     iterator = iter(samples)
     while part := list(islice(iterator, window)):
         calls = [dask.delayed(_SettledCall(function, sample), pure=False, traverse=False)() for sample in part]

@@ -25,7 +25,7 @@ from tarshards.errors import (
     visible,
     whole_number,
 )
-from tarshards.parallel.calls import bounded_map, check_sent
+from tarshards.parallel.calls import EACH, bounded_map, check_sent
 from tarshards.samples.grouping import encode_sample
 from tarshards.samples.keys import Sample
 from tarshards.samples.tree import read_tree, tree_digest
@@ -39,7 +39,6 @@ from tarshards.stream.stream import Stream
 from tarshards.write.shards import SHARD_BYTES, ShardWriter, TarWriter, open_claimed, shard_name
 
 CHUNK = 32  # items per call
-AHEAD = 4  # calls per process that are running, or wait for an earlier call to finish
 MARKS = 512  # the most items that a resumed call compares to recognize its dataset
 
 
@@ -103,7 +102,7 @@ def write_dataset(
             executor, function, workers = pool, call_shared, pool.workers
         else:
             function, workers = encode, getattr(executor, "_max_workers", None) or 8
-        calls = partial(bounded_map, function, executor=executor, window=AHEAD * workers)
+        calls = partial(bounded_map, function, executor=executor, window=EACH * workers)
 
         def encoded(chunks: Iterator[Any]) -> Iterator[tuple[int, Sample]]:
             return chain.from_iterable(calls(chunks))

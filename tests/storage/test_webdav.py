@@ -132,7 +132,7 @@ def test_what_is_no_list(server, monkeypatch):
     server.play(body=b"", default=Answer(status="207 Multi-Status", body=b"<a><b></a>"))
     with pytest.raises(OpenError, match="is not XML: mismatched tag"):
         expand_urls(f"{server.url}/d/*.tar")
-    monkeypatch.setattr(webdav, "MOST_LISTED", 1000)
+    monkeypatch.setattr(webdav, "MAX_BYTES", 1000)
     server.play(body=b"", default=listed(*(f"/d/{i}.tar" for i in range(100))))
     with pytest.raises(OpenError, match="more than 1,000 bytes"):
         expand_urls(f"{server.url}/d/*.tar")

@@ -22,6 +22,7 @@ from tarshards.epoch.permutations import hash_of
 from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import SampleError, flag, shortened, whole_number
+from tarshards.index.access import LOOKED_UP
 from tarshards.index.mapped_fields import Failures, LocatedSamples, MappedFields, find_in_samples
 from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, Substitution, Transform, has_failed
 from tarshards.loaders.arrays.readers.arrays import Ragged
@@ -40,11 +41,10 @@ from tarshards.stream.other_names import explains
 from tarshards.stream.sources import PlannedSource, Progress, check_replayed, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
-TOGETHER = 1 << 11  # samples to locate at once
-# Where making batches takes hardly longer than that. More samples have more neighbours that share pages: of 100
-# million samples half as many take 1.15 x the time (1.3 x when read again), twice as many 0.95 x, and twice the memory.
+# Samples to locate at once where making batches takes hardly longer than that. More have more neighbours that share
+# pages: of 100 million samples half as many take 1.15 x the time (1.3 x when read again), twice as many 0.95 x, and
+# twice the memory.
 TOGETHER_QUICK = 1 << 17
-TRIED = 1 << 10  # samples to try at once until one shows the form of the fields
 
 #: Returns the samples of a batch; returns substitutes for some of them.
 Locate = tuple[Callable[[], LocatedSamples], Substitution | None]
@@ -107,7 +107,7 @@ class ArrayBatchMaker(BatchMaker):
             numbers = np.arange(begin, min(end, total))
             number = np.searchsorted(ends, numbers, "right")
             self.assembler.open(self._locate(number, numbers - (ends - shards.counts)[number], numbers))
-            begin, end = end, end + min(end, TRIED)
+            begin, end = end, end + min(end, LOOKED_UP)
 
     def _map(self) -> MappedFields | None:
         return self.stream.source.shards.mapped(self.assembler.terms)
@@ -307,7 +307,7 @@ class ArrayLoader(ResumableLoader):
             maker.open()
         mapped = maker.mapped
         with maker.pass_of(this.epoch) as assembler:
-            parts = self._located(loop, TOGETHER_QUICK if assembler.is_quick else TOGETHER) if mapped else None
+            parts = self._located(loop, TOGETHER_QUICK if assembler.is_quick else LOOKED_UP) if mapped else None
             with closing(loop.run(partial(self._read, this, assembler), parts)) as batches:
                 yield from batches
         for error in mapped.changes() if mapped else ():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tarshards.errors import OpError, TarshardsError
+from tarshards.parallel.calls import EACH
 from tarshards.parallel.signals import TICK
 from tarshards.run.samples.dispatch import Dispatcher, QueuedSample
 from tarshards.run.samples.journal import Joblog, Journal, SampleResult, identity
@@ -22,7 +23,6 @@ from tarshards.run.samples.slot import Reply, reason
 from tarshards.samples.keys import Sample, join_name
 from tarshards.storage.markers import log
 
-LOOK_AHEAD = 4  # samples per slot that are queued or running, or wait for an earlier one
 SMALL = 1 << 26  # bytes of samples; below this limit quick slots may have more of them queued
 
 OnFailure = Callable[[Sample, OpError], Any]
@@ -232,7 +232,7 @@ class _Run:
                 ahead -= 1
                 self.taken += queued.size + queued.made
                 yield queued.sample, result
-            few = ahead < LOOK_AHEAD * slots
+            few = ahead < EACH * slots
             if not few and self.read + self.made - self.taken < SMALL:
                 few = ahead < 2 * self.dispatcher.depth
             if more and few and not self.dispatcher.halted:
