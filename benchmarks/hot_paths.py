@@ -169,7 +169,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
             draws = assembler._draws(key, found.numbers)
             for reader, payloads, mine in zip(assembler.readers[:until], found.payloads, columns):
                 column = mine[number % len(mine)][: len(payloads)]
-                reader.read(column, 0, payloads, draws)
+                reader.read(column, payloads, draws)
                 reader.join(column)
 
         return run(work)

@@ -229,7 +229,7 @@ class Assembler:
         failed: dict[int, tuple[int, DecodeError]] = {}
         for i, (reader, part) in enumerate(zip(self.readers, payloads)):
             column = self.memory.take(i, reader, len(part), number)
-            for row, error in reader.read(column, 0, part, draws).items():
+            for row, error in reader.read(column, part, draws).items():
                 failed.setdefault(row, (i, error))
             columns.append(column)
         return columns, failed

@@ -54,8 +54,10 @@ def read(reader, datas, *, field="bin", seed=0, epoch=0, parts=1, samples=None):
     failed = {}
     bounds = np.linspace(0, len(datas), parts + 1).astype(int).tolist()
     for first, end in pairwise(bounds):
-        part = opened.read(batch, first, payloads[first:end], draws[first:end])
-        failed.update({first + i: error for i, error in part.items()})
+        part = batch[first:end]  # a copy of a list
+        found = opened.read(part, payloads[first:end], draws[first:end])
+        batch[first:end] = part
+        failed.update({first + i: error for i, error in found.items()})
     return opened.join(batch), failed
 
 

@@ -159,7 +159,7 @@ def test_ragged_npy_of_another_form_fails_alone(data, reason):
     good = npy(np.arange(3, dtype="<u2"))
     opened = ragged("<u2").open("ids.npy", good)
     batch = opened.make(3)
-    failed = opened.read(batch, 0, Payloads.of([good, data, good]), np.zeros(3, np.uint64))
+    failed = opened.read(batch, Payloads.of([good, data, good]), np.zeros(3, np.uint64))
     assert list(failed) == [1]
     assert re.search(reason, str(failed[1]))
     assert opened.join(batch[[0, 2]])[0].tolist() == [0, 1, 2, 0, 1, 2]
@@ -198,7 +198,7 @@ def test_a_file_with_a_header_is_no_raw_array(field):
 def test_a_ragged_row_of_half_an_element_fails_alone():
     reader, payloads = ragged("<u2"), Payloads.of([b"ab", b"abc", b"", b"abcd"])
     batch = reader.make(4)
-    failed = reader.read(batch, 0, payloads, np.zeros(4, np.uint64))
+    failed = reader.read(batch, payloads, np.zeros(4, np.uint64))
     assert {row: str(error) for row, error in failed.items()} == {1: "3 bytes are no whole number of uint16"}
     values, offsets = reader.join(batch[[0, 2, 3]])
     assert (values.tobytes(), offsets.tolist()) == (b"ababcd", [0, 1, 1, 3])

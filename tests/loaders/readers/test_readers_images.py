@@ -164,11 +164,11 @@ def test_bytes_do_not_depend_on_threads(threads):
     reader = image(24, crop="random_resized", flip=0.5).open("jpg", payloads[0])
     draws = draws_of(0, 0, np.arange(40))
     alone, together = reader.make(40), reader.make(40)
-    assert not reader.read(alone, 0, payloads, draws)
+    assert not reader.read(alone, payloads, draws)
     together[:] = 0
     with ThreadPoolExecutor(threads) as pool:
         parts = [slice(first, first + 5) for first in range(0, 40, 5)]
-        done = pool.map(lambda part: reader.read(together, part.start, payloads[part], draws[part]), parts)
+        done = pool.map(lambda part: reader.read(together[part], payloads[part], draws[part]), parts)
         assert not any(done)
     np.testing.assert_array_equal(together, alone)
 
@@ -228,7 +228,7 @@ def test_images_of_one_size_without_a_size_are_decoded_into_the_batch():
     payloads, draws = Payloads.of(jpegs), np.zeros(3, np.uint64)
     reader = image().open("jpg", jpegs[0])
     rows = reader.make(3)
-    assert not reader.read(rows, 0, payloads, draws)
+    assert not reader.read(rows, payloads, draws)
     batch = reader.join(rows)
     assert all(np.shares_memory(row, batch) for row in rows)
     kept = reader.join(rows[1:])

@@ -14,7 +14,7 @@ from tarshards.samples.codecs import encode_field
 def failures(reader, datas):
     """What fails of *datas*, by row."""
     payloads = Payloads.of(datas)
-    return reader.read(reader.make(len(datas)), 0, payloads, draws_of(0, 0, np.arange(len(datas))))
+    return reader.read(reader.make(len(datas)), payloads, draws_of(0, 0, np.arange(len(datas))))
 
 
 def wav(frames, rate=8000, channels=1, seed=0):

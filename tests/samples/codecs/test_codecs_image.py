@@ -332,7 +332,7 @@ def read_by(reader, data):
     payloads = Payloads.of([data])
     opened = reader.open("jpg", payloads[0])
     batch = opened.make(1)
-    if failed := opened.read(batch, 0, payloads, draws_of(0, 0, [0])):
+    if failed := opened.read(batch, payloads, draws_of(0, 0, [0])):
         raise failed[0]
     return batch[0]
 

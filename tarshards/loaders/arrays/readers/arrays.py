@@ -39,20 +39,20 @@ class Rows(Reader):
         """Return an array of shape (count, *shape)."""
         return np.empty((count, *self.shape), self.dtype)
 
-    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+    def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Copy the arrays into the rows."""
         if (payloads.sizes != self.size).any():
-            return self.fill(batch, first, payloads, _copy)
-        rows, addresses = batch[first : first + len(payloads)], payloads.addresses
+            return self.fill(batch, payloads, _copy)
+        addresses = payloads.addresses
         failed: dict[int, DecodeError] = {}
         begun = 0
-        while (other := kernels.rows.gather(rows[begun:], addresses[begun:], self.prefix)) >= 0:
+        while (other := kernels.rows.gather(batch[begun:], addresses[begun:], self.prefix)) >= 0:
             begun += other + 1
             failed[begun - 1] = self._other_header()
         return failed
 
     def fill(
-        self, batch: Batch, first: int, payloads: Payloads, write: Callable[..., None], *more: np.ndarray
+        self, batch: Batch, payloads: Payloads, write: Callable[..., None], *more: np.ndarray
     ) -> dict[int, DecodeError]:
         """Call ``write(rows, addresses, *more)`` for the payloads of this form; return the errors of the others.
 
@@ -61,12 +61,12 @@ class Rows(Reader):
         failed = self._others(payloads)
         addresses = payloads.addresses + np.uint64(len(self.prefix))
         if not failed:
-            write(batch[first : first + len(payloads)], addresses, *more)
+            write(batch, addresses, *more)
             return failed
         good = np.delete(np.arange(len(payloads)), list(failed))
         part = np.empty((len(good), *batch.shape[1:]), batch.dtype)
         write(part, addresses[good], *(values[good] for values in more))
-        batch[first + good] = part
+        batch[good] = part
         return failed
 
     def _others(self, payloads: Payloads) -> dict[int, DecodeError]:
@@ -158,10 +158,9 @@ class Ragged(Reader):
         """Return an array for addresses and sizes, of shape (count, 2)."""
         return np.empty((count, 2), np.int64)
 
-    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+    def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Keep the addresses and sizes of the elements of the payloads."""
-        rows = batch[first : first + len(payloads)]
-        rows[:, 0], rows[:, 1] = payloads.addresses.view(np.int64), payloads.sizes
+        batch[:, 0], batch[:, 1] = payloads.addresses.view(np.int64), payloads.sizes
         failed: dict[int, DecodeError] = {}
         if self.header:
             skipped = np.zeros(len(payloads), np.int64)
@@ -170,8 +169,8 @@ class Ragged(Reader):
                     skipped[i] = self._header_size(payloads, i, head)
                 except DecodeError as error:
                     failed[i] = error
-            rows[:, 0] += skipped
-            rows[:, 1] -= skipped
+            batch[:, 0] += skipped
+            batch[:, 1] -= skipped
         elif self.dtype.itemsize > 1:
             for i in np.flatnonzero(payloads.sizes % self.dtype.itemsize).tolist():
                 failed[i] = DecodeError(_no_whole_number(payloads.sizes[i], self.dtype))

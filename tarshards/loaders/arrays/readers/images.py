@@ -102,15 +102,15 @@ class RawImages(Rows):
         height, width, channels = self.pixels
         return np.empty((count, *self.view.shape(self.view.size or (height, width), channels)), self.view.dtype)
 
-    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+    def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Resize the images, or copy them if their size is unchanged."""
         if self.is_quick:
-            return super().read(batch, first, payloads, draws)
+            return super().read(batch, payloads, draws)
         view, flips = self.view, crops.flips_of(draws, self.view.flip)
         count = len(payloads) if view.crop == "random_resized" else 1  # all other boxes are equal
         heights, widths = (np.full(count, side) for side in self.pixels[:2])
         boxes = np.broadcast_to(view.boxes(heights, widths, draws[:count]), (len(payloads), 4))
-        return self.fill(batch, first, payloads, self._write, np.ascontiguousarray(boxes), flips)
+        return self.fill(batch, payloads, self._write, np.ascontiguousarray(boxes), flips)
 
     def _write(self, out: np.ndarray, addresses: np.ndarray, boxes: np.ndarray, flips: np.ndarray) -> None:
         _resize(out, addresses, self.pixels, boxes, flips, self.view.layout, self.normal)
@@ -133,7 +133,7 @@ class EncodedImages(Reader):
             return [None] * count
         return np.empty((count, *self.view.shape(self.view.size, 3)), self.view.dtype)
 
-    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+    def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Decode each image no larger than its crop needs, and resize the crop into its row."""
         failed = {}
         sizes = np.ones((len(payloads), 2), np.int64)
@@ -151,7 +151,7 @@ class EncodedImages(Reader):
         if is_one_size:
             try:
                 rows = np.empty((len(sizes), *self.view.shape((sizes[0, 0], sizes[0, 1]), 3)), self.view.dtype)
-                batch[first : first + len(rows)] = rows
+                batch[:] = rows
             except MemoryError:  # headers may claim any size; then each image fails by itself
                 is_one_size = False
         for i, payload in enumerate(payloads):
@@ -159,9 +159,9 @@ class EncodedImages(Reader):
                 continue
             try:
                 if self.view.size is None and not is_one_size:
-                    batch[first + i] = np.empty(self.view.shape((sizes[i, 0], sizes[i, 1]), 3), self.view.dtype)
+                    batch[i] = np.empty(self.view.shape((sizes[i, 0], sizes[i, 1]), 3), self.view.dtype)
                 height, width = sizes[i].tolist()
-                row, own = batch[first + i], slice(i, i + 1)
+                row, own = batch[i], slice(i, i + 1)
                 self._read_one(row, payload, (height, width), int(orientations[i]), boxes[own], flips[own])
             except Exception as exc:
                 failed[i] = failure(exc)

@@ -31,16 +31,15 @@ class Numbers(Reader):
         """Return an array of shape (count,)."""
         return np.zeros(count, self.dtype)
 
-    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+    def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Parse all payloads; the kernel stops at each that it cannot parse."""
         parse = getattr(kernels.rows, self.parse)
-        out = batch[first : first + len(payloads)]
         failed: dict[int, DecodeError] = {}
         begun = 0
-        while (bad := parse(out[begun:], payloads.addresses[begun:], payloads.sizes[begun:])) >= 0:
+        while (bad := parse(batch[begun:], payloads.addresses[begun:], payloads.sizes[begun:])) >= 0:
             begun += bad
             try:
-                out[begun] = self.after_mark(payloads[begun])
+                batch[begun] = self.after_mark(payloads[begun])
             except (ValueError, OverflowError):
                 failed[begun] = DecodeError(f"{payloads[begun][:20]!r} is not {self.kind}")
             begun += 1

@@ -16,7 +16,7 @@ Batch = Any  # an array with a row for each sample, or a list with an element fo
 
 
 class Reader:
-    """Reads one field: ``open`` is called once, then for each batch ``make``, ``read`` for parts of it, and ``join``.
+    """Reads one field: ``open`` is called once, then for each batch ``make``, ``read`` and ``join``.
 
     A payload is the bytes of the field in one sample. Readers keep nothing between batches: threads share them, and
     they can be pickled. A subclass overrides the methods that it needs; ``decode`` alone is enough.
@@ -41,8 +41,8 @@ class Reader:
         """Return an empty batch of *count* samples, for ``read`` to fill."""
         return [None] * count
 
-    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Read *payloads* into the rows of *batch* from *first* on; return the errors by their number in *payloads*.
+    def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+        """Read *payloads* into the rows of *batch*; return the errors by row.
 
         *draws* are the random numbers of the samples (see ``draws_of``). A row that failed may hold anything. This and
         ``join`` raise OSError if payloads lie in a mapped file that has shrunk.
@@ -50,7 +50,7 @@ class Reader:
         failed = {}
         for i, payload in enumerate(payloads):
             try:
-                batch[first + i] = self.decode(payload)
+                batch[i] = self.decode(payload)
             except Exception as exc:
                 failed[i] = failure(exc)
         return failed

@@ -28,7 +28,7 @@ class Sounds(Reader):
         self.pad = pad
         self.frames: int | None = None if seconds is None else round(seconds * rate)
 
-    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+    def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Decode each sound into an array of its own."""
         failed = {}
         if self.crop == "random":
@@ -37,7 +37,7 @@ class Sounds(Reader):
             positions = [0.5 if self.crop == "center" else 0.0] * len(payloads)
         for i, payload in enumerate(payloads):
             try:
-                batch[first + i] = self._read_one(payload, positions[i])
+                batch[i] = self._read_one(payload, positions[i])
             except Exception as exc:
                 failed[i] = failure(exc)
         return failed

@@ -52,7 +52,7 @@ class Videos(Reader):
         """Return an array of shape (count, frames, height, width, 3)."""
         return np.empty((count, self.frames, *(self.size or (0, 0)), 3), np.uint8)
 
-    def read(self, batch: Batch, first: int, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+    def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Decode a clip of each video."""
         failed = {}
         is_fraction = isinstance(self.start, str)  # of the times at which a clip can begin, instead of seconds
@@ -63,7 +63,7 @@ class Videos(Reader):
         for i, payload in enumerate(payloads):
             try:
                 clip = decode_clip(payload, Clip(self.frames, self.fps, starts[i], is_fraction), self.convert)
-                for row, pixels in zip(batch[first + i], clip):
+                for row, pixels in zip(batch[i], clip):
                     row[:] = pixels
             except Exception as exc:
                 failed[i] = failure(exc)
