@@ -604,18 +604,18 @@ static PyObject *taken_exception(void) {
     return value;
 }
 
-/* A search for samples that are passed over, in a buffer or in a file. */
+/* A run of adjacent samples that are passed over, in a buffer or in a file. */
 typedef struct {
-    const char *data;       /* the buffer, or the bytes read last from the file */
-    int64_t offset, length; /* the offset and number of these bytes */
-    int descriptor;         /* -1: a buffer */
-    int64_t begin, at, limit; /* begin: of the first sample; at: the end of those found */
+    const char *data;           /* the buffer, or the bytes read last from the file */
+    int64_t offset, length;     /* the offset and number of these bytes */
+    int descriptor;             /* -1: a buffer */
+    char *bytes;                /* room for READ bytes of a file */
+    int64_t begin, at, limit;   /* begin: of the first sample; at: the end of those found */
     int64_t most, large, reads; /* in a file: bytes after which to stop, and bytes to pass per read, at least */
-    const char *hit;        /* in a buffer: the next known occurrence of the text, or NULL if there is none */
-    char *bytes;            /* room for READ bytes of a file */
-    int64_t parsed, next;   /* the offsets of the member parsed last and of the one after it; -1: none */
+    const char *hit;            /* in a buffer: the next known occurrence of the text, or NULL if there is none */
+    int64_t parsed, next;       /* the offsets of the member parsed last, -1 if there is none, and of the one after it */
     int64_t key_length, number; /* of that member; number: of its field */
-    int is_passed;          /* whether it can be passed over */
+    int is_free;                /* whether that member does not have to be made */
     char name[NAME + 1];
 } Run;
 
@@ -648,21 +648,21 @@ static int parse_member(const Grouper *self, Run *run, int64_t at) {
     if (!block || !next_member(block, run->offset + run->length - at, run->limit, &scan, &found) || *found.kind ||
         found.name_length > NAME || (run->number = split_plain(&self->names, found.name, found.name_length, &run->key_length)) < 0)
         return 0;
-    run->is_passed = self->text.obj || (!found.header && has_plain_header(block, &found));
+    run->is_free = self->text.obj || (!found.header && has_plain_header(block, &found));
     memcpy(run->name, found.name, (size_t)found.name_length);
     run->name[found.name_length] = 0;
     run->next = at + scan.position;
-    if (!is_whole(run, at, at + found.end, run->next)) return 0;
+    if (!is_whole(run, at, at + found.end, run->next)) return 0; /* which may read another block of a file */
     if (self->text.obj)
-        run->is_passed = !may_contain(self, block + found.start, found.end - found.start, run->data + run->length, &run->hit);
+        run->is_free = !may_contain(self, block + found.start, found.end - found.start, run->data + run->length, &run->hit);
     run->parsed = at;
     return 1;
 }
 
-/* Find the next sample to pass over; return its number of fields, with its key at the beginning of *name*. Return 0 if the
-   next sample must be made, or continues beyond the buffer; in a file, also if samples are small, as reading them is then
-   faster than passing over them. */
-static int64_t next_passed(const Grouper *self, Run *run, char name[NAME + 1], int64_t *key_length) {
+/* Find the next sample of a run; return its number of fields, with its key at the beginning of *name*. Return 0 if the next
+   sample must be made, or continues beyond the buffer; in a file, also if samples are small, as reading them is then faster
+   than passing over them. */
+static int64_t next_of_run(const Grouper *self, Run *run, char name[NAME + 1], int64_t *key_length) {
     int64_t at = run->at, fields = 0;
     uint32_t seen = 0; /* the fields of the sample, a bit for each number */
     while (run->descriptor < 0 || (at - run->begin < run->most && run->reads * run->large <= at - run->begin + 8 * run->large)) {
@@ -672,7 +672,7 @@ static int64_t next_passed(const Grouper *self, Run *run, char name[NAME + 1], i
             run->at = at;
             return fields;
         }
-        if (!run->is_passed || seen >> run->number & 1) return 0;
+        if (!run->is_free || seen >> run->number & 1) return 0;
         if (self->packs && (has_capitals(field) || (seen && strcmp(name + *key_length + 1, field) > 0))) return 0;
         memcpy(name, run->name, sizeof run->name);
         *key_length = run->key_length;
@@ -715,7 +715,7 @@ static int pass_over(Grouper *self, Run *run, PyObject **samples) {
     char text[NAME + 1];
     int64_t fields, length = 0, end = run->begin = run->at;
     int passed = 1;
-    while (passed > 0 && (fields = next_passed(self, run, text, &length))) {
+    while (passed > 0 && (fields = next_of_run(self, run, text, &length))) {
         PyObject *key = PyUnicode_DecodeUTF8(text, length, "surrogateescape");
         passed = key ? pass_sample(self, key, samples) : -1;
         if (passed > 0) {
