@@ -121,6 +121,30 @@ def test_small_samples_come_with_their_whole_shards(many, monkeypatch, arrays):
     assert "tarshards-readahead" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_a_loop_that_is_left_ends_the_reading_of_whole_shards(many, monkeypatch):
+    """At the range that is being read."""
+    asked, is_reading, is_left, join = [], threading.Event(), threading.Event(), threading.Thread.join
+
+    def ask(addresses: np.ndarray, sizes: np.ndarray) -> None:
+        asked.append(addresses)
+        is_reading.set()
+        assert is_left.wait(30)
+
+    def leave(thread: threading.Thread, timeout: float | None = None) -> None:
+        is_left.set()
+        join(thread, timeout)
+
+    monkeypatch.setattr(kernels.rows, "ask", ask)
+    monkeypatch.setattr(threading.Thread, "join", leave)
+    monkeypatch.setattr(readahead, "TOUCHED", 1)
+    monkeypatch.setattr(readahead, "_waits", count(0, 100).__next__)
+    read = iter(Stream.from_shards(many, shuffle=True))
+    deque(islice(read, 1024), 0)
+    assert is_reading.wait(30)
+    read.close()
+    assert len(asked) == 1
+
+
 def test_where_nothing_is_waited_for_nothing_is_asked(spec, asked, monkeypatch):
     monkeypatch.setattr(readahead, "_waits", lambda: 7)
     stream = Stream.from_shards(spec, shuffle=True)

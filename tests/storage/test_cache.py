@@ -122,6 +122,17 @@ def test_a_block_is_fetched_once(tmp_path, fetches):
     check_counts(tmp_path / "new/cache", LEAST_CACHE)
 
 
+def test_few_blocks_are_known_to_be_whole(tmp_path, fetches, monkeypatch):
+    """Each takes memory; the others are checked again."""
+    monkeypatch.setattr(module, "MOST_VERIFIED", 3)
+    cache = open_cache(tmp_path)
+    for number in range(8):
+        assert fetches.take(cache, make_block(number))
+        assert len(cache._verified) <= 3
+    assert not any(fetches.take(cache, make_block(number)) for number in range(8))
+    assert len(cache._verified) <= 3
+
+
 def test_without_a_folder_there_is_no_cache():
     assert BlockCache.of(Remote()) is None
 

@@ -302,6 +302,18 @@ def test_a_connection_that_was_idle_for_long_is_closed_and_not_used_again(long, 
     assert [connection.sock is None for connection in opened] == [True, False][-len(opened) :]
 
 
+def test_connections_that_were_idle_for_long_are_closed_though_nobody_asks_for_them(slow, opened, monkeypatch):
+    """When one to another server is kept."""
+    clock = time.monotonic()
+    monkeypatch.setattr(connections, "monotonic", lambda: clock)
+    with misbehaving(Server(default=Answer(end="keep"))) as other:
+        for url in (other.url, slow.url):
+            with connections.request("HEAD", f"{url}/shard.tar", {}) as response:
+                assert response.read(1) == b""
+            clock += tuning.IDLE
+        assert [connection.sock is None for connection in opened] == [True, False]
+
+
 def open_ahead(server: Server, count: int, files: int = 0) -> Location:
     """Open idle connections, which the next *files* files share, and return the location of the file."""
     connections.connect_ahead(server.url, count, files=files, connections=32, timeout=5)

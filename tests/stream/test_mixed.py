@@ -493,6 +493,16 @@ def test_an_epoch_begins_without_a_walk_to_what_it_drops(urls, monkeypatch):
     assert 0 <= max(made) < 100
 
 
+def test_a_mixture_holds_the_plans_of_two_passes_of_each_dataset(urls):
+    """However often the dataset begins again within an epoch."""
+    plan = mixed(urls, until=1000, kind=Stream.from_shards).source.plan(0, 1)
+    assert plan.passes(np.arange(len(plan)))[0].max() > 8
+    for begin in range(0, len(plan), 40):
+        plan[np.arange(begin, min(begin + 40, len(plan)))]
+        held = Counter(dataset for dataset, _ in plan._plans)
+        assert max(held.values()) <= 2
+
+
 def test_remote_datasets_of_a_mixture_share_the_memory(make_shards, tmp_path, monkeypatch):
     make_shards(2, 20, "a", index=True)
     make_shards(2, 20, "b", index=True)
