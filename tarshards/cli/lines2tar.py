@@ -21,20 +21,13 @@ from tarshards.write.shards import write_samples
 @output_options
 @allow_empty_option
 @quiet_option
-def main(
-    files: tuple[str, ...],
-    key: str,
-    field: str,
-    output: Location,
-    allow_empty: bool,
-    quiet: bool,
-) -> None:
+def main(files: tuple[str, ...], output: Location, allow_empty: bool, quiet: bool, **names: str) -> None:
     """Write a tar with a sample for each line of FILES, which are text, compressed or not.
 
     FILES are shard expressions: part-{000..146}.txt.gz, globs, @listfile, http: and other URLs, pipe:command.
     """
     with usage_errors():
-        samples = read_text(ShardArguments([*files]).named(), field=field, key=key)
+        samples = read_text(ShardArguments([*files]).named(), **names)
     check_output(output)
     if not allow_empty:
         samples = required(samples, _refuse_nothing)

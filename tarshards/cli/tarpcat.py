@@ -19,18 +19,11 @@ from tarshards.verbs.cat import read_parallel
 @reads_samples
 @keep_metadata_option
 @arranges_samples
-@parallel_option("Shards read", 4, "-p")
+@parallel_option("Shards read", 4, "-p", "readers")
 @keep_order_option
 @click.option("-M", "--memory", type=Size(), default="256MB", help="Memory for samples that wait.")
 @output_options
-def main(
-    source: Input,
-    arrange: Arrangement,
-    parallel: int,
-    keep_order: bool,
-    memory: int,
-    output: Location,
-) -> None:
+def main(source: Input, arrange: Arrangement, keep_order: bool, output: Location, **limits: int) -> None:
     """Concatenate the samples of SHARDS into one tar, reading several shards at once.
 
     SHARDS are shard expressions, as for tarcat. Samples are written as they are read; with --keep-order in the order of
@@ -39,6 +32,6 @@ def main(
     Up to -M bytes wait to be written, besides one sample for each reader; --shuffle N holds N more samples.
     """
     check_output(output)
-    samples = read_parallel(source.shards, readers=parallel, memory=memory, ordered=keep_order, on_error=source.ledger)
+    samples = read_parallel(source.shards, ordered=keep_order, on_error=source.ledger, **limits)
     with closing(samples):
         write_new_keys(arrange(samples, source), output, source.reject)
