@@ -155,7 +155,7 @@ class SampleSequence(SampleReader, Sequence[Sample]):
         lazy: str | Iterable[str] | None = None,
     ):
         self.shards: OpenShards = OpenShards(shards, FieldNames.of(fields), lazy_fields(lazy, fields))
-        self.urls: list[str] = self.shards.urls
+        self.urls: list[str] = self.shards.named.urls
         self.names: list[str] = self.shards.names
         self.fields: FieldNames | None = self.shards.fields
         self.counts: np.ndarray = self.shards.counts

@@ -476,7 +476,6 @@ class OpenShards:
 
     def __init__(self, shards: Shards, fields: FieldNames | None, lazy: FieldNames | None = None):
         self.named: Shards = shards
-        self.urls: list[str] = shards.urls
         self.names: list[str] = names_of(shards.urls)
         self.fields = fields
         self.lazy = lazy
@@ -495,11 +494,11 @@ class OpenShards:
     def _reset(self) -> None:
         keep_memory()
         self.remote: Remote = self.location(0).remote  # its limits hold for all shards
-        self._are_many = kernels.IS_COMPILED and len(self.urls) > most_open()
+        self._are_many = kernels.IS_COMPILED and len(self.named) > most_open()
         self._local: dict[int, OpenShard | Index] = {}
         self._small, self._remote = HeldIndexes(), HeldIndexes()
         self.in_use: dict[int, OpenShard] = {}  # changed in place: loops over samples refer to it
-        self.tables: list[kernels.headers.MappedMembers | None] = [None] * len(self.urls)
+        self.tables: list[kernels.headers.MappedMembers | None] = [None] * len(self.named)
         self._has_warned_of_memory = False
         self._opened = 0  # number of shards opened since the last ``verify``
         self._has_warned_of_opening = False
@@ -511,7 +510,7 @@ class OpenShards:
         if kernels.IS_COMPILED and self.remote.cache_dir is None and not self.location(0).is_local:
             from tarshards.storage.shared import SharedBytes
 
-            self._shared = SharedBytes.of(len(self.urls), self.remote)
+            self._shared = SharedBytes.of(len(self.named), self.remote)
 
     def location(self, number: int) -> Location:
         """Return the location of a shard."""
@@ -602,10 +601,12 @@ class OpenShards:
                 return self._open(number)
             if shard.ranges.remote or shard.ranges.is_current():
                 return shard
-            location = self.location(number)
-            fresh = self._with(location, self._load(number, location))
+            with _holding():
+                self._local.pop(number, None)
+                self.in_use.pop(number, None)
+                self.tables[number] = None
             self._note_change(shard)
-            return self._enter(number, fresh)
+            return self._open(number)
 
     def _with(self, location: Location, index: Index, ranges: Ranges | None = None) -> OpenShard:
         return OpenShard(location, index, self.fields, self.lazy, scattered=self.scattered, ranges=ranges)
@@ -614,9 +615,9 @@ class OpenShards:
         """Open a shard, and put it in use, except for small shards of a dataset with too many shards."""
         location = self.location(number)
         self._opened += 1
-        if self._opened > 2 * len(self.urls) > 2 * most_open() and not self._has_warned_of_opening:
+        if self._opened > 2 * len(self.named) > 2 * most_open() and not self._has_warned_of_opening:
             self._has_warned_of_opening = True
-            log.warning(TOO_MANY, visible(location.name), len(self.urls), most_open())
+            log.warning(TOO_MANY, visible(location.name), len(self.named), most_open())
         if not self._is_small(number, location):
             return self._enter(number, self._with(location, self.index(number)))
         ranges = LocalRanges(str(location.path), location.name, SMALL)
@@ -751,7 +752,7 @@ class OpenShards:
             self._changed = error
 
     def __getstate__(self) -> dict[str, Any]:
-        names = "named", "urls", "names", "fields", "lazy", "counts", "sizes", "_uncounted"
+        names = "named", "names", "fields", "lazy", "counts", "sizes", "_uncounted"
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

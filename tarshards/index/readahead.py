@@ -90,7 +90,7 @@ class LocalReadahead:
         self._reach = int(min(max(AHEAD * samples / max(1, size), FEWEST), MOST))
         self._are_scattered = gap * size >= APART * samples > 0
         self._reads_whole = (
-            not self._are_scattered and size <= min(MOST_WHOLE, SMALL * samples) and len(shards.urls) <= most_open()
+            not self._are_scattered and size <= min(MOST_WHOLE, SMALL * samples) and len(shards.named) <= most_open()
         )
         self.every: int = min(EVERY, FEW if self._are_scattered else self._reach // 2)
         self._waits, self._lock = Waits(self.every, begun=self._are_scattered), threading.Lock()
@@ -144,7 +144,7 @@ class LocalReadahead:
                     opened.ask(np.sort(samples[shards == shard]), self._fields)
 
     def _read_whole(self) -> None:
-        for number in range(len(self._shards.urls)):
+        for number in range(len(self._shards.named)):
             with suppress(TarshardsError):  # raised again when it is read
                 self._touch(self._shards.use(number))
 
