@@ -97,7 +97,7 @@ def main(
     for target in [] if dry_run else [output, classes]:
         if target is not None:
             check_output(target)
-    from tarshards.samples.tree import read_tree
+    from tarshards.samples.tree import FileTree
     from tarshards.verbs.create import FieldSources, read_member_lines, read_plan
     from tarshards.verbs.jsonl import read_json_lines
     from tarshards.write.shards import write_samples
@@ -106,8 +106,8 @@ def main(
     sources, ledger = FieldSources(base, allow_pipe), losses.ledger
     if folder is not None:
         missing = missing or "fail"
-        samples = read_tree(
-            folder, fields=exts, missing=missing, class_field=class_field, skipped=skipped, on_error=ledger
+        samples = FileTree(folder).read(
+            fields=exts, missing=missing, class_field=class_field, skipped=skipped, on_error=ledger
         )
     elif lines is not None:
         samples = read_member_lines(typed(lines), sources=sources, on_error=ledger)
@@ -139,13 +139,13 @@ def _counted(samples: Iterator[Sample], ledger: Ledger) -> Iterator[Sample]:
 
 
 def _refuse_nothing(source: str, folder: str | None, exts: str | None, skipped: Counter[str], losses: Losses) -> None:
-    from tarshards.samples.tree import count_fields
+    from tarshards.samples.tree import FileTree
 
     why = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
     reason = f"no samples{f'; skipped {why}' if why else ''}"
     if losses.first is not None:
         reason += f": {losses.count} errors, the first: {losses.first}"
-    if folder is not None and exts is not None and (fields := count_fields(folder)):
+    if folder is not None and exts is not None and (fields := FileTree(folder).count_fields()):
         there = ", ".join(f"{field} ({count})" for field, count in fields.most_common(SHOWN))
         reason = f"no file has an extension of --exts {exts!r}; the extensions are {there}"
     raise SampleError(f"{reason}; {ACCEPT}", url=source)
@@ -164,10 +164,11 @@ def _count(samples: Iterator[Sample], output: Location, ledger: Ledger) -> None:
 
 def _show_classes(folder: str, target: Location | None) -> None:
     from tarshards.samples.lines import escape
-    from tarshards.samples.tree import list_classes
+    from tarshards.samples.tree import FileTree
     from tarshards.storage.opening import open_shard
 
-    rows = [(escape(name.encode(errors="surrogateescape")), number) for name, number in list_classes(folder).items()]
+    found = FileTree(folder).classes()
+    rows = [(escape(name.encode(errors="surrogateescape")), number) for name, number in found.items()]
     if target is None:
         for name, number in rows:
             say(f"class {number} is {name}")

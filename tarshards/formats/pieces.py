@@ -43,7 +43,7 @@ from tarshards.samples.keys import NO_FIELDS, Sample
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.lines import Utf8, open_text
 from tarshards.samples.rows import csv_rows, json_rows
-from tarshards.samples.tree import class_of, list_classes, read_files, walk_tree
+from tarshards.samples.tree import FileTree
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import RangedFile
@@ -753,7 +753,7 @@ class FolderPiece:
         keys = Keys.of(template, "")
         for key, number, paths in self.entries:
             try:
-                sample = read_files(self.folder, key, paths, {"cls": number})
+                sample = FileTree(self.folder).sample(key, paths, {"cls": number})
             except TarshardsError as error:
                 fail_rows(ledger, type(error)(error.reason, url=error.url, key=key, field=error.field))
             else:
@@ -763,13 +763,14 @@ class FolderPiece:
 def plan_folder(folder: str, max_bytes: int | None) -> Plan:
     """Cut a folder with a folder for each class into pieces; keys are paths, and ``cls`` is the number of the class."""
     max_bytes = max_bytes or PART
-    classes = list_classes(folder)
+    tree = FileTree(folder)
+    classes = tree.classes()
     pieces: list[FolderPiece] = []
     entries: list[Any] = []
     identity: list[Any] = []
     size = 0
-    for key, paths, _ in walk_tree(folder):
-        number = class_of(folder, key, classes)
+    for key, paths, _ in tree.entries():
+        number = tree.class_of(key, classes)
         found = [[path, *file_identity(path)[1:]] for path in paths.values()]
         needed = sum(each[1] for each in found)
         if entries and size + needed > max_bytes:

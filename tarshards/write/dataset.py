@@ -28,7 +28,7 @@ from tarshards.errors import (
 from tarshards.parallel.calls import EACH, bounded_map, check_sent
 from tarshards.samples.grouping import encode_sample
 from tarshards.samples.keys import Sample
-from tarshards.samples.tree import read_tree, tree_digest
+from tarshards.samples.tree import FileTree
 from tarshards.storage.claims import Claims
 from tarshards.storage.code_digest import digest_code, name_unknown
 from tarshards.storage.derived import forget
@@ -162,8 +162,8 @@ class _Source:
         self.identity: list[Any] = [type(dataset).__qualname__, getattr(dataset, "__qualname__", None)]
         if isinstance(dataset, str | os.PathLike):
             folder = os.fspath(dataset)
-            self._open = lambda: read_tree(folder)
-            self.identity = ["folder", tree_digest(folder)]
+            self._open = FileTree(folder).read
+            self.identity = ["folder", FileTree(folder).digest()]
         elif is_sequence and not hasattr(dataset, "keys"):
             self.sequence, self._length = dataset, len(dataset)
             self.identity.append(self._length)

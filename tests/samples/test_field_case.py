@@ -13,7 +13,7 @@ from with_torch import ShardDataset
 from tarshards import ArrayLoader, IndexedShards, Stream, readers
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import FieldNames, find_field
-from tarshards.samples.tree import read_tree
+from tarshards.samples.tree import FileTree
 
 ARRAY = io.BytesIO()
 np.save(ARRAY, np.arange(3))
@@ -100,5 +100,7 @@ def test_tools_take_any_case(tar, path_with_tools, line, out):
 
 def test_jpg_and_jpeg_are_two_fields(tmp_path):
     (tmp_path / "a.JPEG").write_bytes(b"x")
-    assert list(read_tree(str(tmp_path), fields="jpg")) == []
-    assert [set(sample) for sample in read_tree(str(tmp_path), fields="jpg;JPEG")] == [{"__key__", "__url__", "jpeg"}]
+    assert list(FileTree(str(tmp_path)).read(fields="jpg")) == []
+    assert [set(sample) for sample in FileTree(str(tmp_path)).read(fields="jpg;JPEG")] == [
+        {"__key__", "__url__", "jpeg"}
+    ]

@@ -16,7 +16,7 @@ from range_server import serving
 
 from tarshards import read_samples, write_samples
 from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError
-from tarshards.samples.tree import list_classes, read_tree
+from tarshards.samples.tree import FileTree
 from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
 from tarshards.verbs import create
@@ -214,20 +214,23 @@ def test_a_tree_is_what_gnu_tar_makes_of_it(folder):
         "tar -cf - --sort=name -C tree . >all.tar", shell=True, check=True, env={**os.environ, "LC_ALL": "C"}
     )
     expected = [{**sample, "__key__": sample["__key__"].removeprefix("./")} for sample in read_samples("all.tar")]
-    assert plain(read_tree("tree")) == plain(expected)
+    assert plain(FileTree("tree").read()) == plain(expected)
 
 
 def test_files_of_one_key_are_together_whatever_stands_between_them(folder):
     make_tree("tree/a.cls", "tree/a.d/x.jpg", "tree/a.jpg")
-    assert [sorted(sample) for sample in plain(read_tree("tree"))] == [["__key__", "cls", "jpg"], ["__key__", "jpg"]]
+    assert [sorted(sample) for sample in plain(FileTree("tree").read())] == [
+        ["__key__", "cls", "jpg"],
+        ["__key__", "jpg"],
+    ]
 
 
 def test_the_same_tree_gives_the_same_bytes(folder):
     make_tree(*TREE)
-    write_samples(read_tree("tree"), "1.tar")
+    write_samples(FileTree("tree").read(), "1.tar")
     os.rename("tree", "old")
     make_tree(*reversed(TREE))
-    write_samples(read_tree("tree"), "2.tar")
+    write_samples(FileTree("tree").read(), "2.tar")
     assert (folder / "1.tar").read_bytes() == (folder / "2.tar").read_bytes()
 
 
@@ -238,7 +241,7 @@ def test_what_is_no_part_of_a_sample_is_counted(folder):
     os.symlink(".", "tree/loop")
     os.mkfifo("tree/f.jpg")
     skipped: Counter[str] = Counter()
-    assert [sample["__key__"] for sample in read_tree("tree", skipped=skipped)] == ["a"]
+    assert [sample["__key__"] for sample in FileTree("tree").read(skipped=skipped)] == ["a"]
     assert skipped == {
         "files without an extension": 2,
         "hidden files": 1,
@@ -251,29 +254,29 @@ def test_what_is_no_part_of_a_sample_is_counted(folder):
 def test_missing_fields_fail_or_are_skipped_or_ignored(folder):
     make_tree("tree/a.jpg", "tree/a.cls", "tree/b.png", "tree/c.cls", "tree/c.txt", "tree/d.txt")
     with pytest.raises(SampleError, match=r"^tree: b: no file for cls$"):
-        list(read_tree("tree", fields="jpg;png cls"))
+        list(FileTree("tree").read(fields="jpg;png cls"))
     skipped: Counter[str] = Counter()
-    samples = read_tree("tree", fields="jpg;png cls", missing="skip", skipped=skipped)
+    samples = FileTree("tree").read(fields="jpg;png cls", missing="skip", skipped=skipped)
     assert [sorted(sample) for sample in plain(samples)] == [["__key__", "cls", "jpg"]]
     assert skipped == {
         "samples without cls": 1,
         "samples without jpg or png": 1,
         "samples without any of the fields": 1,
     }
-    samples = plain(read_tree("tree", fields="jpg;png cls", missing="ignore"))
+    samples = plain(FileTree("tree").read(fields="jpg;png cls", missing="ignore"))
     assert [sorted(sample) for sample in samples] == [["__key__", "cls", "jpg"], ["__key__", "png"], ["__key__", "cls"]]
 
 
 def test_classes_are_the_numbers_of_the_sorted_folders(folder):
     make_tree("tree/dog/x/1.jpg", "tree/cat/2.jpg", "tree/Zebra/3.jpg", "tree/.ipynb_checkpoints/4.jpg")
-    assert list_classes("tree") == {"Zebra": 0, "cat": 1, "dog": 2}
-    samples = plain(read_tree("tree", fields="jpg cls", class_field="cls"))
+    assert FileTree("tree").classes() == {"Zebra": 0, "cat": 1, "dog": 2}
+    samples = plain(FileTree("tree").read(fields="jpg cls", class_field="cls"))
     assert {sample["__key__"]: sample["cls"] for sample in samples} == {"Zebra/3": b"0", "cat/2": b"1", "dog/x/1": b"2"}
 
 
 def test_the_class_may_be_the_only_field(folder):
     make_tree("tree/dog/1.jpg", "tree/cat/2.jpg")
-    samples = plain(read_tree("tree", fields="cls", class_field="cls"))
+    samples = plain(FileTree("tree").read(fields="cls", class_field="cls"))
     assert samples == [{"__key__": "cat/2", "cls": b"0"}, {"__key__": "dog/1", "cls": b"1"}]
 
 
@@ -288,19 +291,19 @@ def test_the_class_may_be_the_only_field(folder):
 def test_mistakes_in_a_tree(folder, names, message):
     make_tree(*names)
     with pytest.raises(SampleError) as caught:
-        list(read_tree("tree", class_field="cls"))
+        list(FileTree("tree").read(class_field="cls"))
     assert message in str(caught.value)
 
 
 def test_a_tree_that_cannot_be_read(folder):
     with pytest.raises(OpenError, match=r"^missing: No such file"):
-        list(read_tree("missing"))
+        list(FileTree("missing").read())
     os.mkdir("tree")
     os.symlink("nowhere", "tree/a.jpg")
     with pytest.raises(OpenError, match=r"^tree/a.jpg: No such file"):
-        list(read_tree("tree"))
+        list(FileTree("tree").read())
     with pytest.raises(ValueError, match="missing is fail, skip, ignore"):
-        read_tree("tree", missing="never")
+        FileTree("tree").read(missing="never")
 
 
 # Lines
