@@ -13,6 +13,8 @@ from tarshards import Ledger, ShardDataset, ShardIndexError, build_index, expand
 from tarshards.cli.demo import audit
 from tarshards.testing import digits
 
+pytestmark = pytest.mark.docs  # whose first command it is
+
 # Python 3.12 and 3.13 say so of every DataLoader with workers where torch has threads.
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
