@@ -264,7 +264,7 @@ class MappedFields:
         self._fields, self._shards, self._read_sample = fields, shards, read
         self.broken: set[int] = set()
         self.read_fields: FieldNames | None = FieldNames.of([field for term in terms for field in term.alternatives])
-        self._sound = np.zeros(len(shards.names))  # when each shard was last found not to have been written to
+        self._sound = np.zeros(len(shards.named))  # when each shard was last found not to have been written to
         self._begin()
 
     def _begin(self) -> None:
@@ -281,7 +281,7 @@ class MappedFields:
     @classmethod
     def of(cls, shards: OpenShards, terms: Sequence[Term], fields: FieldNames | None) -> MappedFields | None:
         """Return an object that finds *fields* in local *shards*, which stay mapped; None if they cannot all be."""
-        kept = len(shards.names)
+        kept = len(shards.named)
         if not kernels.IS_COMPILED or sum(each.kept for each in cls._all) + kept > most_open():
             return None
         mapped = cls(shards, terms, fields)

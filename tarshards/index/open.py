@@ -619,7 +619,12 @@ class OpenShards:
             self._has_warned_of_opening = True
             log.warning(TOO_MANY, visible(location.name), len(self.named), most_open())
         if not self._is_small(number, location):
-            return self._enter(number, self._with(location, self.index(number)))
+            try:
+                return self._enter(number, self._with(location, self.index(number)))
+            except ShardIndexError:
+                with _holding():
+                    self._local.pop(number, None)  # the next try loads the index again
+                raise
         ranges = LocalRanges(str(location.path), location.name, SMALL)
         return self._with(location, self.index(number), ranges)
 

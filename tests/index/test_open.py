@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from with_torch import ShardDataset
 
-from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, TarWriter, build_index, readers
+from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, TarWriter, build_index, readers, write_samples
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import open as opening
 from tarshards.index.key_index import KeyTable
@@ -215,3 +215,21 @@ def test_an_index_without_samples_is_loaded_once(tmp_path):
     shards = IndexedShards(str(tmp_path / "a.tar")).shards
     assert shards.index(0) is shards.index(0)
     assert shards.use(0).index is shards.loaded(0)
+
+
+def test_a_replaced_shard_is_no_longer_in_use_if_its_new_version_cannot_be_opened(tmp_path):
+    path, other = str(tmp_path / "a.tar"), str(tmp_path / "b.tar")
+    write_samples([{"__key__": "0", "cls": 7}], path)
+    build_index(path).save(path)
+    write_samples([{"__key__": "0", "cls": 8}, {"__key__": "1", "cls": 9}], other)
+    shards = IndexedShards(path).shards
+    held = shards.use(0)
+    os.replace(other, path)
+    for find in shards.open, shards.use:
+        with pytest.raises(ShardIndexError, match="stale"):
+            find(0)
+        assert (shards.in_use, shards.tables) == ({}, [None])
+    assert held.read(0)["cls"] == b"7"
+    build_index(path).save(path)
+    with pytest.raises(ShardIndexError, match="2 samples, but 1 when the dataset was opened"):
+        shards.open(0)
