@@ -371,18 +371,18 @@ class ArrayLoader(ResumableLoader):
             try:
                 with closing(self._in_order(locates(thread), this, assembler)) as results:
                     for number, assembled in enumerate(results):
-                        if not len(assembled.samples):
+                        if not assembled.samples:
                             check_replayed(this.last if number < this.passed else None, None)
                             break
                         failed += len(assembled.failures)
-                        if self.maker.drop_last and len(assembled.samples) < self.maker.size:
-                            discarded = len(assembled.samples) - len(assembled.failures)
+                        if self.maker.drop_last and assembled.samples < self.maker.size:
+                            discarded = assembled.samples - len(assembled.failures)
                             break
                         if number >= this.passed:
                             yield assembled.batch
                         elif number == this.passed - 1:
                             check_replayed(this.last, assembled.batch)
-                        delivered += len(assembled.samples) - len(assembled.failures)  # a batch waits for the next
+                        delivered += assembled.samples - len(assembled.failures)  # a batch waits for the next
                         assembler.number += 1
             finally:
                 thread.shutdown(cancel_futures=True)

@@ -36,10 +36,10 @@ ALONE = sys.getrefcount(_one[0])  # the count of an object that only a list refe
 
 @dataclass
 class AssembledBatch:
-    """A batch, the samples that it was made of, and what failed of them; *bytes* read, and seconds of the stages."""
+    """A batch, of how many samples it was made, and what failed of them; *bytes* read, and seconds of the stages."""
 
     batch: dict[str, Any]
-    samples: LocatedSamples
+    samples: int
     failures: Failures
     bytes: int = 0
     reading: float = 0.0
@@ -180,7 +180,7 @@ class Assembler:
                 batch = transform(batch, rng)
         size = sum(int(payloads.sizes.sum()) for payloads in read.payloads) if read else 0
         times = between - begun, time.perf_counter() - between
-        return AssembledBatch(batch, samples, failures, size, *times, substituted)
+        return AssembledBatch(batch, len(samples), failures, size, *times, substituted)
 
     def _batch(
         self, samples: LocatedSamples, failures: Failures, draws: np.ndarray, number: int
