@@ -12,9 +12,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tests"
 cp -r tarshards pyproject.toml "$work"
-mkdir "$work/tests/loaders" "$work/tests/index"
-cp -r tests/tar tests/tar_corpus.py tests/conftest.py tests/programs.py tests/soak.py tests/videos.py tests/fork_server.py tests/fork_client.c "$work/tests"
-cp tests/index/test_headers.py tests/index/rewritten.py "$work/tests/index"
+mkdir "$work/tests/loaders"
+cp -r tests/kernels tests/tar tests/*.py tests/fork_client.c "$work/tests"
+rm "$work"/tests/test_*.py
 cp -r tests/loaders/readers "$work/tests/loaders"
 rm -f "$work"/tarshards/*/*.so
 cd "$work"
@@ -83,6 +83,6 @@ for kernel in _tar, _mapped, _sidecars, _headers, _rows, _pixels:
     assert b"__asan_report_load" in code
     assert b"__ubsan_handle" in code
 EOF
-    passes -k native tests/loaders/readers
+    passes tests/kernels/test_{pixels,rows}.py tests/loaders/readers/test_readers_{arrays,images,parsed}.py
 done
-passes -k 'native or twins' tests/tar tests/index
+passes tests/kernels/test_{headers,sidecars}.py tests/kernels/test_tar_*.py tests/tar/test_tar_{corpus,damage,ends,streams}.py

@@ -8,17 +8,10 @@ from collections import Counter
 from itertools import cycle
 from typing import NamedTuple
 
-from programs import load_kernel, need
+from programs import need
 
 from tarshards.errors import TarError
-from tarshards.kernels import _tar_py
 from tarshards.tar.read import BLOCK, Member, pack_header, padding, read_members
-
-TWINS = ["native", "python"]
-
-
-def load_twin(name):
-    return load_kernel("tarshards.kernels._tar") if name == "native" else _tar_py
 
 
 def program(name):

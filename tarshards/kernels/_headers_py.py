@@ -38,7 +38,7 @@ def layout(packed: bytes | memoryview) -> dict[str, tuple[int, int]]:
     """
     import msgpack
 
-    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker = msgpack.Unpacker(max_buffer_size=0, unicode_errors="replace")
     unpacker.feed(packed)
     found = {}
     try:
@@ -125,16 +125,16 @@ class MemberTable:
 
     def key(self, sample: int) -> str:
         """Return the key of a sample; raise OSError if the file of a mapped sidecar was written to."""
-        return self.keys[self._checked(sample, len(self))]
+        return self.keys[_checked("sample", sample, len(self))]
 
     def span(self, sample: int) -> tuple[int, int]:
         """Return the first member of a sample, and the one after its last."""
-        sample = self._checked(sample, len(self))
+        sample = _checked("sample", sample, len(self))
         return int(self.first[sample]), int(self.first[sample + 1])
 
     def entry(self, member: int) -> tuple[int, int, int, int]:
         """Return the sample, field, offset and size of a member."""
-        member = self._checked(member, self.members)
+        member = _checked("member", member, self.members)
         return int(self.sample[member]), int(self.field[member]), int(self.offset[member]), int(self.size[member])
 
     def read_firsts(self, samples: np.ndarray, out: np.ndarray) -> None:
@@ -150,11 +150,11 @@ class MemberTable:
         arrays = (self.sample, self.field, self.offset, self.size)
         out[:] = np.stack([array[members].astype(np.int64) for array in arrays], 1)
 
-    @staticmethod
-    def _checked(number: int, limit: int) -> int:
-        if not 0 <= number < limit:
-            raise IndexError(f"{number} of {limit}")
-        return number
+
+def _checked(what: str, number: int, limit: int) -> int:
+    if not 0 <= number < limit:
+        raise IndexError(f"{what} {number}")
+    return number
 
 
 class MappedMembers:
@@ -192,9 +192,10 @@ class MappedMembers:
         members = range(max(members.start, self.begin), min(members.stop, self.end))
         taken = [member for member in members if names[table.field[member]] is not None]
         for member in taken:
-            if not self._is_here(member) or (
-                member >= settled and not self._matches(member, sample, before=member - 1 in taken)
-            ):
+            if not self._is_here(member):
+                return member
+        for member in taken:
+            if member >= settled and not self._matches(member, sample, before=member - 1 in taken):
                 return member
         data = [self._read(int(table.offset[member]), int(table.size[member])) for member in taken]
         result["__key__"] = table.key(sample)

@@ -31,7 +31,9 @@ def gather(out: np.ndarray, addresses: np.ndarray, prefix: bytes) -> int:
 
 def pack(out: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> None:
     """Copy the bytes at all addresses, concatenated, into *out*; raise ValueError unless they fill it exactly."""
-    data = [string_at(address, size) for address, size in zip(addresses.tolist(), sizes.tolist(), strict=True)]
+    if len(sizes) != len(addresses) or min(sizes, default=0) < 0 or sum(sizes.tolist()) != out.nbytes:
+        raise ValueError("out, addresses and sizes do not fit together")
+    data = [string_at(address, size) for address, size in zip(addresses.tolist(), sizes.tolist())]
     out.reshape(-1).view(np.uint8)[:] = np.frombuffer(b"".join(data), np.uint8)
 
 

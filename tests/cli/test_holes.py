@@ -13,7 +13,6 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from programs import load_kernel
 from soak import SOAK
 from with_torch import ShardDataset
 
@@ -23,7 +22,6 @@ from tarshards.errors import SampleError, TarshardsError
 from tarshards.index.build import build_index
 from tarshards.index.manifests import write_manifest
 from tarshards.index.sidecar import Index
-from tarshards.kernels import _tar_py
 from tarshards.samples.grouping import group_members
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.manifest import Shard as ListedShard
@@ -77,7 +75,7 @@ def summary(samples) -> list[tuple[str, tuple[str, ...]]]:
     return [(s["__key__"], tuple(name for name in s if name[:2] != "__")) for s in samples]
 
 
-def by_twin(url: str):
+def by_members(url: str):
     return group_members(read.read_members(BytesIO(Path(url).read_bytes()), url=url))
 
 
@@ -115,7 +113,7 @@ def by_check(url: str):
 
 
 READERS = {
-    "members": by_twin,
+    "members": by_members,
     "read_samples": read_samples,
     "Stream": lambda url: Stream.from_shards(url, index=False),
     "ShardDataset": lambda url: ShardDataset(url, index=False),
@@ -126,18 +124,6 @@ READERS = {
     "tarindex": by_index,
     "tarcheck": by_check,
 }
-
-
-@pytest.fixture(params=["native", "python"])
-def twin(request, monkeypatch):
-    """Each twin in turn for the readers of streams."""
-    if request.param == "python":
-        monkeypatch.setattr(read, "scan", _tar_py.scan)
-        monkeypatch.setattr(read, "cut", _tar_py.cut)
-        monkeypatch.setattr("tarshards.samples.grouping.Grouper", _tar_py.Grouper)
-    else:
-        load_kernel("tarshards.kernels._tar")
-    return request.param
 
 
 def assert_nothing_is_lost(shard: Shard, data: bytes, url: Path, name: str) -> str:
@@ -164,7 +150,7 @@ def assert_nothing_is_lost(shard: Shard, data: bytes, url: Path, name: str) -> s
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["text", "zeros"])
 @pytest.mark.parametrize(("count", "size"), SHARDS)
-def test_a_hole_at_every_block_is_told_or_costs_no_sample(tmp_path, twin, count, size, kind):
+def test_a_hole_at_every_block_is_told_or_costs_no_sample(tmp_path, count, size, kind):
     shard, url = Shard(count, size, kind), tmp_path / "a.tar"
     seen = set()
     for number, hole in enumerate(HOLES):

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import load_kernel, need
+from programs import need
 from range_server import serving
-from twins import use_twin
 
 from tarshards import IndexedShards, read_samples, write_samples
 from tarshards.errors import OpenError, SampleError, ShardIndexError, TarError, TarshardsError
@@ -31,15 +30,6 @@ from tarshards.storage.location import Location
 from tarshards.storage.ranges import Ranges
 from tarshards.tar.read import pack_header
 from tarshards.verbs.check import check_shards
-
-
-@pytest.fixture(scope="module", params=["_tar", "_tar_py"], autouse=True)
-def twin(request):
-    """Build with one of the two header parsers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "walk", load_kernel(f"tarshards.kernels.{request.param}").walk)
-        yield
-
 
 SAMPLES = [{"__key__": f"d/{i:03d}", "bin": os.urandom(i * 100), "cls": i, "seg.png": b"x"} for i in range(40)]
 
@@ -222,8 +212,8 @@ def test_concatenated_archives(tmp_path, shard):
 
 
 @pytest.mark.parametrize("cut", [0, 100])
-@pytest.mark.parametrize("kernel", ["_headers", "_headers_py", "remote"])
-def test_an_archive_without_an_end_is_read_through_its_index(tmp_path, monkeypatch, kernel, cut):
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_an_archive_without_an_end_is_read_through_its_index(tmp_path, is_remote, cut):
     samples = [{"__key__": str(number), "txt": "x" * (512 - cut), "cls": b"7"} for number in range(9)]
     url = str(tmp_path / "a.tar")
     write_samples(samples, url)
@@ -242,11 +232,9 @@ def test_an_archive_without_an_end_is_read_through_its_index(tmp_path, monkeypat
     assert (len(index), index.end, index.archives) == (9, end - cut, 1)
     assert [outcome.error for outcome in verify_indexes([url], crc=True)] == [None]  # the index says how it ends
     assert [outcome.written for outcome in refresh_indexes([url])] == [None]
-    if kernel != "remote":
-        use_twin(monkeypatch, load_kernel(f"tarshards.kernels.{kernel}"))
     wanted = [sample | {"__url__": ""} for sample in read_samples(url, end="optional")]
     with serving(tmp_path) as site:
-        shards = IndexedShards(f"{site.url}/a.tar" if kernel == "remote" else url)
+        shards = IndexedShards(f"{site.url}/a.tar" if is_remote else url)
         assert [shards[number] | {"__url__": ""} for number in (8, 0, 7)] == [wanted[number] for number in (8, 0, 7)]
     Path(url).write_bytes(data[: end - cut - 2048])  # another whole sample is lost
     with pytest.raises(ShardIndexError, match="stale: the shard has"):
@@ -254,8 +242,8 @@ def test_an_archive_without_an_end_is_read_through_its_index(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("program", ["pixz", "tar", "bsdtar"])
-@pytest.mark.parametrize("kernel", ["_headers", "remote"])
-def test_what_pixz_and_large_records_leave_at_the_end(tmp_path, monkeypatch, program, kernel):
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_what_pixz_and_large_records_leave_at_the_end(tmp_path, monkeypatch, program, is_remote):
     """Both as a stream and by index, plain and compressed; tarcheck finds nothing."""
     need("GNU tar" if program == "tar" else program)
     (tmp_path / "files").mkdir()
@@ -288,7 +276,7 @@ def test_what_pixz_and_large_records_leave_at_the_end(tmp_path, monkeypatch, pro
             found = {f"{sample['__key__']}.txt": sample["txt"] for sample in read_samples(shard)}
             assert found == names
             assert not check_shards([str(shard)]).findings
-        where = f"{site.url}/a.tar" if kernel == "remote" else str(path)
+        where = f"{site.url}/a.tar" if is_remote else str(path)
         assert {f"{sample['__key__']}.txt": sample["txt"] for sample in IndexedShards(where)} == names
 
 
@@ -479,8 +467,8 @@ def test_all_headers_are_compared_with_an_index(tmp_path):
     assert index.difference(build_index(url)) == "0 has changed since the shard was indexed"
 
 
-@pytest.mark.parametrize("kernel", ["_headers", "_headers_py", "remote"])
-def test_concatenated_archives_are_read_through_their_index(tmp_path, monkeypatch, kernel):
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_concatenated_archives_are_read_through_their_index(tmp_path, is_remote):
     parts = [[{"__key__": key, "txt": key[:9], "x.txt": "x"}] for key in ("a", "é" * 70, "d/" * 70 + "b", "c")]
     for number, samples in enumerate(parts):
         write_samples(samples, str(tmp_path / f"{number}.tar"))
@@ -488,10 +476,8 @@ def test_concatenated_archives_are_read_through_their_index(tmp_path, monkeypatc
     data = b"".join((tmp_path / f"{number}.tar").read_bytes() + pad for number, pad in enumerate(pads))
     (tmp_path / "all.tar").write_bytes(data)
     build_index(str(tmp_path / "all.tar"), concatenated=True).save(str(tmp_path / "all.tar"))
-    if kernel != "remote":
-        use_twin(monkeypatch, load_kernel(f"tarshards.kernels.{kernel}"))
     wanted = [sample | {"__url__": ""} for sample in read_samples(tmp_path / "all.tar", concatenated=True)]
     with serving(tmp_path) as site:
-        shards = IndexedShards(f"{site.url}/all.tar" if kernel == "remote" else str(tmp_path / "all.tar"))
+        shards = IndexedShards(f"{site.url}/all.tar" if is_remote else str(tmp_path / "all.tar"))
         for number in (3, 1, 0, 2):
             assert shards[number] | {"__url__": ""} == wanted[number]

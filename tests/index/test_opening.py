@@ -8,29 +8,22 @@ import pickle
 import random
 import re
 import shutil
-from array import array
 from pathlib import Path
 from tarfile import DIRTYPE, TarInfo
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from programs import load_kernel
 from range_server import serving
 
 from tarshards import IndexedShards, Ledger, ShardWriter, Stream, TarWriter, kernels
-from tarshards.errors import OpenError, ShardIndexError, TarshardsError, UrlError
+from tarshards.errors import OpenError, ShardIndexError, UrlError
 from tarshards.index import inventory
 from tarshards.index.build import build_index
-from tarshards.kernels import _sidecars_py
 from tarshards.storage.manifest import Shards
 from tarshards.stream import sources
 from tarshards.verbs.grep import KeyFilter
 from tarshards.verbs.join import join_shards
-
-KERNELS = ["tarshards.kernels._sidecars", "tarshards.kernels._sidecars_py"]
 
 
 def make(folder: Path, count: int) -> list[str]:
@@ -137,11 +130,8 @@ def test_a_missing_shard_is_told_at_once(names, read):
         read(names)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kind", ["names", "manifest", "index_dir"])
-def test_a_missing_index_is_told_at_once(names, kind, kernel, monkeypatch, tmp_path):
-    for function in "read_heads", "are_listed":
-        monkeypatch.setattr(kernels.sidecars, function, getattr(load_kernel(kernel), function))
+def test_a_missing_index_is_told_at_once(names, kind, tmp_path):
     options = {}
     spec: Any = names
     gone = f"{names[-1]}.index"
@@ -285,54 +275,8 @@ def _refuse(*_: object) -> bytes:
     raise PermissionError
 
 
-@pytest.fixture(scope="module")
-def head(tmp_path_factory) -> tuple[str, bytes]:
-    name = str(tmp_path_factory.mktemp("head") / "a.tar")
-    with TarWriter(name) as writer:
-        for i in range(20):
-            writer.write({"__key__": f"{i}", "cls": i})
-    build_index(name).save(name)
-    return name, Path(f"{name}.index").read_bytes()
-
-
-@given(st.integers(0, 200), st.integers(0, 255), st.integers(0, 400))
-def test_the_twins_find_the_same_in_damaged_indexes(head, at, byte, length):
-    name, right = head
-    Path(f"{name}.index").write_bytes((right[:at] + bytes([byte]) + right[at + 1 :])[:length])
-
-    def found(kernel: str) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels.sidecars, "read_heads", load_kernel(kernel).read_heads)
-            try:
-                return inventory._read_heads(Shards([name]))
-            except TarshardsError as error:
-                return str(error)
-
-    native, twin = map(found, KERNELS)
-    assert native == twin
-
-
-@given(st.lists(st.sampled_from(["a", "b", "c", "d", "", "x" * 300, "a.tar", "b.tar"]), min_size=1))
-def test_the_twins_list_the_same(tmp_path_factory, names):
-    folder = tmp_path_factory.getbasetemp() / "listed"
-    folder.mkdir(exist_ok=True)
-    for name in "a", "c", "a.tar":
-        (folder / name).touch()
-    text = "\0".join(names).encode()
-    native = load_kernel(KERNELS[0]).are_listed(os.fsencode(folder), text)
-    assert native == _sidecars_py.are_listed(os.fsencode(folder), text)
-    assert list(native) == [name in ("a", "c", "a.tar") for name in names]
-    for kernel in map(load_kernel, KERNELS):
-        with pytest.raises(FileNotFoundError):
-            kernel.are_listed(b"/nowhere/at/all", text)
-        for path in b"/nowhere/at/all", os.fsencode(folder):
-            assert set(array("q", kernel.read_heads(path, path, text))) == {-1}
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("count", [1, 3, 100])
-def test_shards_of_several_folders_keep_their_counts(tmp_path, monkeypatch, kernel, count):
-    monkeypatch.setattr(kernels.sidecars, "read_heads", load_kernel(kernel).read_heads)
+def test_shards_of_several_folders_keep_their_counts(tmp_path, monkeypatch, count):
     monkeypatch.chdir(tmp_path)
     names, counts = [], [3, 0, 2, 4, 1]
     for i in range(5 * count):

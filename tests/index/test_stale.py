@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import load_kernel, need
+from programs import need
 from range_server import serving
 from rewritten import NAMES, Entry, contents, keep_index, npy, samples, stale, write
 from soak import rounds
-from twins import use_twin
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, IndexedShards, Ledger, Stream, read_samples, readers, write_samples
@@ -26,23 +25,11 @@ from tarshards.index.build import build_index
 from tarshards.index.joined import JoinedShards
 from tarshards.index.refresh import refresh_indexes, verify_index
 from tarshards.index.sidecar import Index
-from tarshards.kernels import _mapped_py
-from tarshards.storage import ranges
+from tarshards.storage.ranges import LocalRanges
 from tarshards.verbs.grep import KeyFilter
 from tarshards.verbs.join import join_shards
 
 Found = list[tuple[str, str, bytes]]  # key, field, data
-
-
-@pytest.fixture(params=["native", "python"])
-def twin(request, monkeypatch):
-    """The kernels, or one of their twins."""
-    if request.param == "python":
-        monkeypatch.setattr(ranges, "Mapping", _mapped_py.Mapping)
-        use_twin(monkeypatch)
-    else:
-        load_kernel("tarshards.kernels._headers")
-    return request.param
 
 
 def fields_of(sample: dict[str, Any]) -> Found:
@@ -170,7 +157,7 @@ def members_of(index: Index, i: int) -> tuple[str, str, int, int, str]:
 
 
 @pytest.mark.soak
-def test_a_rewritten_shard_gives_what_it_holds(tmp_path, twin):
+def test_a_rewritten_shard_gives_what_it_holds(tmp_path):
     seen = 0
     for seed, path, held in shards(tmp_path, 0, rounds(20)):
         for read in READERS:
@@ -206,7 +193,7 @@ def grown(tmp_path) -> str:
     index.save(str(path))
     size = path.stat().st_size
     write(path, entries(10))
-    index.check(ranges.LocalRanges(str(path), str(path)))
+    index.check(LocalRanges(str(path), str(path)))
     assert path.stat().st_size == size, "so that neither size nor fingerprint tell"
     return str(path)
 
@@ -215,7 +202,7 @@ RIGHT = [(f"{i:04d}", i % 10) for i in range(1000) if i % 10 != 9]
 CHANGED = [f"{i:04d}" for i in range(9, 1000, 10)]
 
 
-def test_indexed_shards_refuse_a_label_that_grew(grown, twin):
+def test_indexed_shards_refuse_a_label_that_grew(grown):
     found, errors = by_access(grown)
     assert [(key, int(data)) for key, field, data in found if field == "cls"] == RIGHT
     assert [(type(error), error.key, error.field) for error in errors] == [
@@ -266,7 +253,7 @@ def test_an_array_loader_refuses_a_label_that_grew(grown, wanted):
         list(ArrayLoader(Stream.from_shards(grown, index=True), 64, fields=wanted))
 
 
-def test_the_rest_of_an_array_that_lies_elsewhere_is_no_column(tmp_path, twin):
+def test_the_rest_of_an_array_that_lies_elsewhere_is_no_column(tmp_path):
     path = tmp_path / "a.tar"
     write(path, [Entry(f"{i}.x.npy", npy(i)) for i in range(9)])
     index = build_index(str(path))
@@ -279,7 +266,7 @@ def test_the_rest_of_an_array_that_lies_elsewhere_is_no_column(tmp_path, twin):
 
 @pytest.mark.parametrize("format", ["ustar", "pax", "gnu"])
 @pytest.mark.parametrize("name", [*NAMES, "\udcff{:03d}"], ids=ascii)
-def test_a_copy_and_other_times_keep_an_index_valid(tmp_path, twin, name, format):
+def test_a_copy_and_other_times_keep_an_index_valid(tmp_path, name, format):
     """Whatever the names: in upper case, not ASCII, not UTF-8, in folders, in pax and GNU headers, with a prefix."""
     path, copy = tmp_path / "a.tar", tmp_path / "b.tar"
     entries = samples(4, name, upper=True)
@@ -399,7 +386,7 @@ def test_members_of_no_sample_may_follow_the_last_sample(tmp_path, monkeypatch):
         IndexedShards("a.tar")[0]
 
 
-def test_a_shard_replaced_in_place_while_it_is_read_is_noticed(tmp_path, twin):
+def test_a_shard_replaced_in_place_while_it_is_read_is_noticed(tmp_path):
     """A mapping shows what is written to its file; a header is compared each time that a sample is read."""
     path = tmp_path / "a.tar"
     write(path, [Entry(f"{i}.cls", b"%d" % i) for i in range(9)])
@@ -414,7 +401,7 @@ def test_a_shard_replaced_in_place_while_it_is_read_is_noticed(tmp_path, twin):
     assert [error.key for error in errors] == ["1", "2"]
 
 
-def test_a_damaged_header_costs_its_own_sample(tmp_path, twin):
+def test_a_damaged_header_costs_its_own_sample(tmp_path):
     path = tmp_path / "a.tar"
     write(path, [Entry(f"{i}.cls", b"%d" % i) for i in range(9)])
     index = build_index(str(path))

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from programs import load_kernel
 from soak import SOAK
-from twins import use_twin
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, readers
@@ -32,16 +31,11 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=["_mapped", "_mapped_py"])
-def few(request, monkeypatch) -> None:
-    """Let a process have few shards open: as mappings, or with the twin in Python as descriptors."""
+@pytest.fixture
+def few(monkeypatch) -> None:
+    """Let a process have few shards open."""
     monkeypatch.setattr(opening, "SMALL", 0)
-    monkeypatch.setattr(ranges, "Mapping", load_kernel(f"tarshards.kernels.{request.param}").Mapping)
-    if request.param == "_mapped":
-        monkeypatch.setattr(ranges, "MOST_MAPPED", MOST)
-    else:
-        use_twin(monkeypatch)
-        monkeypatch.setattr(ranges.resource, "getrlimit", lambda _: (2 * MOST, 4096))
+    monkeypatch.setattr(ranges, "MOST_MAPPED", MOST)
 
 
 def count_open(folder: Path) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from dirty_shards import FAULTS, any_members, expected, thousand, write_tar
-from programs import load_kernel
 from soak import rounds
 from with_torch import DataLoader, ShardDataset
 
@@ -22,20 +21,11 @@ from tarshards.verbs.sort import read_loose_members, regroup_members
 READERS = [read_samples, Stream.from_shards, ShardDataset]
 
 
-@pytest.fixture(params=["_tar", "_tar_py"])
-def twin(request, monkeypatch):
-    """Read with one of the two header parsers."""
-    module = load_kernel(f"tarshards.kernels.{request.param}")
-    for name in ("tar.read.scan", "tar.read.cut", "samples.grouping.Grouper"):
-        monkeypatch.setattr(f"tarshards.{name}", getattr(module, name.rpartition(".")[2]))
-
-
 def entries(ledger: Ledger) -> list[tuple]:
     """Key, field, offset and reason of quarantined samples."""
     return [entry[1:] for entry in ledger.quarantined]
 
 
-@pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("reader", READERS)
 def test_999_of_1000_samples_are_delivered(tmp_path, reader, fault):
@@ -104,7 +94,6 @@ def test_damage_after_a_bad_key_ends_the_shard(tmp_path):
 
 
 @pytest.mark.soak
-@pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 def test_any_bad_keys(tmp_path, format):
     for seed in range(rounds(50)):

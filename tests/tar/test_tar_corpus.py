@@ -10,8 +10,6 @@ from tar_corpus import Drip, entry, pax, program, read, read_whole, tarfile_arch
 
 from tarshards.tar.read import BLOCK, END, MAX_END
 
-pytestmark = pytest.mark.usefixtures("twin")
-
 
 def path_of(length, folder):
     """Return a path of *length* bytes in *folder*, its components short enough for a file system."""

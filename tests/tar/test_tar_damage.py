@@ -13,8 +13,6 @@ from tarshards.samples.grouping import group_members
 from tarshards.storage.opening import open_shard
 from tarshards.tar.read import BLOCK, END, padding, read_members
 
-pytestmark = pytest.mark.usefixtures("twin")
-
 MASKS = (0x01, 0x20, 0x80, 0xFF)
 LONG = "long/" + "n" * 100
 SAMPLES = {
@@ -51,7 +49,7 @@ def trim(archive):
 
 
 @pytest.fixture(scope="module")
-def right(archive, twin):
+def right(archive):
     """The result of reading the intact archive."""
     reading = read(archive)
     names = {(member.name, member.data) for member in reading.members}
@@ -79,17 +77,11 @@ def delivered(data, delivery):
     return DELIVERIES[delivery.removesuffix(" at length")](data)
 
 
-@pytest.fixture(scope="module")
-def step(twin):
-    """Of a block's 512 bytes, which are no multiple, the slow twin meets each seventh."""
-    return FEW if twin == "python" and SOAK == 1 else 1
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("delivery", EACH)
-def test_every_truncation_raises_unless_a_block_of_zeros_is_left(archive, right, delivery, step):
+def test_every_truncation_raises_unless_a_block_of_zeros_is_left(archive, right, delivery):
     starts = [*member_starts(archive), content_end(archive)]
-    for length in range(0, len(archive), FEW if delivery == "dripping" else step):
+    for length in range(0, len(archive), FEW if delivery == "dripping" else 1):
         reading = read(delivered(archive[:length], delivery))
         if length >= content_end(archive) + BLOCK:
             assert reading == right
@@ -98,9 +90,9 @@ def test_every_truncation_raises_unless_a_block_of_zeros_is_left(archive, right,
 
 
 @pytest.mark.soak
-def test_every_truncation_inside_a_member_raises_even_where_the_end_is_optional(archive, right, step):
+def test_every_truncation_inside_a_member_raises_even_where_the_end_is_optional(archive, right):
     starts = [*member_starts(archive), content_end(archive)]
-    for length in {*range(0, len(archive), step), *starts}:
+    for length in {*range(len(archive)), *starts}:
         reading = read(archive[:length], end="optional")
         if length >= content_end(archive) + BLOCK:
             assert reading == right
@@ -125,9 +117,9 @@ def assert_raised_in_the_member_that_is_cut(reading, right, length, starts):
 
 
 @pytest.mark.soak
-def test_no_truncation_delivers_half_a_sample(archive, right, step):
+def test_no_truncation_delivers_half_a_sample(archive, right):
     samples = list(group_members(right.members))
-    for length in range(0, len(archive), step):
+    for length in range(len(archive)):
         delivered = []
         try:
             for sample in group_members(read_members(BytesIO(archive[:length]))):

@@ -12,8 +12,6 @@ from tar_corpus import Drip, entry, header, pack, read, read_whole
 
 from tarshards.tar.read import BLOCK, END, MAX_END, NO_END, most_end, not_an_archive
 
-pytestmark = pytest.mark.usefixtures("twin")
-
 ONE, TWO = pack([("a.txt", b"1")]), pack([("b.txt", b"2" * 600)])
 
 

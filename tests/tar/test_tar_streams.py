@@ -14,8 +14,6 @@ from tar_corpus import Drip, entry, header, pack, pax, read, read_whole
 
 from tarshards.tar.read import BLOCK, CHUNK, END, MAX_READ, keep_memory, pack_header, padding, read_members
 
-pytestmark = pytest.mark.usefixtures("twin")
-
 
 def numbered(sizes):
     """Members of these sizes, each of other bytes."""

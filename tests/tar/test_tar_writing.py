@@ -1,18 +1,14 @@
 """GNU tar, bsdtar and Python's tarfile read our archives with equal names and bytes."""
 
 import os
-import struct
 import tarfile
-from array import array
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tar_corpus import load_twin, pack, program, read_whole, tarfile_members
+from tar_corpus import pack, program, read_whole, tarfile_members
 
 from tarshards.errors import SampleError, visible
-from tarshards.samples.batch import FieldColumn
-from tarshards.samples.keys import split_name
 from tarshards.tar.read import BLOCK, END, LARGE, pack_header, pack_members, padding
 
 # Any bytes that a Unix file system takes for a name, as Python shows them, and any text.
@@ -30,7 +26,6 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("written")
 
 
-@pytest.mark.usefixtures("twin")
 @settings(max_examples=100, deadline=None)
 @given(pairs=st.lists(st.tuples(NAMES, SIZES.map(bytes)), max_size=5))
 def test_names_and_bytes_read_back_as_they_were_and_by_tarfile_too(folder, pairs):
@@ -99,42 +94,6 @@ def test_a_header_is_the_same_for_the_same_name_and_size_and_says_no_more(name):
     assert (len(packed) == BLOCK) == (len(name) <= 100 and name.isascii())
 
 
-@pytest.mark.parametrize("kernel", ["native", "python"])
-@given(name=NAMES, size=st.integers(0, 1 << 34))
-def test_a_plain_header_is_tarfiles_wherever_it_says_everything(kernel, name, size):
-    made = load_twin(kernel).plain_header(name, size)
-    info = tarfile.TarInfo(name)
-    info.size = size
-    is_plain = len(name) <= 100 and name.isascii() and size < 1 << 33
-    assert made == (info.tobuf(tarfile.USTAR_FORMAT) if is_plain else None)
-
-
-@pytest.mark.parametrize("kernel", ["native", "python"])
-def test_a_header_of_a_negative_size(kernel):
-    with pytest.raises(ValueError, match="negative"):
-        load_twin(kernel).plain_header("a", -1)
-
-
-FIELDS = st.lists(st.sampled_from(["jpg", "cls", "a.b", "é", "n" * 90]), unique=True).map(tuple)
-
-
-@pytest.mark.parametrize("kernel", ["native", "python"])
-@given(key=NAMES, fields=FIELDS, data=st.data())
-def test_the_members_of_a_sample_are_packed_in_one_where_all_headers_are_plain(kernel, key, fields, data):
-    values = [bytes(data.draw(SIZES)) for _ in fields]
-    packed = load_twin(kernel).plain_members(key, fields, values, 1000)
-    names = [f"{key}.{field}" for field in fields]
-    is_plain = all(name.isascii() and len(name) <= 100 for name in names) and max(map(len, values), default=1000) < 1000
-    assert packed == (pack(zip(names, values)) if is_plain else None)
-    assert b"".join(pack_members(key, fields, values)) == pack(zip(names, values))
-
-
-@pytest.mark.parametrize("kernel", ["native", "python"])
-def test_fields_without_values_are_refused(kernel):
-    with pytest.raises(ValueError, match="as many values as fields"):
-        load_twin(kernel).plain_members("a", ("b", "c"), [b""], 10)
-
-
 def test_large_members_are_not_copied_to_be_packed():
     large = bytes(LARGE)
     assert any(piece is large for piece in pack_members("a", ("bin", "cls"), [large, b"7"]))
@@ -152,49 +111,3 @@ def test_a_name_that_is_not_text_is_refused(key, field):
     with pytest.raises(SampleError) as raised:
         pack_members(key, (field,), [b""])
     assert (raised.value.reason, raised.value.key) == (reason, visible(key))
-
-
-def column_of(field: str, number: int, values: list[bytes | None]):
-    of = FieldColumn.of(field, values)
-    return field, number, of.offsets, of.data, of.valid
-
-
-@settings(deadline=None)
-@given(data=st.data(), fields=FIELDS, row=st.integers(0, 2), most=st.sampled_from([0, 3000, 1 << 20]))
-def test_both_twins_pack_rows_as_their_samples(data, fields, row, most):
-    keys = data.draw(st.lists(NAMES | st.sampled_from(["", "a.b", "a__b", "a/b"]), min_size=3, max_size=6))
-    values = [[data.draw(st.none() | SIZES.map(bytes)) for _ in keys] for _ in fields]
-    columns = [column_of(field, 70_000 + number, of) for number, (field, of) in enumerate(zip(fields, values))]
-    native, python = (
-        load_twin(kernel).plain_rows(keys, columns, row, len(keys), 1000, most, 1 << 40, 7)
-        for kernel in ("native", "python")
-    )
-    assert native == python
-    end, packed, arrays = native
-    expected = b""
-    for at in range(row, end):
-        held = {field: of[at] for field, of in zip(fields, values) if of[at] is not None}
-        expected += b"".join(pack_members(keys[at], tuple(held), list(held.values())))
-    assert packed == expected
-    members = [member for member in read_whole(packed + END) if packed]
-    sizes, offsets = (struct.unpack(f"<{len(members)}Q", arrays[at]) for at in (3, 2))
-    assert list(sizes) == [len(member.data) for member in members]
-    assert [packed[at - (1 << 40) :][:size] for at, size in zip(offsets, sizes)] == [each.data for each in members]
-    assert [int.from_bytes(arrays[0][at : at + 4], "little") for at in range(0, len(arrays[0]), 4)] == [
-        7 + at - row for at in range(row, end) for of in values if of[at] is not None
-    ]
-    if end == row:
-        held = {field: of[row] for field, of in zip(fields, values) if of[row] is not None}
-        reads_back = all(split_name(f"{keys[row]}.{field}") == (keys[row], field) for field in held)
-        is_usual = "." not in keys[row] and "__" not in keys[row] and reads_back
-        assert (
-            not is_usual or load_twin("python").plain_members(keys[row], tuple(held), list(held.values()), 1000) is None
-        )
-
-
-@pytest.mark.parametrize("kernel", ["native", "python"])
-@pytest.mark.parametrize("offsets", [[0, 9], [2, 1], [-1, 2], [0]])
-def test_offsets_outside_the_data_are_refused(kernel, offsets):
-    column = ("txt", 0, array("q", offsets), b"data", None)
-    with pytest.raises(ValueError, match="offset"):
-        load_twin(kernel).plain_rows(["a"], [column], 0, 1, 1000, 1000, 0, 0)

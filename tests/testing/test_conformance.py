@@ -1,4 +1,4 @@
-"""The cases of the convention: read by kernel, twin and index, past damage, and by the programs of others."""
+"""The cases of the convention: read as a stream and by index, past damage, and by the programs of others."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import tarfile
 from contextlib import suppress
 
 import pytest
-from programs import load_kernel, need
-from twins import use_twin
+from programs import need
 
 from tarshards import EpochPlan, IndexedShards, Ledger, read_samples
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError, UrlError
 from tarshards.index.build import build_index
-from tarshards.kernels import _headers_py, _tar_py
 from tarshards.samples.grouping import group_members
 from tarshards.samples.keys import split_name
 from tarshards.tar.read import read_members
@@ -28,18 +26,6 @@ EVERY = load_cases()
 NAMED = {case.name: case for case in EVERY}
 CLASSES = {"archive": TarError, "sample": SampleError, "compression": OpenError, "open": OpenError}
 CLASSES["expression"] = UrlError
-KERNELS = ("tar.read.scan", "tar.read.cut", "tar.read.walk", "samples.grouping.Grouper")
-
-
-@pytest.fixture(params=["native", "python"])
-def twin(request, monkeypatch):
-    """Read by one of the two parsers."""
-    kernel = load_kernel("tarshards.kernels._tar") if request.param == "native" else _tar_py
-    for name in KERNELS:
-        monkeypatch.setattr(f"tarshards.{name}", getattr(kernel, name.rpartition(".")[2]))
-    monkeypatch.setattr("tarshards.index.build.walk", kernel.walk)
-    if request.param == "python":
-        use_twin(monkeypatch, _headers_py)
 
 
 def as_told(sample):
@@ -100,7 +86,7 @@ def test_the_script_uses_no_library_of_archives():
         }
 
 
-def test_each_case_is_read_as_the_page_recommends(twin):
+def test_each_case_is_read_as_the_page_recommends():
     pytest.importorskip("lz4.frame")
     wrong = {}
     for case in EVERY:
@@ -120,7 +106,7 @@ class Pipe(io.BytesIO):
         return super().read(min(size, 700))
 
 
-def test_a_pipe_gives_the_same_or_says_that_it_cannot_go_back_to_the_target_of_a_link(twin):
+def test_a_pipe_gives_the_same_or_says_that_it_cannot_go_back_to_the_target_of_a_link():
     wrong = {}
     for case in EVERY:
         if case.kind not in ("compression", "expression"):
@@ -134,7 +120,7 @@ def test_a_pipe_gives_the_same_or_says_that_it_cannot_go_back_to_the_target_of_a
     assert wrong == {}
 
 
-def test_an_index_gives_what_the_stream_gives(twin, tmp_path):
+def test_an_index_gives_what_the_stream_gives(tmp_path):
     """Only of plain archives: others have no index. A fault is an error when the index is made, or when it is used."""
     wrong = {}
     for case in EVERY:
@@ -153,7 +139,7 @@ def test_an_index_gives_what_the_stream_gives(twin, tmp_path):
     assert wrong == {}
 
 
-def test_reading_past_damage_delivers_nothing_wrong(twin):
+def test_reading_past_damage_delivers_nothing_wrong():
     pytest.importorskip("lz4.frame")
     wrong = {}
     for case in EVERY:

@@ -1,26 +1,13 @@
-"""What the tests of the readers share: the twins, images that have everything in them, and how a loader reads."""
+"""What the tests of the readers share: images that have everything in them, and how a loader reads."""
 
 import io
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 from PIL import Image
-from programs import load_kernel
 
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.draws import draws_of
-
-TWINS = ["native", "python"]
-KERNELS = ["copy_bytes", "find_other", "gather", "pack", "parse_floats", "parse_integers", "resize"]
-
-
-def load_twin(name):
-    modules = {"native": ("_rows", "_pixels"), "python": ("_rows_py", "_pixels_py")}[name]
-    functions = {}
-    for module in modules:
-        functions |= vars(load_kernel(f"tarshards.kernels.{module}"))
-    return SimpleNamespace(**{kernel: functions[kernel] for kernel in KERNELS})
 
 
 def picture(height, width, seed=0):

@@ -17,7 +17,6 @@ from tarshards.loaders.arrays.readers.arrays import array, ragged
 from tarshards.loaders.arrays.readers.images import image
 from tarshards.loaders.arrays.readers.parsed import integer
 
-pytestmark = pytest.mark.usefixtures("twin")
 ANY = st.one_of(hnp.integer_dtypes(), hnp.floating_dtypes(), hnp.complex_number_dtypes(), hnp.datetime64_dtypes())
 
 

@@ -38,9 +38,6 @@ def decoded(data):
     return simplejpeg.decode_jpeg(data) if data[:2] == b"\xff\xd8" else np.asarray(Image.open(data))
 
 
-pytestmark = pytest.mark.usefixtures("twin")
-
-
 def test_the_whole_image_is_resized():
     wanted = np.stack([by_pillow(p, (0, 0, p.shape[1], p.shape[0]), (20, 30)) for p in PICTURES])
     close(whole(image((20, 30)), PNGS), wanted)

@@ -14,7 +14,6 @@ from tarshards.loaders.arrays.readers.images import image
 from tarshards.loaders.arrays.readers.parsed import bytes_, decoded, floating, integer, json, text, using
 
 
-@pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("parts", [1, 3])
 def test_numbers_become_arrays(parts):
     integers = whole(integer(), [b"3", b" -12\n", b"9223372036854775807"], parts=parts)
@@ -25,7 +24,6 @@ def test_numbers_become_arrays(parts):
     assert floats.tolist() == [3.0, -1500.0, np.inf]
 
 
-@pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 def test_a_byte_order_mark_says_the_encoding_of_numbers_and_text(encoding):
     assert whole(integer(), [b"3", " -12\n".encode(encoding), b"4"]).tolist() == [3, -12, 4]
@@ -34,7 +32,6 @@ def test_a_byte_order_mark_says_the_encoding_of_numbers_and_text(encoding):
     assert whole(json(), ['["ü"]'.encode(encoding)]) == [["ü"]]
 
 
-@pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("parts", [1, 2])
 def test_what_is_no_number_is_told_by_its_place_and_the_others_are_read(parts):
     batch, failed = read(integer(), [b"1", b"x", b"", b"4", b"9" * 30, b"6"], parts=parts)

@@ -1,4 +1,4 @@
-"""Both header parsers: the same results for the same bytes, and the results for single headers."""
+"""Scanning headers: the results for any bytes, and for single headers."""
 
 import ctypes
 import tarfile
@@ -6,7 +6,8 @@ import tarfile
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tar_corpus import Drip, entry, header, load_twin, pack, pax, read, seal, tarfile_archive
+from tar_corpus import Drip, entry, header, pack, pax, read, seal, tarfile_archive
+from twins import Pair
 
 from tarshards.kernels import _tar_py
 from tarshards.tar.read import AFTER_END, BLOCK, END, MEMBER_LIMIT, Member
@@ -75,17 +76,21 @@ FULL = [
 @example(buffer=FULL[4], position=0, zeros=0, limit=0)
 @settings(max_examples=400, deadline=None)
 @given(buffer=buffers(), position=st.one_of(st.just(0), POSITIONS), zeros=st.sampled_from([0, 0, 1, 7]), limit=LIMITS)
-def test_both_twins_say_the_same_of_any_buffer(buffer, position, zeros, limit):
-    native = load_twin("native")
-    result = native.scan(buffer, position, zeros, limit)
-    assert result == _tar_py.scan(buffer, position, zeros, limit)
-    assert [type(part) for part in result] == [list, int, int, int, type(result[4])]
+def test_scan_and_cut_any_buffer(tar, buffer, position, zeros, limit):
     # In a buffer that ends where its memory ends, a sanitizer sees the first byte read too far.
-    exact = (ctypes.c_char * len(buffer)).from_buffer_copy(buffer)
-    assert result == native.scan(exact, position, zeros, limit)
+    exact = Pair((ctypes.c_char * len(buffer)).from_buffer_copy(buffer), buffer)
+    result = tar.scan(exact, position, zeros, limit)
+    assert result == tar.scan(buffer, position, zeros, limit)
+    assert [type(part) for part in result] == [list, int, int, int, type(result[4])]
+    stopped = tar.scan(buffer, position, zeros, limit, True)
+    assert result[0][: len(stopped[0])] == stopped[0]
+    assert all(member[4] not in _tar_py.ELSEWHERE for member in stopped[0][:-1])
 
     whole = [member for member in result[0] if member[3] <= len(buffer)]
-    assert native.cut(exact, whole, 7, Member) == _tar_py.cut(buffer, whole, 7, Member)
+    tar.cut(exact, whole, 7, Member)
+    if any(not kind for *_, stop, kind in result[0] if stop > len(buffer)):
+        with pytest.raises(ValueError, match="lies outside"):
+            tar.cut(exact, result[0], 7, Member)
 
     members, reached, need, _, problem = result
     assert reached >= position
@@ -96,7 +101,6 @@ def test_both_twins_say_the_same_of_any_buffer(buffer, position, zeros, limit):
     assert all(0 <= stop - start <= limit for _, _, start, stop, _ in members)
 
 
-@pytest.mark.usefixtures("twin")
 @settings(max_examples=200, deadline=None)
 @given(
     buffer=buffers(),
@@ -116,13 +120,9 @@ def test_how_the_bytes_come_changes_nothing(buffer, sizes, end, concatenated):
 
 
 @pytest.fixture
-def scan(twin):
-    """One of the twins, for a whole buffer."""
-
-    def scan_all(buffer, limit=MEMBER_LIMIT):
-        return load_twin(twin).scan(buffer, 0, 0, limit)
-
-    return scan_all
+def scan(tar):
+    """Both for a whole buffer."""
+    return lambda buffer, limit=MEMBER_LIMIT: tar.scan(buffer, 0, 0, limit)
 
 
 def problem_of(result):
@@ -383,7 +383,7 @@ def test_a_block_of_zeros_ends_an_archive(scan):
     assert problem_of(scan(bytes(BLOCK) + b"junk".ljust(BLOCK))) == (BLOCK, "junk after the end of the archive")
 
 
-def test_negative_arguments_are_refused(twin):
+def test_negative_arguments_are_refused(tar):
     for position, zeros, limit in [(-1, 0, 0), (0, -1, 0), (0, 0, -1)]:
         with pytest.raises(ValueError, match="must not be negative"):
-            load_twin(twin).scan(b"", position, zeros, limit)
+            tar.scan(b"", position, zeros, limit)

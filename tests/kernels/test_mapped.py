@@ -1,10 +1,11 @@
-"""Files mapped into memory, and what happens when they shrink: both twins."""
+"""Files mapped into memory, and what happens when they shrink."""
 
 from __future__ import annotations
 
 import itertools
 import mmap
 import os
+import random
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from forked import in_child
 from leftovers import Leftovers
 from programs import load_kernel
+from soak import rounds
 from with_torch import needs_torch
 
 from tarshards import ShardWriter
@@ -25,9 +27,9 @@ from tarshards import ShardWriter
 SIZE = 1 << 20
 
 
-@pytest.fixture(params=["_mapped", "_mapped_py"])
-def mapping_type(request):
-    return load_kernel(f"tarshards.kernels.{request.param}").Mapping
+@pytest.fixture
+def mapping_type(mapped):
+    return mapped.Mapping
 
 
 @pytest.fixture
@@ -37,12 +39,12 @@ def path(tmp_path) -> str:
 
 
 def test_reads_what_is_in_the_file(mapping_type, path):
-    mapping = mapping_type(path)
     with open(path, "rb") as file:
         data = file.read()
-    assert len(mapping) == SIZE
-    for offset, size in ((0, 0), (0, 1), (5, 100), (7, 70_000), (0, SIZE), (SIZE - 1, 1), (SIZE, 0)):
-        assert mapping.read(offset, size) == data[offset : offset + size]
+    for mapping in mapping_type(path), mapping_type(path, SIZE):
+        assert len(mapping) == SIZE
+        for offset, size in ((0, 0), (0, 1), (5, 100), (7, 70_000), (0, SIZE), (SIZE - 1, 1), (SIZE, 0)):
+            assert mapping.read(offset, size) == data[offset : offset + size]
 
 
 def test_what_is_dropped_leaves_memory_and_reads_as_before(mapping_type, path):
@@ -186,7 +188,52 @@ def test_a_file_that_shrinks_within_a_page_is_an_error_where_bytes_are_gone(mapp
             for begin, end in itertools.pairwise([0, 100, 4096, 5000, *range(8192, len(whole), 512), len(whole)]):
                 sure = size if not change else size // mmap.PAGESIZE * mmap.PAGESIZE  # nothing has its size
                 with suppress(OSError) if end > sure else nullcontext():
-                    assert mapping.read(begin, end - begin) == whole[begin:end], (size, begin, end)
+                    for one in (
+                        mapping.kernel,
+                        mapping.twin,
+                    ):  # the kernel gives zeros that were zeros, and the twin none
+                        assert one.read(begin, end - begin) == whole[begin:end], (size, begin, end)
+
+
+def test_a_mapping_answers_the_same_whatever_happens_to_its_file(mapped, tmp_path):
+    path = str(tmp_path / "file")
+    for seed in range(rounds(150)):
+        rng = random.Random(seed)
+        size = rng.choice([0, 1, 4096, 10_000, 20_000])
+        with open(path, "wb") as file:
+            file.write(rng.randbytes(size))
+        mapping, is_changed = mapped.Mapping(path), False
+        assert mapping.unmapped == 0
+        assert mapping.modified == os.stat(path).st_mtime_ns
+        for _ in range(20):
+            change = rng.choice(["none", "none", "none", "hold", "time", "write", "truncate", "grow", "replace"])
+            if change == "hold":
+                mapping.hold_open()
+            elif change == "time":
+                os.utime(path, ns=(0, rng.choice([0, mapping.modified])))
+            elif change == "write":
+                with open(path, "r+b") as file:
+                    file.write(rng.randbytes(min(100, os.path.getsize(path))))
+            elif change == "truncate":
+                os.truncate(path, rng.randrange(os.path.getsize(path) + 1) // 4096 * 4096)
+            elif change == "grow":
+                os.truncate(path, size + rng.randrange(2))
+            elif change == "replace" and not is_changed:  # the kernel does not know the size of a file without a path
+                (tmp_path / "other").write_bytes(rng.randbytes(size))
+                os.replace(tmp_path / "other", path)
+            is_changed |= change in ("write", "truncate", "grow")
+            offset, length = (
+                rng.choice([-1, 0, 1, rng.randrange(size + 2)]),
+                rng.choice([-1, 0, 1, rng.randrange(size + 2)]),
+            )
+            for call in mapping.read, mapping.drop:
+                with suppress(OSError, ValueError):
+                    call(offset, length)
+            with suppress(OSError):
+                mapping.check(rng.randrange(size + 1))
+            mapping.scatter(rng.random() < 0.5)
+            mapping.is_current()
+            mapping.was_written()
 
 
 def test_what_is_checked_after_a_copy(mapping_type, path):
@@ -279,8 +326,8 @@ def test_nothing_stays_open(mapping_type, path):
     assert not before.files()
 
 
-def test_shrinking_under_many_threads(mapping_type, path):
-    mapping, reading, shrunk = mapping_type(path), threading.Barrier(5), threading.Event()
+def test_shrinking_under_many_threads(mapped, path):
+    mapping, reading, shrunk = mapped.kernel.Mapping(path), threading.Barrier(5), threading.Event()
 
     def work() -> list[object]:
         outcomes: list[object] = []
@@ -374,9 +421,8 @@ foreign[0]
         assert ("Fatal Python error: Bus error" in done.stderr) == bool(prefix)
 
 
-@pytest.mark.parametrize("module", ["_mapped", "_mapped_py"])
-def test_a_word_is_replaced_if_it_is_as_expected(module):
-    replace_word = load_kernel(f"tarshards.kernels.{module}").replace_word
+def test_a_word_is_replaced_if_it_is_as_expected(mapped):
+    replace_word = mapped.replace_word
     words = np.array([5, -1, 1 << 62])
     assert not replace_word(words, 1, 5, 7)
     assert replace_word(words, 1, -1, -(1 << 63))
@@ -387,6 +433,12 @@ def test_a_word_is_replaced_if_it_is_as_expected(module):
             replace_word(words, number, 5, 6)
     with pytest.raises(TypeError):
         replace_word(bytes(8), 0, 0, 1)
+
+
+def test_flushing_early_is_a_hint(mapped, path):
+    with open(path, "rb") as file:
+        assert mapped.begin_flush(file.fileno(), 0, SIZE) is None
+    assert mapped.begin_flush(-1, 0, 1) is None
 
 
 @pytest.mark.forks

@@ -1,4 +1,4 @@
-"""Members cut out of a buffer are like any others, and neither parser keeps what it made."""
+"""Members cut out of a buffer are like any others, and the kernel keeps nothing that it made."""
 
 import gc
 import pickle
@@ -7,7 +7,7 @@ import tracemalloc
 from contextlib import suppress
 
 import pytest
-from tar_corpus import entry, header, load_twin, pack
+from tar_corpus import entry, header, pack
 
 from tarshards.tar.read import END, Member
 
@@ -15,8 +15,8 @@ BUFFER = b"0123456789"
 
 
 @pytest.fixture
-def cut(twin):
-    return load_twin(twin).cut
+def cut(tar):
+    return tar.cut
 
 
 def test_cut_makes_members_of_the_regular_files(cut):
@@ -46,8 +46,8 @@ def test_cut_makes_nothing_but_tuples(cut, type):
         cut(BUFFER, [("a", 0, 0, 1, "")], 0, type)
 
 
-def test_scan_and_cut_keep_nothing(twin):
-    module = load_twin(twin)
+def test_scan_and_cut_keep_nothing(tar):
+    module = tar.kernel
     archive = pack([("a.txt", bytes(1000)), ("b" * 200, bytes(1000))]) + entry(name=b"d/", kind=b"5")
 
     def use():

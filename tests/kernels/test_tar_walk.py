@@ -1,4 +1,4 @@
-"""Walking through an archive for its samples: both twins the same, from a descriptor or a function, in any pieces."""
+"""Walking through an archive for its samples, from a descriptor or a function, in any pieces."""
 
 import io
 import os
@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tar_corpus import TWINS, Skips, entry, load_twin, pack, pax
+from tar_corpus import Skips, entry, pack, pax
 from test_tar_scan import ARCHIVES, LIMITS, buffers
 
 from tarshards.errors import SampleError, TarshardsError
@@ -109,15 +109,15 @@ def samples_in(archive, found):
     cut=st.sampled_from([0, 0, 0, 1, 512, 1024, 1500, 1536]),
     concatenated=st.booleans(),
 )
-def test_both_twins_find_what_reading_finds_in_any_archive(archive, reads, limit, cut, concatenated):
+def test_finds_what_reading_finds_in_any_archive(tar, archive, reads, limit, cut, concatenated):
     archive = archive[: len(archive) - cut]
     options = limit, split_name, concatenated
-    result = load_twin("native").walk(source_of(archive, "function"), len(archive), reads, *options)
+    result = tar.walk(source_of(archive, "function"), len(archive), reads, *options)
+    assert tar.walk(source_of(archive, "function"), len(archive), WHOLE, *options) == result
     descriptor = file_of(archive)
     try:
-        for walk, source in product((load_twin("native").walk, _tar_py.walk), (descriptor, source_of(archive, ""))):
-            assert walk(source, len(archive), reads, *options) == result
-            assert walk(source, len(archive), WHOLE, *options) == result
+        for some in (reads, WHOLE):
+            assert tar.walk(descriptor, len(archive), some, *options) == result
     finally:
         os.close(descriptor)
     twice = [] if result is None else fields_that_came_before(*result[1:3])
@@ -147,9 +147,9 @@ def test_both_twins_find_what_reading_finds_in_any_archive(archive, reads, limit
         assert not any(archive[result[4] :])
 
 
-@pytest.fixture(params=TWINS)
-def walk(request):
-    return load_twin(request.param).walk
+@pytest.fixture
+def walk(tar):
+    return tar.walk
 
 
 @pytest.fixture(params=["file", "function"])
@@ -215,7 +215,7 @@ def test_any_rule_may_split(walk, source):
 
     found = walk(source(ARCHIVE), len(ARCHIVE), WHOLE, MEMBER_LIMIT, split)
     assert found[:2] == (["a", "b"], [".x", ".y", ".z"])
-    assert asked == [name for name, _ in MEMBERS]
+    assert asked == 2 * [name for name, _ in MEMBERS], "by each"
 
 
 def test_only_new_fields_and_doubtful_names_are_asked_for(walk, source):
@@ -227,13 +227,14 @@ def test_only_new_fields_and_doubtful_names_are_asked_for(walk, source):
 
     archive = pack([(f"{key}.{field}", b"") for key in ("a", "b", "c__d") for field in ("x", "y")]) + END
     assert walk(source(archive), len(archive), WHOLE, MEMBER_LIMIT, split) is not None
-    assert asked == ["a.x", "a.y", "c__d.x"]
+    assert asked == 2 * ["a.x", "a.y", "c__d.x"], "by each"
 
 
-def test_more_fields_than_an_index_holds_are_counted(walk, source):
-    archive = pack([(f"a.{number}", b"") for number in range(65_538)]) + END
-    _, fields, arrays, *_ = walk(source(archive), len(archive), WHOLE, MEMBER_LIMIT, split_name)
-    assert fields == [str(number) for number in range(65_538)]
+def test_more_fields_than_an_index_holds_are_counted(tar):
+    names = tuple(map(str, range(65_538)))
+    archive = tar.kernel.plain_members("a", names, len(names) * [b""], 1) + END
+    _, fields, arrays, *_ = tar.walk(source_of(archive, "function"), len(archive), WHOLE, MEMBER_LIMIT, split_name)
+    assert fields == [*names]
     assert arrays[1][-4:] == struct.pack("<2H", 0, 1)
 
 
@@ -252,9 +253,9 @@ def test_exceptions_come_through(walk, source):
     for read in (lambda *_: None, 1 << 100):
         with pytest.raises((TypeError, OverflowError)):
             walk(read, len(ARCHIVE), WHOLE, MEMBER_LIMIT, split_name)
-    for parts in (7, ("a",)):
+    for parts, one in product((7, ("a",)), (walk.kernel, walk.twin)):
         with pytest.raises((TypeError, ValueError)):
-            walk(source(ARCHIVE), len(ARCHIVE), WHOLE, MEMBER_LIMIT, lambda name, parts=parts: parts)
+            one(source(ARCHIVE), len(ARCHIVE), WHOLE, MEMBER_LIMIT, lambda name, parts=parts: parts)
     descriptor = file_of(ARCHIVE)
     os.close(descriptor)
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -262,13 +263,13 @@ def test_exceptions_come_through(walk, source):
 
 
 @pytest.mark.parametrize("parts", ["ab", ("a", b"x"), (1, "x"), ["a", "x"], ("a", "x", "y")])
-def test_native_rules_give_pairs_of_text(parts):
+def test_native_rules_give_pairs_of_text(tar, parts):
     with pytest.raises(TypeError):
-        load_twin("native").walk(source_of(ARCHIVE, "function"), len(ARCHIVE), WHOLE, MEMBER_LIMIT, lambda name: parts)
+        tar.kernel.walk(source_of(ARCHIVE, "function"), len(ARCHIVE), WHOLE, MEMBER_LIMIT, lambda name: parts)
 
 
-def test_native_walks_keep_nothing():
-    walk = load_twin("native").walk
+def test_native_walks_keep_nothing(tar):
+    walk = tar.kernel.walk
     archives = [
         ARCHIVE,
         ARCHIVE[:-1024],
