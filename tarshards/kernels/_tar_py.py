@@ -133,7 +133,7 @@ def scan_headers(
             if kind_code == 0x4C:  # "L"
                 path = body.split(b"\0", 1)[0] if path is None else path
             elif kind_code != 0x4B:  # "K"
-                records, problem = _parse_pax(body, kind_code == 0x67)
+                records, problem = _parse_pax(body, kind_code == 0x67, is_named)
                 if problem:
                     break
                 if b"GNU.sparse.name" in records:
@@ -486,7 +486,7 @@ def parse_size(field: bytes) -> int:
     return size if field[0] == 0x80 and size <= MAX_SIZE else -1
 
 
-def _parse_pax(body: bytes, is_global: bool) -> tuple[dict[bytes, bytes], str | None]:
+def _parse_pax(body: bytes, is_global: bool, is_named: bool) -> tuple[dict[bytes, bytes], str | None]:
     records: dict[bytes, bytes] = {}
     position = 0
     while position < len(body):
@@ -501,8 +501,10 @@ def _parse_pax(body: bytes, is_global: bool) -> tuple[dict[bytes, bytes], str | 
             return {}, CONTINUED
         if is_global and (key in (b"path", b"size", b"linkpath") or key.startswith(b"GNU.sparse")):
             return {}, GLOBAL_PLACE
-        if key in (b"path", b"GNU.sparse.name") and b"\0" in value:
-            return {}, "bad pax header"
+        if key == b"GNU.sparse.name" or (key == b"path" and not is_named):
+            if b"\0" in value:
+                return {}, "bad pax header"
+            is_named = key != b"path"
         if key == b"size" and not SIZE.fullmatch(value):
             return {}, "bad pax header"
         records[key] = value

@@ -25,7 +25,7 @@ from tarshards.storage.ranges import LocalRanges
 from tarshards.tar.read import BLOCK, END
 
 
-def rows(headers: Any, index: Index, **changes: Any) -> Any:
+def rows(headers: Any, index: Index, end: int = -1, **changes: Any) -> Any:
     """The members in the sidecar of an index, some of whose arrays are others."""
     names = ("sample", "field", "offset", "size")
     packed = msgpack.packb(
@@ -33,13 +33,18 @@ def rows(headers: Any, index: Index, **changes: Any) -> Any:
         unicode_errors="surrogateescape",
     )
     fields = tuple(field.encode("utf-8", "surrogateescape") for field in index.fields)
-    return headers.MemberTable(packed, headers.layout(packed), fields, index.shard_size, -1)
+    return headers.MemberTable(packed, headers.layout(packed), fields, index.shard_size, end)
 
 
 @pytest.fixture(scope="module")
 def table(headers, mapped) -> Callable[..., Any]:
     """Return a function that makes the members of a shard and its index."""
-    return lambda path, index: headers.MappedMembers(mapped.Mapping(path), rows(headers, index))
+
+    def make(path: Path, index: Index) -> Any:
+        names: list[str | None] = list(index.fields)
+        return headers.MappedMembers(mapped.Mapping(path), rows(headers, index), 0, 0, -1, str(path), names)
+
+    return make
 
 
 @pytest.fixture
@@ -142,6 +147,7 @@ class Part(bytes):
     """What the twin reads in place of a buffer."""
 
     def read(self, offset: int, size: int) -> bytes:
+        assert 0 <= offset <= offset + size <= len(self)
         return self[offset : offset + size]
 
 
@@ -193,6 +199,10 @@ def test_members_of_any_sample_are_found(headers):
                 found.key(wrong)
             with pytest.raises(IndexError):
                 found.span(wrong)
+            with pytest.raises(IndexError):
+                found.read_firsts(np.array([wrong - 1 if wrong < 0 else wrong + 1]), np.zeros(1, np.int64))
+        with pytest.raises(ValueError, match="another size"):
+            found.rest_on(b"")
 
 
 def test_a_part_of_a_shard_has_some_of_its_members(headers, shard):
@@ -306,6 +316,7 @@ def test_a_shard_that_shrinks_is_an_error(headers, table, shard):
     with pytest.raises(OSError, match="shrunk"):
         members.fill({}, [*"xyz", *[None] * 20], 2, 0)
     assert headers.find_undecided([members], np.zeros(2, np.int64), np.array([4, 8], np.int64)) == [0, 1]
+    assert headers.read_samples([members], np.zeros(2, np.int64), np.array([0, 2], np.int64), 0) == [None, None]
 
 
 def test_a_sample_in_the_page_in_which_the_shard_ends_now_is_an_error(headers, table, shard):
@@ -470,11 +481,11 @@ def rewritten(rng: random.Random, members: list[tuple[str, bytes]]) -> list[tupl
     return members
 
 
-def damaged(rng: random.Random, archive: bytes) -> bytes:
-    """Return an archive with a few other bytes, most of them in fields that are compared; or cut."""
+def damaged(rng: random.Random, archive: bytes, offsets: list[int]) -> bytes:
+    """Return an archive with a few other bytes in the headers of members, or cut."""
     data = bytearray(archive)
     for _ in range(rng.choice([0, 0, 1, 3])):
-        at = rng.randrange(len(data) // BLOCK) * BLOCK + rng.choice([0, 1, 124, 134, 135, 148, 156, 257, 345, 500])
+        at = rng.choice(offsets) - BLOCK + rng.choice([0, 1, 124, 134, 135, 148, 156, 257, 345, 500, 500, 500])
         data[at] = rng.choice([0, 32, 48, 55, 128, 255, data[at] ^ 32])
         if rng.random() < 0.6:
             block = at // BLOCK * BLOCK
@@ -482,50 +493,66 @@ def damaged(rng: random.Random, archive: bytes) -> bytes:
     return bytes(data[: rng.choice([len(data), len(data), len(data), rng.randrange(len(data))])])
 
 
+def any_shard(seed: int) -> tuple[Index, bytes]:
+    """Return the index of a few samples, and the shard that it is of, or one rewritten or damaged since."""
+    rng = random.Random(seed)
+    folder, counts = rng.choice(["", "d/", "é/", "p" * 90 + "/"]), rng.choices([1, 1, 2, 3, 40], k=rng.randrange(1, 6))
+    keys = [f"{folder}{i}" + rng.choice(["", "k" * 70, "\udcff"]) for i in range(len(counts))]
+    owners = [i for i, count in enumerate(counts) for _ in range(count)]
+    fields = [rng.randrange(len(FIELDS)) for _ in owners]
+    members = []
+    for i, field in zip(owners, fields):
+        name = rng.choice([FIELDS[field], FIELDS[field].upper()])
+        members.append((f"{keys[i]}.{name}", rng.randbytes(rng.choice([0, 5, 512, 900]))))
+    archive, offsets = written(random.Random(~seed), members)
+    arrays = {"sample": owners, "field": fields, "offset": offsets, "size": [len(data) for _, data in members]}
+    packed = {name: np.array(array, FORMATS[name]).tobytes() for name, array in arrays.items()}
+    other = written(random.Random(~seed), rewritten(rng, members))
+    return Index(len(archive), 0, keys, FIELDS, packed), damaged(rng, *other)
+
+
 def test_any_members_are_compared_with_any_archive(headers):
-    """Of a shard that is or is not that of its index, whole or a part, in any order, with some settled before."""
+    """All of them or some, in any order, with some settled before."""
     for seed in range(rounds(240)):
         rng = random.Random(seed)
-        folder, counts = (
-            rng.choice(["", "d/", "é/", "p" * 90 + "/"]),
-            rng.choices([1, 1, 2, 3, 40], k=rng.randrange(1, 6)),
-        )
-        keys = [f"{folder}{i}" + rng.choice(["", "k" * 70, "\udcff"]) for i in range(len(counts))]
-        owners = [i for i, count in enumerate(counts) for _ in range(count)]
-        fields = [rng.randrange(len(FIELDS)) for _ in owners]
-        members = [
-            (
-                f"{keys[i]}.{rng.choice([FIELDS[field], FIELDS[field].upper()])}",
-                rng.randbytes(rng.choice([0, 5, 512, 900])),
-            )
-            for i, field in zip(owners, fields)
-        ]
-        archive, offsets = written(random.Random(~seed), members)
-        arrays = {"sample": owners, "field": fields, "offset": offsets, "size": [len(data) for _, data in members]}
-        packed = {name: np.array(array, FORMATS[name]).tobytes() for name, array in arrays.items()}
-        table = rows(headers, Index(len(archive), 0, keys, FIELDS, packed))
-        other = damaged(rng, written(random.Random(~seed), rewritten(rng, members))[0])
-        begin, end = rng.choice([(0, -1), (0, -1), sorted(rng.choices(range(len(members) + 1), k=2))])
-        low = 0 if begin == 0 else offsets[begin - 1] - rng.choice([0, BLOCK])
+        index, shard = any_shard(seed)
+        count, offsets = len(index.sample), index.offset.tolist()
+        begin, end = rng.choice([(0, count), (0, count), sorted(rng.choices(range(count + 1), k=2))])
+        low = 0 if begin == 0 else rng.choice(offsets[begin - 1 : begin + 1]) - rng.choice([0, BLOCK])
+        held = shard[low:] if end == count else shard[low : offsets[end - 1] + BLOCK * rng.randrange(3)]
         names = [rng.choice([field, field, field, None]) for field in FIELDS]
-        held = other[low:] if end < 0 else other[low : offsets[end - 1] + BLOCK * rng.randrange(3)]
-        own = headers.MappedMembers(Pair(held, Part(held)), table, low, begin, end, "a.tar", names)
-        end = len(members) if end < 0 else end
+        part = Pair(held, Part(held)), rows(headers, index), low, begin, rng.choice([end, end if end < count else -1])
+        own = headers.MappedMembers(*part, "a.tar", names)
         for _ in range(6):
-            sample = rng.randrange(len(keys))
-            own.fill({}, names, sample, rng.choice([0, 0, 0, rng.randrange(len(members) + 1)]))
+            own.fill({}, names, rng.randrange(len(index)), rng.choice([0, 0, 0, rng.randrange(count + 1)]))
             if begin < end:
                 some = np.array(rng.choices(range(begin, end), k=rng.randrange(30)), np.int64)
                 headers.find_undecided([None, own], rng.choice([1, 1, 0]) + 0 * some, some)
                 if rng.random() < 0.2:
                     own.settle(rng.randrange(begin, end))
         shards = np.array(rng.choices([0, 1, 1, 1], k=50), np.int64)
-        asked = np.array([rng.randrange(-1, len(keys) + 1) for _ in shards], np.int64)
-        assert all_samples(headers.kernel, [None, own.kernel], shards, asked) == all_samples(
-            headers.twin, [None, own.twin], shards, asked
-        )
+        asked = np.array([rng.randrange(-1, len(index) + 1) for _ in shards], np.int64)
+        results = [
+            all_samples(module, [None, members], shards, asked)
+            for module, members in ((headers.kernel, own.kernel), (headers.twin, own.twin))
+        ]
+        assert results[0] == results[1]
         with suppress(IndexError):
             headers.find_keys([None, own], shards, asked)
+        with pytest.raises(ValueError, match="differ in length"):
+            headers.find_keys([None, own], shards, asked[1:])
+
+
+@pytest.mark.parametrize(("magic", "undecided"), [(b"", [0]), (b"ustar\x0000", []), (b"ustar  \0", [])])
+def test_the_size_before_a_member_counts_of_headers_that_are_known_to_be_such(headers, magic, undecided):
+    first, second = (bytearray(entry(b"1", name=name, magic=magic)) for name in (b"a.x", b"b.x"))
+    first[500] ^= 1  # the checksum is wrong then
+    arrays = {"sample": [0, 1], "field": [0, 0], "offset": [512, 1536], "size": [1, 1]}
+    packed = {name: np.array(array, FORMATS[name]).tobytes() for name, array in arrays.items()}
+    shard = bytes(first + second)
+    table = rows(headers, Index(len(shard), 0, ["a", "b"], ["x"], packed))
+    own = headers.MappedMembers(Pair(shard, Part(shard)), table)
+    assert headers.find_undecided([own], np.zeros(1, np.int64), np.ones(1, np.int64)) == undecided
 
 
 def all_samples(module: Any, tables: list[Any], shards: np.ndarray, samples: np.ndarray) -> list[dict[str, Any] | None]:
@@ -547,11 +574,13 @@ def test_any_damage_of_a_table_is_told_of_or_read_alike(headers):
         at = rng.randrange(len(array))
         array[at : at + width] = rng.choice([bytes(1), b"\1", b"\xff", rng.randbytes(width), b"\xff" * width])
         cut = rng.choice([len(array), len(array), len(array) - width, len(array) - 1])
-        change = rng.choice(
-            [{name: bytes(array[:cut])}, {"keys": [*index.keys, rng.choice(["k", 7])]}, {"keys": index.keys[1:]}]
+        keys = rng.choice([[*index.keys, rng.choice(["k", 7])], index.keys[1:]])
+        change: dict[str, Any] = rng.choice(
+            [{}, {name: bytes(array[:cut])}, {name: bytes(array[:cut])}, {"keys": keys}]
         )
+        end = rng.choice([-1, index.shard_size - rng.choice([512, 513])])
         with suppress(ValueError):
-            found = rows(headers, index, **change)
+            found = rows(headers, index, end, **change)
             for number in range(-1, len(index) + 2):
                 for call in found.key, found.span, found.entry:
                     with suppress(IndexError):
@@ -561,6 +590,7 @@ def test_any_damage_of_a_table_is_told_of_or_read_alike(headers):
 def test_any_bytes_have_a_layout_or_none(headers):
     names = ["a", "é" * 20, "k" * 300, 7, b"b"]
     values = [0, -1, 1 << 40, 2.5, None, True, b"x" * 300, b"", "t" * 40, [1, [2, {"a": b"c"}]], {"b": 1}, [0] * 20]
+    values += [bytes(70_000)]
     values += [msgpack.ExtType(5, b"1"), msgpack.ExtType(5, b"12345"), msgpack.ExtType(9, bytes(70_000)), "t" * 70_000]
     for seed in range(rounds(1500)):
         rng = random.Random(seed)

@@ -33,22 +33,25 @@ def numbers_in(found: bytes) -> list[tuple[int, ...]]:
 
 
 def test_of_many_sidecars_each_is_read(sidecars, tmp_path):
-    """In a folder of their own or beside their shards; some lack their shard, or are of one of another size."""
+    """In a folder of their own or beside their shards; some have no shard, or a folder, or one of another size."""
     (tmp_path / "idx").mkdir()
     wanted, names = [], []
     for i in range(12):
-        name, count = f"{i}.tar", 7**i % 100_000
+        path, count = tmp_path / f"{i}.tar", 7**i % 100_000
         size = (count + 1) * 512 + i
+        if i == 0:
+            path.mkdir()
+            size = path.stat().st_size
+        elif i != 5:
+            path.touch()
+            os.truncate(path, size + (i == 6))
         entries = {"size": size, "fingerprint": 9, "digest": bytes(16), "split": "last", "archives": 2, "end": size}
         shard = {entry: entries[entry] for entry in list(entries)[: 2 + i % 5]}
         packed = msgpack.packb({"format": "tarshards-index", "version": 1 + i % 2, "shard": shard, "keys": count * [0]})
-        for folder in "", "idx/":
-            (tmp_path / f"{folder}{name}.index").write_bytes(packed[:300])
-        if i != 5:
-            with open(tmp_path / name, "wb") as file:
-                file.truncate(size + (i == 6))
-        names.append(str(tmp_path / name))
-        wanted.append((-1, -1, -1) if i in (5, 6) else (count, size, int("split" in shard)))
+        for folder in tmp_path, tmp_path / "idx":
+            (folder / f"{i}.tar.index").write_bytes(packed[:300])
+        names.append(str(path))
+        wanted.append((-1, -1, -1) if i in (0, 5, 6) else (count, size, int("split" in shard)))
     folder = os.fsencode(f"{tmp_path}/")
     for indexes in folder, folder + b"idx/":
         assert numbers_in(sidecars.read_heads(folder, indexes, "\0".join(names).encode())) == wanted

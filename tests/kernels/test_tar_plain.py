@@ -1,6 +1,7 @@
 """Headers, members and rows of samples as we write them: plain ones, which need no extended headers."""
 
 import os
+import random
 import struct
 import tarfile
 from array import array
@@ -8,6 +9,7 @@ from array import array
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soak import rounds
 from tar_corpus import pack, read_whole
 
 from tarshards.samples.batch import FieldColumn
@@ -89,8 +91,29 @@ def test_rows_are_packed_as_their_samples(tar, data, fields, row, most):
         assert not is_usual or tar.plain_members(keys[row], tuple(held), list(held.values()), 1000) is None
 
 
+def test_any_rows_are_packed_up_to_the_first_that_is_not_plain(tar):
+    keys = ["a", "b/c", "_d", "k" * 95, "k" * 96, "", "a.b", "a__b", "a/", "é", "a\0"]
+    for seed in range(rounds(600)):
+        rng = random.Random(seed)
+        held = [rng.choice(keys[: rng.choice([4, 4, 4, 11])]) for _ in range(rng.randrange(1, 7))]
+        fields = rng.sample(["jpg", "cls", "f" * 4, "é"], rng.choice([0, 1, 1, 2, 4]) if seed % 9 else 3)
+        limit, most = rng.choice([600, 1000]), rng.choice([0, 1024, 2048, 3000, 1 << 20])
+        values = [[rng.choice([None, b"", b"1", bytes(512), bytes(599), bytes(600)]) for _ in held] for _ in fields]
+        columns = [column_of(field, 65_535 + number, of) for number, (field, of) in enumerate(zip(fields, values))]
+        row = rng.randrange(len(held))
+        end, packed, _ = tar.plain_rows(held, columns, row, rng.randint(row, len(held)), limit, most, 1 << 40, 7)
+        assert len(packed) <= most or end == row + 1
+        if "é" not in fields:
+            sample = [(field, of[row]) for field, of in zip(fields, values) if of[row] is not None]
+            names, data = (tuple(field for field, _ in sample), [value for _, value in sample])
+            tar.plain_members(held[row], names, data, limit)
+
+
 @pytest.mark.parametrize("offsets", [[0, 9], [2, 1], [-1, 2], [0]])
 def test_offsets_outside_the_data_are_refused(tar, offsets):
     column = ("txt", 0, array("q", offsets), b"data", None)
     with pytest.raises(ValueError, match="offset"):
         tar.plain_rows(["a"], [column], 0, 1, 1000, 1000, 0, 0)
+    for row, stop in (-1, 1), (0, 2):
+        with pytest.raises(ValueError, match="as many keys as rows"):
+            tar.plain_rows(["a"], [], row, stop, 1000, 1000, 0, 0)

@@ -1,11 +1,13 @@
 """Scanning headers: the results for any bytes, and for single headers."""
 
 import ctypes
+import random
 import tarfile
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from soak import rounds
 from tar_corpus import Drip, entry, header, pack, pax, read, seal, tarfile_archive
 from twins import Pair
 
@@ -99,6 +101,59 @@ def test_scan_and_cut_any_buffer(tar, buffer, position, zeros, limit):
     places = [place for _, header, start, stop, _ in members for place in (header, start, stop)]
     assert places == sorted(places)
     assert all(0 <= stop - start <= limit for _, _, start, stop, _ in members)
+
+
+SOUND = [
+    b"path=a.x",
+    b"path=b/",
+    b"path=",
+    b"path=\xff=\n",
+    b"size=3",
+    b"size=9" + b"9" * 17,
+    b"comment=",
+    b"mtime=1.5",
+]
+SOUND += [b"GNU.sparse.name=e.x", b"GNU.sparse.major=1"]
+FAULTY = [
+    b"path=c\0d",
+    b"size=0x1",
+    b"size=",
+    b"GNU.sparse.name=f\0",
+    b"GNU.volume.offset=7",
+    b"linkpath=g",
+    b"comment",
+]
+
+
+def any_chain(rng):
+    """Up to four extended headers of a member, mostly sound, whose sizes may be wrong, and the member."""
+    chain = b""
+    for _ in range(rng.randrange(5)):
+        kind = rng.choice([b"x", b"x", b"X", b"g", b"L", b"K"])
+        if kind in b"LK":
+            body = rng.choice([b"long.x", b"long.x\0rest", b"", b"l" * 512])
+        else:
+            records = rng.choices(SOUND, k=rng.choice([0, 1, 1, 2, 3])) + [rng.choice(FAULTY)] * (rng.random() < 0.1)
+            body = bytearray(pax(*records)[BLOCK:].rstrip(b"\0"))
+            if body and rng.random() < 0.1:
+                at = rng.randrange(len(body))
+                body[at : at + rng.randrange(2)] = rng.choice([b"0", b"9", b" ", b"=", b"\n", b"\0", b"99999999"])
+        size = len(body) + (rng.choice([-1, 1, 600, 1 << 20]) if rng.random() < 0.1 else 0)
+        chain += entry(bytes(body), kind=kind, size=b"%011o\0" % max(size, 0))
+    kind = rng.choice([b"0", b"0", b"7", b"S", b"5", b"1", b"M", b"?"])
+    member = bytearray(header(name=rng.choice([b"a.x", b"", b"d/"]), kind=kind, size=b"%011o\0" % rng.randrange(600)))
+    blocks = rng.choice([0, 0, 1, 3, 2047, 2048]) if kind == b"S" else 0
+    member[482] = blocks > 0
+    return chain + seal(member) + (bytes(504) + b"\1" + bytes(7)) * (blocks - 1) + bytes(rng.randrange(3) * BLOCK)
+
+
+def test_any_chain_of_extended_headers(tar):
+    for seed in range(rounds(3000)):
+        rng = random.Random(seed)
+        chain = any_chain(rng) + rng.choice([b"", b"", any_chain(rng)])
+        if rng.random() < 0.2:
+            chain = chain[: rng.randrange(len(chain))]
+        tar.scan(chain, 0, 0, rng.choice([400, MEMBER_LIMIT]), rng.random() < 0.3)
 
 
 @settings(max_examples=200, deadline=None)
