@@ -357,7 +357,7 @@ def test_shrinking_under_many_threads(mapped, path):
 
 PROLOGUE = """
 import faulthandler, mmap, os, signal, sys
-from tarshards.kernels.{module} import Mapping
+from tarshards.kernels._mapped import Mapping
 def shrink():
     mapping = Mapping(sys.argv[1])
     mapping.read(0, 10)
@@ -391,16 +391,14 @@ print(all(DataLoader(Failing(range(4)), num_workers=2, batch_size=None, multipro
 }
 
 
-def run(module: str, code: str, path: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    program = PROLOGUE.format(module=module) + code
-    return subprocess.run([python, "-c", program, path], capture_output=True, text=True, timeout=60)
+def run(code: str, path: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([python, "-c", PROLOGUE + code, path], capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=needs_torch if "torch" in case else ()) for case in CASES])
-@pytest.mark.parametrize("module", ["_mapped", "_mapped_py"])
-def test_no_process_dies(module, case, path, python_with_torch):
-    load_kernel(f"tarshards.kernels.{module}")
-    done = run(module, CASES[case], path, python_with_torch if "torch" in case else sys.executable)
+def test_no_process_dies(case, path, python_with_torch):
+    load_kernel("tarshards.kernels._mapped")
+    done = run(CASES[case], path, python_with_torch if "torch" in case else sys.executable)
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
@@ -416,7 +414,7 @@ foreign[0]
     for prefix in ("", "faulthandler.enable()\n"):
         with open(path, "wb") as file:
             file.write(bytes(SIZE))
-        done = run("_mapped", prefix + code, path)
+        done = run(prefix + code, path)
         assert done.returncode == -signal.SIGBUS
         assert ("Fatal Python error: Bus error" in done.stderr) == bool(prefix)
 
