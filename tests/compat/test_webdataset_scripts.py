@@ -136,10 +136,10 @@ def test_bad_samples_are_left_out_and_batches_stay_full(make, run, script):
 
 
 def test_resampled_training_is_endless_and_draws_from_all_shards(make, run):
-    reports = run("job", urls=make(), script="clip-resampled", samples=200)
+    reports = run("job", urls=make(), script="clip-resampled", samples=400)
     for report in reports:
         check_batches(report)
-        assert report["steps"] == 20
+        assert report["steps"] == 40
     assert len(seen(reports, 0) | seen(reports, 1)) > SHARDS * EACH * 3 // 4
 
 
