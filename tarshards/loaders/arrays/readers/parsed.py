@@ -11,7 +11,7 @@ from tarshards import kernels
 from tarshards.errors import DecodeError, check_function
 from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.reader import Batch, Reader, stack
-from tarshards.samples.codecs import decode_field
+from tarshards.samples.codecs import ByExtension
 from tarshards.samples.codecs.basic import decode_integer, decode_text, encoding_of
 from tarshards.samples.codecs.image import check_imagespec
 from tarshards.storage.remote import check_ratio
@@ -74,20 +74,19 @@ class Function(Reader):
 class Codec(Reader):
     """The codec of the field's extension."""
 
-    def __init__(self, images: str | None, pad: Any, max_ratio: float | None, field: str = ""):
-        self.images = images
+    def __init__(self, by_extension: ByExtension, pad: Any, field: str = ""):
+        self.by_extension = by_extension
         self.pad = pad
-        self.max_ratio = max_ratio
         self.field = field
 
     def open(self, field: str, payload: bytes) -> Reader:
         """Return the reader of the codec for the extension of *field*."""
-        return Codec(self.images, self.pad, self.max_ratio, field)
+        return Codec(self.by_extension, self.pad, field)
 
     def decode(self, payload: bytes) -> Any:
         """Decode one payload; the caller adds field and key to an error."""
         try:
-            return decode_field(self.field, payload, images=self.images, max_ratio=self.max_ratio)
+            return self.by_extension(self.field, payload)
         except DecodeError as exc:
             raise DecodeError(exc.reason) from exc.__cause__
 
@@ -101,13 +100,14 @@ class Plain(Reader):
 
     def __init__(self, codec: str | None):
         self.codec = codec
+        self.by_extension = ByExtension()
 
     def decode(self, payload: bytes) -> Any:
         """Decode one payload, or return it."""
         if self.codec is None:
             return payload
         try:
-            return decode_field(self.codec, payload)
+            return self.by_extension(self.codec, payload)
         except DecodeError as exc:
             raise DecodeError(exc.reason) from exc.__cause__
 
@@ -146,7 +146,7 @@ def decoded(images: str | None = None, *, pad: Any = None, max_ratio: float | No
     """
     if max_ratio is not None:
         check_ratio(max_ratio)
-    return Codec(check_imagespec(images), pad, max_ratio)
+    return Codec(ByExtension(images=check_imagespec(images), max_ratio=max_ratio), pad)
 
 
 def using(function: Callable[[bytes], Any], *, pad: Any = None) -> Reader:
