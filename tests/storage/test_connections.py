@@ -310,7 +310,7 @@ def test_connections_that_were_idle_for_long_are_closed_though_nobody_asks_for_t
         for url in (other.url, slow.url):
             with connections.request("HEAD", f"{url}/shard.tar", {}) as response:
                 assert response.read(1) == b""
-            clock += tuning.IDLE
+            clock += 2 * tuning.IDLE
         assert [connection.sock is None for connection in opened] == [True, False]
 
 

@@ -311,18 +311,18 @@ def test_what_is_read_whole_has_a_limit(tmp_path):
 
 
 READERS = {
-    "index": (sidecar, "a.tar.index", lambda url: Index.load(url.removesuffix(".index"))),
-    "manifest": (expressions, "a.json", expressions.find_shards),
-    "marker": (markers, "a.done", markers.read_marker),
+    "index": (sidecar, "MOST_READ", "a.tar.index", lambda url: Index.load(url.removesuffix(".index"))),
+    "manifest": (expressions, "MAX_BYTES", "a.json", expressions.find_shards),
+    "marker": (markers, "MAX_BYTES", "a.done", markers.read_marker),
 }
 
 
 @pytest.mark.parametrize("what", READERS)
 @pytest.mark.parametrize("place", ["path", "memory", "http"])
 def test_indexes_manifests_and_markers_without_an_end(tmp_path, monkeypatch, what, place):
-    module, name, read = READERS[what]
-    assert 1 << 20 < module.MAX_BYTES <= 1 << 30
-    monkeypatch.setattr(module, "MAX_BYTES", 1 << 20)
+    module, limit, name, read = READERS[what]
+    assert 1 << 20 < getattr(module, limit) <= 1 << 30
+    monkeypatch.setattr(module, limit, 1 << 20)
     if place == "path":
         (tmp_path / name).symlink_to("/dev/zero")
         url = str(tmp_path / name)
