@@ -290,7 +290,7 @@ def long(certificate):
         yield server
 
 
-@pytest.mark.parametrize("pause", [tuning.IDLE - 1, tuning.IDLE])
+@pytest.mark.parametrize("pause", [tuning.IDLE - 1, tuning.IDLE + 1])
 def test_a_connection_that_was_idle_for_long_is_closed_and_not_used_again(long, opened, monkeypatch, pause):
     clock = time.monotonic()
     monkeypatch.setattr(connections, "monotonic", lambda: clock)
