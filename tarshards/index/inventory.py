@@ -147,7 +147,8 @@ def find_indexed(shards: Shards, *fields: FieldNames | None) -> Shards | None:
     some shards have a sidecar, or those with an *index_dir* have none, and OpenError if a shard without one is missing
     itself.
     """
-    is_beside = not any(shards.column("index_dir"))
+    folders = shards.column("index_dir")
+    is_beside = {*folders} == {None}
     if is_beside and all(shards.column("indexed")) and are_remote(shards.urls):
         return shards  # as their manifest says
     counted, missing = with_counts(shards, *fields)
@@ -161,13 +162,15 @@ def find_indexed(shards: Shards, *fields: FieldNames | None) -> Shards | None:
     looked_for = len(uncounted) + len(probed)
     if len(missing) == looked_for and is_beside:
         return None
-    first = shards[min(missing)].location()
-    check_there(first)
     if len(missing) < looked_for:
+        first = min(missing)
         reason = "no index found, but other shards have one; create it with `tarindex`, or pass index=False"
     else:
-        reason = f"no index found in {first.index_dir}; create it with `tarindex --index-dir`"
-    raise ShardIndexError(reason, url=first.name)
+        first = min(missing, key=lambda number: (folders[number] is None, number))
+        reason = f"no index found in {folders[first]}; create it with `tarindex --index-dir`"
+    location = shards[first].location()
+    check_there(location)
+    raise ShardIndexError(reason, url=location.name)
 
 
 def _read_heads(shards: Shards) -> array[int]:

@@ -187,6 +187,11 @@ def test_a_folder_without_the_indexes_is_an_error(shards, tmp_path):
         Stream.from_shards(f"{shards}/a/{TRAIN}", index_dir=tmp_path / "typo")
     with pytest.raises(ValueError, match="index=False"):
         Opening(index=False, index_dir=tmp_path)
+    with pytest.raises(ShardIndexError, match="no index found in ; create it with `tarindex --index-dir`"):
+        Stream.from_shards(f"{shards}/a/{TRAIN}", index_dir="")
+    beside, elsewhere = find_shards(f"{shards}/a/{TRAIN}")
+    with pytest.raises(ShardIndexError, match=r"t-1.tar: no index found in /typo"):
+        Stream.from_shards([beside, elsewhere._replace(index_dir="/typo")])
 
 
 def test_a_read_only_mount(shards, tool, tmp_path):
