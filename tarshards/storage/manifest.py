@@ -131,6 +131,10 @@ class Shards(Sequence[Shard]):
         """Return these shards with *columns* replaced."""
         return Shards(**{"urls": self.urls, **self._columns, **columns})
 
+    def split_by(self, rule: str | None) -> Shards:
+        """Return these shards; those that have no rule for the names of members get this one."""
+        return self.replace(split=[split or rule for split in self.column("split")])
+
     def take(self, numbers: Sequence[int]) -> Shards:
         """Return the shards with these *numbers*, in the given order."""
         columns = {"urls": self.urls, **self._columns}

@@ -509,7 +509,7 @@ def _indexed(shards: Shards, opening: Opening, options: EpochOptions) -> Shards 
     these shards do not allow.
     """
     rule, first = split_of(opening.rule), shards[0].location()
-    ruled = shards.replace(split=[split or rule for split in shards.column("split")])
+    ruled = shards.split_by(rule)
     if opening.index and opening.index != "auto":
         return ruled
     is_sought = opening.index == "auto" and rule is not None

@@ -24,7 +24,7 @@ def write_static_page(urls: Any, folder: str | Location) -> Location:
     must support ranges, and allow them for pages of another origin (CORS). Raises ShardIndexError for shards without
     indexes, and OpenError for shards that the page cannot reach.
     """
-    shards = find_shards(urls)
+    shards = find_shards(urls).split_by("first")
     found = find_indexed(shards)
     if found is None:
         raise ShardIndexError("the page reads shards by their indexes; run `tarindex` first", url=shards.urls[0])

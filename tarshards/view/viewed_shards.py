@@ -49,7 +49,7 @@ class ViewedShards:
     """
 
     def __init__(self, urls: Any, **how: Any):
-        self.shards: Shards = find_shards(urls, **how)
+        self.shards: Shards = find_shards(urls, **how).split_by("first")
         self.name: str = spec_name(urls) if isinstance(urls, str) else common_name(names_of(self.shards.urls))
         self.sequence: SampleSequence | None = self._find_indexed()
         self.problems: list[TarshardsError] = []
@@ -63,7 +63,7 @@ class ViewedShards:
     def _find_indexed(self) -> SampleSequence | None:
         try:
             found = find_indexed(self.shards)
-        except ShardIndexError:  # only some shards have an index
+        except ShardIndexError:  # only some shards have an index, or it is of the other rule for names
             found = None
         if found is None:
             check_there(self.shards[0].location())
@@ -95,7 +95,7 @@ class ViewedShards:
                         shard.location(),
                         concatenated=shard.concatenated,
                         end=shard.end,
-                        split=shard.split or "first",  # type: ignore[arg-type]
+                        split=shard.split,  # type: ignore[arg-type]
                     )
                 except TarshardsError as error:
                     self.problems.append(error)

@@ -15,8 +15,10 @@ from tarshards import Ledger, ShardWriter, Stream, TarWriter, build_columns
 from tarshards.errors import DecodeError, ShardIndexError, StateError
 from tarshards.index.build import build_index
 from tarshards.samples.lines import read_keys
+from tarshards.storage.expressions import find_shards
 from tarshards.view import show
 from tarshards.view.epoch_batches import read_state
+from tarshards.view.static_page import write_static_page
 from tarshards.view.view_api import ViewApi
 
 
@@ -42,6 +44,18 @@ def test_all_samples_come_in_their_order(api):
     assert keys(api) == KEYS
     assert keys(api, 19, 3) == KEYS[19:22]
     assert keys(api, 58) == KEYS[58:]
+
+
+def test_an_index_of_the_other_rule_for_names_is_not_read(tmp_path):
+    url = str(tmp_path / "a.tar")
+    with TarWriter(url) as writer:
+        for key in "ab":
+            writer.write({"__key__": key, "left.txt": b"1", "right.txt": b"2"})
+    build_index(url, split="last").save(url)
+    assert keys(ViewApi(url)) == ["a", "b"]
+    assert keys(ViewApi(find_shards(url).split_by("last"))) == ["a.left", "a.right", "b.left", "b.right"]
+    with pytest.raises(ShardIndexError, match="made with `tarindex --split last`"):
+        write_static_page(url, str(tmp_path))
 
 
 QUERIES = [
