@@ -24,7 +24,6 @@ from tarshards.samples.fields import FieldNames, Term, lazy_fields
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import are_local
 from tarshards.storage.manifest import Shards, collector_paused
-from tarshards.storage.remote import Remote
 
 if TYPE_CHECKING:  # what reads local shards need not load what asks servers
     from tarshards.index.fetch import BlockFetcher
@@ -36,14 +35,13 @@ class SampleReader:
     """Reads samples by the number of their shard and their number in the shard.
 
     *urls* are the shards' URLs and *names* the same without credentials; *counts* has the number of samples of each
-    shard, *sizes* its bytes, and *remote* the options for reading them.
+    shard, and *sizes* its bytes.
     """
 
     urls: list[str]
     names: list[str]
     counts: np.ndarray
     sizes: np.ndarray
-    remote: Remote
     reserved = 2  # entries of a sample that are not fields: __key__, __url__
     unpaired = 0  # samples of joined shards that are beyond those of the dataset, and so in no sample
 

@@ -85,9 +85,8 @@ class OpenShard:
         if lazy is not None:
             self._lazy = [name and field for name, field in zip(self._fields, _named(index, lazy, self.name))]
             self._fields = [None if file else field for file, field in zip(self._lazy, self._fields)]
-        self.members: kernels.headers.MappedMembers | None = (
-            None  # None for a remote shard, and for one that is not mapped
-        )
+        # None for a remote shard, and for one that is not mapped
+        self.members: kernels.headers.MappedMembers | None = None
         mapping = None if local is None or local.mapping.unmapped else local.mapping
         if mapping is not None and (index.faults or index.elsewhere or lazy is not None):
             self.members = kernels.headers.MappedMembers(mapping, index.table)
