@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
-from itertools import accumulate, count
+from itertools import accumulate, chain, count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tarshards.index.readahead import Numbers
     from tarshards.stream.op import BoundOp
 
+TOGETHER = 64  # choices that a worker makes at once: one by one, each takes 0.7 us instead of 0.36
 PASS = 1 << 32  # added to a dataset's epoch each time it begins again within one epoch of the mixture
 
 S = TypeVar("S", bound=Stream)
@@ -337,12 +338,14 @@ class MixedStreams:
         """Yield the samples of one worker; raise WorldError if some worker would have no shard of a chosen dataset."""
         workers = progress.world.world_size * progress.world.num_workers
         quotas = Quotas(self.quotas.weights, stride=workers)
+        mixture = Mixture(quotas, self.seed)
+        choices = chain.from_iterable(mixture.take(TOGETHER) for _ in count())
         for number, (name, dataset) in enumerate(self.datasets.items()):
             if number in quotas.ends:
                 check_shards(name, dataset.source, workers)
         streams = [self._stream(name, dataset, progress) for name, dataset in self.datasets.items()]
         try:
-            yield from interleave(streams, Mixture(quotas, self.seed), quotas.ends, self.until)
+            yield from interleave(streams, choices, quotas.ends, self.until)
         finally:
             if held := sum(stream.holds_sample() for stream in streams):
                 self.ledger.add(Tally(in_flight=held).within(progress.of))
