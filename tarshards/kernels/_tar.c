@@ -891,7 +891,7 @@ static PyObject *grouper_new(PyTypeObject *type, PyObject *args, PyObject *optio
     if (!self) return NULL;
     self->split = Py_NewRef(split);
     self->is_default = is_default;
-    self->packs = packs;
+    self->packs = packs && text == Py_None;
     self->splits = splits;
     self->fields = PyList_New(0);
     self->first = PyDict_New();
