@@ -211,10 +211,10 @@ class RecordPiece(FilePiece, ABC):
     unit: ClassVar[str] = "record"  # the word for a record in errors
 
     @abstractmethod
-    def records(self, ledger: Ledger) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield each record with its number in the file; *ledger* gets the errors."""
+    def records(self, ledger: Ledger) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+        """Yield each record with its number in the file, or what else names it; *ledger* gets the errors."""
 
-    def origin(self, number: int) -> str:
+    def origin(self, number: Any) -> str:
         """Return the file and the record with this number, for errors."""
         return f"{self.name}: {self.unit} {number}"
 
@@ -225,8 +225,8 @@ class RecordPiece(FilePiece, ABC):
             except (ValueError, RecursionError) as error:
                 fail_rows(ledger, _of_row(self.origin(number), error))
 
-    def numbered_rows(self, template: str, ledger: Ledger) -> Iterator[tuple[int, Sample]]:
-        """Yield the rows with their numbers in the file; ``__key__`` comes from the record, or from *template*."""
+    def numbered_rows(self, template: str, ledger: Ledger) -> Iterator[tuple[Any, Sample]]:
+        """Yield the rows with the numbers of their records; ``__key__`` comes from the record, or from *template*."""
         name, keys = self.name, Keys.of(template, self.file)
         for number, record in self.records(ledger):
             try:
@@ -788,51 +788,54 @@ def plan_folder(folder: str, max_bytes: int | None) -> Plan:
 
 @dataclass(frozen=True)
 class MsgpackPiece(RecordPiece):
-    """A msgpack shard of Squirrel's.
+    """A msgpack shard of Squirrel's; errors name a sample by its key in the shard, or the one that the reader gives it.
 
-    Without a template, a sample keeps its key in the shard, or the one that the reader gives it.
+    Without a template, the sample keeps this key.
     """
 
-    def records(self, ledger: Ledger) -> Iterator[tuple[int, Sample]]:
+    def records(self, ledger: Ledger) -> Iterator[tuple[str, Sample]]:
         reader = Ledger(max_errors=float("inf"), on_error=partial(fail_rows, ledger))
-        return enumerate(read_msgpack_shard(self.url, ledger=reader))
+        return ((row["__key__"], row) for row in read_msgpack_shard(self.url, ledger=reader))
 
-    def numbered_rows(self, template: str, ledger: Ledger) -> Iterator[tuple[int, Sample]]:
+    def origin(self, number: str) -> str:
+        return f"{self.name}: {number}"
+
+    def numbered_rows(self, template: str, ledger: Ledger) -> Iterator[tuple[str, Sample]]:
         keys = None if template == KEY else Keys.of(template, self.file)
-        for number, row in self.records(ledger):
+        for number, (own_key, row) in enumerate(self.records(ledger)):
             try:
-                yield number, row if keys is None else {**row, "__key__": keys(number, row)}
+                yield own_key, row if keys is None else {**row, "__key__": keys(number, row)}
             except (TarshardsError, ValueError) as error:
-                fail_rows(ledger, _of_row(f"{self.name}: {row['__key__']}", error))
+                fail_rows(ledger, _of_row(self.origin(own_key), error))
 
     def samples(self, naming: Naming, template: str, ledger: Ledger) -> Iterator[Sample | SampleBatch]:
         errors: list[Exception] = []  # before the next row
-        rows: list[Sample] = []  # to convert together
+        rows: list[tuple[str, Sample]] = []  # to convert together
         size = 0
-        for _, row in self.numbered_rows(template, Ledger(max_errors=float("inf"), on_error=errors.append)):
+        for own_key, row in self.numbered_rows(template, Ledger(max_errors=float("inf"), on_error=errors.append)):
             if errors or len(rows) == FEW_ROWS or size >= BATCH:
                 yield from self._converted(rows, errors, naming, ledger)
                 rows, size = [], 0
-            rows.append(row)
+            rows.append((own_key, row))
             for value in row.values():
                 if type(value) is bytes:
                     size += len(value)
         yield from self._converted(rows, errors, naming, ledger)
 
     def _converted(
-        self, rows: list[Sample], errors: list[Exception], naming: Naming, ledger: Ledger
+        self, rows: list[tuple[str, Sample]], errors: list[Exception], naming: Naming, ledger: Ledger
     ) -> Iterator[Sample | SampleBatch]:
         """Yield the samples of rows, as one batch if ``batch_of`` can make it; then pass *ledger* the *errors*."""
         batch: SampleBatch | None = None
         with suppress(TarshardsError, ValueError):  # the loop below finds the row of the error
-            batch = batch_of(naming, rows, [row["__key__"] for row in rows], self.name)
+            batch = batch_of(naming, [row for _, row in rows], [row["__key__"] for _, row in rows], self.name)
         if batch is not None:
             yield batch
-        for row in rows if batch is None else ():
+        for own_key, row in rows if batch is None else ():
             try:
                 yield sample_of(naming, row, "", self.name)
             except (TarshardsError, ValueError) as error:
-                fail_rows(ledger, _of_row(f"{self.name}: {row['__key__']}", error))
+                fail_rows(ledger, _of_row(self.origin(own_key), error))
         while errors:
             fail_rows(ledger, errors.pop(0))
 

@@ -171,6 +171,14 @@ def test_converted_to_msgpack_and_back_shards_have_the_same_bytes(make_shards, t
         assert (tmp_path / f"set-{number:04d}.tar").read_bytes() == Path(name).read_bytes()
 
 
+@pytest.mark.parametrize("key", [None, "n{record:03d}"])
+def test_the_error_of_an_imported_row_names_its_key_in_the_shard(tmp_path, key):
+    rows = [{"__key__": f"k{number}", "a": msgpack.Timestamp(3) if number == 1 else number} for number in range(3)]
+    ledger = Ledger(max_errors=1)
+    import_dataset(pack(tmp_path, *rows), str(tmp_path / "t-%d.tar"), format="msgpack", key=key, on_error=ledger)
+    assert [entry.shard for entry in ledger.quarantined] == [f"{tmp_path}/a.gz: k1"]
+
+
 def test_a_field_with_bad_msgpack():
     with pytest.raises(DecodeError, match=r"x\.mp: not msgpack"):
         msgpack_shards.unpack("x.mp", b"\xc1")
