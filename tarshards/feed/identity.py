@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
-from pkgutil import resolve_name
 from typing import Any
 
 from tarshards.errors import UrlError, shortened
 from tarshards.loaders.passes import ResumableLoader
+from tarshards.run.samples.runners import load
 
 PACKAGES = ("tarshards", "numpy", "pillow", "simplejpeg", "torch")  # packages whose versions may change a batch
 
@@ -29,7 +29,7 @@ def loader_of(spec: str) -> ResumableLoader:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        function = resolve_name(spec)
+        function = load(spec)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise

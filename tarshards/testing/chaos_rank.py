@@ -15,13 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from tarshards.epoch.world import World
 from tarshards.errors import AuditError
 from tarshards.loaders.arrays import readers
 from tarshards.loaders.arrays.array_loader import ArrayLoader
+from tarshards.run.samples.runners import load
 from tarshards.samples.ledger import Ledger
 from tarshards.storage import tuning
 from tarshards.storage.remote import Remote
@@ -100,7 +100,7 @@ def open_loader(job: dict[str, Any], ledger: Ledger | None) -> Any:
     """Return the loader: made by the user's function, or one of ours."""
     kind, urls = job["reader"], job["urls"]
     if ":" in kind:
-        return resolve_name(kind)(urls)
+        return load(kind)(urls)
     options = {"index": kind != "stream", "shuffle": job["shuffle"], "seed": job["seed"], "on_error": ledger}
     if kind != "stream":
         options |= {"block": job["block"], "tail": "exact"}

@@ -157,11 +157,18 @@ def test_a_dataset_without_indexes_is_refused():
         ("feed_specs:nothing", UrlError, "has no function nothing"),
         ("no_such_module:f", UrlError, "no module no_such_module"),
         ("feed_specs:urls", UrlError, "not a ShardLoader or an ArrayLoader"),
+        ("feed_specs:__name__", TypeError, "feed_specs:__name__ is not callable"),
     ],
 )
 def test_specs_that_name_no_loader(spec, error, words):
     with pytest.raises(error, match=words):
         RemoteLoader(spec, "tcp://127.0.0.1:1")
+
+
+def test_a_module_whose_name_is_no_identifier(tmp_path, monkeypatch):
+    (tmp_path / "train-v2.py").write_text("from feed_specs import arrays\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    RemoteLoader("train-v2:arrays", "tcp://127.0.0.1:1", encrypted=False)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "tcp://127.0.0.1", "udp://127.0.0.1:1", "dns:name"])

@@ -25,6 +25,7 @@ from tarshards.testing.chaos import (
     our_readers,
     preload,
 )
+from tarshards.testing.chaos_rank import open_loader
 from tarshards.testing.chaos_shards import ShardCopies, beginning, changed, read_truth, resized
 
 ROUNDS, PARTS = (10, 2) if SOAK == 1 else (40 * SOAK, 4)
@@ -140,6 +141,12 @@ def test_faults_are_of_the_kinds_that_are_asked_for():
         worlds = [draw(3, number, ["module:function"], ["module:function"], faults) for number in range(60)]
         assert {NEMESES[world.nemesis].fault for world in worlds} == {"", *faults}
         assert ("http" in {world.source for world in worlds}) == ("network" in faults)
+
+
+def test_a_loader_of_a_module_whose_name_is_no_identifier(tmp_path, monkeypatch):
+    (tmp_path / "train-v2.py").write_text("def urls_alone(urls):\n    return urls\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert open_loader({"reader": "train-v2:urls_alone", "urls": ["a.tar"]}, None) == ["a.tar"]
 
 
 def test_what_fails_with_nothing_wrong_is_no_result(urls, tmp_path):
