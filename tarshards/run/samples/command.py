@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from tarshards.errors import OpError, TarshardsError
 from tarshards.parallel.calls import EACH
-from tarshards.parallel.signals import TICK
 from tarshards.run.samples.dispatch import Dispatcher, QueuedSample
 from tarshards.run.samples.journal import Joblog, Journal, SampleResult, identity
 from tarshards.run.samples.runners import Work
@@ -163,7 +162,8 @@ class Interruptible:
                 if not self._reads or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
                     return
                 signal.pthread_kill(int(threading.main_thread().ident or 0), signal.SIGINT)
-            end = time.monotonic() + TICK
+            # One that arrives just before a read takes effect only after it; but the next one also ends cleaning up.
+            end = time.monotonic() + 1
             while self._reads and time.monotonic() < end:
                 time.sleep(0.01)
 

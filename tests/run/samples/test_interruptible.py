@@ -34,6 +34,7 @@ def test_a_reader_that_waits_is_woken_and_may_clean_up():
         try:
             yield os.read(ear, 1)
         finally:
+            time.sleep(0.5)  # as to end a program that writes a tar
             cleaned.append(1)
 
     source = Interruptible(items())
