@@ -37,7 +37,15 @@ from tarshards.storage.streams import taken, temporary
 from tarshards.stream import ops
 from tarshards.tar.read import pack_members
 from tarshards.write.once import at_shard, run_all
-from tarshards.write.shards import PACKED, SHARD_BYTES, TarWriter, most_of_members, name_leftovers, shard_name
+from tarshards.write.shards import (
+    PACKED,
+    SHARD_BYTES,
+    TarWriter,
+    is_pattern,
+    most_of_members,
+    name_leftovers,
+    shard_name,
+)
 
 RECORD = "reshard.json"  # identifies the call to which the folder belongs
 BUCKET = 1 << 26  # approximate bytes of samples in a bucket
@@ -140,7 +148,7 @@ def reshard(
     shuffle, seed = flag("shuffle", shuffle), whole_number("seed", seed)
     cut, pattern = _cut(max_bytes, max_samples, shards), Location.of(output_pattern, sync=sync)
     output_pattern = pattern.url
-    if shard_name(output_pattern, 0) == shard_name(output_pattern, 1):
+    if not is_pattern(output_pattern):
         raise ValueError(f"{pattern.name}: the pattern needs a shard number, {{shard:06d}} or %06d")
     named_compression(pattern)  # raises UrlError for a name of another format
     if rekey is not None:
