@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click import Command
+from click.testing import CliRunner
 
 import tarshards
 from tarshards import __main__ as program
@@ -45,6 +46,13 @@ def test_report_without_kernels(monkeypatch):
     lines = list(program.report())
     assert lines[1] == f"kernels   0 of {len(kernels.__all__)} compiled"
     assert all(name in lines[2] for name in kernels.__all__)
+
+
+def test_a_check_where_the_checks_are_removed(monkeypatch):
+    monkeypatch.setattr(program.main, "verbs", {})
+    done = CliRunner().invoke(program.main, ["chaos"])
+    assert done.exit_code == 2
+    assert "the first word is an option, not 'chaos'" in done.stderr
 
 
 def entry_points() -> dict[str, str]:

@@ -188,8 +188,8 @@ class Verbs(Program):
 
     def unknown(self, words: tuple[str, ...]) -> click.UsageError:
         """Return the error for *words* that do not begin with a verb."""
-        *others, last = self.verbs
-        known = f"{', '.join(others)} or {last}"
+        *others, last = self.verbs or ["an option"]  # if the part with its verbs is removed
+        known = f"{', '.join(others)} or {last}" if others else last
         return click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
 
     def complete(self, incomplete: str) -> list[CompletionItem]:
