@@ -83,6 +83,6 @@ for kernel in _tar, _mapped, _sidecars, _headers, _rows, _pixels:
     assert b"__asan_report_load" in code
     assert b"__ubsan_handle" in code
 EOF
-    passes tests/kernels/test_{pixels,rows}.py tests/loaders/readers/test_readers_{arrays,images,parsed}.py
+    passes tests/kernels/test_{pixels,row_kernels}.py tests/loaders/readers/test_readers_{arrays,images,parsed}.py
 done
 passes tests/kernels/test_{headers,sidecars}.py tests/kernels/test_tar_*.py tests/tar/test_tar_{corpus,damage,ends,streams}.py
