@@ -76,6 +76,8 @@ class ShardTable:
         names = FieldNames.of(fields)
         self.fields: tuple[str, ...] | None = None if names is None else tuple(names)
         self.decoded = decoded
+        if index_dir is not None:  # tasks may run in another folder
+            index_dir = Location.of(index_dir).expanduser().absolute().url
         shards = find_shards(urls, remote, index_dir=index_dir)
         self.samples: SampleSequence = SampleSequence(shards, fields=self.fields)
 

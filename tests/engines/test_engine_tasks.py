@@ -24,6 +24,7 @@ from tarshards.engines import tasks  # noqa: E402
 from tarshards.engines.tasks import ShardOutput, ShardTable, samples_of  # noqa: E402
 from tarshards.index.refresh import refresh_indexes  # noqa: E402
 from tarshards.storage.claims import Claims  # noqa: E402
+from tarshards.storage.expressions import find_shards  # noqa: E402
 from tarshards.storage.location import Location  # noqa: E402
 
 
@@ -134,6 +135,18 @@ def test_a_shard_that_is_replaced_meanwhile_is_an_error_not_data(tmp_path):
 def test_shards_without_index_are_refused(make_shards):
     with pytest.raises(ShardIndexError, match="tarindex"):
         ShardTable(make_shards(2))
+
+
+def test_workers_in_another_folder_find_the_shards_and_their_index_dir(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ShardWriter("plain-%04d.tar", max_samples=5, index=False) as writer:
+        for i in range(10):
+            writer.write({"__key__": f"{i}", "txt": f"{i}"})
+    list(refresh_indexes(find_shards("plain-*.tar", index_dir="idx")))
+    (part,) = ShardTable("plain-*.tar", index_dir="idx").ranges(1)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert [row["txt"] for each in part.read() for row in each.to_pylist()] == [b"%d" % i for i in range(10)]
 
 
 def write_twice(folder: Path, table: ShardTable, **limits: Any) -> tuple[ShardOutput, list]:
