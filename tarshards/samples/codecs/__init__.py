@@ -26,14 +26,13 @@ _NO_TEXT = frozenset(ENCODERS.values()) - {basic.encode_text, basic.encode_json}
 
 
 class ByExtension(NamedTuple):
-    """How to decode fields by their extension; called with a field and its bytes, it returns the value.
+    """How to decode fields by their extension.
 
     Images stay bytes unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba l16 torchl8 ... pilrgba pil`), audio
     unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is a videospec (`video torchvideo`).
     With *exif_transpose* images are rotated by their EXIF orientation; videos are rotated by their metadata unless
-    *rotate* is False. The extension ``gz`` is decompressed first, and the part before it selects the decoder. Raises
-    DecodeError with the field, also if gzip or a zip (npz, pth) would expand to more than both 256 MiB and *max_ratio*
-    times the size of the data, by default 200.
+    *rotate* is False. The extension ``gz`` is decompressed first, and the part before it selects the decoder. A gzip
+    or zip (npz, pth) may not expand to more than both 256 MiB and *max_ratio* times its size, by default 200.
     """
 
     images: str | None = None
@@ -44,7 +43,8 @@ class ByExtension(NamedTuple):
     allow_unsafe: bool = False
     max_ratio: float | None = None
 
-    def __call__(self, field: str, data: bytes) -> Any:
+    def decode(self, field: str, data: bytes) -> Any:
+        """Return the value of *field*, or *data* if there is no decoder; raise DecodeError with the field."""
         images, audio, video, exif_transpose, rotate, allow_unsafe, max_ratio = self
         if images is not None and images not in image.IMAGESPECS:
             image.check_imagespec(images)
@@ -81,14 +81,12 @@ _PLAIN = ByExtension()
 
 
 def decode_field(field: str, data: bytes, **how: Any) -> Any:
-    """Decode *data* by the extension of *field*, as ``ByExtension`` with the fields *how* does.
-
-    The bytes are returned unchanged if there is no decoder.
+    """Do what ``ByExtension(**how).decode(field, data)`` does.
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
     ({'boxes': 2}, 7, b'7')
     """
-    return (ByExtension(**how) if how else _PLAIN)(field, data)
+    return (ByExtension(**how) if how else _PLAIN).decode(field, data)
 
 
 def encode_field(field: str, value: Any) -> bytes:

@@ -72,7 +72,7 @@ class Decoding:
                     return value
         except Exception as error:
             raise DecodeError(f"{type(error).__name__}: {reason_of(error)}", field=field) from error
-        return self.by_extension(field, data)
+        return self.by_extension.decode(field, data)
 
     def _choose(self, field: str) -> FieldChoice:
         """Return how to decode the fields with a name."""
@@ -180,7 +180,7 @@ def decoding_of(
     functions = tuple((names, _function(";".join(names), value, exif_transpose, rotate)) for names, value in named)
     by_extension = ByExtension(images, audio, video, exif_transpose, rotate, allow_unsafe, max_ratio)
     if not functions and not handlers and only is None:
-        return by_extension.__call__
+        return by_extension.decode
     arguments = functions, tuple(handlers), None if only is None else _names(only), by_extension
     try:
         hash(arguments)

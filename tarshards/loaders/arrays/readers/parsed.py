@@ -86,7 +86,7 @@ class Codec(Reader):
     def decode(self, payload: bytes) -> Any:
         """Decode one payload; the caller adds field and key to an error."""
         try:
-            return self.by_extension(self.field, payload)
+            return self.by_extension.decode(self.field, payload)
         except DecodeError as exc:
             raise DecodeError(exc.reason) from exc.__cause__
 
@@ -107,7 +107,7 @@ class Plain(Reader):
         if self.codec is None:
             return payload
         try:
-            return self.by_extension(self.codec, payload)
+            return self.by_extension.decode(self.codec, payload)
         except DecodeError as exc:
             raise DecodeError(exc.reason) from exc.__cause__
 
