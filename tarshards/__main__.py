@@ -72,8 +72,8 @@ def report() -> Iterator[str]:
     count = len(kernels.__all__)
     yield f"kernels   {count - len(kernels.MISSING)} of {count} compiled"
     if kernels.MISSING:
-        missing = " ".join(kernels.MISSING)
-        yield f"          in Python, several times slower: {missing}; reinstall where a C compiler is found"
+        cost = f"without {' '.join(kernels.MISSING)} all run in Python, several times slower"
+        yield f"          {cost}; reinstall where a C compiler is found"
     try:
         requirements = metadata.requires("tarshards") or []
     except metadata.PackageNotFoundError:

@@ -46,6 +46,8 @@ def test_report_without_kernels(monkeypatch):
     lines = list(program.report())
     assert lines[1] == f"kernels   0 of {len(kernels.__all__)} compiled"
     assert all(name in lines[2] for name in kernels.__all__)
+    monkeypatch.setattr(kernels, "MISSING", ["rows"])
+    assert "without rows all run in Python" in [*program.report()][2]
 
 
 def test_a_check_where_the_checks_are_removed(monkeypatch):
