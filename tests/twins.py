@@ -18,8 +18,7 @@ def pair(name: str) -> Pair:
 class Pair:
     """A kernel and its twin, or two things that they made: what is asked of the pair is asked of both.
 
-    They must give equal results, or errors of the same class and, but for arguments of a wrong type, the same
-    words. A
+    They must give equal results, or errors of the same class and, but for arguments of a wrong type, the same words. A
     result is the kernel's, or the pair of both where an object is made. An argument that is itself a pair is split,
     arrays are copied and then compared, and iterators are read by both.
     """

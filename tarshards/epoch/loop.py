@@ -194,9 +194,8 @@ class EpochLoop:
 
     Its tally goes to *ledger* as *of* a pass; the caller that runs the loop audits it. *digest* identifies the dataset,
     and *once* says whether each sample comes once; *begun* are samples of this worker before its shares, besides those
-    before the plan; *dropped* are positions of this rank that no share covers. If the loop
-    *is_ahead* of the consumer, all that was taken counts as in flight; the consumer counts the outcomes of the samples
-    with each result.
+    before the plan; *dropped* are positions of this rank that no share covers. If the loop *is_ahead* of the consumer,
+    all that was taken counts as in flight; the consumer counts the outcomes of the samples with each result.
     """
 
     def __init__(

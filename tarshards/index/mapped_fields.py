@@ -78,7 +78,7 @@ class Headers(NamedTuple):
     """The members of mapped shards that are the fields of samples, whose headers are compared with the index.
 
     Sample i is number *samples[i]* of *shards[which[i]]*, whose members are *tables[which[i]]*; *members* are the
-    numbers of those of each field, negative where there is none to be read in index. They *are_new* if some have not
+    numbers of those of each field, negative where the sample lacks it, or it was read. They *are_new* if some have not
     been compared. The last of them in each shard ends at an offset in *ends*.
     """
 
@@ -289,9 +289,9 @@ class MappedFields:
         return mapped
 
     def find(self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray) -> LocatedSamples:
-        """Find samples; those of a shard that has been written to since it was opened fail, and are not read.
+        """Find *samples* of *shards*; *numbers* are those of ``LocatedSamples``.
 
-        *numbers* are those of ``LocatedSamples``.
+        Those of a shard that has been written to since it was opened fail, and are not read.
         """
         counts = np.bincount(shards)
         each = np.flatnonzero(counts)

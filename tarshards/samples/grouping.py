@@ -367,7 +367,10 @@ class _Grouping:
         return self.deliver(samples), offset + end - rest.offset
 
     def _packed(self, keys: list[str], members: memoryview | FileRange) -> Any:
-        """Return samples that are passed over; ``passed`` counts them, and ``deliver`` one more, of one field."""
+        """Return samples that are passed over and counted by ``passed``, not by ``deliver``.
+
+        That takes the three items of the tuple for a sample of one field.
+        """
         self._delivered -= 1
         self._fields -= 1
         return PackedSamples(keys, members, self._url)

@@ -25,7 +25,7 @@ _keeps_open = mmap(-1, 8)
 def most_open() -> int:
     """Return the most shards that a process should hold open; each may be mapped with its index.
 
-    Without the native twin, or on a file system that maps no files, each takes a descriptor, and some must be left for
+    Without compiled kernels, or on a file system that maps no files, each takes a descriptor, and some must be left for
     other uses. Mappings must be left for libraries, memory, and shards that are being released.
     """
     if kernels.IS_COMPILED and not any(_keeps_open):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarshards.kernels._tar_py import AFTER_END, BLOCK, ELSEWHERE, LINKS, READS, SPARSE, bytes_ahead
+from tarshards.kernels._tar_py import AFTER_END, BLOCK, ELSEWHERE, LINKS, READS, SPARSE, bytes_ahead, parse_size
 from tarshards.parallel.forks import cached_property
 from tarshards.storage.compression import Decompressed, bomb
 from tarshards.storage.streams import read_at_most
@@ -368,8 +368,6 @@ def _line(stored: bytes, at: int) -> tuple[int, int]:
 
 def _number(field: bytes, *, is_text: bool = False) -> int:
     """Return a number of the map: decimal text, or as in headers."""
-    from tarshards.kernels._tar_py import parse_size
-
     if is_text:
         return int(field) if field.isdigit() and len(field) < 20 else _damaged()
     size = parse_size(field)
