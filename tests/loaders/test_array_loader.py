@@ -256,9 +256,12 @@ def test_under_a_ledger_batches_are_shorter_and_as_many(damaged, index):
 
 
 def test_a_batch_of_which_nothing_is_left_is_empty(damaged):
-    loading = loader(damaged, 1, fields=BROKEN, shuffle=False, on_error=Ledger(max_errors=9))
+    transforms = [lambda batch, rng: batch | {"half": batch["cls"] / 2}]
+    options = {"transforms": transforms}
+    loading = loader(damaged, 1, fields=BROKEN, shuffle=False, on_error=Ledger(max_errors=9), options=options)
     batches = list(loading)
     assert len(batches) == 60
+    assert [i for i, batch in enumerate(batches) if "half" not in batch] == [40], "it has no jpg: nothing was read"
     assert [len(batch["cls"]) for batch in batches] == [int(i not in (0, 7, 40, 41)) for i in range(60)]
     assert (batches[0]["jpg"].shape, batches[0]["x.npy"].shape, batches[0]["__key__"]) == ((0, 16, 16, 3), (0, 7), [])
 

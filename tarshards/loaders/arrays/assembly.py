@@ -174,11 +174,11 @@ class Assembler:
                 batch, read, missing = self._batch(samples, missing, draws, number)
                 left.update(missing)
                 substituted += missing.values()
-        if self.transforms and read:
+        if self.transforms and read is not None:
             rng = np.random.default_rng([int(draws[0]), 1])
             for transform in self.transforms:
                 batch = transform(batch, rng)
-        size = sum(int(payloads.sizes.sum()) for payloads in read.payloads) if read else 0
+        size = sum(int(payloads.sizes.sum()) for payloads in read.payloads) if read is not None else 0
         times = between - begun, time.perf_counter() - between
         return AssembledBatch(batch, len(samples), failures, size, *times, substituted)
 
