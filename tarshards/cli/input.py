@@ -272,14 +272,14 @@ class Input:
 
         Samples that an option, or the progress bar, examines are not packed.
         """
-        from tarshards.samples.grouping import read_in_turn, read_shard
+        from tarshards.samples.grouping import closed_at_exit, read_in_turn, read_shard
 
         if any(self.selection):
             yield from self._selected()
             return
         if copies and self._looks():
             copies = "fields"
-        yield from read_in_turn(self.shards, partial(read_shard, ledger=self.ledger, copies=copies))
+        yield from closed_at_exit(read_in_turn(self.shards, partial(read_shard, ledger=self.ledger, copies=copies)))
 
     def containing(self, text: bytes, name: str) -> Iterator[Sample]:
         """Yield the samples that the command line selects, without most of those that do not contain *text*.

@@ -128,7 +128,7 @@ def read_in_turn(
     processes: int = 1,
     *,
     ahead: bool = True,
-) -> Iterator[Sample]:
+) -> Generator[Sample, None, None]:
     """Yield the samples of each shard by ``read(shard, location=...)``; remote shards are fetched *ahead*.
 
     The memory for that is shared by *processes* processes on this host.

@@ -7,6 +7,7 @@ import subprocess
 from itertools import product
 
 import pytest
+from leftovers import processes_with
 from programs import need
 from soak import SOAK
 
@@ -57,6 +58,12 @@ def test_abort_is_the_default(make_tar, tarproc, tmp_path):
     status, errors = tarproc("-c", "test $TAR_INDEX != 3", make_tar(9), "-o", "out.tar")
     assert (status, errors) == (1, "tarproc: " + f"{tmp_path}/in.tar: 0003: the command ended with status 1\n")
     assert not (tmp_path / "out.tar").exists()
+
+
+def test_a_run_that_is_aborted_ends_the_command_that_it_reads_from(make_tar, tarproc, tmp_path):
+    source = f"pipe:cat {make_tar(9)}; head -c 1000000 /dev/zero; sleep 200"
+    assert tarproc("-c", "false", source, "-o", "out.tar")[0] == 1
+    assert processes_with(str(tmp_path)) == []
 
 
 def test_a_job_of_samples_that_may_fail_is_done(make_tar, tmp_path, path_with_tools):
