@@ -144,9 +144,9 @@ def test_faults_are_of_the_kinds_that_are_asked_for():
 
 
 def test_a_loader_of_a_module_whose_name_is_no_identifier(tmp_path, monkeypatch):
-    (tmp_path / "train-v2.py").write_text("def urls_alone(urls):\n    return urls\n")
+    (tmp_path / "my-loaders.py").write_text("def urls_alone(urls):\n    return urls\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert open_loader({"reader": "train-v2:urls_alone", "urls": ["a.tar"]}, None) == ["a.tar"]
+    assert open_loader({"reader": "my-loaders:urls_alone", "urls": ["a.tar"]}, None) == ["a.tar"]
 
 
 def test_what_fails_with_nothing_wrong_is_no_result(urls, tmp_path):
