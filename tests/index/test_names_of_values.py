@@ -19,9 +19,7 @@ def sample(i: int) -> dict:
     return made | {"txt" if i % 2 else "text": "x" * (i + 1), "alt.txt": "y" * (i + 1)}
 
 
-@pytest.fixture(scope="module")
-def urls(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("names")
+def written(folder) -> str:
     with ShardWriter(folder / "a-%d.tar", max_samples=5) as writer:
         for i in range(COUNT):
             writer.write(sample(i))
@@ -29,9 +27,15 @@ def urls(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def with_columns(urls):
-    """The same shards with columns of all kinds."""
+def urls(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("names"))
+
+
+@pytest.fixture(scope="module")
+def with_columns(tmp_path_factory):
+    """The same samples with columns of all kinds."""
     pytest.importorskip("pyarrow")
+    urls = written(tmp_path_factory.mktemp("columns"))
     build_columns(urls, "length:txt;text, score=json.score, json.deep.n, alt=alt.txt, long=length:alt.txt, id")
     return urls
 
