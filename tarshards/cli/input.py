@@ -97,8 +97,8 @@ class Losses:
             except SampleError as problem:  # such as a second sample of this key
                 say(f"not in the quarantine: {problem}")
 
-    def forgive(self, sample: Sample, error: Exception) -> None:
-        """Leave *sample* out as ``reject`` does, in a run that allows this regardless of --on-error."""
+    def reject_and_go_on(self, sample: Sample, error: Exception) -> None:
+        """Reject *sample* in a run that goes on after such errors regardless of --on-error."""
         if not self.goes_on:
             self._allowed += 1
             self.ledger.max_errors += 1

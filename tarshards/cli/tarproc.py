@@ -154,4 +154,4 @@ class _Failures:
     def add(self, sample: Any, error: Exception) -> None:
         self.count += 1
         say(str(error))
-        self.losses.forgive(sample, error)
+        self.losses.reject_and_go_on(sample, error)

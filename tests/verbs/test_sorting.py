@@ -242,11 +242,11 @@ def test_members_of_damaged_shards_are_never_passed_on_as_whole(tmp_path):
     data = (tmp_path / "a.tar").read_bytes()
     for size in range(0, len(data), 300):
         (tmp_path / "cut.tar").write_bytes(data[:size])
-        forgiving = Ledger(max_errors=10)
+        ledger = Ledger(max_errors=10)
         if size > 5 * 1024 + 511:
             continue  # the zeros that end it are there
         with pytest.raises(TarError, match=r"cut\.tar"):
-            list(regroup_members(read_loose_members(str(tmp_path / "cut.tar"), ledger=forgiving)))
+            list(regroup_members(read_loose_members(str(tmp_path / "cut.tar"), ledger=ledger)))
     with pytest.raises(OpenError, match=r"none\.tar"):
         list(read_loose_members(str(tmp_path / "none.tar"), ledger=Ledger()))
 
