@@ -289,7 +289,7 @@ def _names_nothing(node: ast.expr) -> bool:
 
 
 def _compared(op: ast.cmpop, left: ast.expr, right: ast.expr, columns: Mapping[str, Any]) -> Any:
-    """Return the comparison of two nodes, of which one names a column at least, in each row."""
+    """Return the comparison of two nodes in each row; at least one of them names a column."""
     pa, compute = require("pyarrow", extra="arrow"), require("pyarrow.compute", extra="arrow")
     pair = [_value(each, columns) for each in (left, right)]
     arrays = [each for each in pair if isinstance(each, pa.Array | pa.ChunkedArray)]

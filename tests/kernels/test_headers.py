@@ -463,7 +463,7 @@ def written(rng: random.Random, members: list[tuple[str, bytes]]) -> tuple[bytes
 
 
 def rewritten(rng: random.Random, members: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """Return other members, many of which lie where the old ones lay."""
+    """Return other members; many lie where the old ones lay."""
     members = list(members)
     for _ in range(rng.choice([0, 1, 1, 3])):
         at, other = rng.randrange(len(members)), rng.randrange(len(members))
@@ -556,7 +556,7 @@ def test_the_size_before_a_member_counts_of_headers_that_are_known_to_be_such(he
 
 
 def all_samples(module: Any, tables: list[Any], shards: np.ndarray, samples: np.ndarray) -> list[dict[str, Any] | None]:
-    """Read samples, of which a call returns some."""
+    """Yield samples as a call returns some of them."""
     found: list[dict[str, Any] | None] = []
     while len(found) < len(samples):
         found += module.read_samples(tables, shards, samples, len(found))
