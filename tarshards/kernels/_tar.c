@@ -609,7 +609,7 @@ typedef struct {
     const char *data;           /* the buffer, or the bytes read last from the file */
     int64_t offset, length;     /* the offset and number of these bytes */
     int descriptor;             /* -1: a buffer */
-    char *bytes;                /* room for READ bytes of a file */
+    char *bytes;                /* memory for READ bytes of a file */
     int64_t begin, at, limit;   /* begin: of the first sample; at: the end of those found */
     int64_t most, large, reads; /* in a file: bytes after which to stop, and bytes to pass per read, at least */
     const char *hit;            /* in a buffer: the next known occurrence of the text, or NULL if there is none */

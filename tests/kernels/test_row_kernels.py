@@ -57,9 +57,9 @@ def test_native_pack_fills_batches_that_no_cache_holds(rows, first):
     assert np.array_equal(out[3:], data)
 
 
-@pytest.mark.parametrize(("room", "sizes"), [(8, [3, 4]), (6, [3, 4]), (7, [3]), (0, [0, 0, 0])])
-def test_pack_refuses_what_does_not_just_fill(rows, room, sizes):
-    payloads, out = Payloads.of([b"cat", b"bird"]), np.zeros(room, np.uint8)
+@pytest.mark.parametrize(("length", "sizes"), [(8, [3, 4]), (6, [3, 4]), (7, [3]), (0, [0, 0, 0])])
+def test_pack_refuses_what_does_not_just_fill(rows, length, sizes):
+    payloads, out = Payloads.of([b"cat", b"bird"]), np.zeros(length, np.uint8)
     with pytest.raises(ValueError, match="do not fit together"):
         rows.pack(out, payloads.addresses, np.array(sizes, np.int64))
     assert not out.any()

@@ -587,7 +587,7 @@ def test_plain_streams_keep_ops_of_any_kind():
     assert batches == [list(range(i, i + 4)) for i in range(0, 48, 4)]
     assert [sample["value"] for sample in dicts if sample["__dataset__"] == "few"] == [-1, -2] * 6
     assert {sample["value"] for sample in dicts if sample["__dataset__"] == "squares"} <= set(range(1, 50, 2))
-    assert list(stream) != samples, "the next epoch shuffles anew"
+    assert list(stream) != samples, "the next epoch has another order"
     assert len(mix(streams, until=8).map(str).batched(3).collect()) == 3
 
 
