@@ -10,8 +10,7 @@ A kit for any loader, which needs only the standard library; read it in this ord
 For readers of tar files: ``conformance`` has the cases of `spec/`, a reader's verdict on each, and their table;
 ``conformance_worker`` reads each case in a separate process, with any Python.
 
-For writers: ``system_calls`` records a write, ``crashes`` reads all states in which a crash can leave its files, and
-``crash_cases`` has our writers as cases.
+For writers: ``system_calls`` records a write, and ``crashes`` reads all states in which a crash can leave its files.
 
 Chaos: ``chaos`` draws rounds and judges them, ``chaos_shards`` copies the shards, ``chaos_rank`` is a process that
 reads them, and ``faulty_server`` and ``unreliable_site`` serve them with faults.

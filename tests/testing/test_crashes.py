@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from crash_cases import CASES, check_case
 from crash_writers import NEW, flushed, in_place, left_over, removed_first, right, unflushed
 from programs import need
 from soak import SOAK
 
-from tarshards.testing.crash_cases import CASES, check_case
 from tarshards.testing.crashes import check_writer, crash_states
 from tarshards.testing.system_calls import Change, _Recording, read_tree, record, replay
 

@@ -1,4 +1,4 @@
-"""The writers of tarshards as cases for ``check_writer``: ``python -m tarshards.testing.crash_cases``.
+"""The writers of tarshards as cases for ``check_writer``: ``python tests/testing/crash_cases.py [CASE]...``.
 
 Each case prepares a folder, with earlier files in some cases, and writes there. ``read`` is the same for all cases: it
 reads each shard as a stream, by its index and with the checker, each manifest and its dataset, and all other files of a
@@ -314,7 +314,7 @@ def main() -> None:
     found = {}
     for number, name in enumerate(sys.argv[1:] or CASES):
         with tempfile.TemporaryDirectory() as folder:
-            module = import_module("tarshards.testing.crash_cases")  # not __main__: a new process imports it
+            module = import_module("crash_cases")  # not __main__: a new process imports it
             result = module.check_case(name, Path(folder, str(number)))
         found[name] = {"changes": len(result.changes), "states": result.states, "found": dict(result.found)}
         found[name]["faults"] = result.faults
