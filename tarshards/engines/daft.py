@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tarshards.engines.tasks import ShardOutput, ShardTable
+from tarshards.engines.tasks import ShardTable, samples_of
 from tarshards.samples.codecs.registry import require
 from tarshards.storage.location import Location
+from tarshards.write.shard_output import ShardOutput
 
 require("daft", extra="daft")
 
@@ -79,7 +80,7 @@ class DaftSink(DataSink[list[Any]]):
 
     def write(self, micropartitions: Iterator[MicroPartition]) -> Iterator[WriteResult[list[Shard]]]:
         for partition in micropartitions:
-            shards = self._output.write([partition.to_arrow()])
+            shards = self._output.write(samples_of([partition.to_arrow()]))
             yield WriteResult(
                 shards, sum(shard.size or 0 for shard in shards), sum(shard.samples or 0 for shard in shards)
             )

@@ -15,9 +15,10 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from tarshards.engines.tasks import ShardOutput, ShardTable
+from tarshards.engines.tasks import ShardTable, samples_of
 from tarshards.samples.codecs.registry import require
 from tarshards.storage.location import Location
+from tarshards.write.shard_output import ShardOutput
 
 require("ray.data", extra="ray")
 
@@ -88,7 +89,8 @@ class RaySink(Datasink):
         return self._least
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> tuple[int, list[Shard]]:
-        return ctx.task_idx, self._output.write(BlockAccessor.for_block(block).to_arrow() for block in blocks)
+        tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
+        return ctx.task_idx, self._output.write(samples_of(tables))
 
     def on_write_complete(self, write_result: Any) -> None:
         self._output.commit(shards for _, shards in sorted(write_result.write_returns, key=itemgetter(0)))

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tarshards.engines.tasks import KEY, ShardOutput, ShardTable
+from tarshards.engines.tasks import KEY, ShardTable, samples_of
 from tarshards.samples.codecs.registry import require
+from tarshards.write.shard_output import ShardOutput
 
 require("pyspark.sql.datasource", extra="spark")
 
@@ -85,7 +86,7 @@ class _SparkWriter(DataSourceArrowWriter):
         self.output = output
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Written:
-        return _Written(self.output.write(iterator))
+        return _Written(self.output.write(samples_of(iterator)))
 
     def commit(self, messages: list[Any]) -> None:
         self.output.commit(message.shards for message in messages if message is not None)

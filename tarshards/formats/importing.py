@@ -19,7 +19,7 @@ from tarshards.storage.compression import named_compression
 from tarshards.storage.location import Location
 from tarshards.write.map import output_names
 from tarshards.write.once import Outputs
-from tarshards.write.shards import made_shard, name_leftovers, write_shard
+from tarshards.write.shards import enter_shards, write_shard
 
 MAX_BYTES = 10**9
 
@@ -59,8 +59,6 @@ def import_dataset(
     function of the error), and only that row is left out. Raises ModuleNotFoundError, which names the extra to install,
     if the library for a format is missing.
     """
-    from tarshards.index.manifests import add_to_manifests
-
     max_bytes = whole_number("max_bytes", max_bytes, 1)
     ledger = Ledger.of(on_error)
     target = Location.of(pattern, sync=sync)
@@ -79,10 +77,9 @@ def import_dataset(
             raise SampleError("no samples: no row became one", url=name)
         columns = _columns(plan, [each["fields"] for each in made], name)
         columns.save(target.at(record_url(names)))
-        shards = [made_shard(each["output"], each["samples"], each["size"]) for each in made]
-        add_to_manifests(shards, sync=target.sync)
+        shards = [(each["output"], each["samples"], each["size"]) for each in made]
+        enter_shards(shards, target.url, len(names), sync=target.sync)
         outputs.finish()
-    name_leftovers(target.url, len(names))
     return [each["output"] for each in made]
 
 

@@ -26,7 +26,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.manifest import ArchiveEnd, Shard
 from tarshards.storage.markers import Provenance, digest_of, log, say_kept, versions_of
 from tarshards.write.once import at_shard, run_all
-from tarshards.write.shards import is_pattern, made_shard, name_leftovers, shard_name, write_shard
+from tarshards.write.shards import enter_shards, is_pattern, shard_name, write_shard
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,6 @@ def map_shards(
     ``NAME.report.jsonl`` (lines of JSON) are written last. Raises ValueError unless every input has its own output, and
     OpenError while another writer writes one of the local outputs.
     """
-    from tarshards.index.manifests import add_to_manifests
-
     check_function(function, "map_shards")
     shards = find_shards(inputs, concatenated=concatenated, end=end, allow_pipe=allow_pipe)
     names = output_names(outputs, len(shards))
@@ -127,9 +125,7 @@ def map_shards(
         say_kept(names, kept, unsure=unsure, cure="; resume=False makes them again")
         _write_report(Location.of(common_name(names) + ".report.jsonl", sync=sync), rows)
         made = [row for row in rows if row.error is None and not Location.of(row.output).is_stream]
-        entries = [made_shard(row.output, row.samples_out, row.bytes) for row in made]
-        add_to_manifests(entries, sync=sync)
-        name_leftovers(outputs, len(names))
+        enter_shards([(row.output, row.samples_out, row.bytes) for row in made], outputs, len(names), sync=sync)
     return rows
 
 

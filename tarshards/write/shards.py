@@ -526,6 +526,17 @@ def made_shard(url: str, samples: int, size: int) -> Shard:
     return Shard(url, samples, size if is_indexed else None, indexed=is_indexed)
 
 
+def enter_shards(made: Iterable[tuple[str, int, int]], outputs: Any, count: int, *, sync: bool) -> None:
+    """Enter shards that ``write_shard`` *made* in their manifests: the URL, samples and size of each.
+
+    Warns of shards of *outputs*, a pattern, beyond the first *count*, which an earlier run has left.
+    """
+    from tarshards.index.manifests import add_to_manifests
+
+    add_to_manifests([made_shard(*each) for each in made], sync=sync)
+    name_leftovers(outputs, count)
+
+
 def _write_each(
     writer: TarWriter,
     samples: Iterable[Sample | SampleBatch | PackedSamples],
