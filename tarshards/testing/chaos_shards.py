@@ -11,8 +11,7 @@ from pathlib import Path
 
 from tarshards.errors import OpenError
 from tarshards.index.build import build_index
-from tarshards.index.manifests import update_manifests
-from tarshards.index.refresh import refresh_indexes
+from tarshards.index.manifests import add_to_manifests
 from tarshards.parallel.forks import cached_property
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
@@ -23,7 +22,6 @@ LEAST = 8  # smallest size of a member that other versions change; labels are sh
 END = bytes(1024)
 
 Fields = dict[str, str]  # the digests of the fields of a sample
-MANIFEST = "chaos.shards.json"
 
 
 def digest(data: bytes) -> str:
@@ -126,11 +124,13 @@ class ShardCopies:
         for number, version in enumerate(versions):
             (folder / f"{number}").mkdir(parents=True)
             paths = [folder / f"{number}" / name for name in copies.names]
+            shards = []
             for path, archive in zip(paths, archives):
                 path.write_bytes(version(archive))
-                build_index(str(path)).save(Location.of(path, sync=False))
-            found = [outcome.shard for outcome in refresh_indexes([str(path) for path in paths])]
-            list(update_manifests(found, str(folder / f"{number}" / MANIFEST)))
+                index = build_index(str(path))
+                index.save(Location.of(path, sync=False))
+                shards.append(index.shard(str(path)))
+            add_to_manifests(shards, sync=False)
         return copies
 
     @cached_property
