@@ -320,9 +320,9 @@ class MappedFields:
         order = np.arange(len(which))
         if len(each) > FEW:
             order = np.argsort(which << 32 | samples)  # neighbours share pages of indexes and shards
-        places = addresses, sizes, members, ends
+        found = addresses, sizes, members, ends
         is_mapped = any(table is not None for table in tables)
-        are_new = is_mapped and kernels.headers.locate(tables, self._ranks, which, samples, order, *places)
+        are_new = is_mapped and kernels.headers.locate(tables, self._ranks, which, samples, order, *found)
         headers = Headers(used, tables, which, samples, members, are_new, ends)
         contents = self._special(headers, addresses, sizes, failures)
         for term, row in zip(self.terms, members) if members.min(initial=0) < 0 else ():

@@ -433,15 +433,18 @@ class HeldIndexes:
         return self._indexes.get(number)
 
     def add(self, number: int, index: Index) -> None:
-        if (earlier := self._indexes.pop(number, None)) is not None:
-            self.bytes -= earlier.nbytes
+        self.remove(number)
         self._indexes[number] = index
         self.bytes += index.nbytes
+
+    def remove(self, number: int) -> None:
+        if (index := self._indexes.pop(number, None)) is not None:
+            self.bytes -= index.nbytes
 
     def remove_oldest(self) -> int:
         """Release the index that was added first; return the number of its shard."""
         oldest = next(iter(self._indexes))
-        self.bytes -= self._indexes.pop(oldest).nbytes
+        self.remove(oldest)
         return oldest
 
 
@@ -465,7 +468,7 @@ class OpenShards:
 
     - *loaded*: its index is in one table: in ``_local``, whose length is limited, or in ``_small`` or ``_remote``,
       whose bytes are. A small shard goes no further: it is opened for each use, and not held.
-    - *open*, of local shards only: ``_local`` has the open shard in place of its index.
+    - *open*, of local shards only: ``_local`` has the open shard instead of its index.
     - *in use*: it is open, and in ``in_use``, with its members in ``tables``, where readers find it without a lock.
 
     A local shard that is put in use comes last in ``_local``. When half of those that may be held are in use, none is
@@ -496,7 +499,7 @@ class OpenShards:
         self._are_many = kernels.IS_COMPILED and len(self.named) > most_open()
         self._local: dict[int, OpenShard | Index] = {}
         self._small, self._remote = HeldIndexes(), HeldIndexes()
-        self.in_use: dict[int, OpenShard] = {}  # changed in place: loops over samples refer to it
+        self.in_use: dict[int, OpenShard] = {}  # always the same dict: loops over samples refer to it
         self.tables: list[kernels.headers.MappedMembers | None] = [None] * len(self.named)
         self._has_warned_of_memory = False
         self._opened = 0  # number of shards opened since the last ``verify``
@@ -549,7 +552,7 @@ class OpenShards:
                 self._hold_local(number, index)
 
     def _hold_local(self, number: int, held: OpenShard | Index) -> None:
-        """Hold an index or shard, as the last to be released, in place of what was held of it."""
+        """Hold an index or shard, as the last to be released, instead of what was held of it."""
         if self._local.pop(number, None) is None:
             _make_space(self)
         self._local[number] = held
@@ -617,15 +620,16 @@ class OpenShards:
         if self._opened > 2 * len(self.named) > 2 * most_open() and not self._has_warned_of_opening:
             self._has_warned_of_opening = True
             log.warning(TOO_MANY, visible(location.name), len(self.named), most_open())
-        if not self._is_small(number, location):
-            try:
-                return self._enter(number, self._with(location, self.index(number)))
-            except ShardIndexError:
-                with _holding():
-                    self._local.pop(number, None)  # the next try loads the index again
-                raise
-        ranges = LocalRanges(str(location.path), location.name, SMALL)
-        return self._with(location, self.index(number), ranges)
+        is_small = self._is_small(number, location)
+        ranges = LocalRanges(str(location.path), location.name, SMALL) if is_small else None
+        try:
+            shard = self._with(location, self.index(number), ranges)
+        except ShardIndexError:
+            with _holding():  # the next try loads the index again
+                self._local.pop(number, None)
+                self._small.remove(number)
+            raise
+        return shard if is_small else self._enter(number, shard)
 
     def _is_small(self, number: int, location: Location) -> bool:
         return self._are_many and self.sizes[number] <= SMALL and location.is_local

@@ -223,7 +223,7 @@ class Grouper:
 
     Samples of at most USUAL fields are passed over, and counted by ``passed()``: with *text* all those in which no
     field contains these bytes, or begins with a byte order mark of UTF-16 or UTF-32. Otherwise with *packs* some of
-    those whose members are as ``plain_members`` makes them: in place of adjacent ones, ``read`` returns a tuple of the
+    those whose members are as ``plain_members`` makes them: instead of adjacent ones, ``read`` returns a tuple of the
     list of their keys, and the offsets in the buffer where their members begin and end. This twin packs none.
 
     With *splits*, members of a key that occurred before form another sample of this key, after the event.

@@ -72,7 +72,7 @@ def fill_words(
 ) -> list[str]:
     """Replace each match of *placeholder* in the *words* of a command by its *value*, quoted in words that are code.
 
-    Raises ValueError for a value that cannot be quoted at its place, or not in code of another program than a shell.
+    Raises ValueError for a value that cannot be quoted where it stands, or not in code of another program than a shell.
 
     >>> fill_words(("sh", "-c", "wc {}", "{}"), re.compile("{}"), lambda match: "a b")
     ['sh', '-c', "wc 'a b'", 'a b']

@@ -69,7 +69,7 @@ _accepted = MAX_RATIO
 def accept_ratio(max_ratio: float) -> None:
     """Accept this ratio in all that this process decompresses without another one: for programs.
 
-    A program decodes fields, and reads files other than shards, in places that have no options for reading.
+    A program also decodes fields, and reads files other than shards, which no options for reading reach.
     """
     global _accepted
     check_ratio(max_ratio)

@@ -15,7 +15,7 @@ from programs import load_kernel
 from soak import SOAK
 from with_torch import ShardDataset, ShardLoader
 
-from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, readers
+from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, TarWriter, build_index, readers
 from tarshards.errors import OpenError, ShardIndexError
 from tarshards.index import open as opening
 from tarshards.storage import ranges
@@ -161,6 +161,24 @@ def test_of_more_small_shards_than_may_be_open_none_is_held(folder, monkeypatch)
     again = IndexedShards(f"{folder}/set.shards.json")
     assert [int(again[i]["cls"]) for i in range(16, 2 * SHARDS)] == list(range(16, 2 * SHARDS))
     assert 0 < len(again.shards._small) < 5
+
+
+@pytest.mark.parametrize("small", [1 << 16, 0])
+def test_a_stale_index_is_loaded_again_once_it_was_rebuilt(folder, monkeypatch, small):
+    load_kernel("tarshards.kernels._mapped")
+    monkeypatch.setattr(opening, "SMALL", small)
+    monkeypatch.setattr(ranges, "MOST_MAPPED", MOST)
+    shards = IndexedShards(f"{folder}/set-{{00..{SHARDS - 1}}}.tar")
+    with TarWriter(folder / "other.tar") as writer:
+        writer.write({"__key__": "514", "x.npy": np.full(3, 14), "cls": 14})
+        writer.write({"__key__": "015", "x.npy": np.full(3, 15), "cls": 15})
+    os.replace(folder / "other.tar", folder / "set-07.tar")
+    for _ in range(2):
+        with pytest.raises(ShardIndexError, match=r"set-07\.tar\.index: stale"):
+            shards[14]
+    build_index(folder / "set-07.tar").save(folder / "set-07.tar")
+    shards.verify()
+    assert [shards[number]["__key__"] for number in (14, 15, 16)] == ["514", "015", "016"]
 
 
 def test_what_is_held_of_a_released_shard_can_be_read(folder, few):
