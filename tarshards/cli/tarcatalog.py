@@ -91,8 +91,6 @@ def list_entries(name: str) -> None:
 @catalog_argument
 def show(name: str) -> None:
     """Describe the entries of a catalog: shards, samples and bytes by their manifests, digest, card and ops."""
-    from tarshards.storage.redaction import redacted
-
     catalog, entry = _opened(name)
     for number, each in enumerate(catalog.entries(entry)):
         version = catalog[each]
@@ -110,9 +108,8 @@ def show(name: str) -> None:
             lines[f"metadata {key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
         if version.ops:
             lines["ops"] = json.dumps(version.ops)
-        click.echo(
-            "\n" * bool(number) + "\n".join(visible(f"{key}: {redacted(str(line))}") for key, line in lines.items())
-        )
+        words = (visible(f"{key}: {catalog.location.redacted(str(line))}") for key, line in lines.items())
+        click.echo("\n" * bool(number) + "\n".join(words))
 
 
 @main.verb("pin")

@@ -77,15 +77,14 @@ def fill_words(
     >>> fill_words(("sh", "-c", "wc {}", "{}"), re.compile("{}"), lambda match: "a b")
     ['sh', '-c', "wc 'a b'", 'a b']
     """
-    parsers = zip(words, parsers_of(words, placeholder))
     return [
         placeholder.sub(value, word) if parser is None else _fill_code(word, parser, placeholder, value)
-        for word, parser in parsers
+        for word, parser in zip(words, _parsers_of(words, placeholder))
     ]
 
 
 @lru_cache(16)
-def parsers_of(words: tuple[str, ...], placeholder: re.Pattern[str]) -> tuple[tuple[str, bool] | None, ...]:
+def _parsers_of(words: tuple[str, ...], placeholder: re.Pattern[str]) -> tuple[tuple[str, bool] | None, ...]:
     """Return the ``parser_of`` each word of a command that has a *placeholder*, None for the others."""
     found = (parser_of(words[:number], word) for number, word in enumerate(words))
     return tuple(parser if placeholder.search(word) else None for parser, word in zip(found, words))

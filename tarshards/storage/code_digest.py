@@ -54,9 +54,9 @@ def digest_source(source: bytes) -> str:
 
 
 def digest_module(name: str) -> str | None:
-    """Return the ``digest_source`` of a module, found as a program in this folder would; None if it has no source.
+    """Return the ``digest_source`` of a module, or of a file ``*.py``; None if there is no source of this name.
 
-    The module is not imported.
+    The module is found as a program in this folder would, and not imported.
     """
     folders: Any = ["", *sys.path]
     spec = None
@@ -64,9 +64,10 @@ def digest_module(name: str) -> str | None:
         for part in name.split("."):
             spec = PathFinder.find_spec(part if spec is None else f"{spec.name}.{part}", folders)
             folders = [] if spec is None else spec.submodule_search_locations or []
-        if spec is None or not str(spec.origin).endswith(".py"):
+        path = name if spec is None else str(spec.origin)
+        if not path.endswith(".py"):
             return None
-        with open(str(spec.origin), "rb") as file:
+        with open(path, "rb") as file:
             return digest_source(file.read())
     except (OSError, ImportError, ValueError, AttributeError):
         return None

@@ -78,21 +78,6 @@ def without_credentials(url: str) -> str:
     return f"{path}{'?' * bool(kept)}{'&'.join(kept)}{mark}{fragment}"
 
 
-def has_credentials(text: str) -> bool:
-    """Return whether a URL in *text*, a command, has credentials; the names of shell variables are none.
-
-    >>> has_credentials("curl 'http://me:secret@host/a.tar'"), has_credentials("curl http://$LOGIN@host/a.tar?sig=$SIG")
-    (True, False)
-    """
-    if "://" not in text or ("@" not in text and "?" not in text):
-        return False
-    for url in re.findall(r"\b\w+://[^\s'\"]+", re.sub(r"\$(\w+|\{\w+\})", "", text)):
-        bare = re.sub(r"(?<=://):?@|(?<=[?&])[^=&]+=(&|$)", "", url).rstrip("?&")
-        if without_credentials(bare) != bare:
-            return True
-    return False
-
-
 def secrets_of(url: str) -> set[str]:
     """Return the credentials in *url*, both quoted and unquoted: its user, password, and query values.
 

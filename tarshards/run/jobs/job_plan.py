@@ -13,13 +13,12 @@ from functools import partial
 from itertools import chain, dropwhile, pairwise, product
 from typing import Any, NamedTuple
 
-from tarshards.errors import StateError, UrlError
-from tarshards.storage.bash_line import fill_words, parsers_of
-from tarshards.storage.code_digest import digest_module, digest_source
+from tarshards.errors import OpenError, StateError, UrlError
+from tarshards.storage.bash_line import fill_words
+from tarshards.storage.code_digest import digest_module
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
-from tarshards.storage.markers import Provenance, digest_of, versions_of
-from tarshards.storage.redaction import has_credentials, redacted, secrets_of
+from tarshards.storage.markers import Provenance, digest_of
 
 VERSION = 1
 PLACEHOLDER = re.compile(r"(?<!\$)\{(?:(#)|(\d*)([./]?))\}")  # ${1} and ${#} are bash's
@@ -32,6 +31,7 @@ TOOLS = {
 EXPANDED = re.compile(r"[$`*?~]")  # what bash replaces
 SCRIPT = re.compile(r"\.(py|sh|bash|pl|rb|R|jl|js|lua|awk|sed|jq)$")
 LONGEST_SCRIPT = 1 << 20  # bytes that are compared
+SPECIAL = "'"  # a value that no code can have without quotes
 SLOTS = re.compile(r"\0(?:-[pPj]\0?|--parallel[=\0])(\d+)(?=\0)")  # in words that are separated by \0
 NUMBERED = re.compile(r"%\d*d|\{shard")  # a pattern for several outputs, not one name
 
@@ -49,7 +49,9 @@ class Item(NamedTuple):
 
     def redacted(self, text: str) -> str:
         """Return *text*, written by the command, without the credentials of URLs."""
-        return redacted(text, set().union(*(secrets_of(value) for value in self.values if "://" in value)))
+        for url in (*(value for value in self.values if "://" in value), ""):
+            text = Location(url).redacted(text)
+        return text
 
 
 class JobPlan(NamedTuple):
@@ -81,7 +83,9 @@ class JobPlan(NamedTuple):
 
     def check_values(self) -> None:
         """Raise ValueError if the command cannot have the value of an item."""
-        if any(parsers_of(self._words, PLACEHOLDER)):
+        try:
+            fill_words(self._words, PLACEHOLDER, lambda _: SPECIAL)
+        except ValueError:  # of a place that takes plain values only
             for item in self.items:
                 self.arguments(item)
 
@@ -155,7 +159,7 @@ class JobPlan(NamedTuple):
     def has_credentials(self) -> bool:
         """Whether a URL in the command or the items has credentials, which all who can read the plan would know."""
         texts = [*self.command, self.output or "", self.state or ""]
-        return any(map(has_credentials, chain(texts, (value for item in self.items for value in item.values))))
+        return any(map(_has_credentials, chain(texts, (value for item in self.items for value in item.values))))
 
     @property
     def _commands(self) -> list[list[str]]:
@@ -323,14 +327,32 @@ def _outputs_in(words: Sequence[str]) -> list[str]:
     return found + [word.removeprefix("--output=") for word in words if word.startswith("--output=")]
 
 
+def _has_credentials(text: str) -> bool:
+    """Return whether a URL in *text*, a command, has credentials; the names of shell variables are none.
+
+    >>> _has_credentials("curl 'http://me:secret@host/a.tar'"), _has_credentials("curl http://$LOGIN@host/a.tar?sig=$SIG")
+    (True, False)
+    """
+    if "://" not in text or ("@" not in text and "?" not in text):
+        return False
+    for url in re.findall(r"\b\w+://[^\s'\"]+", re.sub(r"\$(\w+|\{\w+\})", "", text)):
+        bare = re.sub(r"(?<=://):?@|(?<=[?&])[^=&]+=(&|$)", "", url).rstrip("?&")
+        if Location(bare).recorded != bare:
+            return True
+    return False
+
+
 def _is_tool(word: str) -> bool:
     return os.path.basename(word) in TOOLS
 
 
 def _versions(names: set[Any]) -> dict[str, Any]:
     """Return the versions of those *names* that are local files."""
-    files = (name for name in names if isinstance(name, str) and os.path.isfile(name))
-    return versions_of(sorted(name for name in files if Location.of(name).path is not None))
+    found: dict[str, Any] = {}
+    for location in map(Location, sorted(name for name in names if isinstance(name, str) and os.path.isfile(name))):
+        with suppress(OpenError):  # removed just now
+            found |= {location.name: location.version()} if location.path is not None else {}
+    return found
 
 
 def _code_of(commands: Iterable[Sequence[str]]) -> str:
@@ -341,13 +363,15 @@ def _code_of(commands: Iterable[Sequence[str]]) -> str:
             option, _, value = word.rpartition("=") if word.startswith("--") else (before, "", word)
             if PLACEHOLDER.search(value):
                 continue
-            if option in ("--python", "-m") and (code := digest_module(value.partition(":")[0])):
+            is_module = option in ("--python", "-m")
+            name = value.partition(":")[0] if is_module else value
+            if (is_module or name.endswith(".py")) and (code := digest_module(name)):
                 found[value] = code
             elif option == "--script" or "/" in value or SCRIPT.search(value):
                 with suppress(OSError), open(value, "rb") as file:
                     text = file.read(LONGEST_SCRIPT) if os.path.isfile(value) else b""
                     if SCRIPT.search(value) or option == "--script" or text.startswith(b"#!"):
-                        found[value] = digest_source(text) if value.endswith(".py") else digest_of(text.hex())
+                        found[value] = digest_of(text.hex())
     return digest_of(found) if found else ""
 
 

@@ -116,6 +116,11 @@ def test_a_value_that_would_be_code_is_refused(command):
         JobPlan.loads(plan._replace(tasks=((Item(0, (HOSTILE,)),),)).dumps())
 
 
+def test_a_long_word_is_searched_once_for_credentials():
+    """It took hours where each of its letters began a search."""
+    assert not JobPlan("a", ("a" * 1_000_000 + " ://?",), None, None, ()).has_credentials
+
+
 def test_a_refusal_shows_no_credentials():
     with pytest.raises(ValueError, match="cannot replace") as caught:
         make_plan(["echo `cat {}`"], [["http://me:secret@host/a.tar?X-Amz-Signature=hidden"]], state="s")
