@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError, visible
+from tarshards.storage.local import flush, synced_folder
 from tarshards.storage.location import Location
-from tarshards.storage.streams import is_missing
+from tarshards.storage.locks import is_locked, lock, release
+from tarshards.storage.streams import failure, is_missing
 
 log: logging.Logger = logging.getLogger("tarshards")
 
@@ -35,6 +38,10 @@ def read_marker(url: str | Location) -> dict[str, Any] | None:
         if is_missing(error):
             return None
         raise
+    return _parsed(text)
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -47,7 +54,67 @@ def write_marker(url: str | Location, record: dict[str, Any]) -> None:
     location = Location.of(url)
     location.make_folder()
     with location.open("wb") as stream:
-        stream.write(json.dumps(record).encode() + b"\n")
+        stream.write(_text(record))
+
+
+def _text(record: dict[str, Any]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
+
+
+class LockedMarker:
+    """A marker that its process has locked, as long as that, or one that inherits its *descriptor*, is alive.
+
+    While another process holds the lock, *wait* is called, which sleeps or raises; without *wait*, BlockingIOError is
+    raised. A remote marker is not locked, and has no descriptor; nor is a local one on a file system without locks if
+    the lock is *optional*. Raises OpenError.
+    """
+
+    def __init__(self, url: str | Location, wait: Callable[[], object] | None = None, *, optional: bool = False):
+        self.location: Location = Location.of(url)
+        self.descriptor: int | None = None
+        self.location.make_folder()
+        if self.location.path is None:
+            return
+        try:
+            self.descriptor = lock(self.location.path, os.O_RDWR | os.O_CREAT, wait, optional=optional)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise failure(error, self.location.name) from error
+
+    @staticmethod
+    def held(path: str) -> dict[str, Any] | None:
+        """Return the record of a local marker that is locked, {} if it has none yet; None if it is not locked."""
+        return read_marker(path) or {} if is_locked(path) else None
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the record, None if there is none or it is incomplete."""
+        if self.descriptor is None:
+            return read_marker(self.location)
+        return _parsed(os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0))
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Replace the record, and wait until it is on the disk."""
+        if self.descriptor is None:
+            write_marker(self.location, record)
+            return
+        try:
+            with synced_folder(os.path.dirname(str(self.location.path)) or "."):
+                os.ftruncate(self.descriptor, 0)
+                os.pwrite(self.descriptor, _text(record), 0)
+                flush(self.descriptor)
+        except OSError as error:
+            raise failure(error, self.location.name) from error
+
+    def clear(self) -> None:
+        """Leave a local marker empty."""
+        if self.descriptor is not None:
+            os.ftruncate(self.descriptor, 0)
+
+    def release(self, *, unlock: bool = True) -> None:
+        """Unlock the marker; with ``unlock=False`` processes that have inherited the descriptor keep the lock."""
+        if self.descriptor is not None:
+            release(self.descriptor, unlock=unlock)
 
 
 class Provenance(NamedTuple):

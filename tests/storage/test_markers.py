@@ -10,7 +10,7 @@ import pytest
 from tarshards import OpenError, UrlError
 from tarshards.storage.expressions import common_name
 from tarshards.storage.location import Location, look_up
-from tarshards.storage.markers import Provenance, digest_of, read_marker, remove_marker, write_marker
+from tarshards.storage.markers import LockedMarker, Provenance, digest_of, read_marker, remove_marker, write_marker
 
 
 @pytest.fixture(params=["local", "file", "memory"])
@@ -29,6 +29,24 @@ def test_markers_read_back(place):
     assert Location.of(url).exists()
     assert list(look_up(Location.exists, [url, f"{url}x", url])) == [True, False, True]
     assert Location.of(url).size() > 10
+
+
+def test_a_locked_marker_reads_back_and_is_one_process_s(place):
+    url = f"{place}/x.tar.started"
+    marker = LockedMarker(url)
+    assert marker.read() is None
+    for record in ({"digest": "d" * 100}, {"digest": "d"}):
+        marker.write(record)
+        assert marker.read() == read_marker(url) == record
+    if (path := Location(url).path) is not None:
+        with pytest.raises(BlockingIOError):
+            LockedMarker(url)
+        assert LockedMarker.held(path) == {"digest": "d"}
+        marker.clear()
+        assert LockedMarker.held(path) == {}
+        assert os.path.getsize(path) == 0
+        marker.release()
+        assert LockedMarker.held(path) is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"digest": "x"', b"[]", b"\xff"])

@@ -11,7 +11,6 @@ the same files, waits for the lock, so that no two attempts write one output.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -24,38 +23,35 @@ from tarshards.errors import OpenError, visible
 from tarshards.parallel.signals import TICK
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.derived import forget
-from tarshards.storage.local import flush, synced_folder
 from tarshards.storage.location import Location
-from tarshards.storage.locks import lock, release
-from tarshards.storage.markers import read_marker, remove_marker, write_marker
-from tarshards.storage.streams import failure
+from tarshards.storage.markers import LockedMarker, remove_marker
 
 PATIENCE = 10  # times that the lock is tried before the wait is reported
 
 
 class Attempt:
-    """An attempt at *item*; ``descriptor`` is the lock, which the command inherits, None if markers are remote."""
+    """An attempt at *item*; the command inherits ``descriptor``, the lock of its record, None if there is no lock."""
 
     def __init__(self, plan: JobPlan, item: Item):
         self._files = plan.files_of(item)
         self._location = Location(plan.marker(item, "started"))
         self._digest = plan.digest(item)
-        self.descriptor: int | None = None
+        self._record: LockedMarker | None = None
         self.absent: list[str] = []  # output files of our tools that did not exist before any attempt
 
     def __enter__(self) -> Attempt:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.descriptor is not None:
-            release(self.descriptor, unlock=False)
+        if self._record is not None:
+            self._record.release(unlock=False)
+
+    @property
+    def descriptor(self) -> int | None:
+        return None if self._record is None else self._record.descriptor
 
     def lock(self, stopped: Callable[[], bool]) -> bool:
         """Wait until no other attempt at the item is running; return False if *stopped* first."""
-        path = self._location.path
-        if path is None or not self._files:
-            return not stopped()
-        self._location.make_folder()
         waiting = count()
 
         def wait() -> None:
@@ -68,12 +64,11 @@ class Attempt:
 
         if stopped():
             return False
-        try:
-            self.descriptor = lock(path, os.O_RDWR | os.O_CREAT, wait, optional=True)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise failure(error, self._location.name) from error
+        if self._files:
+            try:
+                self._record = LockedMarker(self._location, wait, optional=True)
+            except BlockingIOError:
+                return False
         return True
 
     def begin(self, record: dict[str, Any], *earlier: dict[str, Any] | None) -> None:
@@ -82,10 +77,10 @@ class Attempt:
         *earlier* are the records of the last failure and of a success with other code or inputs. Raises OpenError if
         the record cannot be written.
         """
-        if not self._files:
+        if self._record is None:
             return
         made: set[str] = set()
-        for found in (self._read(), *earlier):
+        for found in (self._record.read(), *earlier):
             if found is not None and found.get("digest") == self._digest:
                 made.update(Location(url).recorded for url in found.get("absent", ()))
         for url in [url for url, is_ours in self._files.items() if is_ours]:
@@ -96,29 +91,9 @@ class Attempt:
                     location.remove()
                 if not (location.is_taken() if location.path is None else os.path.lexists(location.path)):
                     self.absent.append(location.recorded)
-        self._write({**record, "absent": self.absent})
+        self._record.write({**record, "absent": self.absent})
 
     def end(self) -> None:
         """Remove the record; another marker says whether the item is done or failed."""
-        if self._files:
+        if self._record is not None:
             remove_marker(self._location)
-
-    def _read(self) -> dict[str, Any] | None:
-        if self.descriptor is None:
-            return read_marker(self._location)
-        with suppress(ValueError):
-            found: Any = json.loads(os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0))
-            return found if isinstance(found, dict) else None
-        return None
-
-    def _write(self, record: dict[str, Any]) -> None:
-        if self.descriptor is None:
-            write_marker(self._location, record)
-            return
-        try:
-            with synced_folder(os.path.dirname(str(self._location.path)) or "."):
-                os.ftruncate(self.descriptor, 0)
-                os.pwrite(self.descriptor, json.dumps(record).encode() + b"\n", 0)
-                flush(self.descriptor)
-        except OSError as error:
-            raise failure(error, self._location.name) from error

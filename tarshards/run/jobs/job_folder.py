@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,11 +11,8 @@ from typing import Any
 from tarshards.errors import StateError
 from tarshards.run.guard import end_all
 from tarshards.run.jobs.job_plan import JobPlan
-from tarshards.storage.local import flush
 from tarshards.storage.location import Location
-from tarshards.storage.locks import is_locked, lock, release
-from tarshards.storage.markers import read_marker, write_marker
-from tarshards.storage.streams import failure
+from tarshards.storage.markers import LockedMarker, read_marker, write_marker
 
 ROOT = ".tarjob"
 
@@ -68,11 +64,7 @@ class JobFolder:
         kinds = {"engine": str, "options": dict, "parts": list}
         if not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
             raise StateError("damaged; run the job's command line again", url=f"{self.path}/job.json")
-        try:
-            with open(self.plan_path) as file:
-                text = file.read()
-        except (OSError, ValueError) as error:
-            raise failure(error, self.plan_path) from error
+        text = Location(self.plan_path).read().decode(errors="replace")
         return JobPlan.loads(text, url=self.plan_path), record
 
     @property
@@ -92,39 +84,32 @@ class JobFolder:
         """
         Location(self.log(0)).make_folder()
         try:
-            descriptor = lock(self._lock, os.O_RDWR | os.O_CREAT)
+            running = LockedMarker(self._lock)
         except BlockingIOError as error:
             raise StateError(f"{self.name} is already running") from error
-        except OSError as error:
-            raise failure(error, self._lock) from error
         try:
-            killed = os.fstat(descriptor).st_size > 0  # a run that ends leaves the file empty
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, json.dumps({"pid": os.getpid()}).encode())
-            flush(descriptor)
+            killed = os.path.getsize(self._lock) > 0  # a run that ends leaves the file empty
+            running.write({"pid": os.getpid()})
             if killed:
                 end_all(self.variable)
             try:
                 yield killed
             finally:
-                os.ftruncate(descriptor, 0)
+                running.clear()
         finally:
-            release(descriptor)
+            running.release()
 
     def terminate(self) -> bool:
         """Send SIGTERM to the process that runs the job; return False if there is none."""
-        if not self.runs():
-            return False
         try:
-            with open(self._lock) as file:
-                os.kill(json.load(file)["pid"], signal.SIGTERM)
-        except (OSError, ValueError):  # it has just begun, or just ended
+            os.kill((LockedMarker.held(self._lock) or {})["pid"], signal.SIGTERM)
+        except (OSError, KeyError):  # there is none, it has just begun, or just ended
             return False
         return True
 
     def runs(self) -> bool:
         """Whether a process on this machine runs the job."""
-        return is_locked(self._lock)
+        return LockedMarker.held(self._lock) is not None
 
 
 def names() -> list[str]:
