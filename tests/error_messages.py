@@ -24,7 +24,10 @@ WRAPPED = [
     (["Failure"], ["run/samples/runners"], ["OpError"]),
     (
         ["ValueError", "TypeError"],
-        [f"samples/codecs/{name}" for name in ("__init__", "array", "audio", "basic", "image", "npy", "video")],
+        [
+            f"samples/codecs/{name}"
+            for name in ("__init__", "array", "basic", "image", "npy", "media/audio", "media/video")
+        ],
         ["DecodeError", "EncodeError"],
     ),
 ]

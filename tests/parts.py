@@ -110,7 +110,7 @@ def names_used(module: str) -> Iterator[tuple[str, str]]:
 
 
 def parts_imported(module: str) -> dict[str, bool]:
-    """Return the other parts that a module imports, each with whether it does at once, and not only in a function."""
+    """Return the other parts that a module imports, each with whether it does at once and always."""
     found: dict[str, bool] = {}
     tree = tree_of(module)
     later = {id(each) for node in ast.walk(tree) if _is_later(node) for each in ast.walk(node)}
@@ -125,7 +125,9 @@ def parts_imported(module: str) -> dict[str, bool]:
 
 
 def _is_later(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) == "TYPE_CHECKING" or ast.unparse(node.test).startswith("find_spec(")
+    return isinstance(node, ast.FunctionDef)
 
 
 def needed(part: str) -> set[str]:

@@ -24,6 +24,7 @@ TESTS = [f"tests/{name}.py" for name in ("tar/test_tar_reading", "samples/test_s
 PROGRAM = """
 from configparser import ConfigParser
 from importlib import import_module
+from importlib.util import find_spec
 from pkgutil import walk_packages
 
 from click.testing import CliRunner
@@ -38,6 +39,15 @@ for module in walk_packages(tarshards.__path__, "tarshards."):
             if f"{error.name}.".startswith("tarshards."):
                 raise
 exec("from tarshards import *")
+if not find_spec("tarshards.samples.codecs.media"):
+    for word in "audio", "video":
+        assert not hasattr(tarshards.readers, word)
+        try:
+            tarshards.ops.decode([], word)
+        except ValueError as error:
+            assert str(error).startswith(f"unknown imagespec {word!r}; known: l8 "), error
+        else:
+            raise AssertionError(word)
 setup = ConfigParser()
 setup.read("setup.cfg")
 for line in setup["options.entry_points"]["console_scripts"].strip().splitlines():

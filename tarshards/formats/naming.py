@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import EncodeError, SampleError, TarshardsError, UrlError
 from tarshards.samples.batch import FieldColumn, SampleBatch
-from tarshards.samples.codecs import audio, decode_field, encode_field, image, video
+from tarshards.samples.codecs import decode_field, encode_field
 from tarshards.samples.codecs.basic import INTEGERS, TEXTS
+from tarshards.samples.codecs.registry import FAMILY_OF_EXTENSION
 from tarshards.samples.keys import NO_FIELDS, Sample, is_reserved, split_name
 from tarshards.storage.expressions import common_name
 from tarshards.storage.location import Location
@@ -28,7 +29,7 @@ from tarshards.storage.streams import is_missing
 _ALIKE = {"txt": frozenset(TEXTS), "json": frozenset(["json", "jsn"]), "cls": frozenset(INTEGERS)}
 _ALIKE["npy"] = frozenset(["npy"])
 _ALIKE["mp"] = frozenset(["mp", "msg", "msgpack"])
-_MEDIA = image.EXTENSIONS | audio.EXTENSIONS | video.EXTENSIONS | {"pdf"}
+_MEDIA = FAMILY_OF_EXTENSION.keys() | {"pdf"}
 _BYTES = _MEDIA | {"bin", "gz", "npz", "cbor", "ten", "tb", "tenbin", "pth", "pkl", "pickle", "pyd", "null"}
 MAGICS = {
     b"\xff\xd8\xff": "jpg",

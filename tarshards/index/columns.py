@@ -39,8 +39,7 @@ from tarshards.index.inventory import for_each_shard, read_head
 from tarshards.index.sidecar import NO_DIGEST, Index, index_location
 from tarshards.kernels._sidecars_py import SidecarHead
 from tarshards.parallel.calls import TASKS, bounded_map, check_sent
-from tarshards.samples.codecs import audio_headers, decode_field
-from tarshards.samples.codecs.audio import decode_audio
+from tarshards.samples.codecs import decode_field, registry
 from tarshards.samples.codecs.image import open_image
 from tarshards.samples.codecs.image_headers import read_header
 from tarshards.samples.codecs.registry import require
@@ -141,25 +140,12 @@ def _length(field: str, data: bytes) -> int:
         raise DecodeError(f"{type(value).__name__} has no length") from None
 
 
-def _duration(field: str, data: bytes) -> float:
-    header = audio_headers.read_header(data)
-    soundfile = require("soundfile", extra="media")
-    try:
-        if header.container is not None:
-            samples, rate = decode_audio(data)
-            return len(samples) / rate
-        info = soundfile.info(io.BytesIO(data))
-        return float((header.frames or info.frames) / info.samplerate)
-    except Exception as error:
-        raise DecodeError(f"cannot read the duration of this audio: {error}") from error
-
-
 MEASURES: dict[str, Callable[[str, bytes], Any]] = {
     "width": partial(_side, "width"),
     "height": partial(_side, "height"),
     "length": _length,
     "size": lambda field, data: len(data),
-    "duration": _duration,
+    **registry.MEASURES,
 }
 
 

@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from tarshards.errors import visible
-from tarshards.samples.codecs import audio, decode_field, image, video
+from tarshards.samples.codecs import decode_field, image
 from tarshards.samples.codecs.basic import INTEGERS, TEXTS
-from tarshards.samples.codecs.registry import DECODERS, UNSAFE_DECODERS, require
+from tarshards.samples.codecs.registry import DECODERS, FAMILY_OF_EXTENSION, UNSAFE_DECODERS, require
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.verbs.contents import Contents, FieldSizes, align
@@ -85,8 +85,7 @@ def has_no_codec(field: str) -> bool:
     (True, False, False)
     """
     extension = field.rpartition(".")[2]
-    others = (DECODERS, UNSAFE_DECODERS, image.EXTENSIONS, audio.EXTENSIONS, video.EXTENSIONS, BINARIES)
-    return not any(extension in each for each in others)
+    return not any(extension in each for each in (DECODERS, UNSAFE_DECODERS, FAMILY_OF_EXTENSION, BINARIES))
 
 
 def _text_of(data: bytes, limit: int) -> str:
@@ -156,7 +155,7 @@ def draw_pictures(sample: Sample, *, columns: int = PICTURE) -> Iterator[Any]:
     for field, data in fields_of(sample):
         if is_image(field):
             try:
-                picture = decode_field(field, data, images="pilrgba")
+                picture = decode_field(field, data, "pilrgba")
             except Exception as error:
                 yield visible(f"{field}: {getattr(error, 'reason', error)}")
             else:

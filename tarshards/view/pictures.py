@@ -25,7 +25,7 @@ def thumbnail(field: str, data: bytes) -> tuple[str, bytes]:
     """
     check_pixels(field, data)
     with _decoding:
-        picture = on_white(decode_field(field, data, images="pilrgba"))
+        picture = on_white(decode_field(field, data, "pilrgba"))
         kind = "png" if max(picture.size) <= TINY else "jpeg"
         picture.thumbnail((THUMBNAIL, THUMBNAIL))
         file = BytesIO()
@@ -40,7 +40,7 @@ def whole_picture(field: str, data: bytes) -> tuple[str, bytes]:
         return kind, data
     with _decoding:
         file = BytesIO()
-        decode_field(field, data, images="pilrgba").save(file, "png")
+        decode_field(field, data, "pilrgba").save(file, "png")
     return "image/png", file.getvalue()
 
 

@@ -424,7 +424,7 @@ def test_any_map_style_dataset(tmp_path):
         assert (found["label.json"], found["name.txt"]) == (row["label"], row["name"])
     image = Image.new("RGB", (3, 2), (1, 2, 3))
     sample = row_to_sample({"image": image, "jpg": 7})
-    assert decode_field("png", sample["image.png"], images="rgb8").tolist() == [[[1, 2, 3]] * 3] * 2
+    assert decode_field("png", sample["image.png"], "rgb8").tolist() == [[[1, 2, 3]] * 3] * 2
     with pytest.raises(TypeError, match="a row is a dict of columns"):
         row_to_sample((1, 2))
 

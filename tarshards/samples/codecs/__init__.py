@@ -1,26 +1,39 @@
 """Decode and encode fields; the extension (the last dotted part of a field) selects the codec, as in WebDataset.
 
-- ``registry``: the decorators ``decoder`` and ``encoder``
-- ``basic``, ``array``, ``image``, ``audio``, ``video``: the built-in codecs
+- ``registry``: the decorators ``decoder`` and ``encoder``, and families of codecs
+- ``basic``, ``array``, ``image``: the built-in codecs; ``media``: those of sound and video
 - ``decoding``: decoding by a pipeline's functions and handlers
 - ``shrinking``: images made smaller for training
-- ``npy``, ``image_headers``, ``audio_headers``, ``video_headers``: headers read without decoding
+- ``npy``, ``image_headers``: headers read without decoding
 """
 
 from __future__ import annotations
 
 import zlib
-from functools import lru_cache, partial
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple, NoReturn
 
 from tarshards.errors import DecodeError, EncodeError
-from tarshards.samples.codecs import array, basic, image
-from tarshards.samples.codecs import audio as sound
-from tarshards.samples.codecs import video as film
-from tarshards.samples.codecs.registry import DECODERS, ENCODERS, UNSAFE_DECODERS, check_spec, decoder, encoder
+from tarshards.samples.codecs import array, basic
+from tarshards.samples.codecs import image as image
+from tarshards.samples.codecs.registry import (
+    DECODERS,
+    ENCODERS,
+    FAMILY_OF_EXTENSION,
+    UNSAFE_DECODERS,
+    decoder,
+    decoder_of,
+    encoder,
+)
 from tarshards.storage.compression import MAX_RATIO, bomb, gunzip
 
 __all__ = ["decode_field", "decoder", "encode_field", "encoder"]
+
+MEDIA = "tarshards.samples.codecs.media"  # registers its families, unless it was removed
+if find_spec(MEDIA):
+    import_module(MEDIA)
 
 _NO_TEXT = frozenset(ENCODERS.values()) - {basic.encode_text, basic.encode_json}  # built-in encoders that refuse a str
 
@@ -28,16 +41,15 @@ _NO_TEXT = frozenset(ENCODERS.values()) - {basic.encode_text, basic.encode_json}
 class ByExtension(NamedTuple):
     """How to decode fields by their extension.
 
-    Images stay bytes unless *images* is an imagespec (`l8 rgb8 rgba8 l rgb rgba l16 torchl8 ... pilrgba pil`), audio
-    unless *audio* is an audiospec (`audio torchaudio`), and videos unless *video* is a videospec (`video torchvideo`).
-    With *exif_transpose* images are rotated by their EXIF orientation; videos are rotated by their metadata unless
-    *rotate* is False. The extension ``gz`` is decompressed first, and the part before it selects the decoder. A gzip
-    or zip (npz, pth) may not expand to more than both 256 MiB and *max_ratio* times its size, by default 200.
+    Images, sounds and videos stay bytes unless one of the *words*, at most one of a family, says in which form to
+    decode them: an imagespec (`l8 rgb8 rgba8 l rgb rgba l16 torchl8 ... pilrgba pil`), an audiospec (`audio
+    torchaudio`), a videospec (`video torchvideo`). With *exif_transpose* images are rotated by their EXIF orientation;
+    videos are rotated by their metadata unless *rotate* is False. The extension ``gz`` is decompressed first, and the
+    part before it selects the decoder. A gzip or zip (npz, pth) may not expand to more than both 256 MiB and
+    *max_ratio* times its size, by default 200.
     """
 
-    images: str | None = None
-    audio: str | None = None
-    video: str | None = None
+    words: tuple[str, ...] = ()
     exif_transpose: bool = False
     rotate: bool = True
     allow_unsafe: bool = False
@@ -45,13 +57,7 @@ class ByExtension(NamedTuple):
 
     def decode(self, field: str, data: bytes) -> Any:
         """Return the value of *field*, or *data* if there is no decoder; raise DecodeError with the field."""
-        images, audio, video, exif_transpose, rotate, allow_unsafe, max_ratio = self
-        if images is not None and images not in image.IMAGESPECS:
-            image.check_imagespec(images)
-        if audio is not None:
-            check_spec("audiospec", audio, sound.AUDIOSPECS)
-        if video is not None:
-            check_spec("videospec", video, film.VIDEOSPECS)
+        words, exif_transpose, rotate, allow_unsafe, max_ratio = self
         extension, gzipped = codec_of(field)
         if allow_unsafe and extension in UNSAFE_DECODERS:
             decode = UNSAFE_DECODERS[extension]
@@ -59,14 +65,12 @@ class ByExtension(NamedTuple):
             decode = DECODERS[extension]
         elif extension in UNSAFE_DECODERS:
             raise DecodeError(f"{extension} can run code from the data; decode it with allow_unsafe=True", field=field)
-        elif images is not None and extension in image.EXTENSIONS:
-            decode = partial(image.decode_image, imagespec=images, exif_transpose=exif_transpose)
-        elif audio is not None and extension in sound.EXTENSIONS:
-            decode = partial(sound.decode_audio, audiospec=audio)
-        elif video is not None and extension in film.EXTENSIONS:
-            decode = partial(film.decode_video, videospec=video, rotate=rotate)
         else:
-            return data
+            family = FAMILY_OF_EXTENSION.get(extension) if words else None
+            word = family and next(filter(family.words.__contains__, words), None)
+            if not word:
+                return data
+            decode = decoder_of(word, exif_transpose=exif_transpose, rotate=rotate)
 
         try:
             plain = gunzip(data, max_ratio) if gzipped else data
@@ -80,13 +84,13 @@ class ByExtension(NamedTuple):
 _PLAIN = ByExtension()
 
 
-def decode_field(field: str, data: bytes, **how: Any) -> Any:
-    """Do what ``ByExtension(**how).decode(field, data)`` does.
+def decode_field(field: str, data: bytes, *words: str, **how: Any) -> Any:
+    """Do what ``ByExtension(words, **how).decode(field, data)`` does.
 
     >>> decode_field("meta.json", b'{"boxes": 2}'), decode_field("cls", b"7"), decode_field("raw", b"7")
     ({'boxes': 2}, 7, b'7')
     """
-    return (ByExtension(**how) if how else _PLAIN).decode(field, data)
+    return (ByExtension(words, **how) if words or how else _PLAIN).decode(field, data)
 
 
 def encode_field(field: str, value: Any) -> bytes:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tarshards.errors import DecodeError, check_function, did_you_mean, flag, shortened, visible
 from tarshards.samples.codecs import ByExtension, reason_of
-from tarshards.samples.codecs.audio import AUDIOSPECS, decode_audio
-from tarshards.samples.codecs.image import check_imagespec, decode_image
-from tarshards.samples.codecs.video import VIDEOSPECS, decode_video
+from tarshards.samples.codecs.image import IMAGES, check_imagespec
+from tarshards.samples.codecs.registry import FAMILY_OF_WORD, decoder_of
 from tarshards.samples.fields import check_name, split_fields
 from tarshards.samples.keys import is_reserved
 from tarshards.storage.compression import gunzip
@@ -154,31 +153,25 @@ def decoding_of(
     exif_transpose, rotate = flag("exif_transpose", exif_transpose), flag("rotate", rotate)
     if max_ratio is not None:
         check_ratio(max_ratio)
-    decoders = images, *others
-    images, audio, video, handlers, named = None, None, None, [], []
-    for decoder in decoders:
+    words: dict[str, str] = {}
+    handlers, named = [], []
+    for decoder in (images, *others):
         if isinstance(decoder, Mapping):
             named += [(tuple(check_name(names).lower().split(";")), value) for names, value in decoder.items()]
         elif callable(decoder):
             check_function(decoder, "decode")
             handlers.append(decoder)
-        elif isinstance(decoder, str) and decoder in AUDIOSPECS:
-            if audio is not None:
-                raise ValueError(f"decode takes one audiospec for all sounds, not {audio!r} and {decoder!r}")
-            audio = decoder
-        elif isinstance(decoder, str) and decoder in VIDEOSPECS:
-            if video is not None:
-                raise ValueError(f"decode takes one videospec for all videos, not {video!r} and {decoder!r}")
-            video = decoder
         elif decoder is not None:
-            if images is not None:
-                raise ValueError(f"decode takes one imagespec for all images, not {images!r} and {shortened(decoder)}")
-            images = check_imagespec(decoder)
+            family = FAMILY_OF_WORD.get(decoder, IMAGES) if isinstance(decoder, str) else IMAGES
+            if family.spec in words:
+                given = f"{words[family.spec]!r} and {shortened(decoder)}"
+                raise ValueError(f"decode takes one {family.spec} for all {family.values}, not {given}")
+            words[family.spec] = str(check_imagespec(decoder)) if family is IMAGES else decoder
     if "handler" in by_field:
         raise TypeError("decode has no handler=: on_error= takes a function of the error; {'handler': f} names a field")
     named += [((name.lower(),), value) for name, value in by_field.items()]
     functions = tuple((names, _function(";".join(names), value, exif_transpose, rotate)) for names, value in named)
-    by_extension = ByExtension(images, audio, video, exif_transpose, rotate, allow_unsafe, max_ratio)
+    by_extension = ByExtension(tuple(words.values()), exif_transpose, rotate, allow_unsafe, max_ratio)
     if not functions and not handlers and only is None:
         return by_extension.decode
     arguments = functions, tuple(handlers), None if only is None else _names(only), by_extension
@@ -203,29 +196,12 @@ def _names(only: Any) -> tuple[tuple[str, ...], ...]:
 
 def _function(field: str, value: Any, exif_transpose: bool, rotate: bool) -> Function:
     """Return the function that decodes a *field*; also for an imagespec, audiospec or videospec."""
-    if isinstance(value, str) and value in AUDIOSPECS:
-        return _audio_decoder(value)
-    if isinstance(value, str) and value in VIDEOSPECS:
-        return _video_decoder(value, rotate)
     if isinstance(value, str):
-        return _image_decoder(str(check_imagespec(value)), exif_transpose)
+        if value not in FAMILY_OF_WORD:
+            check_imagespec(value)
+        return decoder_of(value, exif_transpose=exif_transpose, rotate=rotate)
     if callable(value):
         check_function(value, "decode")
         return value
     hint = did_you_mean(field, ["images", "only", "exif_transpose", "rotate", "allow_unsafe", "max_ratio", "on_error"])
     raise TypeError(f"{field}= is a function of bytes, or an imagespec, for that field, not {shortened(value)}{hint}")
-
-
-@lru_cache
-def _audio_decoder(audiospec: str) -> Function:
-    return partial(decode_audio, audiospec=audiospec)
-
-
-@lru_cache
-def _video_decoder(videospec: str, rotate: bool) -> Function:
-    return partial(decode_video, videospec=videospec, rotate=rotate)
-
-
-@lru_cache
-def _image_decoder(imagespec: str, exif_transpose: bool) -> Function:
-    return partial(decode_image, imagespec=imagespec, exif_transpose=exif_transpose)

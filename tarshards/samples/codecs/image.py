@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tarshards.errors import did_you_mean, shortened
 from tarshards.samples.codecs import image_headers
 from tarshards.samples.codecs.array import to_array
-from tarshards.samples.codecs.registry import encoder, require
+from tarshards.samples.codecs.registry import SpecFamily, encoder, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,6 +115,10 @@ def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> A
         return pixels
     torch = require("torch", extra="torch")
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1) if mode != "L" else pixels))
+
+
+IMAGES = SpecFamily("imagespec", "images", IMAGESPECS, EXTENSIONS, decode_image, ("exif_transpose",))
+IMAGES.add()
 
 
 def _to_picture(data: bytes, mode: str, pixels: np.ndarray | None, orientation: int) -> Image.Image:

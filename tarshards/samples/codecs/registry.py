@@ -1,18 +1,54 @@
-"""The registry of decoders and encoders by extension; built-in codecs and users register with the same decorators."""
+"""The registry of codecs by extension: of users and built in, and of families that decode as a word asks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache, partial
 from importlib import import_module
-from typing import Any, TypeVar
-
-from tarshards.errors import did_you_mean
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {}
 UNSAFE_DECODERS: dict[str, Callable[[bytes], Any]] = {}
 ENCODERS: dict[str, Callable[[Any], bytes]] = {}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Measure = Callable[[str, bytes], Any]
+
+
+class SpecFamily(NamedTuple):
+    """Words that choose among the forms of some values, such as the imagespecs.
+
+    Fields with these *extensions* stay bytes unless ``decode`` gets one of the *words*: then ``decode(data, word)`` is
+    their value, with those options of ``decode`` that *flags* name as keywords. The *measures* of a field, by the names
+    that columns have for them, are functions of its name and its bytes. *spec* and *values* stand in messages.
+    """
+
+    spec: str
+    values: str
+    words: Collection[str]
+    extensions: frozenset[str]
+    decode: Callable[..., Any]
+    flags: tuple[str, ...] = ()
+    measures: Mapping[str, Measure] = MappingProxyType({})
+
+    def add(self) -> None:
+        """Register the family."""
+        FAMILY_OF_WORD.update(dict.fromkeys(self.words, self))
+        FAMILY_OF_EXTENSION.update(dict.fromkeys(self.extensions, self))
+        MEASURES.update(self.measures)
+
+
+FAMILY_OF_WORD: dict[str, SpecFamily] = {}
+FAMILY_OF_EXTENSION: dict[str, SpecFamily] = {}
+MEASURES: dict[str, Measure] = {}
+
+
+@lru_cache
+def decoder_of(word: str, **flags: bool) -> Callable[[bytes], Any]:
+    """Return the function of bytes that decodes as *word* says, with those of the *flags* that its family has."""
+    family = FAMILY_OF_WORD[word]
+    return partial(family.decode, **{family.spec: word}, **{name: flags[name] for name in family.flags})
 
 
 def decoder(*extensions: str, unsafe: bool = False) -> Callable[[Function], Function]:
@@ -49,12 +85,6 @@ def encoder(*extensions: str) -> Callable[[Function], Function]:
         return function
 
     return register
-
-
-def check_spec(kind: str, spec: Any, known: Sequence[str]) -> None:
-    """Raise ValueError, which names the *kind*, unless *spec* is one of the *known* specs."""
-    if spec not in known:
-        raise ValueError(f"unknown {kind} {spec!r}; known: {' '.join(known)}{did_you_mean(spec, known)}")
 
 
 def require(module: str, *, extra: str) -> Any:

@@ -125,7 +125,7 @@ def _undecodable(sample: FoundSample, file: PlainFile) -> Iterator[DecodeError]:
         if _is_image(name) and is_sound_jpeg(data):
             continue
         try:
-            decode_field(name, data, images="rgb8", audio="audio")
+            decode_field(name, data, "rgb8", "audio")
         except DecodeError as error:
             yield DecodeError(error.reason, url=file.name, offset=start, key=sample.key, field=name)
 

@@ -273,7 +273,7 @@ def test_other_jpegs_are_what_the_codec_gives(mode):
         data = stream.getvalue()
     from tarshards.samples.codecs import decode_field
 
-    np.testing.assert_array_equal(whole(image(), [data])[0], decode_field("jpg", data, images="rgb8"))
+    np.testing.assert_array_equal(whole(image(), [data])[0], decode_field("jpg", data, "rgb8"))
 
 
 @pytest.mark.parametrize("size", [None, 16])

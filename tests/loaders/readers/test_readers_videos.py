@@ -12,7 +12,7 @@ from videos import KINDS, RATE, peer, upright, written
 from tarshards import ArrayLoader, ShardWriter, Stream, readers
 from tarshards.errors import DecodeError
 from tarshards.index.build import build_index
-from tarshards.samples.codecs import video
+from tarshards.samples.codecs.media import video
 
 pytestmark = pytest.mark.skipif(find_spec("av") is None, reason="needs PyAV")
 

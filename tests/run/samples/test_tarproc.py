@@ -208,5 +208,5 @@ def test_the_line_of_the_slides(tmp_path, path_with_tools):
     resized = line.replace("*.jpg -resize 256x256", "-resize 256x256 *.jpg").replace("out.tar", "resized.tar")
     subprocess.run(["bash", "-c", resized], cwd=tmp_path, env=environment, capture_output=True, check=True)
     for name, shape in (("out.tar", (300, 400, 3)), ("resized.tar", (192, 256, 3))):  # gm heeds what precedes a file
-        images = [decode_field("jpg", sample["jpg"], images="rgb8") for sample in read_samples(tmp_path / name)]
+        images = [decode_field("jpg", sample["jpg"], "rgb8") for sample in read_samples(tmp_path / name)]
         assert [image.shape for image in images] == [shape] * 3

@@ -102,7 +102,7 @@ def simplejpeg(request, monkeypatch):
 def test_imagespecs_give_what_webdataset_gives(field, simplejpeg):
     for imagespec in THEIRS:
         wanted = ImageHandler(imagespec, [field.rpartition(".")[2]])(f".{field}", FILES[field])
-        got = decode_field(field, FILES[field], images=imagespec)
+        got = decode_field(field, FILES[field], imagespec)
         if isinstance(wanted, Image.Image):
             assert (got.mode, got.size, got.tobytes()) == (wanted.mode, wanted.size, wanted.tobytes()), imagespec
         else:
@@ -114,7 +114,7 @@ def test_imagespecs_give_what_webdataset_gives(field, simplejpeg):
 @pytest.mark.parametrize("field", FILES)
 def test_decoding_warns_of_nothing_and_gives_arrays_of_their_own(field):
     for imagespec in SPECS:
-        got = decode_field(field, FILES[field], images=imagespec)
+        got = decode_field(field, FILES[field], imagespec)
         if isinstance(got, np.ndarray):
             assert got.flags.writeable
             if find_spec("torch"):
@@ -125,18 +125,18 @@ def test_decoding_warns_of_nothing_and_gives_arrays_of_their_own(field):
 
 @needs_torch
 def test_shapes_and_ranges():
-    assert decode_field("png", FILES["png"], images="l8").shape == (37, 53)
-    assert decode_field("png", FILES["png"], images="rgba").shape == (37, 53, 4)
-    assert decode_field("png", FILES["png"], images="torchrgb").shape == (3, 37, 53)
+    assert decode_field("png", FILES["png"], "l8").shape == (37, 53)
+    assert decode_field("png", FILES["png"], "rgba").shape == (37, 53, 4)
+    assert decode_field("png", FILES["png"], "torchrgb").shape == (3, 37, 53)
     white = encode_field("png", np.full((2, 3, 3), 255, np.uint8))
-    assert decode_field("png", white, images="rgb").tolist() == [[[1.0] * 3] * 3] * 2
+    assert decode_field("png", white, "rgb").tolist() == [[[1.0] * 3] * 3] * 2
 
 
 @pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
 def test_16_bit_grey_keeps_its_upper_bits_where_webdataset_clips(format):
     grey = np.arange(256, dtype=np.uint16).reshape(16, 16) * 257
     field = {"PNG": "png", "TIFF": "tif", "PPM": "pgm"}[format]
-    assert np.array_equal(decode_field(field, saved(Image.fromarray(grey), format), images="l8"), grey >> 8)
+    assert np.array_equal(decode_field(field, saved(Image.fromarray(grey), format), "l8"), grey >> 8)
 
 
 @pytest.mark.parametrize("field", ["png", "tif", "pgm", "jp2"])
@@ -144,9 +144,9 @@ def test_16_bit_grey_is_kept_where_it_is_asked_for(field):
     grey = np.arange(600, dtype=np.uint16).reshape(20, 30) * 109
     data = encode_field(field, grey)
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), grey)
-    got = decode_field(field, data, images="l16")
+    got = decode_field(field, data, "l16")
     assert (got.dtype, np.array_equal(got, grey)) == (np.uint16, True)
-    assert np.array_equal(decode_field(field, data, images="l8"), grey >> 8)
+    assert np.array_equal(decode_field(field, data, "l8"), grey >> 8)
 
 
 @pytest.mark.parametrize("field", ["png", "tif", "pgm", "jp2"])
@@ -155,14 +155,14 @@ def test_16_bit_grey_is_kept_in_floats(field):
     data = encode_field(field, grey)
     exact = grey.astype(np.float32) / 65535
     opaque = np.stack([exact] * 3 + [np.ones_like(exact)], axis=2)
-    assert np.array_equal(decode_field(field, data, images="l"), exact)
-    assert np.array_equal(decode_field(field, data, images="rgb"), opaque[:, :, :3])
-    assert np.array_equal(decode_field(field, data, images="rgba"), opaque)
-    assert np.array_equal(decode_field(field, data, images="rgb8"), np.stack([grey >> 8] * 3, axis=2))
+    assert np.array_equal(decode_field(field, data, "l"), exact)
+    assert np.array_equal(decode_field(field, data, "rgb"), opaque[:, :, :3])
+    assert np.array_equal(decode_field(field, data, "rgba"), opaque)
+    assert np.array_equal(decode_field(field, data, "rgb8"), np.stack([grey >> 8] * 3, axis=2))
     if find_spec("torch"):
-        assert np.array_equal(decode_field(field, data, images="torchrgb").numpy(), np.stack([exact] * 3))
+        assert np.array_equal(decode_field(field, data, "torchrgb").numpy(), np.stack([exact] * 3))
     upper = encode_field(field, (grey >> 8) * 257)
-    assert np.allclose(decode_field(field, upper, images="l"), (grey >> 8) / np.float32(255), rtol=1e-6)
+    assert np.allclose(decode_field(field, upper, "l"), (grey >> 8) / np.float32(255), rtol=1e-6)
 
 
 def png_of_16_bits(pixels: np.ndarray, colour: int) -> bytes:
@@ -205,10 +205,10 @@ COLOURS = {
 def test_16_bit_colours_do_not_become_256_levels_where_more_are_asked_for(field):
     for imagespec in "l16", "rgb", "l", "torchrgb", "rgba":
         with pytest.raises(DecodeError, match=r"more than 8 bits a channel, of which Pillow decodes 8 in .* rgb8"):
-            decode_field(field, COLOURS[field], images=imagespec)
+            decode_field(field, COLOURS[field], imagespec)
     if field != "j2k":
-        assert decode_field(field, COLOURS[field], images="rgb8").dtype == np.uint8
-        assert decode_field(field, COLOURS[field], images="pil").mode == "RGB"
+        assert decode_field(field, COLOURS[field], "rgb8").dtype == np.uint8
+        assert decode_field(field, COLOURS[field], "pil").mode == "RGB"
 
 
 def test_the_bits_of_a_channel_are_in_the_header():
@@ -222,10 +222,10 @@ def test_the_bits_of_a_channel_are_in_the_header():
 
 @pytest.mark.parametrize("field", ["jpg", "png", "cmyk.jpg", "webp"])
 def test_8_bits_become_16_by_the_factor_that_keeps_white_white(field):
-    got = decode_field(field, FILES[field], images="l16")
-    assert np.array_equal(got, decode_field(field, FILES[field], images="l8") * np.uint16(257))
+    got = decode_field(field, FILES[field], "l16")
+    assert np.array_equal(got, decode_field(field, FILES[field], "l8") * np.uint16(257))
     if find_spec("torch"):
-        assert np.array_equal(decode_field(field, FILES[field], images="torchl16").numpy(), got)
+        assert np.array_equal(decode_field(field, FILES[field], "torchl16").numpy(), got)
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
@@ -238,14 +238,14 @@ def test_exif_orientation_is_applied_as_pillow_does(orientation, format):
     upright = wanted.shape[:2] == ((53, 37) if orientation >= 5 else (37, 53))
     assert upright
     for imagespec in ["rgb8", "pilrgb", "rgb", *(["torchrgb8"] if find_spec("torch") else [])]:
-        got = decode_field("jpg", data, images=imagespec, exif_transpose=True)
+        got = decode_field("jpg", data, imagespec, exif_transpose=True)
         if imagespec == "torchrgb8":
             got = got.permute(1, 2, 0).numpy()
         assert np.array_equal(np.asarray(got), wanted / np.float32(255) if imagespec == "rgb" else wanted)
     (sample,) = decode([{"__key__": "a", "jpg": data}], "rgb8", exif_transpose=True)
     assert np.array_equal(sample["jpg"], wanted)
     if format != "TIFF":  # which Pillow turns always
-        left_alone = decode_field("jpg", data, images="rgb8")
+        left_alone = decode_field("jpg", data, "rgb8")
         assert np.array_equal(left_alone, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
 
 
@@ -253,21 +253,21 @@ def test_exif_orientation_is_applied_as_pillow_does(orientation, format):
 def test_pixels_of_32_bits_are_refused_where_webdataset_clips(dtype):
     data = saved(Image.fromarray(np.ones((4, 4), dtype)), "TIFF")
     with pytest.raises(DecodeError, match="32-bit pixels"):
-        decode_field("tif", data, images="l8")
+        decode_field("tif", data, "l8")
 
 
 @pytest.mark.parametrize("simplejpeg", WITHOUT, indirect=True)
 @pytest.mark.parametrize("field", FILES)
 def test_truncated_images_are_errors_never_half_a_picture(field, simplejpeg):
     data = FILES[field]
-    whole = decode_field(field, data, images="rgba8")
+    whole = decode_field(field, data, "rgba8")
     for length in sorted({*range(64), *range(64, len(data), 41), *range(len(data) - 64, len(data))}):
         if data.startswith((b"GIF", b"BM")) and length >= len(data) - 4:  # where there is no more picture
             with suppress(DecodeError):
-                assert np.array_equal(decode_field(field, data[:length], images="rgba8"), whole)
+                assert np.array_equal(decode_field(field, data[:length], "rgba8"), whole)
             continue
         with pytest.raises(DecodeError) as error:
-            decode_field(field, data[:length], images="rgba8")
+            decode_field(field, data[:length], "rgba8")
         assert error.value.field == field
         assert "0x" not in error.value.reason, "no addresses of Python objects"
 
@@ -277,7 +277,7 @@ def test_truncated_images_are_errors_for_every_kind_of_imagespec(imagespec):
     for field in "jpg", "cmyk.jpg", "png":
         for length in range(0, len(FILES[field]) - 4, 17):
             with pytest.raises(DecodeError):
-                decode_field(field, FILES[field][:length], images=imagespec)
+                decode_field(field, FILES[field][:length], imagespec)
 
 
 def seen_of_changed_bits(data):
@@ -316,7 +316,7 @@ def test_damaged_png_is_an_error_at_every_byte_before_its_empty_last_chunk():
     data = FILES["grey.png"]
     for place in range(len(data) - 12):
         with pytest.raises(DecodeError):
-            decode_field("png", data[:place] + bytes([data[place] ^ 0x21]) + data[place + 1 :], images="l8")
+            decode_field("png", data[:place] + bytes([data[place] ^ 0x21]) + data[place + 1 :], "l8")
 
 
 def test_jpeg_that_libjpeg_calls_corrupt_is_an_error():
@@ -324,7 +324,7 @@ def test_jpeg_that_libjpeg_calls_corrupt_is_an_error():
     start = data.index(b"\xff\xda") + 20
     for place in range(start, start + 30):
         with pytest.raises(DecodeError, match="Corrupt JPEG data"):
-            decode_field("jpg", data[:place] + data[place + 40 :], images="rgb8")
+            decode_field("jpg", data[:place] + data[place + 40 :], "rgb8")
 
 
 def read_by(reader, data):
@@ -428,13 +428,13 @@ def test_an_icon_whose_image_is_not_of_the_size_that_it_says_is_an_error(size):
     data = bytearray(FILES["masked.ico"])
     data[6:8] = bytes(side % 256 for side in size)
     with pytest.raises(DecodeError, match=r"an icon of .* pixels whose image has 40 x 32"):
-        decode_field("ico", bytes(data), images="rgb8")
+        decode_field("ico", bytes(data), "rgb8")
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"\xff\xd8\xff", b"\x89PNG", b"%!PS-Adobe-3.0 EPSF-3.0\n", b"\0" * 1000])
 def test_what_is_no_image(data):
     with pytest.raises(DecodeError, match="not a whole image in any of JPEG PNG"):
-        decode_field("png", data, images="rgb8")
+        decode_field("png", data, "rgb8")
 
 
 @pytest.mark.parametrize("field", ["jpg", "png", "gif"])
@@ -442,16 +442,16 @@ def test_decompression_bombs(field, monkeypatch):
     for limit in 37 * 53 - 1, 37:  # where Pillow warns, and where it raises
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         with pytest.raises(DecodeError, match="decompression bomb"):
-            decode_field(field, FILES[field], images="rgb8")
+            decode_field(field, FILES[field], "rgb8")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 37 * 53)
-    assert decode_field(field, FILES[field], images="rgb8").shape == (37, 53, 3)
+    assert decode_field(field, FILES[field], "rgb8").shape == (37, 53, 3)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_decompression_bombs_are_errors_also_where_warnings_are_not(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 37 * 53 - 1)
     with pytest.raises(DecodeError, match="decompression bomb"):
-        decode_field("png", FILES["png"], images="rgb8")
+        decode_field("png", FILES["png"], "rgb8")
 
 
 pixels = st.sampled_from([(), (1,), (3,), (4,)]).flatmap(
@@ -471,17 +471,17 @@ def test_lossless_round_trips(array):
     wanted = array[:, :, 0] if array.shape[2:] == (1,) else array
     for field in LOSSLESS[imagespec]:
         data = encode_field(field, array)
-        assert np.array_equal(decode_field(field, data, images=imagespec), wanted), field
+        assert np.array_equal(decode_field(field, data, imagespec), wanted), field
         assert encode_field(field, Image.fromarray(wanted)) == data == encode_field(field, np.asfortranarray(array))
 
 
 @pytest.mark.parametrize("imagespec", ["l", "rgb", "rgba"])
 def test_floats_round_trip(imagespec):
-    floats = decode_field("png", FILES["rgba.png"], images=imagespec)
-    assert np.array_equal(decode_field("png", encode_field("png", floats), images=imagespec), floats)
+    floats = decode_field("png", FILES["rgba.png"], imagespec)
+    assert np.array_equal(decode_field("png", encode_field("png", floats), imagespec), floats)
     every = np.arange(256, dtype=np.uint8).reshape(16, 16)
     for dtype in np.float16, np.float32, np.float64:
-        assert np.array_equal(decode_field("png", encode_field("png", (every / 255).astype(dtype)), images="l8"), every)
+        assert np.array_equal(decode_field("png", encode_field("png", (every / 255).astype(dtype)), "l8"), every)
 
 
 @pytest.mark.parametrize("simplejpeg", WITHOUT, indirect=True)
@@ -491,7 +491,7 @@ def test_jpeg_round_trips_within_rounding(field, mode, simplejpeg):
     image = RGB.convert(mode)
     data = encode_field(field, np.asarray(image))
     assert data == encode_field(field, image)
-    got = decode_field(field, data, images="l8" if mode == "L" else "rgb8")
+    got = decode_field(field, data, "l8" if mode == "L" else "rgb8")
     assert got.shape == np.asarray(image).shape
     assert np.abs(got.astype(int) - np.asarray(image)).max() <= 4
 
@@ -505,7 +505,7 @@ def test_pil_images_of_other_modes():
     for field in "png", "pgm", "tif":
         with Image.open(io.BytesIO(encode_field(field, depth))) as got:
             assert np.array_equal(np.asarray(got), np.asarray(depth))
-    assert decode_field("jpg", encode_field("jpg", RGB.convert("CMYK")), images="pil").size == RGB.size
+    assert decode_field("jpg", encode_field("jpg", RGB.convert("CMYK")), "pil").size == RGB.size
 
 
 @pytest.mark.parametrize(
@@ -544,7 +544,7 @@ def test_an_animation_is_not_written_as_its_first_frame(format):
         encode_field(field, animation)
     animation.seek(1)
     copy = animation.copy().convert(frames[0].mode)
-    assert decode_field(field, encode_field(field, copy), images="l8").max() == 204
+    assert decode_field(field, encode_field(field, copy), "l8").max() == 204
 
 
 def test_a_tensor_is_refused_with_a_hint():

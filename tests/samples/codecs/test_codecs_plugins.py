@@ -34,7 +34,7 @@ def saved(image, format, **options):
 def test_round_trips(field, image):
     data = encode_field(field, image)
     assert data == encode_field(field, image)
-    got = decode_field(field, data, images="rgba8")
+    got = decode_field(field, data, "rgba8")
     assert np.array_equal(got, np.asarray(Image.open(io.BytesIO(data)).convert("RGBA")))
     off = np.abs(got.astype(int) - np.asarray(image.convert("RGBA"))).max()
     assert off <= (0 if field == "jxl" else 12)
@@ -43,11 +43,11 @@ def test_round_trips(field, image):
 @pytest.mark.parametrize("format", ["HEIF", "JXL"])
 def test_truncated_images_are_errors_never_half_a_picture(format):
     data = saved(RGB, format)
-    whole = decode_field("heic", data, images="rgb8")
+    whole = decode_field("heic", data, "rgb8")
     assert whole.shape == (37, 53, 3)
     for length in range(len(data)):
         with pytest.raises(DecodeError):
-            decode_field("heic", data[:length], images="rgb8")
+            decode_field("heic", data[:length], "rgb8")
 
 
 def test_the_page_lists_what_is_seen_of_changed_bits():
@@ -60,7 +60,7 @@ def test_decompression_bombs(field, monkeypatch):
     data = encode_field(field, RGB)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 37 * 53 - 1)
     with pytest.raises(DecodeError, match="decompression bomb"):
-        decode_field(field, data, images="rgb8")
+        decode_field(field, data, "rgb8")
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_a_missing_plugin_names_its_extra(field, module, monkeypatch):
     data = encode_field(field, RGB)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DecodeError, match=rf"{module} is missing: pip install 'tarshards\[{field}\]'"):
-        decode_field(field, data, images="rgb8")
+        decode_field(field, data, "rgb8")

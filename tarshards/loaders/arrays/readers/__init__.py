@@ -2,11 +2,12 @@
 
 - ``reader``: ``Reader``, the interface; ``parsed``: numbers, text, JSON, any function; ``arrays``: arrays of one shape
 - ``images``: decoded, cropped, resized and normalized; ``crops``: the part that is taken; ``draws``: random numbers
-- ``sounds``: decoded, resampled, mixed, cropped and padded; ``videos``: clips of frames, resized
+- ``sounds``: decoded, resampled, mixed, cropped and padded; ``videos``: clips of frames, resized (may be removed)
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from tarshards.errors import shortened
@@ -15,13 +16,10 @@ from tarshards.loaders.arrays.readers.draws import draws_of
 from tarshards.loaders.arrays.readers.images import image
 from tarshards.loaders.arrays.readers.parsed import bytes_, decoded, floating, integer, json, text, using
 from tarshards.loaders.arrays.readers.reader import Reader
-from tarshards.loaders.arrays.readers.sounds import audio
-from tarshards.loaders.arrays.readers.videos import video
 
 __all__ = [
     "Reader",
     "array",
-    "audio",
     "bytes_",
     "decoded",
     "draws_of",
@@ -33,8 +31,12 @@ __all__ = [
     "reader_of",
     "text",
     "using",
-    "video",
 ]
+if find_spec(f"{__name__}.sounds"):  # unless it was removed
+    from tarshards.loaders.arrays.readers.sounds import audio as audio
+    from tarshards.loaders.arrays.readers.videos import video as video
+
+    __all__ += ["audio", "video"]
 
 
 def reader_of(value: Any) -> Reader:

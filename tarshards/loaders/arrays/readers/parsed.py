@@ -146,7 +146,8 @@ def decoded(images: str | None = None, *, pad: Any = None, max_ratio: float | No
     """
     if max_ratio is not None:
         check_ratio(max_ratio)
-    return Codec(ByExtension(images=check_imagespec(images), max_ratio=max_ratio), pad)
+    words = () if images is None else (str(check_imagespec(images)),)
+    return Codec(ByExtension(words, max_ratio=max_ratio), pad)
 
 
 def using(function: Callable[[bytes], Any], *, pad: Any = None) -> Reader:

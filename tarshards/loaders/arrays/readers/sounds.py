@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import numpy as np
 
 from tarshards.errors import DecodeError, whole_number
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.draws import uniform
-from tarshards.loaders.arrays.readers.reader import Batch, Reader, failure
-from tarshards.samples.codecs.audio import decode_part
+from tarshards.loaders.arrays.readers.reader import Reader, failure
+from tarshards.samples.codecs.media.audio import decode_part
 from tarshards.samples.codecs.registry import require
 
 SoundCrop = Literal["start", "center", "random"]
@@ -28,13 +27,13 @@ class Sounds(Reader):
         self.pad = pad
         self.frames: int | None = None if seconds is None else round(seconds * rate)
 
-    def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+    def read(self, batch: Any, payloads: Iterable[bytes], draws: np.ndarray) -> dict[int, DecodeError]:
         """Decode each sound into an array of its own."""
         failed = {}
         if self.crop == "random":
             positions = uniform(draws, 0).tolist()
         else:
-            positions = [0.5 if self.crop == "center" else 0.0] * len(payloads)
+            positions = [0.5 if self.crop == "center" else 0.0] * len(draws)
         for i, payload in enumerate(payloads):
             try:
                 batch[i] = self._read_one(payload, positions[i])
@@ -61,11 +60,11 @@ class Sounds(Reader):
             samples = require("soxr", extra="media").resample(samples, rate, self.rate)
         return samples if self.frames is None else samples[: self.frames]
 
-    def join(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    def join(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return the sounds padded to one length, with their lengths, or end to end, with the offset of each."""
         return self.join_in(batch, np.empty)
 
-    def join_in(self, batch: Batch, empty: Callable[[int, np.dtype], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def join_in(self, batch: Any, empty: Callable[[int, np.dtype], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return the sounds padded to one length, with their lengths, or end to end, with the offset of each."""
         lengths = np.array([len(samples) for samples in batch], np.int64)
         if not self.pad and self.frames is None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
 
 from tarshards.errors import DecodeError, whole_number
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.draws import uniform
-from tarshards.loaders.arrays.readers.reader import Batch, Reader, failure, sides_of
-from tarshards.samples.codecs.video import Clip, decode_clip, orientation_of, to_rgb
+from tarshards.loaders.arrays.readers.reader import Reader, failure, sides_of
+from tarshards.samples.codecs.media.video import Clip, decode_clip, orientation_of, to_rgb
 
 VideoCrop = Literal["none", "center"]
 
@@ -52,14 +52,14 @@ class Videos(Reader):
         """Return an array of shape (count, frames, height, width, 3)."""
         return np.empty((count, self.frames, *(self.size or (0, 0)), 3), np.uint8)
 
-    def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+    def read(self, batch: Any, payloads: Iterable[bytes], draws: np.ndarray) -> dict[int, DecodeError]:
         """Decode a clip of each video."""
         failed = {}
         is_fraction = isinstance(self.start, str)  # of the times at which a clip can begin, instead of seconds
         if self.start == "random":
             starts = uniform(draws, 0).tolist()
         else:
-            starts = [0.5 if is_fraction else float(self.start)] * len(payloads)
+            starts = [0.5 if is_fraction else float(self.start)] * len(draws)
         for i, payload in enumerate(payloads):
             try:
                 clip = decode_clip(payload, Clip(self.frames, self.fps, starts[i], is_fraction), self.convert)

@@ -11,7 +11,7 @@ import zlib
 from typing import IO
 
 from tarshards.errors import DecodeError
-from tarshards.samples.codecs import audio_headers
+from tarshards.samples.codecs.media import audio_headers
 
 BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp"])  # boxes that may begin a file
 EBML, SEGMENT, CRC_32 = 0x1A45DFA3, 0x18538067, 0xBF

@@ -11,9 +11,9 @@ from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tarshards.errors import DecodeError
-from tarshards.samples.codecs import video_headers
 from tarshards.samples.codecs.image import oriented
-from tarshards.samples.codecs.registry import require
+from tarshards.samples.codecs.media import video_headers
+from tarshards.samples.codecs.registry import SpecFamily, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,6 +85,10 @@ def decode_video(data: Any, videospec: str = "video", rotate: bool = True) -> An
         return video
     torch = require("torch", extra="torch")
     return torch.from_numpy(video.frames), torch.from_numpy(video.times), fps
+
+
+VIDEOS = SpecFamily("videospec", "videos", VIDEOSPECS, EXTENSIONS, decode_video, ("rotate",))
+VIDEOS.add()
 
 
 def orientation_of(frame: Any) -> int:

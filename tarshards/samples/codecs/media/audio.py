@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarshards.samples.codecs import audio_headers
+from tarshards.errors import DecodeError
 from tarshards.samples.codecs.array import to_array
-from tarshards.samples.codecs.registry import encoder, require
-from tarshards.samples.codecs.video import opened
+from tarshards.samples.codecs.media import audio_headers
+from tarshards.samples.codecs.media.video import opened
+from tarshards.samples.codecs.registry import SpecFamily, encoder, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +50,24 @@ def decode_audio(data: bytes, audiospec: str = "audio") -> Any:
         return sound
     torch = require("torch", extra="torch")
     return torch.from_numpy(sound.samples.T.copy()), sound.rate
+
+
+def _duration(field: str, data: bytes) -> float:
+    """Return the seconds of a sound; raise DecodeError if its header does not say."""
+    header = audio_headers.read_header(data)
+    soundfile = require("soundfile", extra="media")
+    try:
+        if header.container is not None:
+            samples, rate = decode_audio(data)
+            return len(samples) / rate
+        info = soundfile.info(BytesIO(data))
+        return float((header.frames or info.frames) / info.samplerate)
+    except Exception as error:
+        raise DecodeError(f"cannot read the duration of this audio: {error}") from error
+
+
+SOUNDS = SpecFamily("audiospec", "sounds", AUDIOSPECS, EXTENSIONS, decode_audio, measures={"duration": _duration})
+SOUNDS.add()
 
 
 def decode_part(data: bytes, part: Callable[[int, int], slice] | None = None) -> Sound:
