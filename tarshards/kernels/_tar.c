@@ -9,7 +9,6 @@
 #include "_tar.h"
 
 #define NAME 100  /* bytes of a name in a header */
-#define READ 4096 /* bytes read at once where only headers are read */
 #define USUAL 64  /* members of a sample; more than these may have been merged by dots in their keys: readers warn of them */
 
 /* Return a found member as a tuple. */
@@ -604,69 +603,43 @@ static PyObject *taken_exception(void) {
     return value;
 }
 
-/* A run of adjacent samples that are passed over, in a buffer or in a file. */
+/* A run of adjacent samples in a buffer that are passed over. */
 typedef struct {
-    const char *data;           /* the buffer, or the bytes read last from the file */
-    int64_t offset, length;     /* the offset and number of these bytes */
-    int descriptor;             /* -1: a buffer */
-    char *bytes;                /* memory for READ bytes of a file */
-    int64_t begin, at, limit;   /* begin: of the first sample; at: the end of those found */
-    int64_t most, large, reads; /* in a file: bytes after which to stop, and bytes to pass per read, at least */
-    const char *hit;            /* in a buffer: the next known occurrence of the text, or NULL if there is none */
+    const char *data;           /* the buffer, */
+    int64_t length, limit;      /* its length, and the most bytes of a member */
+    int64_t begin, at;          /* begin: of the first sample; at: the end of those found */
+    const char *hit;            /* the next known occurrence of the text, or NULL if there is none */
     int64_t parsed, next;       /* the offsets of the member parsed last, -1 if there is none, and of the one after it */
     int64_t key_length, number; /* of that member; number: of its field */
     int is_free;                /* whether that member does not have to be made */
     char name[NAME + 1];
 } Run;
 
-/* Return the block at *at*; NULL if there is none or it cannot be read: reading it again reports the error. */
-static const char *block_at(Run *run, int64_t at) {
-    if (run->descriptor >= 0 && (at < run->offset || at + BLOCK > run->offset + run->length)) {
-        Py_BEGIN_ALLOW_THREADS
-        run->length = pread(run->descriptor, run->bytes, READ, (off_t)at);
-        Py_END_ALLOW_THREADS
-        run->data = run->bytes;
-        run->offset = at;
-        run->reads++;
-    }
-    return at + BLOCK > run->offset + run->length ? NULL : run->data + (at - run->offset);
-}
-
-/* Return whether the member with its header at *at* and its data up to *end* is complete, padded with zeros to *next*. */
-static int is_whole(Run *run, int64_t at, int64_t end, int64_t next) {
-    if (next == at + BLOCK) return 1;
-    const char *block = block_at(run, next - BLOCK);
-    return block && !memcmp(block + BLOCK - (next - end), zeros, (size_t)(next - end));
-}
-
 /* Parse the member at *at*; 0 if it is not a whole regular file with a known field, which alone show where a sample ends. */
 static int parse_member(const Grouper *self, Run *run, int64_t at) {
     Found found;
-    Scan scan = {0, BLOCK, 0, NULL, 0};
-    const char *block = block_at(run, at);
-    run->parsed = -1;
-    if (!block || !next_member(block, run->offset + run->length - at, run->limit, &scan, &found) || *found.kind ||
-        found.name_length > NAME || (run->number = split_plain(&self->names, found.name, found.name_length, &run->key_length)) < 0)
+    Scan scan = {at, BLOCK, 0, NULL, 0};
+    if (!next_member(run->data, run->length, run->limit, &scan, &found) || *found.kind || found.name_length > NAME ||
+        (run->number = split_plain(&self->names, found.name, found.name_length, &run->key_length)) < 0 ||
+        scan.position > run->length || memcmp(run->data + found.end, zeros, (size_t)(scan.position - found.end)))
         return 0;
-    run->is_free = self->text.obj || (!found.header && has_plain_header(block, &found));
+    if (self->text.obj)
+        run->is_free = !may_contain(self, run->data + found.start, found.end - found.start, run->data + run->length, &run->hit);
+    else
+        run->is_free = found.header == at && has_plain_header(run->data, &found);
     memcpy(run->name, found.name, (size_t)found.name_length);
     run->name[found.name_length] = 0;
-    run->next = at + scan.position;
-    if (!is_whole(run, at, at + found.end, run->next)) return 0; /* which may read another block of a file */
-    if (self->text.obj)
-        run->is_free = !may_contain(self, block + found.start, found.end - found.start, run->data + run->length, &run->hit);
+    run->next = scan.position;
     run->parsed = at;
     return 1;
 }
 
 /* Find the next sample of a run; return its number of fields, with its key at the beginning of *name*. Return 0 if the next
-   sample must be made, or continues beyond the buffer; in a file, also if samples are small, as reading them is then faster
-   than passing over them. */
+   sample must be made, or continues beyond the buffer. */
 static int64_t next_of_run(const Grouper *self, Run *run, char name[NAME + 1], int64_t *key_length) {
     int64_t at = run->at, fields = 0;
     uint32_t seen = 0; /* the fields of the sample, a bit for each number */
-    while (run->descriptor < 0 || (at - run->begin < run->most && run->reads * run->large <= at - run->begin + 8 * run->large)) {
-        if (at != run->parsed && !parse_member(self, run, at)) return 0;
+    while (at == run->parsed || parse_member(self, run, at)) {
         const char *field = run->name + run->key_length + 1;
         if (fields && (run->key_length != *key_length || memcmp(run->name, name, (size_t)*key_length))) {
             run->at = at;
@@ -740,7 +713,7 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
     PyObject *last = NULL, *problem = NULL;
     Scan scan = {position, BLOCK, zeros_before, NULL, 0};
     Found found;
-    Run run = {.data = view.buf, .length = view.len, .descriptor = -1, .limit = limit, .hit = view.buf, .parsed = -1};
+    Run run = {.data = view.buf, .length = view.len, .limit = limit, .hit = view.buf, .parsed = -1};
     int failed = position < 0 || zeros_before < 0 || limit < 0;
     if (failed) PyErr_SetString(PyExc_ValueError, "position, zeros and limit must not be negative");
     while (!failed && !last && !problem && next_member(view.buf, view.len, limit, &scan, &found)) {
@@ -777,23 +750,6 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
     if (!problem) problem = Py_BuildValue("z", scan.problem);
     return Py_BuildValue("NNLLLNN", list_of(finds.samples), list_of(finds.events), (long long)scan.position, (long long)scan.need,
                          (long long)scan.zeros, problem, last ? last : Py_NewRef(Py_None));
-}
-
-static PyObject *grouper_run(PyObject *object, PyObject *args) {
-    Grouper *self = (Grouper *)object;
-    int descriptor;
-    long long offset, most, large, limit;
-    if (!PyArg_ParseTuple(args, "iLLLL:run", &descriptor, &offset, &most, &large, &limit)) return NULL;
-    if (descriptor < 0 || offset < 0 || most < 0 || large < 0 || limit < 0)
-        return PyErr_Format(PyExc_ValueError, "descriptor, offset, most, large and limit must not be negative");
-    char bytes[READ];
-    Run run = {.descriptor = descriptor, .at = offset, .limit = limit, .most = most, .large = large, .bytes = bytes, .parsed = -1};
-    PyObject *samples = NULL;
-    if (self->packs && self->is_default && pass_over(self, &run, &samples) < 0) {
-        Py_XDECREF(samples);
-        return NULL;
-    }
-    return Py_BuildValue("NL", list_of(samples), (long long)run.at);
 }
 
 /* Add a (name, data, offset), a tuple. */
@@ -906,7 +862,6 @@ static PyObject *grouper_new(PyTypeObject *type, PyObject *args, PyObject *optio
 
 static PyMethodDef grouper_methods[] = {
     {"read", grouper_read, METH_VARARGS, "Group the members in a buffer."},
-    {"run", grouper_run, METH_VARARGS, "Pass over plain samples in a file."},
     {"next", grouper_next, METH_O, "Group members up to the next sample or event."},
     {"end", grouper_end, METH_NOARGS, "Return the sample that is open."},
     {"passed", grouper_passed, METH_NOARGS, "Return the numbers of samples, and of their fields, that were passed over."},

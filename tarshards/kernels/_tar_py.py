@@ -268,17 +268,6 @@ class Grouper:
                 return samples, events, position, need, zeros, error, None
         return samples, events, position, need, zeros, problem, last
 
-    def run(self, descriptor: int, offset: int, most: int, large: int, limit: int) -> tuple[list[Any], int]:
-        """Pass over samples in a file as ``read`` does with *packs*; read only their headers.
-
-        The samples begin at *offset* in the file. Passing over ends after *most* bytes, at samples of fewer than
-        *large* bytes, and at a sample that ``read`` must see, such as one with a member of more than *limit* bytes.
-        Returns ``(items, end)``: a list of the sample that was open, if it is complete, and then a tuple for the
-        samples passed over, as ``read`` returns it, but with offsets in the file; and the offset of their end, which is
-        *offset* if there are none. This twin passes over none.
-        """
-        return [], offset
-
     def next(self, members: Iterator[tuple[str, Any, int]]) -> tuple[list[dict[str, Any]], list[Event]] | None:
         """Group *members*, each (name, data, offset), until one completes a sample or causes an event.
 

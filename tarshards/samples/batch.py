@@ -8,14 +8,13 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from tarshards.samples.keys import Sample
-from tarshards.storage.streams import FileRange
 
 
 class PackedSamples(NamedTuple):
     """The members of whole samples with these *keys*, as ``pack_members`` packs them, from the shard *url*."""
 
     keys: list[str]
-    members: memoryview | FileRange
+    members: memoryview
     url: str
 
 

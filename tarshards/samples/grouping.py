@@ -49,7 +49,6 @@ from tarshards.storage.remote import Remote, with_options
 from tarshards.storage.streams import FileRange, failure
 from tarshards.tar.read import (
     LARGE,
-    MEMBER_LIMIT,
     Grouper,
     KeptBytes,
     Member,
@@ -65,8 +64,6 @@ if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
 
 T = TypeVar("T")
-
-RUN = 1 << 22  # bytes of members whose headers are read before they are copied: half, double: the same CPU
 
 #: The reaction to damage: end the shard, or continue at the next valid header.
 OnDamage: TypeAlias = Literal["end", "resync"]
@@ -209,7 +206,6 @@ def read_shard(
             open_shard(location) if files is None else files.open() as stream,
             grouping_of(name, ledger, split, quarantine, expected, text, packs, not shard.adjacent) as grouping,
         ):
-            leave: Any = _leave(stream, name) if copies else None if files is None else files.leave
             samples: Iterator[Any] = read_archive(
                 stream,
                 grouping,
@@ -218,8 +214,7 @@ def read_shard(
                 concatenated=shard.concatenated,
                 max_ratio=location.remote.max_ratio,
                 ledger=ledger,
-                leave=leave,
-                run=partial(grouping.run, leave) if packs and leave is not None else None,
+                leave=_leave(stream, name) if copies else None if files is None else files.leave,
                 anywhere=_anywhere(stream, location),
             )
             yield from samples if files is None else files.over(samples)
@@ -239,9 +234,7 @@ def read_shard(
 
 def unpacked(packed: PackedSamples) -> Iterator[Sample]:
     """Yield the samples that were packed."""
-    members = packed.members
-    data = b"".join(members.pieces()) if isinstance(members, FileRange) else members
-    return group_members(read_members(BytesIO(data), end="optional"), url=packed.url)
+    return group_members(read_members(BytesIO(packed.members), end="optional"), url=packed.url)
 
 
 def _leave(stream: Any, url: str) -> Callable[[str, int, int], FileRange] | None:
@@ -351,29 +344,12 @@ class _Grouping:
             view = memoryview(buffer)
             for number, each in enumerate(samples):
                 if isinstance(each, tuple):
+                    # ``passed`` counts them, not ``deliver``, which takes the three items for a sample of one field.
+                    self._delivered -= 1
+                    self._fields -= 1
                     keys, begin, end = each
-                    samples[number] = self._packed(keys, view[begin:end])
+                    samples[number] = PackedSamples(keys, view[begin:end], self._url)
         return self.deliver(samples, events), tuple(reached)
-
-    def run(self, leave: Callable[[str, int, int], FileRange], offset: int) -> tuple[Iterable[Sample], int]:
-        """Return the samples from *offset* on that can be written packed, and their end; see ``read_archive``."""
-        rest = leave("", offset, RUN)
-        leave("", offset + RUN, RUN).prefetch()
-        samples, end = self.grouper.run(rest.descriptor, rest.offset, RUN, LARGE // 2, MEMBER_LIMIT)
-        if end == rest.offset:
-            return self.deliver(samples), offset
-        keys, begin, _ = samples[-1]
-        samples[-1] = self._packed(keys, FileRange(rest.descriptor, self._url, begin, end - begin))
-        return self.deliver(samples), offset + end - rest.offset
-
-    def _packed(self, keys: list[str], members: memoryview | FileRange) -> Any:
-        """Return samples that are passed over and counted by ``passed``, not by ``deliver``.
-
-        That takes the three items of the tuple for a sample of one field.
-        """
-        self._delivered -= 1
-        self._fields -= 1
-        return PackedSamples(keys, members, self._url)
 
     def add(self, name: str, data: bytes | None, offset: int, headers: bytes) -> Iterable[Sample]:
         """Return the samples completed by a member."""

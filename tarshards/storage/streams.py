@@ -459,11 +459,6 @@ class FileRange:
     def __len__(self) -> int:
         return self.size
 
-    def prefetch(self) -> None:
-        """Let the system start reading the bytes, since they are copied soon."""
-        with suppress(OSError, AttributeError):  # a system without such hints
-            os.posix_fadvise(self.descriptor, self.offset, self.size, os.POSIX_FADV_WILLNEED)
-
     def pieces(self, position: int = 0) -> Iterator[bytes]:
         """Yield the bytes from *position* on in pieces; raise OpenError if the file has shrunk."""
         while position < self.size:

@@ -238,15 +238,13 @@ def read_archive(
     max_ratio: float | None = None,
     ledger: MemberCounter | None = None,
     leave: Callable[[str, int, int], Any] | None = None,
-    run: Callable[[int], tuple[Iterable[Item], int]] | None = None,
     anywhere: Callable[[int, int], bytes] | None = None,
 ) -> Iterator[Item]:
     """Yield the items that *taker* makes from the members of an archive; options and errors are as in ``read_members``.
 
-    If the stream cannot seek, ``anywhere(offset, size)`` reads the archive for links. *leave* and *run* require a
-    stream that can seek. With *leave*, the data of large members is not read, but replaced by ``leave(name, offset,
-    size)``, unless that is None. With *run*, some members are not read at all: ``run(offset)`` takes the offset of a
-    member, and returns the items of the members that it passes over from there, and the offset of their end.
+    If the stream cannot seek, ``anywhere(offset, size)`` reads the archive for links. With *leave*, which requires a
+    stream that can seek, the data of large members is not read, but replaced by ``leave(name, offset, size)``, unless
+    that is None.
     """
     if not hasattr(stream, "read"):
         raise TypeError(f"read_members takes a stream of bytes, such as open_shard(url), not {type(stream).__name__}")
@@ -257,31 +255,17 @@ def read_archive(
     position, zeros = 0, 0
     ahead = CHUNK  # bytes to read when the buffer has no further member
     mark = None  # offset of the end of the last large member
-    missed = 0  # the number of large members since *run* passed over some
     while True:
         items, (position, need, zeros, problem, last) = taker.take(buffer, position, zeros, limit, base)
         yield from items
         available = len(buffer)
-        is_large = last is not None and last[3] - available >= LARGE and not last[4]
-        if run is not None and last is not None and is_large:
-            if not missed & (missed - 1):  # call less and less often while *run* passes over nothing
-                begin, passed = base + last[1], -1
-                while begin > passed:
-                    passed = begin
-                    items, begin = run(passed)
-                    yield from items
-                if passed > base + last[1]:
-                    stream.seek(passed - base - available, 1)
-                    buffer, base, position, mark, missed = b"", passed, 0, None, 0
-                    continue
-            missed += 1
         if last is not None:  # its data continues beyond the buffer, or its content is elsewhere
             name, header, start, stop, kind = last
             offset, head = base + header, buffer[header:start]
             is_wanted = (not kind or kind in ELSEWHERE) and (select is None or select(name))
             data: Any = None
             refused = ""
-            if leave is not None and is_wanted and is_large:
+            if leave is not None and is_wanted and stop - available >= LARGE and not kind:
                 data = leave(name, base + start, stop - start)
             if not is_wanted or data is not None:
                 _pass_over(stream, stop - available, url, offset)

@@ -20,7 +20,6 @@ from tarshards.samples.grouping import read_shard, unpacked
 from tarshards.samples.keys import split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.manifest import Shard
-from tarshards.storage.streams import FileRange
 from tarshards.tar.read import BLOCK, CHUNK, END, LARGE, MEMBER_LIMIT, pack_header, padding
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -126,50 +125,6 @@ def test_most_samples_are_packed_and_none_that_would_be_written_in_another_way()
     assert archive[begin:end] == plain[4 * BLOCK :]
     assert grouper.passed() == (10, 19)
     assert len(events) == 9  # keys that come again
-
-
-def test_large_samples_are_found_by_their_headers_and_copied_many_at_once(tmp_path):
-    samples = [{"__key__": f"{number:03d}", "a": bytes(3 * LARGE - number), "b": b"1"} for number in range(400)]
-    write_samples(samples, tmp_path / "a.tar")
-    given = list(read_shard(str(tmp_path / "a.tar"), ledger=Ledger(), copies="samples"))
-    packed = [each for each in given if type(each) is PackedSamples]
-    assert len(packed) < 25
-    assert all(type(each.members) is FileRange for each in packed)
-    assert sum(len(each.keys) for each in packed) > 390
-    assert [key for each in given for key in (each.keys if each in packed else [each["__key__"]])] == [
-        sample["__key__"] for sample in samples
-    ]
-
-
-def test_a_run_ends_before_a_sample_that_must_be_read(tmp_path):
-    large = bytes(3 * LARGE)
-    whole = [pack((f"{number}.a", large), (f"{number}.b", b"1")) for number in range(9)]
-    begin = len(whole[0])
-    for odd, passed in (
-        (whole, "1234567"),
-        ([*whole[:4], *whole[5:], whole[4]], "1235678"),
-        ([*whole[:4], pack(("x.b", b""), ("x.a", large)), *whole[5:]], "123"),
-        ([*whole[:4], pack(("README", b"")), *whole[5:]], "12"),
-        ([*whole[:4], whole[2], *whole[5:]], "123"),
-        ([*whole[:4], whole[3], *whole[5:]], "12"),
-        ([*whole[:4], whole[4].replace(b"ustar", b"ustaR", 1), *whole[5:]], "12"),
-        ([*whole[:4], whole[4][:BLOCK]], "12"),
-        ([*whole[:4], whole[4][: 2 * LARGE]], "12"),
-        ([*whole[:4], whole[4][:-1]], "123"),
-        (whole[:1], ""),
-    ):
-        path = tmp_path / "a.tar"
-        path.write_bytes(b"".join(odd))
-        grouper = load_kernel("tarshards.kernels._tar").Grouper("u", split_name, True, None, True)
-        grouper.read(whole[0], 0, 0, MEMBER_LIMIT, 0)
-        with path.open("rb") as file:
-            samples, end = grouper.run(file.fileno(), begin, 1 << 30, LARGE // 2, MEMBER_LIMIT)
-            assert grouper.run(file.fileno(), end, 1 << 30, LARGE // 2, MEMBER_LIMIT) == ([], end)
-        assert end == begin + sum(map(len, odd[1 : 1 + len(passed)]))
-        if passed:
-            assert [sample["__key__"] for sample in samples[:-1]] == ["0"]
-            assert samples[-1] == (list(passed), begin, end)
-        assert grouper.passed() == (len(passed), 2 * len(passed))
 
 
 SAMPLES = [

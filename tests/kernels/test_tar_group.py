@@ -201,13 +201,10 @@ def test_samples_without_a_text_are_passed_over_many_at_once(tar, head):
     assert grouper.passed() == (99, 3 * 99)
 
 
-def test_samples_are_not_packed_where_a_text_is_looked_for(tar, tmp_path):
+def test_samples_are_not_packed_where_a_text_is_looked_for(tar):
     archive = pack([(f"{number}.{field}", b"1" * 5000) for number in range(20) for field in "ab"]) + END
     grouper = tar.Grouper("u", split_name, True, b"77", True)
     assert grouper.read(archive, 0, 0, MEMBER_LIMIT, 0)[0] == grouper.end() == []
-    (tmp_path / "a.tar").write_bytes(archive)
-    with open(tmp_path / "a.tar", "rb") as file:
-        assert grouper.run(file.fileno(), 0, 1 << 30, 1, MEMBER_LIMIT) == ([], 0)
 
 
 def test_native_groupers_keep_nothing(tar):
