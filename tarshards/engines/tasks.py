@@ -16,7 +16,6 @@ from tarshards.formats.arrow import Tables, arrow
 from tarshards.formats.exporting import LOOKED_AT
 from tarshards.formats.naming import Columns
 from tarshards.index.access import SampleSequence
-from tarshards.index.inventory import for_each_shard
 from tarshards.index.sidecar import Index
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import FieldNames, origin_of
@@ -70,12 +69,9 @@ class ShardTable:
         shards = self.samples.shards
         fields: dict[str, None] = {}
         found, sizes = [], []
-        locations = shards.named.locations()
-        numbers = {location: number for number, location in enumerate(locations)}
-        indexes = for_each_shard(lambda location: shards.index(numbers[location]), locations)
-        for shard, location, index in zip(shards.named, locations, indexes):
+        for shard, index in zip(shards.named, shards.indexes()):
             fields |= dict.fromkeys(filter(self._is_read, index.fields))
-            found.append(index.shard(shard._replace(url=location.absolute().url)))
+            found.append(index.shard(shard._replace(url=shard.location().absolute().url)))
             sizes.append(self._size(index, 0, len(index)))
         return list(fields), found, sizes
 

@@ -19,10 +19,8 @@ from tarshards.index.mapped_fields import MappedFields
 from tarshards.index.npy_column import Column
 from tarshards.index.open import OpenShards
 from tarshards.index.readahead import LocalReadahead, Numbers, in_parts
-from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import FieldNames, Term, lazy_fields
 from tarshards.samples.keys import Sample
-from tarshards.storage.location import are_local
 from tarshards.storage.manifest import Shards, collector_paused
 
 if TYPE_CHECKING:  # what reads local shards need not load what asks servers
@@ -366,12 +364,8 @@ class SampleSequence(SampleReader, Sequence[Sample]):
         with closing(fetcher) as reader._fetcher:
             yield reader
 
-    @cached_property
-    def _is_remote(self) -> bool:
-        return not are_local(self.urls)
-
     def is_remote(self) -> bool:
-        return self._is_remote
+        return not self.shards.named.is_local
 
     def verify(self) -> None:
         self.shards.verify()

@@ -397,7 +397,7 @@ class BlockFetcher:
         first = [shard for shard in dict.fromkeys(shards[: tuning.SOON].tolist()) if self._shards.loaded(shard) is None]
         if first:
             blocks = len(set(self._blocks.keys(shards, samples).tolist()))
-            connect(self._shards.location(first[0]), min(blocks, self._shards.remote.connections), len(first))
+            connect(self._shards.named[first[0]].location(), min(blocks, self._shards.remote.connections), len(first))
         for shard in first:
             self._threads.submit(self._load, shard)
 

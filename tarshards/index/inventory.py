@@ -51,7 +51,8 @@ def has_index(shards: Shards) -> list[bool]:
 
 def _are_local(shards: Shards) -> bool:
     """Return whether all shards and their sidecars are files of this machine."""
-    return are_local(shards.urls) and are_local([*{*shards.column("index_dir")} - {None}])
+    folders = {*shards.column("index_dir")}
+    return shards.is_local and all(folder is None or Location(folder).is_local for folder in folders)
 
 
 def _by_folder(paths: list[str], index_dirs: list[str | None]) -> dict[tuple[str, str], Sequence[int]]:
@@ -96,18 +97,18 @@ def _index_folder(folder: str, index_dir: str | None) -> str:
     return os.path.join(os.path.dirname(str(Location(f"{folder}x", index_dir=index_dir).described.path)), "")
 
 
-def with_counts(shards: Shards, *fields: FieldNames | None) -> tuple[Shards, list[int]]:
-    """Return *shards* with counts from their indexes where no manifest has them, and the shards without an index.
+def with_counts(shards: Shards, uncounted: Sequence[int], *fields: FieldNames | None) -> tuple[Shards, Sequence[int]]:
+    """Return *shards* with the counts of the *uncounted* ones from their indexes, and the shards without an index.
 
-    The latter are numbers. Only the beginnings of indexes are read, and the sizes of local shards: they are compared
+    Both are numbers. Only the beginnings of indexes are read, and the sizes of local shards: they are compared
     with the shards when these are opened, except for shards without samples, which are not opened. If none of PROBED
     shards, evenly spaced, has an index, the others are not looked for, as if they had none. Raises ShardIndexError for
     an index that is damaged, made by another rule for names than its shard is read by, or of a shard of another size,
     and OpenError for a local shard that is missing; SampleError if the first of these shards lacks one of *fields*.
     """
-    if not (numbers := shards.uncounted):
+    if not uncounted:
         return shards, []
-    those = shards if len(numbers) == len(shards) else shards.take(numbers)
+    those = shards if len(uncounted) == len(shards) else shards.take(uncounted)
     heads = [array("q", bytes(8 * len(those))) for _ in range(3)]
     step = -(-len(those) // PROBED)
     for begin in range(step):
@@ -115,10 +116,10 @@ def with_counts(shards: Shards, *fields: FieldNames | None) -> tuple[Shards, lis
         for which, values in enumerate(heads):
             values[begin::step] = found[which::3]
         if begin == 0 and max(found) < 0:
-            return shards, list(numbers)
+            return shards, uncounted
     counts, sizes, are_last = heads
     if min(counts) < 0:
-        return shards, [number for number, count in zip(numbers, counts) if count < 0]
+        return shards, [number for number, count in zip(uncounted, counts) if count < 0]
     if any(fields):
         first = those[0].location()
         known = Index.load(first, check=False).fields
@@ -134,7 +135,7 @@ def with_counts(shards: Shards, *fields: FieldNames | None) -> tuple[Shards, lis
         columns[name] = said.tolist()
         if len(said) < len(shards):
             columns[name] = shards.column(name).copy()
-            for number, value in zip(numbers, said):
+            for number, value in zip(uncounted, said):
                 columns[name][number] = value
     return shards.replace(**columns), []
 
@@ -151,12 +152,12 @@ def find_indexed(shards: Shards, *fields: FieldNames | None) -> Shards | None:
     is_beside = {*folders} == {None}
     if is_beside and all(shards.column("indexed")) and are_remote(shards.urls):
         return shards  # as their manifest says
-    counted, missing = with_counts(shards, *fields)
     uncounted = shards.uncounted
+    counted, without = with_counts(shards, uncounted, *fields)
     known = sorted({*range(len(shards))}.difference(uncounted)) if uncounted else range(len(shards))
-    probed = known if are_local(shards.urls) else known[:: -(-len(known) // PROBED) or 1]
-    found = has_index(shards.take(probed))
-    missing += [number for number, is_there in zip(probed, found) if not is_there]
+    probed = known if shards.is_local else known[:: -(-len(known) // PROBED) or 1]
+    found = has_index(shards.take(probed)) if probed else []
+    missing = [*without, *(number for number, is_there in zip(probed, found) if not is_there)]
     if not missing:
         return counted
     looked_for = len(uncounted) + len(probed)
@@ -178,7 +179,7 @@ def _read_heads(shards: Shards) -> array[int]:
     if not _are_local(shards):
         return array("q", chain.from_iterable(for_each_shard(_find_head, shards.locations())))
     found = array("q")
-    for some in for_some_shards(_read_some, shards):
+    for some in for_some_shards(lambda some: _read_some(shards[some.start : some.stop]), shards):
         found += some
     return found
 
@@ -186,22 +187,18 @@ def _read_heads(shards: Shards) -> array[int]:
 def _read_some(shards: Shards) -> array[int]:
     paths = paths_of(shards.urls)
     folders = _by_folder(paths, shards.column("index_dir"))
-    found = array("q") if len(folders) == 1 else array("q", [-1, -1, -1] * len(paths))
+    found = array("q", [-2, -1, -1] * len(paths))
     for own, numbers in folders.items():
         given = *own, "\0".join([paths[number] for number in numbers])
         with suppress(ValueError):  # for impossible names
             heads = array("q", kernels.sidecars.read_heads(*map(os.fsencode, given)))
-            if len(folders) == 1:
+            if len(heads) == 3 * len(numbers) == len(found):
                 found = heads
             elif len(heads) == 3 * len(numbers):
                 for i, number in enumerate(numbers):
                     found[3 * number : 3 * number + 3] = heads[3 * i : 3 * i + 3]
-    if len(found) != 3 * len(paths):
-        found = array("q", [-1, -1, -1] * len(paths))
-    if min(found) < 0:
-        for i, location in enumerate(shards.locations()):
-            if found[3 * i] < 0:
-                found[3 * i : 3 * i + 3] = array("q", _find_head(location))
+    for i in [i for i, samples in enumerate(found[::3]) if samples < -1] if min(found) < -1 else ():
+        found[3 * i : 3 * i + 3] = array("q", _find_head(shards[i].location()))
     return found
 
 
@@ -308,20 +305,20 @@ def count_samples(shard: Location) -> int | None:
 
 def for_each_shard(function: Callable[[Location], Any], shards: Sequence[Location]) -> Iterator[Any]:
     """Yield *function* of each shard, in order; threads call it for several at once if the calls have to wait."""
-    return chain.from_iterable(for_some_shards(lambda some: list(map(function, some)), shards))
+    return chain.from_iterable(for_some_shards(lambda some: [function(shards[number]) for number in some], shards))
 
 
-def for_some_shards(function: Callable[[Any], Any], shards: Shards | Sequence[Location]) -> Iterator[Any]:
-    """Yield *function* of parts of *shards*, one after the other; threads call it for later ones if calls have to wait.
+def for_some_shards(function: Callable[[range], Any], shards: Shards | Sequence[Location]) -> Iterator[Any]:
+    """Yield *function* of ranges of the numbers of *shards*, in order; threads call it if the calls have to wait.
 
     What is in memory or on a quick disk takes less time without threads, which wait for each other.
     """
-    is_local = are_local(shards.urls if isinstance(shards, Shards) else [location.url for location in shards])
+    is_local = shards.is_local if isinstance(shards, Shards) else are_local([location.url for location in shards])
     begin, is_quick = 0, is_local
     while begin < len(shards):
         if is_quick:
             before = _waits()
-            found = function(shards[begin : begin + FEW])
+            found = function(range(begin, min(begin + FEW, len(shards))))
             is_quick = _waits() - before < FEW
             yield found
             begin += FEW
@@ -332,7 +329,7 @@ def for_some_shards(function: Callable[[Any], Any], shards: Shards | Sequence[Lo
         end = min(begin + MANY, len(shards)) if is_local else len(shards)
         first = shards[begin]
         connections = (first.location() if isinstance(first, Shard) else first).remote.connections
-        each = [shards[number : number + 1] for number in range(begin, end)]
+        each = [range(number, number + 1) for number in range(begin, end)]
         yield from bounded_map(function, each, executor=fetching_threads(connections), window=2 * connections)
         begin, is_quick = end, is_local
 

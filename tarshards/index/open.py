@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -15,7 +16,7 @@ from tarshards import kernels
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
 from tarshards.index import memory
 from tarshards.index.header_checks import NEAR, HeldMembers, check_fetched, check_header, first_byte, first_header
-from tarshards.index.inventory import COUNTS, for_each_shard, read_head, with_counts
+from tarshards.index.inventory import COUNTS, for_some_shards, read_head, with_counts
 from tarshards.index.key_index import KeyIndex, KeyTable
 from tarshards.index.sidecar import MAPPED, MISSING, OTHER, REBUILD, Hold, Index, index_location, refuse_compressed
 from tarshards.parallel.forks import PerProcess, cached_property
@@ -25,7 +26,7 @@ from tarshards.samples.member_file import MemberFile, MemberHeaders
 from tarshards.storage import tuning
 from tarshards.storage.compression import bomb
 from tarshards.storage.location import Location, names_of
-from tarshards.storage.manifest import Shards
+from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.ranges import LocalRanges, Ranges, most_open
 from tarshards.storage.remote import LEAST_AHEAD, Remote
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
@@ -62,7 +63,7 @@ class OpenShard:
 
     def __init__(
         self,
-        url: str | Location,
+        location: Location,
         index: Index,
         fields: FieldNames | None = None,
         lazy: FieldNames | None = None,
@@ -70,8 +71,7 @@ class OpenShard:
         scattered: bool = False,
         ranges: Ranges | None = None,
     ):
-        location = Location.of(url)
-        self.location: Location = location
+        self.location = location
         self.name: str = location.name
         self.index = index
         self.ranges: Ranges = location.ranges(index.shard_size) if ranges is None else ranges
@@ -477,30 +477,30 @@ class OpenShards:
     """
 
     def __init__(self, shards: Shards, fields: FieldNames | None, lazy: FieldNames | None = None):
-        self.named: Shards = shards
         self.names: list[str] = names_of(shards.urls)
         self.fields = fields
         self.lazy = lazy
-        self._reset()
         uncounted = shards.uncounted  # shards whose counts come from their indexes
         self._uncounted: Collection[int] = range(len(shards)) if len(uncounted) == len(shards) else frozenset(uncounted)
-        self.named, missing = with_counts(shards, fields, lazy)
+        self.named, missing = with_counts(shards, uncounted, fields, lazy)
         if missing:
-            location = self.location(missing[0])
+            location = shards[missing[0]].location()
             load_index(location)  # its error says more
             raise ShardIndexError(MISSING, url=index_location(location).name)
+        self._reset()
         self.counts: np.ndarray
         self.sizes: np.ndarray
         self.counts, self.sizes = (np.array(self.named.column(name), np.int64) for name in COUNTS)
 
     def _reset(self) -> None:
         keep_memory()
-        self.remote: Remote = self.location(0).remote  # its limits hold for all shards
-        self._are_many = kernels.IS_COMPILED and len(self.named) > most_open()
+        first = self.named[0].location()
+        self.remote: Remote = first.remote  # its limits hold for all shards
+        self._are_many = kernels.IS_COMPILED and len(self.names) > most_open()
         self._local: dict[int, OpenShard | Index] = {}
         self._small, self._remote = HeldIndexes(), HeldIndexes()
         self.in_use: dict[int, OpenShard] = {}  # always the same dict: loops over samples refer to it
-        self.tables: list[kernels.headers.MappedMembers | None] = [None] * len(self.named)
+        self.tables: list[kernels.headers.MappedMembers | None] = [None] * len(self.names)
         self._has_warned_of_memory = False
         self._opened = 0  # number of shards opened since the last ``verify``
         self._has_warned_of_opening = False
@@ -509,28 +509,25 @@ class OpenShards:
         self.scattered: bool = False  # whether the samples being read are far apart
         # Memory for indexes of remote shards that processes forked later share; a cache is shared anyway.
         self._shared: SharedBytes | None = None
-        if kernels.IS_COMPILED and self.remote.cache_dir is None and not self.location(0).is_local:
+        if kernels.IS_COMPILED and self.remote.cache_dir is None and not first.is_local:
             from tarshards.storage.shared import SharedBytes
 
-            self._shared = SharedBytes.of(len(self.named), self.remote)
-
-    def location(self, number: int) -> Location:
-        """Return the location of a shard."""
-        return self.named[number].location()
+            self._shared = SharedBytes.of(len(self.names), self.remote)
 
     def index(self, number: int) -> Index:
         """Return the index of a shard; raise ShardIndexError if it contradicts the manifest."""
         with self._lock(number):
             index = self.loaded(number)
-            return self._load(number, self.location(number)) if index is None else index
+            return self._load(number, self.named[number]) if index is None else index
 
-    def _load(self, number: int, location: Location) -> Index:
+    def _load(self, number: int, shard: Shard) -> Index:
         """Load and hold the index of a shard."""
+        location = shard.location()
         hold = None if self._shared is None or location.is_local else partial(self._shared.hold, number)
         try:
             index = load_index(location, SMALL if self._is_small(number, location) else MAPPED, hold)
-            index.check_split(self.named[number].split)
-            if problem := self._contradiction(number, index):
+            index.check_split(shard.split)
+            if problem := self._contradiction(number, index, shard.digest):
                 raise ShardIndexError(problem, url=index.url)
         except ShardIndexError:
             if self._shared is not None:
@@ -568,7 +565,7 @@ class OpenShards:
                 log.warning(DO_NOT_FIT, visible(self.names[0]), self.remote.held() / 1e6)
             self.in_use.pop(held.remove_oldest(), None)
 
-    def _contradiction(self, number: int, index: Index) -> str | None:
+    def _contradiction(self, number: int, index: Index, known: str | None) -> str | None:
         """Describe how an index contradicts the manifest, or its state when the dataset was opened, or None."""
         found, expected = (len(index), index.shard_size), (self.counts[number], self.sizes[number])
         for mine, its, unit in zip(found, expected, ("samples", "bytes")):
@@ -576,8 +573,7 @@ class OpenShards:
                 return f"{mine} {unit}, but {its} when the dataset was opened; open it again"
             if mine != its:
                 return f"{mine} {unit}, but {its} in the manifest; write both again with `tarindex`"
-        digest, known = index.digest, self.named[number].digest
-        return None if digest is None or known is None or digest.hex() == known else OTHER
+        return None if index.digest is None or known is None or index.digest.hex() == known else OTHER
 
     def loaded(self, number: int) -> Index | None:
         """Return the index of a shard if it is loaded."""
@@ -615,15 +611,17 @@ class OpenShards:
 
     def _open(self, number: int) -> OpenShard:
         """Open a shard, and put it in use, except for small shards of a dataset with too many shards."""
-        location = self.location(number)
+        entry = self.named[number]
+        location = entry.location()
         self._opened += 1
-        if self._opened > 2 * len(self.named) > 2 * most_open() and not self._has_warned_of_opening:
+        if self._opened > 2 * len(self.names) > 2 * most_open() and not self._has_warned_of_opening:
             self._has_warned_of_opening = True
-            log.warning(TOO_MANY, visible(location.name), len(self.named), most_open())
+            log.warning(TOO_MANY, visible(location.name), len(self.names), most_open())
         is_small = self._is_small(number, location)
         ranges = LocalRanges(str(location.path), location.name, SMALL) if is_small else None
         try:
-            shard = self._with(location, self.index(number), ranges)
+            index = self.loaded(number)
+            shard = self._with(location, self._load(number, entry) if index is None else index, ranges)
         except ShardIndexError:
             with _holding():  # the next try loads the index again
                 self._local.pop(number, None)
@@ -676,11 +674,13 @@ class OpenShards:
     def _open_local(self) -> list[OpenShard]:
         return [held for held in list(self._local.values()) if isinstance(held, OpenShard)]
 
+    def indexes(self) -> Iterator[Index]:
+        """Yield the index of each shard, several loaded in parallel."""
+        return chain.from_iterable(for_some_shards(lambda some: list(map(self.index, some)), self.named))
+
     def each_key(self) -> Iterator[str]:
         """Yield the keys of all samples; loads every index, several in parallel."""
-        locations = self.named.locations()
-        numbers = {location: number for number, location in enumerate(locations)}
-        for index in for_each_shard(lambda location: self.index(numbers[location]), locations):
+        for index in self.indexes():
             yield from index.keys
 
     def key(self, sample: int) -> str:
@@ -701,18 +701,16 @@ class OpenShards:
 
     def _digests(self) -> list[bytes | None]:
         """Return the digest of each shard from its index, or for remote shards from the manifest if it has one."""
-        locations = self.named.locations()
-        numbers = {location: number for number, location in enumerate(locations)}
 
-        def find(location: Location) -> bytes | None:
-            number = numbers[location]
-            known = None if location.is_local else self.named[number].digest
-            if known is not None:
-                return bytes.fromhex(known)
+        def find(number: int) -> bytes | None:
+            shard = self.named[number]
+            location = shard.location()
+            if shard.digest is not None and not location.is_local:
+                return bytes.fromhex(shard.digest)
             index = self.loaded(number)
             return read_head(location).digest if index is None else index.digest
 
-        return list(for_each_shard(find, locations))
+        return list(chain.from_iterable(for_some_shards(lambda some: list(map(find, some)), self.named)))
 
     @cached_property
     def table(self) -> KeyIndex | KeyTable:

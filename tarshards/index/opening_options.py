@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from tarshards.errors import flag, shortened
 from tarshards.samples.fields import FieldNames, lazy_fields
@@ -89,17 +89,17 @@ class Opening:
     @property
     def names(self) -> FieldNames | None:
         """The names of the *fields*."""
-        return FieldNames.of(self.fields)
+        return cast("FieldNames | None", self.fields)
 
     @property
     def lazy_names(self) -> FieldNames | None:
         """The names of the *lazy* fields."""
-        return FieldNames.of(self.lazy)
+        return cast("FieldNames | None", self.lazy)
 
     @property
     def rule(self) -> KeyRule:
         """The rule that *split* is, or names."""
-        return key_rule(self.split)
+        return cast(KeyRule, self.split)
 
     def find_shards(self, urls: Any) -> Shards:
         """Return the shards that *urls*, a shard expression, names, with the properties of these options."""

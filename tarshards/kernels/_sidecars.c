@@ -84,8 +84,8 @@ static int parse(Cursor *cursor, int64_t *found) {
     return size >= 0 && found[0] <= size / BLOCK;
 }
 
-/* Parse the index, in the folder *indexes*, of a shard in *folder*; return 0 if that fails, or the shard has another
- * size than the index says. Names are relative to open folders, so the system need not look up whole paths. */
+/* Parse the index, in the folder *indexes*, of a shard in *folder*; return -1 if there is none, and 0 if reading it
+ * fails, or the shard has another size than the index says. Names are relative to open folders, so the system need not look up whole paths. */
 static int read_head(int folder, int indexes, const char *name, size_t length, int64_t *found) {
     unsigned char head[HEAD];
     char sidecar[LONGEST];
@@ -96,7 +96,7 @@ static int read_head(int folder, int indexes, const char *name, size_t length, i
     int file;
     ssize_t size;
     while ((file = openat(indexes, sidecar, O_RDONLY | O_CLOEXEC)) < 0 && errno == EINTR);
-    if (file < 0) return 0;
+    if (file < 0) return errno == ENOENT ? -1 : 0;
     while ((size = pread(file, head, HEAD, 0)) < 0 && errno == EINTR);
     close(file);
     Cursor cursor = {head, head + (size < 0 ? 0 : size)};
@@ -127,10 +127,12 @@ static PyObject *read_heads(PyObject *self, PyObject *args) {
     int shards, sidecars;
     while ((shards = open(*folder ? folder : ".", FOLDER)) < 0 && errno == EINTR);
     while ((sidecars = open(*indexes ? indexes : ".", FOLDER)) < 0 && errno == EINTR);
+    int none = sidecars < 0 && errno == ENOENT;
     for (int64_t i = 0; i < count; i++, found += 3) {
         size_t length = strlen(path);
         size_t begin = length < before ? length : before;
-        if (!read_head(shards, sidecars, path + begin, length - begin, found)) found[0] = found[1] = found[2] = -1;
+        int outcome = none ? -1 : read_head(shards, sidecars, path + begin, length - begin, found);
+        if (outcome <= 0) found[0] = outcome ? -1 : -2, found[1] = found[2] = -1;
         path += length + 1;
     }
     if (shards >= 0) close(shards);

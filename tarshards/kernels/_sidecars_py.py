@@ -57,19 +57,27 @@ def read_heads(folder: bytes, indexes: bytes, shards: bytes) -> bytes:
     """Return three int64 for each of the *shards*: samples, bytes, and 1 if its names were split at the last dot.
 
     *shards* are paths in *folder*, with NULs between them; their sidecars are in the folder *indexes*. Both folders end
-    in a slash, or are empty. The numbers are -1 if a sidecar is missing or damaged, or its shard has another size.
+    in a slash, or are empty. The first number is -1 if a sidecar is missing; it is -2 if one is damaged or cannot be
+    read, or its shard has another size. The others are then -1.
     """
     found = array("q")
     for shard in shards.split(b"\0"):
-        numbers = -1, -1, -1
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            with open(indexes + shard.removeprefix(folder) + INDEX.encode(), "rb", buffering=0) as file:
-                head = parse_head(file.read(BEGINNING))
-            status = os.stat(shard)
-            if stat.S_ISREG(status.st_mode) and status.st_size == head.size:
-                numbers = head.samples, head.size, int(head.split == "last")
-        found.extend(numbers)
+        found.extend(_read_head(shard, indexes + shard.removeprefix(folder) + INDEX.encode()))
     return found.tobytes()
+
+
+def _read_head(shard: bytes, sidecar: bytes) -> tuple[int, int, int]:
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        try:
+            with open(sidecar, "rb", buffering=0) as file:
+                data = file.read(BEGINNING)
+        except FileNotFoundError:
+            return -1, -1, -1
+        head = parse_head(data)
+        status = os.stat(shard)
+        if stat.S_ISREG(status.st_mode) and status.st_size == head.size:
+            return head.samples, head.size, int(head.split == "last")
+    return -2, -1, -1
 
 
 def are_listed(folder: bytes, names: bytes) -> bytes:

@@ -115,11 +115,7 @@ def find_shards(
     ['a-0.tar', 'a-1.tar']
     """
     check_end(end)
-    shards = Shards([])
-    for found in _expand(spec, (), remote, {}):
-        shards.extend(found)
-        if len(shards) > MOST_SHARDS:
-            raise UrlError(TOO_MANY, url=spec_name(spec))
+    shards = _joined_shards(_expand(spec, (), remote, {}), spec)
     if not shards:
         raise UrlError("the shard expression is empty", url=spec_name(spec) or None)
     folder = None if index_dir is None else os.path.expanduser(os.fspath(index_dir))
@@ -131,7 +127,18 @@ def find_shards(
         "index_dir": folder,
     }
     asked = {name: [mark] * len(shards) for name, mark in marks.items() if mark != Shard._field_defaults[name]}
-    return shards.replace(**asked) if asked else shards
+    return shards.replace(**asked)
+
+
+def _joined_shards(parts: Iterable[Shards], spec: Spec) -> Shards:
+    """Return the shards of all *parts* of *spec*; raise UrlError for more than MOST_SHARDS."""
+    found, count = [], 0
+    for part in parts:
+        found.append(part)
+        count += len(part)
+        if count > MOST_SHARDS:
+            raise UrlError(TOO_MANY, url=spec_name(spec))
+    return Shards.joined(found) if found else Shards([])
 
 
 def spec_name(spec: Spec) -> str:
@@ -191,13 +198,8 @@ def _named(url: str, lists: tuple[str, ...], remote: Remote | None, known: dict[
     elif url.startswith("@") and not lists:
         yield from _read_list(url[1:], lists, remote, known)
     elif url.startswith("@"):
-        listed = Shards([])
-        for some in _read_list(url[1:], lists, remote, known):
-            listed.extend(some)
-            if len(listed) > MOST_SHARDS:
-                raise UrlError(TOO_MANY, url=url)
-        known[url] = listed
-        yield listed
+        known[url] = _joined_shards(_read_list(url[1:], lists, remote, known), url)
+        yield known[url]
     elif not url:
         raise UrlError("an empty name in a shard expression")
     elif (entry := _split_entry(location := Location.of(url, remote).expanduser())) is not None:
@@ -228,19 +230,20 @@ def shards_in(file: Location, specs: Iterable[str]) -> Shards:
     Such a text is data, often someone else's. Raises UrlError if it names a command, stdin, a list, an entry of a file,
     or, in a remote file, a local one; and for more than MOST_SHARDS.
     """
-    shards, known = Shards([]), dict[str, Shards]()
+    return _joined_shards(_named_in(file, specs), file.url)
+
+
+def _named_in(file: Location, specs: Iterable[str]) -> Iterator[Shards]:
+    known: dict[str, Shards] = {}
     for names in (list(expand_braces(part, file)) for spec in specs for part in _split(spec, file)):
         if _are_urls(names) and _are_urls(urls := _resolved(file, names)):
-            shards.extend(Shards(urls))
-            names = []
+            yield Shards(urls)
+            continue
         for name in names:
             location = Location.of(name, file.remote)
             if not name or name.startswith("@") or _split_entry(location) is not None:
                 raise UrlError(f"a {_kind(file)} names shards and manifests, not {location.name!r}", url=file.name)
-            shards.extend(_shards_of(Location.of(resolve(file, name), file.remote), known))
-        if len(shards) > MOST_SHARDS:
-            raise UrlError(TOO_MANY, url=file.name)
-    return shards
+            yield _shards_of(Location.of(resolve(file, name), file.remote), known)
 
 
 def relative_to(file: Location, spec: str) -> str:
@@ -357,21 +360,23 @@ def expand_braces(part: str, file: Location | None = None) -> Iterator[str]:
     # Without braces a backslash is an ordinary character, so that a list of plain names expands to itself.
     if "{" not in part and "}" not in part and other is None:
         return iter([part])
-    where = Location(part).name
-    url = where if len(where) <= _SHOWN else f"{where[:_SHOWN]}..."
-    said = ""
-    if file is not None:
-        url, said = file.name, f"{shortened(where)}: "
+
+    def fault(reason: str) -> UrlError:
+        where = Location(part).name
+        if file is not None:
+            return UrlError(f"{shortened(where)}: {reason}", url=file.name)
+        return UrlError(reason, url=where if len(where) <= _SHOWN else f"{where[:_SHOWN]}...")
+
     if other is not None and not Location(part).is_stream and not _is_there(_to_slash(part, other.end()), file):
         ours = other["class"] or f"{{{other['inner']}}}"
-        raise UrlError(f"{said}{other[0]} is not a range here; write {ours}", url=url)
+        raise fault(f"{other[0]} is not a range here; write {ours}")
     count, depth = _count(part)
     if depth > DEEPEST:
-        raise UrlError(f"{said}braces are nested too deeply", url=url)
+        raise fault("braces are nested too deeply")
     if count > MOST_SHARDS:
-        raise UrlError(f"{said}{count:,} names{' or more' * (count == _ENDLESS)}; {TOO_MANY}", url=url)
+        raise fault(f"{count:,} names{' or more' * (count == _ENDLESS)}; {TOO_MANY}")
     if count * len(part) > MAX_BYTES:
-        raise UrlError(f"{said}names of more than {MAX_BYTES:,} characters together", url=url)
+        raise fault(f"names of more than {MAX_BYTES:,} characters together")
     if (names := _ranges(part)) is not None:
         return names
     from braceexpand import braceexpand
@@ -379,7 +384,7 @@ def expand_braces(part: str, file: Location | None = None) -> Iterator[str]:
     try:
         return iter(braceexpand(part))
     except ValueError as exc:
-        raise UrlError(f"{said}unbalanced braces", url=url) from Location(part).safe(exc)
+        raise fault("unbalanced braces") from Location(part).safe(exc)
 
 
 def _to_slash(path: str, offset: int) -> str:
@@ -504,9 +509,8 @@ def _shards_of(location: Location, known: dict[str, Shards]) -> Shards:
     found = location.glob()
     if location.base.endswith(".json") and found == [location.url] and not location.is_stream:
         shards = parse_manifest(location.read(MAX_BYTES), location.name)
-        shards.urls = _resolved(location, shards.urls)
-        known[location.url] = shards
-        return shards
+        known[location.url] = shards.replace(url=_resolved(location, shards.urls))
+        return known[location.url]
     urls = [
         _plain(url) if ":" in url else url
         for url in found

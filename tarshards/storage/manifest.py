@@ -12,13 +12,14 @@ import gc
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import repeat
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args, overload
 
 from tarshards.errors import UrlError
+from tarshards.parallel.forks import cached_property
 from tarshards.storage.compression import TAR_ENDING
-from tarshards.storage.location import Location
+from tarshards.storage.location import Location, are_local
 from tarshards.storage.remote import Remote
 
 SUFFIX = ".shards.json"
@@ -82,23 +83,42 @@ class Shard(NamedTuple):
 
 
 class Shards(Sequence[Shard]):
-    """Shards as columns: a list for each entry that some of them have, and no object for each shard.
+    """Shards as columns, which stay as they are: no object for each shard, and one value where all have the same.
+
+    *common* has the values of the fields that *columns* lack; its URL says nothing.
 
     >>> shards = Shards(["a.tar", "b.tar"], samples=[7, None])
     >>> shards[0].samples, shards.column("size"), len(shards)
     (7, [None, None], 2)
     """
 
-    def __init__(self, urls: list[str], **columns: list[Any]):
+    def __init__(self, urls: list[str], common: Shard | None = None, /, **columns: list[Any]):
+        same = {name: column[0] for name, column in columns.items() if column and column == column[:1] * len(column)}
         self.urls: list[str] = urls
-        defaults, count = Shard._field_defaults, len(urls)
-        self._columns = {name: column for name, column in columns.items() if column != [defaults[name]] * count}
+        self.common: Shard = (common or Shard(""))._replace(**same)
+        self._columns = {name: column for name, column in columns.items() if name not in same}
 
     @classmethod
     def of(cls, shards: Iterable[Shard]) -> Shards:
         """Return *shards* as columns."""
         urls, *columns = zip(*shards) if (shards := list(shards)) else [[]] * len(Shard._fields)
         return cls(list(urls), **{name: list(column) for name, column in zip(Shard._fields[1:], columns)})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Shards]) -> Shards:
+        """Return the shards of all *parts*, one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        differ = {name for part in parts for name in part._columns}
+        for common in zip(*(part.common for part in parts)):
+            differ |= {name for name, value in zip(Shard._fields, common) if value != common[0]}
+        columns = {name: [*chain.from_iterable(part.column(name) for part in parts)] for name in ("url", *differ)}
+        return cls(columns.pop("url"), **columns)
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether all are files of this machine."""
+        return are_local(self.urls)
 
     def locations(self) -> list[Location]:
         """Return the locations of all shards."""
@@ -108,28 +128,23 @@ class Shards(Sequence[Shard]):
         """Return the field *name* of every ``Shard``."""
         if name == "url":
             return self.urls
-        return self._columns.get(name) or [Shard._field_defaults[name]] * len(self)
+        return self._columns.get(name) or [getattr(self.common, name)] * len(self)
 
     @property
     def uncounted(self) -> Sequence[int]:
         """The numbers of the shards without a count of samples or bytes."""
-        if not self._columns.keys() >= {"samples", "size"}:
+        counts = [self._columns.get(name, getattr(self.common, name)) for name in ("samples", "size")]
+        if None in counts:
             return range(len(self))
-        samples, sizes = self.column("samples"), self.column("size")
-        if None not in samples and None not in sizes:
+        if not any(isinstance(column, list) and None in column for column in counts):
             return []
-        return [number for number, counts in enumerate(zip(samples, sizes)) if None in counts]
-
-    def extend(self, other: Shards) -> None:
-        """Add *other* shards after these."""
-        for name in self._columns.keys() | other._columns.keys():
-            self._columns[name] = self.column(name)
-            self._columns[name] += other.column(name)
-        self.urls += other.urls
+        pairs = zip(self.column("samples"), self.column("size"))
+        return [number for number, pair in enumerate(pairs) if None in pair]
 
     def replace(self, **columns: list[Any]) -> Shards:
         """Return these shards with *columns* replaced."""
-        return Shards(**{"urls": self.urls, **self._columns, **columns})
+        urls = columns.pop("url", self.urls)
+        return Shards(urls, self.common, **{**self._columns, **columns})
 
     def split_by(self, rule: str | None) -> Shards:
         """Return these shards; those that have no rule for the names of members get this one."""
@@ -137,8 +152,8 @@ class Shards(Sequence[Shard]):
 
     def take(self, numbers: Sequence[int]) -> Shards:
         """Return the shards with these *numbers*, in the given order."""
-        columns = {"urls": self.urls, **self._columns}
-        return Shards(**{name: [column[number] for number in numbers] for name, column in columns.items()})
+        columns = {name: [column[number] for number in numbers] for name, column in self._columns.items()}
+        return Shards([self.urls[number] for number in numbers], self.common, **columns)
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -149,11 +164,12 @@ class Shards(Sequence[Shard]):
     def __getitem__(self, at: slice) -> Shards: ...
     def __getitem__(self, at: int | slice) -> Shard | Shards:
         if isinstance(at, slice):
-            return self.take(range(len(self))[at])
-        return Shard(self.urls[at], **{name: column[at] for name, column in self._columns.items()})
+            numbers = range(len(self))
+            return self if numbers[at] == numbers else self.take(numbers[at])
+        return self.common._replace(url=self.urls[at], **{name: column[at] for name, column in self._columns.items()})
 
     def __iter__(self) -> Iterator[Shard]:
-        named = (self._columns.get(name) or repeat(Shard._field_defaults[name]) for name in Shard._fields[1:])
+        named = (self._columns.get(name) or repeat(getattr(self.common, name)) for name in Shard._fields[1:])
         return map(Shard, self.urls, *named)
 
     def __eq__(self, other: object) -> bool:

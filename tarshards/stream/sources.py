@@ -508,12 +508,13 @@ def _indexed(shards: Shards, opening: Opening, options: EpochOptions) -> Shards 
     first shard can be read in parts. Raises ShardIndexError or OpenError if *options* require a planned epoch that
     these shards do not allow.
     """
-    rule, first = split_of(opening.rule), shards[0].location()
+    rule = split_of(opening.rule)
     ruled = shards.split_by(rule)
     if opening.index and opening.index != "auto":
         return ruled
     is_sought = opening.index == "auto" and rule is not None
     found = find_indexed(ruled, opening.names, opening.lazy_names) if is_sought else None
+    first = shards[0].location()
     if found is not None and (opening.lazy is not None or has_ranges(first)):
         return found
     if found is not None:

@@ -135,7 +135,7 @@ class ViewApi:
         viewed = self.viewed
         if viewed.sequence is None:
             return []
-        found = ShardColumns.load(viewed.sequence.shards.location(0))
+        found = ShardColumns.load(viewed.shards[0].location())
         return [] if found is None else list(found.sources)
 
     def shards(self, parameters: Parameters) -> Answer:

@@ -561,8 +561,7 @@ def test_one_wrong_entry_of_many_is_named(wrong):
 
 def test_shards_are_columns_that_read_as_a_list():
     one, two = Shard("a.tar", 0, 512, indexed=True), Shard("b.tar", split="last")
-    shards = Shards.of([one, two])
-    shards.extend(Shards(["c.tar"], samples=[0]))
+    shards = Shards.joined([Shards.of([one, two]), Shards(["c.tar"], samples=[0])])
     assert list(shards) == shards == [one, two, Shard("c.tar", 0)]
     assert [shards[-1], *shards[:2]] == [Shard("c.tar", 0), one, two]
     assert shards.take([2, 0]).urls == ["c.tar", "a.tar"]
