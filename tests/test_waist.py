@@ -11,7 +11,7 @@ from parts import MODULES, PARTS, imported, names_used, needed, part_of, parts_i
 from tarshards.loaders.arrays import readers
 
 #: The most names of the internal interface: the number only falls.
-MOST_NAMES = 191
+MOST_NAMES = 190
 #: The modules of the core that import a part, not at once but for an option, which a removed part takes away.
 AT_FIRST_USE = {"tarshards.cli.tarshow": {"view": False}}
 #: The module that registers public names, each imported at its first use.

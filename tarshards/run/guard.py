@@ -12,24 +12,29 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 
-class Guard:
-    """A process that, if this one is killed, kills all processes with *variable* in their environment.
+class OwnProcesses:
+    """The processes that have *variable*, ``NAME=VALUE``, in their initial environment; their value may go on."""
 
-    *variable* is ``NAME=VALUE``; the value in the environment may continue after VALUE. Then it removes *folder*, if
-    given. Raises OpenError if no process can be started.
-    """
+    def __init__(self, variable: str):
+        self.variable = variable
+        self._guard: Any = None
 
-    def __init__(self, variable: str, folder: str | None = None):
+    def guard(self, folder: str | None = None) -> None:
+        """Start a process that, if this one is killed, ends them all and then removes *folder*, if given.
+
+        Raises OpenError if no process can be started.
+        """
         import subprocess
 
         try:
             # No environment, so that no other guard mistakes this one for a process of its run. Python before 3.11.8
             # would leave the pipe open where it cannot open /dev/null after it.
             with open(os.devnull, "wb") as null:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", __file__, variable, *([] if folder is None else [folder])],
+                self._guard = subprocess.Popen(
+                    [sys.executable, "-I", "-S", __file__, self.variable, *([] if folder is None else [folder])],
                     stdin=subprocess.PIPE,
                     stdout=null,
                     stderr=null,
@@ -43,38 +48,36 @@ class Guard:
             raise OpenError(f"no guard process can be started: {error.strerror}", errno=error.errno) from error
 
     def release(self) -> None:
-        """End the process; nothing is left to clean up."""
+        """End the guard; nothing is left to clean up."""
         with suppress(BrokenPipeError):
-            self._process.communicate(b".")
+            self._guard.communicate(b".")
 
+    def running(self) -> list[int]:
+        """List their process ids."""
+        found = []
+        start = b"\0" + os.fsencode(self.variable)
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if start in b"\0" + file.read():
+                    found.append(int(name))
+        return found
 
-def running(variable: str) -> list[int]:
-    """List the processes whose initial environment contains *variable*, with any ending of its value."""
-    found = []
-    start = b"\0" + os.fsencode(variable)
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-            if start in b"\0" + file.read():
-                found.append(int(name))
-    return found
-
-
-def end_all(variable: str) -> None:
-    """Kill the processes whose initial environment contains *variable*, and wait until they are gone."""
-    quiet = 0
-    while os.path.isdir("/proc/self") and quiet < 3:  # during an exec a process shows no environment
-        processes = running(variable)
-        quiet = 0 if processes else quiet + 1
-        for process in processes:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.02)
+    def end(self) -> None:
+        """Kill them, and wait until they are gone."""
+        quiet = 0
+        while os.path.isdir("/proc/self") and quiet < 3:  # during an exec a process shows no environment
+            processes = self.running()
+            quiet = 0 if processes else quiet + 1
+            for process in processes:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.02)
 
 
 def main(variable: str, folder: str | None = None) -> None:
     if sys.stdin.buffer.read(1):
         return
-    end_all(variable)
+    OwnProcesses(variable).end()
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tarshards.errors import StateError
-from tarshards.run.guard import end_all
+from tarshards.run.guard import OwnProcesses
 from tarshards.run.jobs.job_plan import JobPlan
 from tarshards.storage.location import Location
 from tarshards.storage.markers import LockedMarker, read_marker, write_marker
@@ -91,7 +91,7 @@ class JobFolder:
             killed = os.path.getsize(self._lock) > 0  # a run that ends leaves the file empty
             running.write({"pid": os.getpid()})
             if killed:
-                end_all(self.variable)
+                OwnProcesses(self.variable).end()
             try:
                 yield killed
             finally:

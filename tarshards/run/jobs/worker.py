@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tarshards.errors import StateError, visible
 from tarshards.parallel.children import PIPE, ChildGroup, ending
 from tarshards.parallel.signals import TICK, defer_signals
-from tarshards.run.guard import Guard, end_all
+from tarshards.run.guard import OwnProcesses
 from tarshards.run.jobs.attempt import Attempt
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.location import Location
@@ -56,16 +56,16 @@ class Worker:
         self.grace = grace
         self.stopped: bool = False
         value = f"{owner}/{os.getpid()}-{time.time_ns()}"
-        self._variable, self._environment = f"TARJOB_RUN={value}", {**os.environ, "TARJOB_RUN": value}
+        self._processes, self._environment = OwnProcesses(f"TARJOB_RUN={value}"), {**os.environ, "TARJOB_RUN": value}
 
     def __enter__(self) -> Worker:
-        self._guard = Guard(self._variable)
+        self._processes.guard()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None or self.stopped:
-            end_all(self._variable)
-        self._guard.release()
+            self._processes.end()
+        self._processes.release()
 
     def stop(self) -> None:
         """End the running commands, and start no more."""

@@ -8,7 +8,7 @@ import tempfile
 from contextlib import suppress
 
 from tarshards.errors import OpenError, SampleError
-from tarshards.run.guard import Guard, end_all
+from tarshards.run.guard import OwnProcesses
 from tarshards.run.samples.folder import remove
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.keys import Sample, is_reserved
@@ -40,18 +40,18 @@ class Scratch:
     def _make(self, folder: str) -> bool:
         """Make and lock the directory; return False if another run has removed it before it was locked."""
         self.path: str = f"{folder}/tarproc-{os.getpid()}-{os.urandom(6).hex()}"
-        self._variable = f"{VARIABLE}={self.path}"
-        self._guard = Guard(self._variable, self.path)  # first, so that a kill leaves no directory without a guard
+        self._processes = OwnProcesses(f"{VARIABLE}={self.path}")
+        self._processes.guard(self.path)  # first, so that a kill leaves no directory without a guard
         self._lock = None
         try:
             os.mkdir(self.path, 0o700)
         except OSError:
-            self._guard.release()
+            self._processes.release()
             raise
         with suppress(OSError):  # a file system without locks, on which nothing is swept
             self._lock = _lock(self.path)
             if self._lock is None:
-                self._guard.release()
+                self._processes.release()
                 return False
         return True
 
@@ -61,9 +61,9 @@ class Scratch:
     def __exit__(self, kind: object, *_: object) -> None:
         """Remove the directory and end the guard; after an error, kill processes that left their group."""
         if kind is not None:
-            end_all(self._variable)
+            self._processes.end()
         remove(self.path)
-        self._guard.release()
+        self._processes.release()
         if self._lock is not None:
             release(self._lock)
 
@@ -75,7 +75,7 @@ def _sweep(folder: str) -> None:
     for path in paths:
         with suppress(OSError):  # another user's, or gone
             if (locked := _lock(path)) is not None:
-                end_all(f"{VARIABLE}={path}")
+                OwnProcesses(f"{VARIABLE}={path}").end()
                 remove(path)
                 release(locked)
 
