@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
@@ -479,10 +479,11 @@ class Location:
     def _transport(self) -> Transport:
         return _transport_of("local" if self._is_plain else self.family)
 
-    def open(self, mode: str = "rb", *, encodings: Container[str] = ()) -> BinaryIO:
+    def open(self, mode: str = "rb", *, compressed: bool = False) -> BinaryIO:
         """Open it for reading ("rb") or writing ("wb") bytes; `open_url` describes the options.
 
-        *encodings* are the Content-Encodings that the caller undoes; raises OpenError if a server sends another one.
+        Raises OpenError if a server sends a Content-Encoding, unless that is a compression and the caller undoes it:
+        the bytes may be *compressed*.
         """
         if mode not in ("rb", "wb"):
             raise ValueError(f'mode is "rb" or "wb", not {mode!r}')
@@ -490,9 +491,12 @@ class Location:
             stream = opener()
         else:
             stream = self._transport.open(self, mode)
-        if (encoding := getattr(stream, "encoding", "")) and encoding.lower() not in encodings:
-            stream.close()
-            raise encoded(encoding, self.name)
+        if encoding := getattr(stream, "encoding", ""):
+            from tarshards.storage.compression import ENCODINGS
+
+            if not compressed or encoding.lower() not in ENCODINGS:
+                stream.close()
+                raise encoded(encoding, self.name)
         return cast(BinaryIO, stream)
 
     def read(self, limit: int = MOST_READ) -> bytes:

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 
 from tarshards.errors import TarshardsError
 from tarshards.storage.compression import (
-    ENCODINGS,
     HEAD,
     bomb,
     bomb_in,
@@ -68,7 +67,7 @@ def open_shard(
     needs ``pip install 'tarshards[lz4]'``.
     """
     location = Location.of(url, allow_pipe=allow_pipe, sync=sync)
-    stream: Any = location.open(mode, encodings=ENCODINGS)
+    stream: Any = location.open(mode, compressed=True)
     if mode == "wb":
         stream.before_commit = partial(forget, location)
         shard: Any = compressed(stream, location)

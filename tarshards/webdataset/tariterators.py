@@ -22,9 +22,9 @@ from tarshards.samples.grouping import group_members, read_shard
 from tarshards.samples.keys import Sample, split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.ahead import opened_ahead
-from tarshards.storage.compression import ENCODINGS, decompressed
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shards
+from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote
 from tarshards.stream.following import Count
 from tarshards.tar.read import Member, read_members
@@ -42,7 +42,7 @@ meta_prefix = meta_suffix = "__"
 
 def gopen_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
     """Open *url*, a path or any URL of tarshards, for reading ("rb") or writing ("wb"); commands are allowed."""
-    return _checked(url).open(mode, encodings=ENCODINGS)
+    return _checked(url).open(mode, compressed=True)
 
 
 #: Functions by scheme, ``f(url, mode, bufsize, **options)``, which return a stream; a program may put its own here.
@@ -248,7 +248,7 @@ def _location(shard: dict[str, Any], remote: Remote | None) -> Location:
 
 def stream_of(shard: dict[str, Any], remote: Remote | None) -> Any:
     """Return the stream of a shard, with the options *remote*."""
-    return _location(shard, remote).open("rb", encodings=ENCODINGS)
+    return _location(shard, remote).open("rb", compressed=True)
 
 
 def _read_samples(shards: Iterable[Any], handler: Handler = reraise_exception, **options: Any) -> Iterator[Sample]:
@@ -302,7 +302,7 @@ def _files(
     fileobj: Any, url: str, skip_meta: str | None, handler: Handler, select_files: Names, rename_files: Names
 ) -> Iterator[dict[str, Any]]:
     try:
-        with decompressed(fileobj, url) as stream:
+        with open_shard(Location(url).opened_by(lambda: fileobj)) as stream:
             for _, members in groupby(read_members(stream, url=url), _key):
                 for name, value, offset in list(members):  # read first, so that no half sample is delivered
                     is_meta = "/" not in name and name.startswith(meta_prefix) and name.endswith(meta_suffix)
