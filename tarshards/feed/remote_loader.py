@@ -20,7 +20,6 @@ from tarshards.feed.messages import COUNTED, decoded_error
 from tarshards.loaders.monitor import BatchWork, Monitor
 from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.samples.ledger import Tally
-from tarshards.storage.traffic import Traffic
 
 FED = 0.5  # feeders busy for at least this fraction of the time are the limit; otherwise it is the link
 
@@ -147,9 +146,9 @@ class RemoteLoader(ResumableLoader):
             assert isinstance(monitor, FeedMonitor)
             monitor.threads, monitor.again = max(1, threads), delivery.again
             monitor.samples += part.taken - part.quarantined
-            seconds, traffic = words["work"]
-            monitor.add(BatchWork(seconds, Traffic(*traffic)))
-            monitor.traffic += Traffic(*traffic)
+            work = BatchWork.of(*words["work"])
+            monitor.add(work)
+            monitor.traffic += work.traffic
             yield words.pop("batch")
 
     def close(self) -> None:

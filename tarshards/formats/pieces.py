@@ -8,6 +8,7 @@ of other formats are in ``tfrecord``, ``mds`` and ``zarr_``.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -47,7 +48,6 @@ from tarshards.samples.tree import FileTree
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import RangedFile
-from tarshards.storage.streams import failure
 
 BATCH = 1 << 21  # approximate bytes of the rows that are converted together
 MOST_ROWS = 4096  # most rows that are converted together
@@ -157,11 +157,7 @@ def file_identity(url: str) -> list[Any]:
     location = Location.of(url)
     if location.path is None:
         return [location.identity, location.size()]
-    try:
-        status = os.stat(location.path)
-    except OSError as error:
-        raise failure(error, location.name) from error
-    return [os.path.abspath(location.path), status.st_size, status.st_mtime_ns]
+    return [os.path.abspath(location.path), location.size(), os.stat(location.path).st_mtime_ns]
 
 
 def fail_rows(ledger: Ledger, error: Exception, rows: int = 1) -> None:
@@ -331,7 +327,7 @@ def _parquet(url: str) -> Iterator[Any]:
     parquet = require("pyarrow.parquet", extra="arrow")
     location = Location.of(url)
     if location.path is not None and not os.path.isfile(location.path):
-        raise failure(FileNotFoundError(), location.name)
+        raise OpenError(os.strerror(errno.ENOENT), url=location.name, errno=errno.ENOENT)
     source = location.path if location.path is not None else RangedFile(location.ranges())
     try:
         file = parquet.ParquetFile(source, page_checksum_verification=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil
 from time import perf_counter
@@ -20,6 +21,11 @@ class BatchWork(NamedTuple):
 
     seconds: float
     traffic: Traffic
+
+    @classmethod
+    def of(cls, seconds: float, counts: Iterable[float]) -> BatchWork:
+        """Return the work with the *counts* of its traffic, which another process has sent."""
+        return cls(seconds, Traffic(*counts))  # type: ignore[arg-type]
 
 
 class Stopwatch:

@@ -28,7 +28,7 @@ from tarshards.storage.remote import Remote
 from tarshards.stream.stream import Stream
 from tarshards.testing.chaos_shards import digest
 
-PAUSE = 0.01  # seconds between attempts of a request
+PAUSE = 0.01  # seconds between attempts of a request, at most
 NEW_NAMESPACE, MS_PRIVATE = 0x20000, 0x44000  # Linux's CLONE_NEWNS; MS_REC | MS_PRIVATE
 
 
@@ -93,7 +93,7 @@ def _read(job: dict[str, Any], loader: Any, ledger: Ledger | None, tell: Callabl
 
 def _shorten_pauses(worker: int = 0) -> None:
     """Retry requests without long pauses, also in a *worker*: rounds are short."""
-    tuning.PAUSE = tuning.LONGEST_PAUSE = PAUSE
+    tuning.LONGEST_PAUSE = PAUSE
 
 
 def open_loader(job: dict[str, Any], ledger: Ledger | None) -> Any:

@@ -24,7 +24,7 @@ from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
 from tarshards.storage.expressions import common_name, find_shards, spec_name
-from tarshards.storage.location import names_of
+from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shards
 from tarshards.view.media_types import has_media
 
@@ -50,7 +50,8 @@ class ViewedShards:
 
     def __init__(self, urls: Any, **how: Any):
         self.shards: Shards = find_shards(urls, **how).split_by("first")
-        self.name: str = spec_name(urls) if isinstance(urls, str) else common_name(names_of(self.shards.urls))
+        names = [urls] if isinstance(urls, str) else [Location(url).name for url in self.shards.urls]
+        self.name: str = spec_name(urls) if isinstance(urls, str) else common_name(names)
         self.sequence: SampleSequence | None = self._find_indexed()
         self.problems: list[TarshardsError] = []
         self._made: list[Index | None] = []  # indexes built in memory
