@@ -59,7 +59,7 @@ from tarshards.storage import compression, requests
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import parse_manifest
-from tarshards.storage.markers import read_marker, write_marker
+from tarshards.storage.markers import Marker
 from tarshards.storage.opening import open_shard, open_url
 from tarshards.storage.remote import Remote
 from tarshards.verbs.check import check_shards
@@ -158,8 +158,8 @@ def test_names(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(requests, "sleep", lambda seconds: None)
     (tmp_path / "a.tar").write_bytes(bytes(100))
-    actions = [open_url, open_shard, build_index, find_shards, read_marker]
-    actions += [lambda name: open_url(name, "wb").close(), partial(write_marker, record={})]
+    actions = [open_url, open_shard, build_index, find_shards, lambda name: Marker(name).read()]
+    actions += [lambda name: open_url(name, "wb").close(), lambda name: Marker(name).write({})]
     actions += [lambda name: list(read_samples(name)), IndexedShards, lambda name: list(Stream.from_shards(name))]
     for method in ("ranges", "exists", "size", "remove", "make_folder", "glob", "expanduser"):
         actions.append(lambda name, method=method: getattr(Location(name), method)())

@@ -14,7 +14,7 @@ from tarshards import IndexedShards, ShardWriter, open_url, read_samples, reshar
 from tarshards.errors import TarshardsError
 from tarshards.run.samples.journal import Joblog, Journal
 from tarshards.run.samples.scratch import Scratch
-from tarshards.storage.markers import write_marker
+from tarshards.storage.markers import Marker
 from tarshards.write.map import map_shards
 
 logging.disable()
@@ -51,7 +51,7 @@ CASES = {
     "a shard": lambda: write_samples(SAMPLES, "out.tar"),
     "a compressed shard": lambda: write_samples(SAMPLES, "out.tar.gz"),
     "shards": shards,
-    "a marker": lambda: write_marker("deep/out.done", {}),
+    "a marker": lambda: Marker("deep/out.done").write({}),
     "a dataset": lambda: write_dataset(SAMPLES, "out-%d.tar", executor=threads),
     "mapped shards": lambda: map_shards(list, "in-{0.tar,1.tar.gz}", "out-%d.tar", executor=threads, progress=False),
     "resharded": lambda: reshard("in-{0.tar,1.tar.gz}", "out-%d.tar", rekey="{shard}-{index}", executor=threads),

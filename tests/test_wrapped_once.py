@@ -22,7 +22,7 @@ from tarshards.storage import requests
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, dump_manifest
-from tarshards.storage.markers import read_marker
+from tarshards.storage.markers import Marker
 from tarshards.storage.opening import open_plain, open_shard, open_url
 from tarshards.verbs.mix import read_sources
 from tarshards.verbs.sort import read_loose_members
@@ -208,12 +208,12 @@ def test_a_job_that_runs_already_is_no_wrong_command_line(tmp_path, monkeypatch)
 
 def test_a_marker_that_cannot_be_read_is_not_one_that_is_missing(tmp_path):
     with pytest.raises(UrlError, match="unknown scheme"):
-        read_marker("nosuch://host/a.done")
+        Marker("nosuch://host/a.done").read()
     with pytest.raises(OpenError, match="Is a directory"):
-        read_marker(tmp_path)
+        Marker(tmp_path).read()
     (tmp_path / "half").write_text('{"digest": ')
-    assert read_marker(tmp_path / "half") is None
-    assert read_marker(tmp_path / "none") is None
+    assert Marker(tmp_path / "half").read() is None
+    assert Marker(tmp_path / "none").read() is None
 
 
 def test_a_mixture_that_is_missing(tmp_path):

@@ -30,48 +30,63 @@ def digest_of(*parts: Any) -> str:
     return blake2b(json.dumps(parts).encode(errors="surrogatepass"), digest_size=10).hexdigest()
 
 
-def read_marker(url: str | Location) -> dict[str, Any] | None:
-    """Return the record at *url*, None if it is missing or incomplete; raise OpenError if that cannot be determined."""
-    try:
-        text = Location.of(url).read(MAX_BYTES)
-    except OpenError as error:
-        if is_missing(error):
-            return None
-        raise
-    return _parsed(text)
+class Marker:
+    """The record at *url*; its methods raise OpenError if they fail.
 
-
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def write_marker(url: str | Location, record: dict[str, Any]) -> None:
-    """Write *record* to *url*, whole or not at all; create a missing local folder."""
-    location = Location.of(url)
-    location.make_folder()
-    with location.open("wb") as stream:
-        stream.write(_text(record))
-
-
-def _text(record: dict[str, Any]) -> bytes:
-    return json.dumps(record).encode() + b"\n"
-
-
-class LockedMarker:
-    """A marker that its process has locked, as long as that, or one that inherits its *descriptor*, is alive.
-
-    While another process holds the lock, *wait* is called, which sleeps or raises; without *wait*, BlockingIOError is
-    raised. A remote marker is not locked, and has no descriptor; nor is a local one on a file system without locks if
-    the lock is *optional*. Raises OpenError.
+    While this process has locked it, *descriptor* is its open file, which a command may inherit.
     """
 
-    def __init__(self, url: str | Location, wait: Callable[[], object] | None = None, *, optional: bool = False):
+    def __init__(self, url: str | os.PathLike[str] | Location):
         self.location: Location = Location.of(url)
         self.descriptor: int | None = None
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the record, None if it is missing or incomplete; raise OpenError if that cannot be determined."""
+        try:
+            if self.descriptor is None:
+                text = self.location.read(MAX_BYTES)
+            else:
+                text = os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
+        except OpenError as error:
+            if is_missing(error):
+                return None
+            raise
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        return record if isinstance(record, dict) else None
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write *record*, whole or not at all unless the marker is locked; create a missing local folder."""
+        text = json.dumps(record).encode() + b"\n"
+        self.location.make_folder()
+        if self.descriptor is None:
+            with self.location.open("wb") as stream:
+                stream.write(text)
+            return
+        try:
+            with synced_folder(os.path.dirname(str(self.location.path)) or "."):
+                os.ftruncate(self.descriptor, 0)
+                os.pwrite(self.descriptor, text, 0)
+                flush(self.descriptor)
+        except OSError as error:
+            raise failure(error, self.location.name) from error
+
+    def remove(self) -> None:
+        """Remove the record, if there is one; if a server removes nothing, overwrite it with an empty one."""
+        try:
+            self.location.remove()
+        except OpenError:
+            if self.read():
+                self.write({})
+
+    def lock(self, wait: Callable[[], object] | None = None, *, optional: bool = False) -> None:
+        """Lock the file of a local marker, until ``release`` or the end of this process and all that inherit it.
+
+        While another process holds the lock, *wait* is called, which sleeps or raises; without *wait*, BlockingIOError
+        is raised. A remote marker is not locked, nor, if the lock is *optional*, one on a file system without locks.
+        """
         self.location.make_folder()
         if self.location.path is None:
             return
@@ -82,37 +97,18 @@ class LockedMarker:
         except OSError as error:
             raise failure(error, self.location.name) from error
 
-    @staticmethod
-    def held(path: str) -> dict[str, Any] | None:
-        """Return the record of a local marker that is locked, {} if it has none yet; None if it is not locked."""
-        return read_marker(path) or {} if is_locked(path) else None
-
-    def read(self) -> dict[str, Any] | None:
-        """Return the record, None if there is none or it is incomplete."""
-        if self.descriptor is None:
-            return read_marker(self.location)
-        return _parsed(os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0))
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Replace the record, and wait until it is on the disk."""
-        if self.descriptor is None:
-            write_marker(self.location, record)
-            return
-        try:
-            with synced_folder(os.path.dirname(str(self.location.path)) or "."):
-                os.ftruncate(self.descriptor, 0)
-                os.pwrite(self.descriptor, _text(record), 0)
-                flush(self.descriptor)
-        except OSError as error:
-            raise failure(error, self.location.name) from error
+    @property
+    def is_locked(self) -> bool:
+        """Whether a process on this machine has locked it."""
+        return self.location.path is not None and is_locked(self.location.path)
 
     def clear(self) -> None:
-        """Leave a local marker empty."""
+        """Leave the locked file empty."""
         if self.descriptor is not None:
             os.ftruncate(self.descriptor, 0)
 
     def release(self, *, unlock: bool = True) -> None:
-        """Unlock the marker; with ``unlock=False`` processes that have inherited the descriptor keep the lock."""
+        """Close the locked file; with ``unlock=False`` processes that have inherited its descriptor keep the lock."""
         if self.descriptor is not None:
             release(self.descriptor, unlock=unlock)
 
@@ -153,11 +149,12 @@ class Provenance(NamedTuple):
         Any other record is removed, since the output will be made: the record would be valid for the new output as soon
         as that exists, before its index does, or when the work is what it was again.
         """
-        record = read_marker(url)
+        marker = Marker(url)
+        record = marker.read()
         if self.is_made(record):
             return record
         if record:
-            remove_marker(url)
+            marker.remove()
         return None
 
     def make_once(
@@ -170,12 +167,12 @@ class Provenance(NamedTuple):
         """
         if not resume:
             with suppress(OpenError):  # of a server that removes nothing
-                remove_marker(url)
+                Marker(url).remove()
         elif (found := self.find(url)) is not None:
             return found, True
         identity = {"digest": self.digest, "inputs": self.inputs}
         record = {name: value for name, value in identity.items() if value is not None} | make()
-        write_marker(url, record)
+        Marker(url).write(record)
         return record, False
 
 
@@ -204,12 +201,3 @@ def say_kept(outputs: Sequence[str], kept: int, *, of_all: bool = True, unsure: 
         note = f", {unsure} by an earlier release, which did not record code and inputs" if unsure else ""
         outputs_are = "output" if number == "1" else "outputs"
         log.warning("%s: %s %s kept from an earlier run%s%s", name, number, outputs_are, note, cure)
-
-
-def remove_marker(url: str | Location) -> None:
-    """Remove the record at *url*, if there is one; if a server removes nothing, overwrite it with an empty one."""
-    try:
-        Location.of(url).remove()
-    except OpenError:
-        if read_marker(url):
-            write_marker(url, {})

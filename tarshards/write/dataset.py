@@ -33,7 +33,7 @@ from tarshards.storage.claims import Claims
 from tarshards.storage.code_digest import digest_code, name_unknown
 from tarshards.storage.derived import forget
 from tarshards.storage.location import Location, look_up
-from tarshards.storage.markers import Provenance, digest_of, log, read_marker, say_kept, write_marker
+from tarshards.storage.markers import Marker, Provenance, digest_of, log, say_kept
 from tarshards.storage.streams import is_missing
 from tarshards.stream.stream import Stream
 from tarshards.write.shards import SHARD_BYTES, ShardWriter, TarWriter, open_claimed, shard_name
@@ -223,7 +223,7 @@ class _Journal:
         self.pattern, self.digest, self._rank = pattern, digest, 0
         self._location = pattern.at(shard_name(pattern, 0)).sibling(".writing")
         self.name = self._location.name
-        begun = read_marker(self._location) or {}
+        begun = Marker(self._location).read() or {}
         written = Location.of(begun.get("pattern", pattern.url))
         self._written_as: str = pattern.with_base(written.base).url  # with the credentials, which are not recorded
         self.shards = [shard_name(self._written_as, number) for number in range(begun.get("shards", 0))]
@@ -254,7 +254,7 @@ class _Journal:
         self._save(shards=len(self.shards), items=self.items, sizes=self._sizes, marks=self._marks)
 
     def _save(self, **record: Any) -> None:
-        write_marker(self._location, {"digest": self.digest, "pattern": self.pattern.recorded, **record})
+        Marker(self._location).write({"digest": self.digest, "pattern": self.pattern.recorded, **record})
 
     def changed_shard(self) -> str | None:
         """Return a message if a shard has changed since it was written, else None."""

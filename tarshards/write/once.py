@@ -16,13 +16,11 @@ from tarshards.storage.claims import Claims
 from tarshards.storage.derived import forget
 from tarshards.storage.location import Location
 from tarshards.storage.markers import (
+    Marker,
     Provenance,
     digest_of,
-    read_marker,
-    remove_marker,
     say_kept,
     versions_of,
-    write_marker,
 )
 from tarshards.storage.streams import taken
 from tarshards.stream.ops import progress as show_progress
@@ -114,12 +112,12 @@ class Outputs:
 
     def __init__(self, units: Sequence[Unit]):
         self._units = units
-        self._begun = units[0].output.sibling(".begun")
+        self._begun = Marker(units[0].output.sibling(".begun"))
 
     @property
     def is_begun(self) -> bool:
         """Whether a killed run had begun to make these units."""
-        return read_marker(self._begun) is not None
+        return self._begun.read() is not None
 
     @contextmanager
     def claimed(self, *, overwrite: bool) -> Iterator[None]:
@@ -147,7 +145,7 @@ class Outputs:
         The markers that a later run would use remain until ``finish``.
         """
         units = self._units
-        write_marker(self._begun, {"outputs": len(units)})
+        self._begun.write({"outputs": len(units)})
         task = _Task(ledger.max_errors > 0)
         made: dict[int, dict[str, Any]] = {}
         kept = 0
@@ -178,8 +176,8 @@ class Outputs:
     def finish(self) -> None:
         """Remove the markers of all units; call it when all are made."""
         for unit in self._units:
-            remove_marker(unit.output.sibling(".done"))
-        remove_marker(self._begun)
+            Marker(unit.output.sibling(".done")).remove()
+        self._begun.remove()
 
     def discard(self) -> None:
         """Remove the outputs and the markers of all units, if a run has found no rows."""

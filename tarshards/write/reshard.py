@@ -31,7 +31,7 @@ from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location, look_up
 from tarshards.storage.manifest import ArchiveEnd, Shard, manifest_url
-from tarshards.storage.markers import Provenance, digest_of, say_kept, write_marker
+from tarshards.storage.markers import Marker, Provenance, digest_of, say_kept
 from tarshards.storage.ranges import most_held
 from tarshards.storage.streams import taken, temporary
 from tarshards.stream import ops
@@ -247,7 +247,7 @@ def _prepare(plan: _Resharding, digest: str, earlier: str) -> bool:
     found = Provenance(digest, earlier=earlier).find(plan.file(RECORD))
     if found is None:
         shutil.rmtree(plan.folder, ignore_errors=True)
-        write_marker(plan.file(RECORD), {"digest": digest})
+        Marker(plan.file(RECORD)).write({"digest": digest})
     return found is not None and found["digest"] != digest
 
 

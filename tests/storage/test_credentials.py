@@ -45,7 +45,7 @@ from tarshards.run.jobs.kubernetes_objects import make_objects
 from tarshards.storage.expressions import expand_urls, find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, parse_manifest
-from tarshards.storage.markers import read_marker, write_marker
+from tarshards.storage.markers import Marker
 from tarshards.storage.opening import open_shard
 from tarshards.storage.redaction import redacted
 from tarshards.storage.remote import Remote
@@ -98,10 +98,10 @@ USES = {
     "open": read,
     "shard": lambda url: open_shard(url).read(),
     "ranges": read_ranges,
-    "write": lambda url: write_marker(url, {}),
+    "write": lambda url: Marker(url).write({}),
     "exists": lambda url: Location.of(url).exists(),
     "index": lambda url: Index.load(url),
-    "marker": read_marker,
+    "marker": lambda url: Marker(url).read(),
     "manifest": lambda url: find_shards(url.replace(".tar", ".json")),
     "stream": lambda url: Stream.from_shards(url, index=False).collect(),
 }
@@ -360,7 +360,7 @@ def test_records_of_written_shards(signed, tmp_path):
     assert report.output == signed("map-0.tar")
     again = map_shards(copied, signed("in-{0..2}.tar"), signed("map-{0..2}.tar"), executor=Inline(), progress=False)
     assert [(each.output, each.resumed) for each in again] == [(signed(f"map-{i}.tar"), True) for i in range(3)]
-    assert read_marker(signed("map-0.tar.done"))
+    assert Marker(signed("map-0.tar.done")).read()
 
 
 @pytest.mark.parametrize("recorded", [None, "set-%d.tar", "set-{shard}.tar"])
@@ -374,11 +374,11 @@ def test_journals_of_interrupted_writing(signed, tmp_path, caplog, monkeypatch, 
         patch.setattr(dataset._Journal, "remove", die)
         with pytest.raises(KeyboardInterrupt):
             written(executor=Inline())
-    journal = read_marker(signed("set-0.tar.writing"))
+    journal = Marker(signed("set-0.tar.writing")).read()
     assert journal is not None
     show_nothing(tmp_path)
     if recorded is not None:  # by an earlier version
-        write_marker(signed("set-0.tar.writing"), {**journal, "pattern": signed(recorded)})
+        Marker(signed("set-0.tar.writing")).write({**journal, "pattern": signed(recorded)})
     names = written(executor=Inline())
     assert names == [signed(f"set-{i}.tar") for i in range(2)]
     assert "start over" not in caplog.text
@@ -394,7 +394,7 @@ def test_records_of_killed_imports(signed, tmp_path, monkeypatch):
         patch.setattr(importing, "_columns", die)
         with pytest.raises(KeyboardInterrupt):
             imported(executor=Inline())
-    assert read_marker(signed("imported-0.tar.done"))
+    assert Marker(signed("imported-0.tar.done")).read()
     show_nothing(tmp_path)
     assert imported(executor=Inline()) == [signed("imported-0.tar")]
     show_nothing(tmp_path)

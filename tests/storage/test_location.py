@@ -313,7 +313,7 @@ def test_what_is_read_whole_has_a_limit(tmp_path):
 READERS = {
     "index": (sidecar, "MOST_READ", "a.tar.index", lambda url: Index.load(url.removesuffix(".index"))),
     "manifest": (expressions, "MAX_BYTES", "a.json", expressions.find_shards),
-    "marker": (markers, "MAX_BYTES", "a.done", markers.read_marker),
+    "marker": (markers, "MAX_BYTES", "a.done", lambda url: markers.Marker(url).read()),
 }
 
 
@@ -349,4 +349,4 @@ def test_json_that_nests_too_deeply_is_none(tmp_path):
         (tmp_path / name).write_text("[" * 200_000)
     with pytest.raises(UrlError, match=r"a\.json: a manifest that is not JSON"):
         expressions.find_shards(str(tmp_path / "a.json"))
-    assert markers.read_marker(str(tmp_path / "a.done")) is None
+    assert markers.Marker(tmp_path / "a.done").read() is None

@@ -10,7 +10,7 @@ import pytest
 from tarshards import OpenError, UrlError
 from tarshards.storage.expressions import common_name
 from tarshards.storage.location import Location, look_up
-from tarshards.storage.markers import LockedMarker, Provenance, digest_of, read_marker, remove_marker, write_marker
+from tarshards.storage.markers import Marker, Provenance, digest_of
 
 
 @pytest.fixture(params=["local", "file", "memory"])
@@ -22,10 +22,10 @@ def place(request, tmp_path) -> str:
 
 def test_markers_read_back(place):
     url = f"{place}/x.tar.done"
-    assert read_marker(url) is None
+    assert Marker(url).read() is None
     assert not Location.of(url).exists()
-    write_marker(url, {"digest": "d", "item": ["\udcff", "ü"]})
-    assert read_marker(url) == {"digest": "d", "item": ["\udcff", "ü"]}
+    Marker(url).write({"digest": "d", "item": ["\udcff", "ü"]})
+    assert Marker(url).read() == {"digest": "d", "item": ["\udcff", "ü"]}
     assert Location.of(url).exists()
     assert list(look_up(Location.exists, [url, f"{url}x", url])) == [True, False, True]
     assert Location.of(url).size() > 10
@@ -33,37 +33,37 @@ def test_markers_read_back(place):
 
 def test_a_locked_marker_reads_back_and_is_one_process_s(place):
     url = f"{place}/x.tar.started"
-    marker = LockedMarker(url)
+    marker, other = Marker(url), Marker(url)
+    marker.lock()
     assert marker.read() is None
     for record in ({"digest": "d" * 100}, {"digest": "d"}):
         marker.write(record)
-        assert marker.read() == read_marker(url) == record
-    if (path := Location(url).path) is not None:
+        assert marker.read() == other.read() == record
+    assert other.is_locked == (other.location.path is not None)
+    if other.is_locked:
         with pytest.raises(BlockingIOError):
-            LockedMarker(url)
-        assert LockedMarker.held(path) == {"digest": "d"}
+            other.lock()
         marker.clear()
-        assert LockedMarker.held(path) == {}
-        assert os.path.getsize(path) == 0
-        marker.release()
-        assert LockedMarker.held(path) is None
+        assert other.location.size() == 0
+    marker.release()
+    assert not other.is_locked
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"digest": "x"', b"[]", b"\xff"])
 def test_a_torn_marker_is_none(tmp_path, text):
     (tmp_path / "x.done").write_bytes(text)
-    assert read_marker(f"{tmp_path}/x.done") is None
+    assert Marker(f"{tmp_path}/x.done").read() is None
 
 
 def test_what_cannot_be_known_is_an_error(tmp_path):
     os.mkdir(tmp_path / "x.done")
     with pytest.raises(OpenError):
-        read_marker(f"{tmp_path}/x.done")
+        Marker(f"{tmp_path}/x.done").read()
     with pytest.raises(OpenError, match="No such file"):
         Location.of(f"{tmp_path}/nothing").size()
     Path(tmp_path / "file").write_text("")
     with pytest.raises(OpenError, match=r"Not a directory|File exists"):
-        write_marker(f"{tmp_path}/file/x.done", {})
+        Marker(f"{tmp_path}/file/x.done").write({})
 
 
 def test_sizes_that_cannot_be_told():
@@ -98,8 +98,8 @@ def test_what_is_made_is_made_once(place):
     output, marker, calls = Location.of(f"{place}/x.tar"), f"{place}/x.tar.done", []
 
     def make():
-        calls.append(read_marker(marker))
-        write_marker(output, {})
+        calls.append(Marker(marker).read())
+        Marker(output).write({})
         return {"number": len(calls)}
 
     def once(digest="d", **options):
@@ -112,7 +112,7 @@ def test_what_is_made_is_made_once(place):
     output.remove()
     assert once("e") == ({"digest": "e", "number": 4}, False)
     assert [call and call["digest"] for call in calls] == [None] * 4, "removed before something is made"
-    remove_marker(marker)
+    Marker(marker).remove()
     assert once("e")[1] is False, "the output alone may be a part of it"
 
 
@@ -120,5 +120,5 @@ def test_in_a_folder_of_one_work_markers_have_no_digest(place):
     assert Provenance(None).make_once(f"{place}/1.done", lambda: {"a": 1}) == ({"a": 1}, False)
     assert Provenance(None).make_once(f"{place}/1.done", lambda: {"a": 2}) == ({"a": 1}, True)
     assert Provenance("d").find(f"{place}/1.done") is None
-    write_marker(f"{place}/1.done", {})  # as where nothing can be removed
+    Marker(f"{place}/1.done").write({})  # as where nothing can be removed
     assert Provenance(None).make_once(f"{place}/1.done", lambda: {"a": 2}) == ({"a": 2}, False)

@@ -26,7 +26,7 @@ from tarshards.run.samples.journal import Journal, SampleResult
 from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
-from tarshards.storage.markers import read_marker, write_marker
+from tarshards.storage.markers import Marker
 from tarshards.stream.indexed_shards import IndexedShards
 from tarshards.stream.stream import Stream
 from tarshards.testing.crashes import Crashes, check_writer
@@ -132,7 +132,7 @@ def add_to_catalog(folder: Path) -> None:
 
 
 def write_done(folder: Path) -> None:
-    write_marker(f"{folder}/deep/out.done", {"samples": COUNT})
+    Marker(f"{folder}/deep/out.done").write({"samples": COUNT})
 
 
 def write_journal(folder: Path) -> None:
@@ -175,7 +175,7 @@ def read(folder: Path) -> dict[str, Any]:
             put(f"{name} by keys of {path.name}", by_key, path, number)
     if (path := folder / "all.yaml").exists():
         put(path.name, cataloged, path)
-    put("deep/out.done", read_marker, f"{folder}/deep/out.done")
+    put("deep/out.done", Marker(f"{folder}/deep/out.done").read)
     if (folder / "state").exists():
         found |= {name: value for name, value in journaled(folder).items() if value is not None}
     if (folder / "cache").exists():

@@ -18,7 +18,7 @@ from tarshards.errors import OpenError
 from tarshards.parallel.process_pool import ProcessPool
 from tarshards.samples import tree
 from tarshards.storage.code_digest import CodeDigest
-from tarshards.storage.markers import digest_of, read_marker, write_marker
+from tarshards.storage.markers import Marker, digest_of
 from tarshards.write.dataset import write_dataset
 
 
@@ -262,10 +262,10 @@ def test_a_journal_of_an_earlier_version_is_continued(caplog, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("tarshards.write.dataset.digest_code", lambda value: CodeDigest("of an earlier version"))
         interrupt(Sequence(stop=500), to_sample=a_copy)
-    record = read_marker("out-0000.tar.writing")
+    record = Marker("out-0000.tar.writing").read()
     identity = ["Sequence", None, 600]
     digest = digest_of("out-%04d.tar", 50_000, identity, pickle.dumps(a_copy).hex())
-    write_marker("out-0000.tar.writing", {**record, "digest": digest})
+    Marker("out-0000.tar.writing").write({**record, "digest": digest})
     write(Sequence(), to_sample=a_copy)
     assert written() == texts(rows())
     (warning,) = [record.getMessage() for record in caplog.records]

@@ -286,7 +286,7 @@ def test_an_output_of_another_function_has_no_marker_of_the_first(shards, monkey
     first, second = (lambda sample: {"cls": 1}), (lambda sample: {"cls": 2})
     assert mapped(first) == []
     with monkeypatch.context() as patch:
-        patch.setattr("tarshards.storage.markers.write_marker", lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr("tarshards.storage.markers.Marker.write", lambda *_: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             mapped(second)
     assert mapped(first) == [*range(1, 8)]

@@ -27,7 +27,7 @@ from tarshards.index.manifests import Writing, update_manifests
 from tarshards.index.refresh import export_indexes, refresh_indexes
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.storage.location import Location
-from tarshards.storage.markers import write_marker
+from tarshards.storage.markers import Marker
 from tarshards.verbs.repair import repair_shards
 from tarshards.view.contact_sheet import write_contact_sheet
 from tarshards.view.static_page import write_static_page
@@ -133,7 +133,7 @@ CALLS = {  # the function, and how many files it renames
     lambda sync: list(export_indexes(["in-0.tar"], "tar.idx", how=Writing(sync=sync))): 1,
     lambda sync: list(export_energon(["in-0.tar"], how=Writing(sync=sync))): 4,
     lambda sync: list(update_manifests([], "out.shards.json", how=Writing(sync=sync))): 1,
-    lambda sync: write_marker(Location("deep/out.done", sync=sync), {}): 1,
+    lambda sync: Marker(Location("deep/out.done", sync=sync)).write({}): 1,
     lambda sync: import_dataset("rows.jsonl", "out-%d.tar", sync=sync): 6,
     lambda sync: export_dataset("in-{0..2}.tar", "out-%d.jsonl", sync=sync): 7,
     lambda sync: export_dataset("in-{0..2}.tar", "out", sync=sync): 22,

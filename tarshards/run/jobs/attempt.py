@@ -24,7 +24,7 @@ from tarshards.parallel.signals import TICK
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.derived import forget
 from tarshards.storage.location import Location
-from tarshards.storage.markers import LockedMarker, remove_marker
+from tarshards.storage.markers import Marker
 
 PATIENCE = 10  # times that the lock is tried before the wait is reported
 
@@ -34,21 +34,19 @@ class Attempt:
 
     def __init__(self, plan: JobPlan, item: Item):
         self._files = plan.files_of(item)
-        self._location = Location(plan.marker(item, "started"))
+        self._marker = Marker(plan.marker(item, "started"))
         self._digest = plan.digest(item)
-        self._record: LockedMarker | None = None
         self.absent: list[str] = []  # output files of our tools that did not exist before any attempt
 
     def __enter__(self) -> Attempt:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._record is not None:
-            self._record.release(unlock=False)
+        self._marker.release(unlock=False)
 
     @property
     def descriptor(self) -> int | None:
-        return None if self._record is None else self._record.descriptor
+        return self._marker.descriptor
 
     def lock(self, stopped: Callable[[], bool]) -> bool:
         """Wait until no other attempt at the item is running; return False if *stopped* first."""
@@ -57,7 +55,7 @@ class Attempt:
         def wait() -> None:
             if next(waiting) == PATIENCE:
                 reason = "waits for an earlier command, which still runs"
-                print(f"tarjob: {visible(self._location.name)}: {reason}", file=sys.stderr)  # noqa: T201
+                print(f"tarjob: {visible(self._marker.location.name)}: {reason}", file=sys.stderr)  # noqa: T201
             time.sleep(TICK)
             if stopped():
                 raise BlockingIOError
@@ -66,7 +64,7 @@ class Attempt:
             return False
         if self._files:
             try:
-                self._record = LockedMarker(self._location, wait, optional=True)
+                self._marker.lock(wait, optional=True)
             except BlockingIOError:
                 return False
         return True
@@ -77,10 +75,10 @@ class Attempt:
         *earlier* are the records of the last failure and of a success with other code or inputs. Raises OpenError if
         the record cannot be written.
         """
-        if self._record is None:
+        if not self._files:
             return
         made: set[str] = set()
-        for found in (self._record.read(), *earlier):
+        for found in (self._marker.read(), *earlier):
             if found is not None and found.get("digest") == self._digest:
                 made.update(Location(url).recorded for url in found.get("absent", ()))
         for url in [url for url, is_ours in self._files.items() if is_ours]:
@@ -91,9 +89,9 @@ class Attempt:
                     location.remove()
                 if not (location.is_taken() if location.path is None else os.path.lexists(location.path)):
                     self.absent.append(location.recorded)
-        self._record.write({**record, "absent": self.absent})
+        self._marker.write({**record, "absent": self.absent})
 
     def end(self) -> None:
         """Remove the record; another marker says whether the item is done or failed."""
-        if self._record is not None:
-            remove_marker(self._location)
+        if self._files:
+            self._marker.remove()

@@ -12,7 +12,7 @@ from tarshards.errors import StateError
 from tarshards.run.guard import OwnProcesses
 from tarshards.run.jobs.job_plan import JobPlan
 from tarshards.storage.location import Location
-from tarshards.storage.markers import LockedMarker, read_marker, write_marker
+from tarshards.storage.markers import Marker
 
 ROOT = ".tarjob"
 
@@ -23,6 +23,7 @@ class JobFolder:
     def __init__(self, name: str):
         self.name = name
         self.path: str = os.path.abspath(os.path.join(ROOT, name))
+        self._running = Marker(f"{self.path}/lock")  # has the id of the process that runs the job
 
     @property
     def plan_path(self) -> str:
@@ -46,7 +47,7 @@ class JobFolder:
         if plan.has_credentials:
             os.chmod(self.path, 0o700)
         self.write("plan.json", plan.dumps())
-        write_marker(f"{self.path}/job.json", record)
+        Marker(f"{self.path}/job.json").write(record)
 
     def write(self, name: str, text: str) -> str:
         """Write a file atomically and return its path."""
@@ -57,7 +58,7 @@ class JobFolder:
 
     def load(self) -> tuple[JobPlan, dict[str, Any]]:
         """Return the plan and the record; raise StateError if there is no such job."""
-        record = read_marker(f"{self.path}/job.json")
+        record = Marker(f"{self.path}/job.json").read()
         if record is None:
             known = ", ".join(names()) or "none"
             raise StateError(f"no job {self.name} was started in this directory; known jobs: {known}")
@@ -72,10 +73,6 @@ class JobFolder:
         """The beginning of the variable that identifies the commands of this job; see ``guard``."""
         return f"TARJOB_RUN={self.path}/"
 
-    @property
-    def _lock(self) -> str:
-        return f"{self.path}/lock"
-
     @contextmanager
     def locked(self) -> Iterator[bool]:
         """Lock out other runs of this job; end the processes of a killed last run, and yield whether it was killed.
@@ -84,32 +81,34 @@ class JobFolder:
         """
         Location(self.log(0)).make_folder()
         try:
-            running = LockedMarker(self._lock)
+            self._running.lock()
         except BlockingIOError as error:
             raise StateError(f"{self.name} is already running") from error
         try:
-            killed = os.path.getsize(self._lock) > 0  # a run that ends leaves the file empty
-            running.write({"pid": os.getpid()})
+            killed = bool(self._running.location.size())  # a run that ends leaves the file empty
+            self._running.write({"pid": os.getpid()})
             if killed:
                 OwnProcesses(self.variable).end()
             try:
                 yield killed
             finally:
-                running.clear()
+                self._running.clear()
         finally:
-            running.release()
+            self._running.release()
 
     def terminate(self) -> bool:
         """Send SIGTERM to the process that runs the job; return False if there is none."""
+        if not self.runs():
+            return False
         try:
-            os.kill((LockedMarker.held(self._lock) or {})["pid"], signal.SIGTERM)
-        except (OSError, KeyError):  # there is none, it has just begun, or just ended
+            os.kill((self._running.read() or {})["pid"], signal.SIGTERM)
+        except (OSError, KeyError):  # it has just begun, or just ended
             return False
         return True
 
     def runs(self) -> bool:
         """Whether a process on this machine runs the job."""
-        return LockedMarker.held(self._lock) is not None
+        return self._running.is_locked
 
 
 def names() -> list[str]:

@@ -20,7 +20,7 @@ from tarshards.run.jobs.remote_worker import RemoteWorker
 from tarshards.run.jobs.status import Show, Status
 from tarshards.run.jobs.worker import ItemResult, Worker
 from tarshards.storage.location import look_up
-from tarshards.storage.markers import remove_marker
+from tarshards.storage.markers import Marker
 
 
 def run_local(
@@ -77,7 +77,7 @@ def run_local(
 def remove_unfinished(plan: JobPlan, status: Status) -> None:
     """Remove the records of begun items that a killed run may have left for items that are done."""
     done = [item for item in plan.items if item.number in status.done and plan.files_of(item)]
-    list(look_up(remove_marker, [plan.marker(item, "started") for item in done]))
+    list(look_up(lambda location: Marker(location).remove(), [plan.marker(item, "started") for item in done]))
 
 
 def _rest(plan: JobPlan, numbers: set[int]) -> set[int]:

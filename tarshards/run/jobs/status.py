@@ -11,7 +11,7 @@ from tarshards.errors import visible
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.run.jobs.worker import PERMANENT
 from tarshards.storage.location import look_up
-from tarshards.storage.markers import Provenance, read_marker
+from tarshards.storage.markers import Marker, Provenance
 
 SHOWN = 20  # failures in a table
 ON_TERMINAL: Any = {"mininterval": 0.2}
@@ -70,7 +70,7 @@ def survey(plan: JobPlan, known: Status | None = None) -> Status:
 
 
 def _records(plan: JobPlan, items: list[Item], kind: str) -> Iterator[tuple[Item, dict[str, Any] | None]]:
-    return zip(items, look_up(read_marker, [plan.marker(item, kind) for item in items]))
+    return zip(items, look_up(lambda location: Marker(location).read(), [plan.marker(item, kind) for item in items]))
 
 
 def table(plan: JobPlan, status: Status) -> str:

@@ -17,7 +17,7 @@ from tarshards.run.guard import OwnProcesses
 from tarshards.run.jobs.attempt import Attempt
 from tarshards.run.jobs.job_plan import Item, JobPlan
 from tarshards.storage.location import Location
-from tarshards.storage.markers import read_marker, remove_marker, write_marker
+from tarshards.storage.markers import Marker
 
 PERMANENT = 42  # the exit status of a command that will never succeed
 FAILED = 1
@@ -81,15 +81,16 @@ class Worker:
         with Attempt(plan, item) as attempt:
             if not attempt.lock(lambda: self.stopped):
                 return ItemResult(item, None)
-            done = read_marker(plan.marker(item))
+            marker, failure = Marker(plan.marker(item)), Marker(plan.marker(item, "failed"))
+            done = marker.read()
             if plan.is_done(item, done):
                 attempt.end()  # its record was left by a killed worker
                 return ItemResult(item, 0)
-            earlier = read_marker(plan.marker(item, "failed"))
+            earlier = failure.read()
             record: dict[str, Any] = {"digest": plan.digest(item), "item": item.names, "host": socket.gethostname()}
             attempt.begin(record, earlier, done)
             if done:  # of other code or inputs: it must not become valid again
-                remove_marker(plan.marker(item))
+                marker.remove()
             begun, inputs = time.time(), plan.inputs_of(item)
             status, line = self._execute(item, log, attempt.descriptor)
             if status is None:
@@ -102,15 +103,15 @@ class Worker:
                 record["inputs"] = {name: version for name, version in inputs.items() if after.get(name) == version}
                 record |= {"code": plan.code} if plan.code else {}
                 record |= {"absent": attempt.absent} if attempt.absent else {}
-                write_marker(plan.marker(item), {**record, "seconds": round(time.time() - begun, 3)})
+                marker.write({**record, "seconds": round(time.time() - begun, 3)})
                 if earlier is not None:
-                    remove_marker(plan.marker(item, "failed"))
+                    failure.remove()
             else:
                 same = {"digest": record["digest"], "run": self.run_name}
                 if earlier is not None and same.items() <= earlier.items() and status != PERMANENT:
                     status, line = earlier["status"], earlier["line"]
                 failed = {**record, "run": self.run_name, "status": status, "line": line, "absent": attempt.absent}
-                write_marker(plan.marker(item, "failed"), failed)
+                failure.write(failed)
             attempt.end()
             return ItemResult(item, status, line)
 
