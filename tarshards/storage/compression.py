@@ -478,9 +478,6 @@ COMPRESSIONS = {
 #: The compression of each suffix; suffixes that begin with .t mean a compressed tar.
 SUFFIXES = {suffix: name for name, known in COMPRESSIONS.items() for suffix in known.suffixes.split()}
 
-#: Content-Encodings that `open_shard` undoes, whether the file itself is compressed or only the response.
-ENCODINGS = ("x-gzip", *COMPRESSIONS)
-
 #: The suffixes of a tar, which may be compressed.
 TAR_ENDING = re.compile(
     rf"\.(tar|{'|'.join(suffix[1:] for suffix in SUFFIXES if suffix.startswith('.t'))})(\.\w+)?$", re.IGNORECASE

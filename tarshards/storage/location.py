@@ -21,7 +21,7 @@ from tarshards.storage.redaction import (
     without_values,
 )
 from tarshards.storage.remote import Remote
-from tarshards.storage.streams import encoded, errno_of, is_answer, is_missing, read_at_most, words
+from tarshards.storage.streams import COMPRESSING, encoded, errno_of, is_answer, is_missing, read_at_most, words
 
 if TYPE_CHECKING:
     from tarshards.storage.ranges import Ranges
@@ -491,12 +491,10 @@ class Location:
             stream = opener()
         else:
             stream = self._transport.open(self, mode)
-        if encoding := getattr(stream, "encoding", ""):
-            from tarshards.storage.compression import ENCODINGS
-
-            if not compressed or encoding.lower() not in ENCODINGS:
-                stream.close()
-                raise encoded(encoding, self.name)
+        encoding = getattr(stream, "encoding", "")
+        if encoding and not (compressed and encoding.lower() in COMPRESSING):
+            stream.close()
+            raise encoded(encoding, self.name)
         return cast(BinaryIO, stream)
 
     def read(self, limit: int = MOST_READ) -> bytes:

@@ -24,6 +24,7 @@ from tarshards.errors import OpenError, UrlError
 from tarshards.storage import compression
 from tarshards.storage.compression import COMPRESSIONS
 from tarshards.storage.opening import open_shard
+from tarshards.storage.streams import COMPRESSING
 from tarshards.verbs.check import check_shards
 
 PROGRAMS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "lzma": "lzma", "zst": "zstd", "lz4": "lz4"}
@@ -66,6 +67,10 @@ def suffix(request) -> str:
     if request.param == "lz4":
         pytest.importorskip("lz4.frame", reason="python-lz4 is not installed")
     return request.param
+
+
+def test_every_compression_may_be_an_encoding():
+    assert {*COMPRESSING} == {*COMPRESSIONS, "x-gzip"}
 
 
 def test_what_the_programs_make(tmp_path, suffix):
