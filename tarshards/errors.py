@@ -24,7 +24,7 @@ import operator
 import re
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 
 class TarshardsError(Exception):
@@ -57,6 +57,18 @@ class TarshardsError(Exception):
         super().__init__(": ".join([part for part in origin if part is not None] + [reason]))
         if _is_in_worker():
             self.__class__ = _class_of(self)
+
+    @classmethod
+    def because(cls, cause: Exception, field: str | None = None) -> Self:
+        """Return an error with the message of its *cause*, in one line."""
+        error = cls(str(cause).strip().partition("\n")[0][:300] or type(cause).__name__, field=field)
+        error.__cause__ = cause
+        return error
+
+    def at(self, sample: Any) -> Self:
+        """Return this error with the shard and key of *sample*, without any if that is no dict, and with its field."""
+        origin = sample if isinstance(sample, dict) else {}
+        return type(self)(self.reason, url=origin.get("__url__"), key=origin.get("__key__"), field=self.field)
 
     def __reduce__(self) -> Any:
         return _rebuild, (_kind_of(self), self.args), vars(self)

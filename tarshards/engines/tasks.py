@@ -18,7 +18,7 @@ from tarshards.formats.naming import Columns
 from tarshards.index.access import SampleSequence
 from tarshards.index.sidecar import Index
 from tarshards.parallel.forks import cached_property
-from tarshards.samples.fields import FieldNames, origin_of
+from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
@@ -169,7 +169,7 @@ class SampleRange:
 
 
 def _refuse(sample: Sample, error: TarshardsError) -> None:
-    raise type(error)(error.reason, **origin_of(sample), field=error.field) from error
+    raise error.at(sample) from error
 
 
 def samples_of(tables: Iterable[pa.Table | pa.RecordBatch]) -> Iterator[Sample]:

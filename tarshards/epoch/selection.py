@@ -18,7 +18,6 @@ from tarshards.index.access import SampleReader, SampleSequence, gap_of
 from tarshards.parallel.calls import TASKS, bounded_map, check_sent
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.conditions import Condition
-from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, error_handler
 from tarshards.samples.lines import lacking_keys, read_keys
@@ -231,7 +230,7 @@ def _judge(
             except TarshardsError as error:
                 result = error
             except Exception as error:
-                result = OpError(f"the condition fails: {type(error).__name__}: {error}", **origin_of(result))
+                result = OpError(f"the condition fails: {type(error).__name__}: {error}").at(result)
         errors.append(result)
         if not goes_on:
             break

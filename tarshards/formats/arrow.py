@@ -30,7 +30,6 @@ from tarshards.formats.naming import (
 )
 from tarshards.samples.batch import FieldColumn, SampleBatch
 from tarshards.samples.codecs.registry import require
-from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import NO_FIELDS, Sample, is_reserved
 from tarshards.storage.location import Location
 
@@ -411,7 +410,7 @@ class Tables:
                         row[name] = decode_value(field, data)
                     size += len(data)
             except TarshardsError as error:
-                reject(sample, type(error)(error.reason, **origin_of(sample), field=error.field))
+                reject(sample, error.at(sample))
                 continue
             yield row, size
 

@@ -18,7 +18,6 @@ from tarshards.formats.naming import Columns, decode_value, record_url, to_json
 from tarshards.formats.pieces import fail_rows, file_identity
 from tarshards.samples.codecs.basic import check_types
 from tarshards.samples.codecs.registry import require
-from tarshards.samples.fields import origin_of
 from tarshards.samples.grouping import read_samples, read_shard
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger
@@ -162,7 +161,7 @@ class _ExportedShard:
 
     def make(self, ledger: Ledger) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
-            fail_rows(ledger, type(error)(error.reason, **origin_of(sample), field=error.field))
+            fail_rows(ledger, error.at(sample))
 
         samples = read_shard(self.shard, ledger=ledger)
         if self.format == "parquet":

@@ -12,7 +12,6 @@ from tarshards.errors import SampleError, TarshardsError, shortened, whole_numbe
 from tarshards.formats.inputs import name_of, plan_input
 from tarshards.formats.naming import Columns, Naming, record_url, sample_of
 from tarshards.formats.pieces import Piece, Plan, fail_rows
-from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.compression import named_compression
@@ -118,7 +117,7 @@ class _ImportedShard:
 
     def make(self, ledger: Ledger) -> dict[str, Any]:
         def reject(sample: Sample, error: TarshardsError) -> None:
-            fail_rows(ledger, type(error)(error.reason, **origin_of(sample), field=error.field))
+            fail_rows(ledger, error.at(sample))
 
         naming = Naming()
         samples = self.piece.samples(naming, self.template, ledger)

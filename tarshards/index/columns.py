@@ -43,7 +43,7 @@ from tarshards.samples.codecs import decode_field, registry
 from tarshards.samples.codecs.image import open_image
 from tarshards.samples.codecs.image_headers import read_header
 from tarshards.samples.codecs.registry import require
-from tarshards.samples.fields import check_mapping, find_field, origin_of, value_at, value_path
+from tarshards.samples.fields import check_mapping, find_field, value_at, value_path
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, error_handler
 from tarshards.storage.derived import COLUMNS, is_marked, mark_of, set_mark
@@ -89,7 +89,7 @@ class Measure:
         try:
             return MEASURES[self.measure](field, data) if self.measure != "value" else self._value(field, data)
         except DecodeError as error:
-            raise DecodeError(error.reason, **origin_of(sample), field=field) from error
+            raise DecodeError(error.reason, field=field).at(sample) from error
 
     def _value(self, field: str, data: bytes) -> Any:
         value = value_at(decode_field(field, data), self.path)
@@ -115,7 +115,7 @@ class Computed:
         except TarshardsError:
             raise
         except Exception as error:
-            raise OpError(f"{self} fails: {type(error).__name__}: {error}", **origin_of(sample)) from error
+            raise OpError(f"{self} fails: {type(error).__name__}: {error}").at(sample) from error
 
 
 Source = Measure | Computed

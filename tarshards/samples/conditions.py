@@ -16,7 +16,7 @@ from typing import Any
 
 from tarshards.errors import DecodeError, OpError, SampleError, TarshardsError
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.fields import find_field, no_field, origin_of, value_at, value_path
+from tarshards.samples.fields import find_field, no_field, value_at, value_path
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.compression import without_suffix
@@ -96,7 +96,7 @@ class Condition:
             raise
         except Exception as error:
             reason = f"{self.expression!r} fails: {type(error).__name__}: {error}"
-            raise OpError(reason, **origin_of(sample)) from error
+            raise OpError(reason).at(sample) from error
 
 
 def dotted_name(node: ast.AST) -> str | None:
@@ -465,7 +465,7 @@ class _Fields:
             found = find_field(self._sample, alternatives)
             if found is None or is_reserved(found):
                 reason = no_field(alternatives, self._sample)
-                raise SampleError(f"{reason}; test for it with has({field!r})", **origin_of(self._sample))
+                raise SampleError(f"{reason}; test for it with has({field!r})").at(self._sample)
             self._decoded[field] = self._decode(found, self._sample[found])
         return self._decoded[field]
 
@@ -473,7 +473,7 @@ class _Fields:
         try:
             return decode_field(field, value) if isinstance(value, bytes) else value
         except DecodeError as error:
-            raise DecodeError(error.reason, **origin_of(self._sample), field=field) from error
+            raise DecodeError(error.reason, field=field).at(self._sample) from error
 
 
 class Template:

@@ -180,14 +180,7 @@ def pick_field(sample: Sample, alternatives: list[str]) -> str:
     """Return the first of *alternatives* that *sample* has, like ``find_field``; raise SampleError if it has none."""
     if (field := find_field(sample, alternatives)) is not None:
         return field
-    raise SampleError(no_field(alternatives, sample), **origin_of(sample))
-
-
-def origin_of(sample: Any) -> dict[str, Any]:
-    """Return the shard URL and key of *sample*, as arguments for errors; None for a missing one."""
-    if not isinstance(sample, dict):
-        return {"url": None, "key": None}
-    return {"url": sample.get("__url__"), "key": sample.get("__key__")}
+    raise SampleError(no_field(alternatives, sample)).at(sample)
 
 
 def parse_terms(spec: str) -> list[Term]:
@@ -218,6 +211,6 @@ def apply_terms(sample: Sample, terms: list[Term]) -> Sample:
         names += [(field, field) for field in sample if not is_reserved(field) and field not in taken]
     for name, field in names:
         if name in selected:
-            raise SampleError(f"two fields would get the name {name}", **origin_of(sample), field=name)
+            raise SampleError(f"two fields would get the name {name}", field=name).at(sample)
         selected[name] = sample[field]
     return selected

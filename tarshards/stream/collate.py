@@ -9,7 +9,6 @@ from numbers import Number
 from typing import Any
 
 from tarshards.errors import SampleError, shortened
-from tarshards.samples.fields import origin_of
 from tarshards.samples.keys import is_reserved
 
 NUMERIC = "biufc"  # kinds of numpy's dtypes
@@ -55,13 +54,13 @@ def collate_packed(samples: list[Any]) -> dict[str, Any]:
             raise _other_form(sample, samples)
     fields = [name for name in first if _is_array(first[name])]
     if not fields:
-        raise SampleError("packing= takes samples with arrays, whose first axis is packed", **origin_of(first))
+        raise SampleError("packing= takes samples with arrays, whose first axis is packed").at(first)
     offsets = np.zeros(len(samples) + 1, np.int64)
     for number, sample in enumerate(samples):
         sizes = {len(sample[name]) for name in fields}
         if len(sizes) > 1:
             reason = f"the arrays {', '.join(fields)} of a packed sample differ in length"
-            raise SampleError(reason, **origin_of(sample))
+            raise SampleError(reason).at(sample)
         offsets[number + 1] = offsets[number] + sizes.pop()
     row = {name: [sample[name] for sample in samples] for name in first}
     row |= {name: np.concatenate([np.asarray(array) for array in row[name]]) for name in fields}
@@ -78,7 +77,7 @@ def cut_arrays(sample: Any, begin: int, size: int, length: int) -> Any:
     fields = [name for name, value in sample.items() if _is_array(value)]
     for name in fields:
         if max(len(sample[name]), 1) != length:
-            raise SampleError(not_as_long(len(sample[name]), length), **origin_of(sample), field=name)
+            raise SampleError(not_as_long(len(sample[name]), length), field=name).at(sample)
     return {**sample, **{name: sample[name][begin : begin + size] for name in fields}}
 
 
@@ -155,7 +154,7 @@ def _other_form(sample: Any, samples: list[Any]) -> SampleError:
     """Return the error for a *sample* whose fields, or number of elements, differ from the first's."""
     number = next(i for i, each in enumerate(samples) if each is sample)
     here, first = (f"{_name(samples[i], i)} has {_words(samples[i])}" for i in (number, 0))
-    return SampleError(f"{first}, and {here}, which cannot be batched; {CURE}", **origin_of(sample))
+    return SampleError(f"{first}, and {here}, which cannot be batched; {CURE}").at(sample)
 
 
 def _words(sample: Any) -> str:
@@ -166,7 +165,7 @@ def _words(sample: Any) -> str:
 
 def _name(sample: Any, number: int) -> str:
     """Return the name of a batch's sample in messages: its key, or its number in the batch."""
-    key = origin_of(sample)["key"]
+    key = sample.get("__key__") if isinstance(sample, dict) else None
     return f"sample {number}" if key is None else f"sample {key}"
 
 

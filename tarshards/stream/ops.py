@@ -34,7 +34,6 @@ from tarshards.samples.fields import (
     apply_terms,
     check_mapping,
     check_name,
-    origin_of,
     parse_terms,
     pick_field,
     split_fields,
@@ -186,7 +185,7 @@ def _rename_fields(alternatives: dict[str, list[str]], sample: Sample) -> Sample
     for field, value in sample.items():
         name = new_of.get(field, field)
         if name in renamed:
-            raise SampleError(f"two fields would get the name {name}", **origin_of(sample))
+            raise SampleError(f"two fields would get the name {name}").at(sample)
         renamed[name] = value
     return renamed
 
@@ -286,10 +285,10 @@ def _map_tuple(
 
 
 def _op_error(error: Exception, sample: Any, where: str = "") -> OpError:
-    here = origin_of(sample)
-    has_origin = isinstance(error, TarshardsError) and {"url": error.url, "key": error.key} == here
+    here = OpError("").at(sample)
+    has_origin = isinstance(error, TarshardsError) and (error.url, error.key) == (here.url, here.key)
     reason = error.reason if has_origin else error  # type: ignore[attr-defined]
-    failure = OpError(f"{where}{type(error).__name__}: {reason}", **here)
+    failure = OpError(f"{where}{type(error).__name__}: {reason}").at(sample)
     failure.__cause__ = error
     return failure
 
@@ -361,7 +360,7 @@ def _decode(
                     value = decoding(field, value)
                 decoded[field] = value
         except DecodeError as error:
-            failure = DecodeError(error.reason, **origin_of(sample), field=field)
+            failure = DecodeError(error.reason, field=field).at(sample)
             cause = error.__cause__ or error
             if on_error is None:
                 raise failure from cause
@@ -839,5 +838,5 @@ def add_source(samples: Iterable[Sample], *, on_error: ErrorPolicy = None) -> It
 
 def _add_source(sample: Sample) -> Sample:
     if "source" in sample:
-        raise SampleError("two fields would get the name source", **origin_of(sample), field="source")
+        raise SampleError("two fields would get the name source", field="source").at(sample)
     return {**sample, "source": sample["__url__"]}

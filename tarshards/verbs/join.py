@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tarshards.errors import OpenError, SampleError, ShardIndexError, UrlError
-from tarshards.samples.fields import origin_of
 from tarshards.samples.grouping import read_shard
 from tarshards.samples.keys import Sample, is_reserved, no_partner
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Reject, reject_or_raise
@@ -144,7 +143,7 @@ class Join:
         try:
             if len(present) < len(parts) and self.missing == "fail":
                 lacking = " and ".join(name for name, part in zip(self.names, parts) if part is None)
-                raise SampleError(no_partner(present[0]["__key__"], lacking), **origin_of(present[0]))
+                raise SampleError(no_partner(present[0]["__key__"], lacking)).at(present[0])
             sample = self.united(present)
         except SampleError as error:
             reject_or_raise(self.reject, present[0], error)
@@ -162,7 +161,7 @@ class Join:
                 if field not in united or (self.conflict == "last" and not is_reserved(field)):
                     united[field] = value
                 elif self.conflict == "fail" and not is_reserved(field):
-                    raise SampleError(f"{part.get('__url__')} has this field too", **origin_of(parts[0]), field=field)
+                    raise SampleError(f"{part.get('__url__')} has this field too", field=field).at(parts[0])
         return united
 
 
@@ -194,7 +193,7 @@ def _take(taken: SeenKeys, *parts: Sample | None) -> None:
     """Add the key of *parts* to *taken*; raise SampleError if it is a duplicate."""
     sample = next(part for part in parts if part is not None)
     if sample["__key__"] in taken:
-        raise SampleError(TWICE, **origin_of(sample))
+        raise SampleError(TWICE).at(sample)
     taken.add(sample["__key__"])
 
 
@@ -214,7 +213,7 @@ def _sort(
             first = None
             for _, (number, index, sample) in group:
                 if parts[number] is not None or key in taken:
-                    raise SampleError(TWICE, **origin_of(sample))
+                    raise SampleError(TWICE).at(sample)
                 parts[number] = sample
                 first = first or (number, index)
             yield from ((first, sample) for sample in join(parts))

@@ -16,7 +16,7 @@ from typing import Any
 from tarshards.errors import DecodeError, SampleError, TarshardsError
 from tarshards.samples.codecs import decode_field, encode_field
 from tarshards.samples.codecs.basic import INTEGERS, TEXTS
-from tarshards.samples.fields import apply_terms, origin_of, parse_terms
+from tarshards.samples.fields import apply_terms, parse_terms
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Reject, error_handler, reject_or_raise
 from tarshards.samples.lines import checked, located, open_text
@@ -71,7 +71,7 @@ def _value(sample: Sample, field: str, data: bytes) -> str | None:
         if kind in INTEGERS:
             return _dumps(decode_field(field, data))
     except (DecodeError, ValueError, RecursionError) as error:
-        raise DecodeError(getattr(error, "reason", str(error)), **origin_of(sample), field=field) from error
+        raise DecodeError(getattr(error, "reason", str(error)), field=field).at(sample) from error
     try:
         return _dumps(data.decode()) if kind in TEXTS else None
     except UnicodeDecodeError:

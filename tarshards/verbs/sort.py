@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from tarshards.epoch.splitmix import splitmix64
 from tarshards.errors import OpenError, SampleError
 from tarshards.samples.codecs.basic import decode_text
-from tarshards.samples.fields import origin_of, pick_field
+from tarshards.samples.fields import pick_field
 from tarshards.samples.keys import DUPLICATE_FIELD, NO_FIELDS, KeyRule, Sample, split_name, why_skipped
 from tarshards.samples.ledger import Ledger, OnError, Reject, reject_or_raise
 from tarshards.storage.expressions import find_shards
@@ -252,7 +252,7 @@ def _sort_value(sample: Sample, key: SortKey) -> Any:
     try:
         return KINDS[key.kind](decode_text(value) if isinstance(value, bytes) else str(value))
     except ValueError as error:
-        raise SampleError(f"not a sortable {key.kind}: {error}", **origin_of(sample), field=field) from error
+        raise SampleError(f"not a sortable {key.kind}: {error}", field=field).at(sample) from error
 
 
 def _unique(

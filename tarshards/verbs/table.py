@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.codecs.basic import INTEGERS, TEXTS
-from tarshards.samples.fields import Term, find_field, origin_of, parse_terms, pick_field
+from tarshards.samples.fields import Term, find_field, parse_terms, pick_field
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import Reject, reject_or_raise
 from tarshards.samples.lines import escape
@@ -76,7 +76,7 @@ def _expand(terms: list[Term], sample: Sample) -> list[Term]:
     named = {find_field(sample, [field]) for term in terms for field in term.alternatives}
     others = [Term(None, [field]) for field in sample if not is_reserved(field) and field not in named]
     for field in {term.name for term in terms} & {other.alternatives[0] for other in others}:
-        raise SampleError(f"two columns would get the name {field}", **origin_of(sample), field=field)
+        raise SampleError(f"two columns would get the name {field}", field=field).at(sample)
     return [column for term in terms for column in (others if term.alternatives == ["*"] else [term])]
 
 
@@ -112,4 +112,4 @@ def _check_all(sample: Sample, columns: list[Term]) -> None:
     for field in sample:
         if field not in taken and not is_reserved(field):
             reason = "this field has no column, since the first sample lacks it; name the columns"
-            raise SampleError(reason, **origin_of(sample), field=field)
+            raise SampleError(reason, field=field).at(sample)

@@ -19,7 +19,7 @@ import torch
 
 from tarshards.errors import SampleError, shortened
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.fields import find_field, no_field, origin_of, pick_field
+from tarshards.samples.fields import find_field, no_field, pick_field
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger
 from tarshards.stream import ops
@@ -162,7 +162,7 @@ def to_tuple(
     def pick(sample: Sample) -> tuple[Any, ...]:
         values = tuple([getfirst(sample, names, missing_is_error=missing_is_error) for names in fields])
         if refuses_none and any(value is None for value in values):
-            raise SampleError("a field is None; none_is_error=False allows that", **origin_of(sample))
+            raise SampleError("a field is None; none_is_error=False allows that").at(sample)
         return values
 
     return BoundOp(ops.map, (pick,), {"on_error": handler})
@@ -201,9 +201,9 @@ def extract_keys(
     for each in patterns:
         found = [name for name in sample if _matches(each, name)]
         if len(found) > 1 and duplicate_is_error:
-            raise SampleError(f"{' and '.join(found)} match {each}", **origin_of(sample))
+            raise SampleError(f"{' and '.join(found)} match {each}").at(sample)
         if not found and not ignore_missing:
-            raise SampleError(no_field(_alternatives(each), sample), **origin_of(sample))
+            raise SampleError(no_field(_alternatives(each), sample)).at(sample)
         values += [sample[name] for name in found[:1]]
     return tuple(values)
 
@@ -231,11 +231,11 @@ def rename_keys(
         if pattern is None and not keep_unselected and name[:2] != "__":
             continue
         if new in renamed and duplicate_is_error:
-            raise SampleError(f"two fields would get the name {new}", **origin_of(sample))
+            raise SampleError(f"two fields would get the name {new}").at(sample)
         renamed.setdefault(new, value)
         matched.add(pattern)
     if must_match and (unmatched := [pattern for _, pattern in pairs if pattern not in matched]):
-        raise SampleError(no_field(unmatched, sample), **origin_of(sample))
+        raise SampleError(no_field(unmatched, sample)).at(sample)
     return renamed
 
 
@@ -256,9 +256,8 @@ def xdecode(sample: Sample, /, *args: tuple[str, Callable[[Any], Any]], must_dec
         if function is None and isinstance(value, bytes):
             result[name] = decode_field(name, value)
             if must_decode and result[name] is value:
-                raise SampleError(
-                    "no decoder for this field; must_decode=False leaves it as bytes", **origin_of(sample), field=name
-                )
+                reason = "no decoder for this field; must_decode=False leaves it as bytes"
+                raise SampleError(reason, field=name).at(sample)
         elif function:
             result[name] = function(BytesIO(value) if isinstance(value, bytes) else value)
     return result

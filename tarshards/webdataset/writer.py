@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from tarshards.errors import EncodeError
-from tarshards.samples.codecs import codec_of, gzip, reason_of
+from tarshards.samples.codecs import encode_field
 from tarshards.samples.codecs.registry import ENCODERS
 from tarshards.samples.keys import Sample
 from tarshards.storage.compression import compressed, named_compression
@@ -75,7 +75,7 @@ def add_handlers(d: dict[str, Any], keys: str | Iterable[str], value: Any) -> No
 
 
 def make_encoder(spec: Any) -> Callable[[Sample], Sample]:
-    """Return a function of a sample that encodes the fields that our codecs do not encode when the sample is written.
+    """Return a function of a sample that encodes its fields.
 
     *spec* is True for ``default_handlers``, False or None for samples of bytes, a dict of functions by extension that
     run before our codecs, or the function itself. A str is written as UTF-8 in any field, bytes unchanged, and both are
@@ -94,21 +94,11 @@ def _encode(encoders: Mapping[str, Callable[[Any], bytes]], sample: Sample) -> S
     for name, value in sample.items():
         if name[:1] != "_":
             try:
-                encoded[name] = _encode_field(encoders, name, value)
-            except Exception as error:
-                key = str(sample.get("__key__"))
-                raise EncodeError(reason_of(error), key=key, field=name) from error
+                encoded[name] = encode_field(name, value.encode() if isinstance(value, str) else value, encoders)
+            except ValueError as error:
+                failure = error if isinstance(error, EncodeError) else EncodeError.because(error, name)
+                raise failure.at(sample) from error
     return encoded
-
-
-def _encode_field(encoders: Mapping[str, Callable[[Any], bytes]], name: str, value: Any) -> Any:
-    """Return the bytes of a field, or its value for our codecs to encode."""
-    extension, is_gzip = codec_of(name)
-    if isinstance(value, str):
-        value = value.encode()
-    elif not isinstance(value, bytes | bytearray | memoryview) and (f := encoders.get(extension)):
-        value = f(value)
-    return gzip(value) if is_gzip and isinstance(value, bytes) else value
 
 
 def _check_bytes(sample: Sample) -> Sample:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarshards.errors import EncodeError, OpenError, OpError, SampleError
 from tarshards.samples.codecs.basic import decode_text
-from tarshards.samples.fields import find_field, origin_of
+from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Reject, reject_or_raise
 from tarshards.storage.claims import Claims
@@ -137,17 +137,16 @@ def route_by_field(field: str) -> Route:
     """
 
     def route(sample: Sample) -> str:
-        where: dict[str, Any] = {**origin_of(sample), "field": field}
         name = find_field(sample, [field])
         if name is None:
-            raise SampleError("no such field to split by", **where)
+            raise SampleError("no such field to split by", field=field).at(sample)
         value = sample[name]
         try:
             text = (decode_text(value) if isinstance(value, bytes) else str(value)).strip()
         except ValueError as error:
-            raise SampleError(f"cannot split by a field that is not text: {error}", **where) from error
+            raise SampleError(f"cannot split by a field that is not text: {error}", field=field).at(sample) from error
         if not is_safe(text):
-            raise SampleError(f"{text[:50]!r} is not safe in a file name", **where)
+            raise SampleError(f"{text[:50]!r} is not safe in a file name", field=field).at(sample)
         return text
 
     return route

@@ -145,7 +145,7 @@ def _try_decoding(data: bytes) -> None:
     try:
         decode_image(data, "rgb8")
     except Exception as exc:
-        raise DecodeError(str(exc).strip().partition("\n")[0] or type(exc).__name__) from exc
+        raise DecodeError.because(exc) from exc
 
 
 def _size_by_pillow(data: bytes) -> tuple[int, int]:

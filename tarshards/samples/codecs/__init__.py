@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -35,6 +36,7 @@ MEDIA = "tarshards.samples.codecs.media"  # registers its families, unless it wa
 if find_spec(MEDIA):
     import_module(MEDIA)
 
+Encoders = Mapping[str, Callable[[Any], bytes]]
 _NO_TEXT = frozenset(ENCODERS.values()) - {basic.encode_text, basic.encode_json}  # built-in encoders that refuse a str
 
 
@@ -78,7 +80,7 @@ class ByExtension(NamedTuple):
                 array.check_zip(plain, len(data), max_ratio)
             return decode(plain)
         except Exception as exc:
-            raise DecodeError(reason_of(exc), field=field) from exc
+            raise DecodeError.because(exc, field) from exc
 
 
 _PLAIN = ByExtension()
@@ -93,30 +95,32 @@ def decode_field(field: str, data: bytes, *words: str, **how: Any) -> Any:
     return (ByExtension(words, **how) if words or how else _PLAIN).decode(field, data)
 
 
-def encode_field(field: str, value: Any) -> bytes:
+def encode_field(field: str, value: Any, encoders: Encoders = ENCODERS) -> bytes:
     """Encode *value* by the extension of *field*; bytes are returned unchanged.
 
     The extension ``gz`` compresses the encoded value; bytes count as already compressed. ``decode_field`` returns the
     value with its type, except that lossy images and audio change, tuples become lists, and tensors arrays. Raises
     EncodeError, with the field, for a value that would change, and for a str in a field that is not text, which could
-    be the value or its bytes. JSON accepts a str with an object or an array, as from ``json.dumps``.
+    be the value or its bytes. JSON accepts a str with an object or an array, as from ``json.dumps``. Other *encoders*,
+    functions by extension, run before ours, and with them ``gz`` also compresses bytes.
 
     >>> encode_field("meta.json", {"boxes": 2}), encode_field("cls", 7), encode_field("raw", b"7")
     (b'{"boxes": 2}', b'7', b'7')
     """
-    if isinstance(value, (bytes, bytearray, memoryview)):
+    is_encoded = isinstance(value, (bytes, bytearray, memoryview))
+    if is_encoded and encoders is ENCODERS:
         return bytes(value)
     extension, gzipped = codec_of(field)
     try:
-        encode = ENCODERS.get(extension) or _no_encoder(extension)
+        encode = encoders.get(extension) or ENCODERS.get(extension)
         if isinstance(value, str) and encode in _NO_TEXT:
             raise TypeError("a str in a field that is not text; give the value, or bytes")
-        data = encode(value)
+        data = bytes(value) if is_encoded else (encode or _no_encoder(extension))(value)
         if not isinstance(data, bytes):
             raise TypeError(f"the encoder of {extension} gave {type(data).__name__}, not bytes")
         return gzip(data) if gzipped else data
     except Exception as exc:
-        raise EncodeError(reason_of(exc), field=field) from exc
+        raise EncodeError.because(exc, field) from exc
 
 
 def _no_encoder(extension: str) -> NoReturn:
@@ -145,8 +149,3 @@ def gzip(data: bytes) -> bytes:
         if bomb(len(data), len(packed), MAX_RATIO) is None:
             break
     return packed
-
-
-def reason_of(exc: Exception) -> str:
-    """Return the message of an error, in one line."""
-    return str(exc).strip().partition("\n")[0][:300] or type(exc).__name__

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tarshards.errors import DecodeError, check_function, did_you_mean, flag, shortened, visible
-from tarshards.samples.codecs import ByExtension, reason_of
+from tarshards.samples.codecs import ByExtension
 from tarshards.samples.codecs.image import IMAGES, check_imagespec
 from tarshards.samples.codecs.registry import FAMILY_OF_WORD, decoder_of
 from tarshards.samples.fields import check_name, split_fields
@@ -70,7 +70,8 @@ class Decoding:
                 if (value := handler(field, data)) is not None:
                     return value
         except Exception as error:
-            raise DecodeError(f"{type(error).__name__}: {reason_of(error)}", field=field) from error
+            reason = DecodeError.because(error).reason
+            raise DecodeError(f"{type(error).__name__}: {reason}", field=field) from error
         return self.by_extension.decode(field, data)
 
     def _choose(self, field: str) -> FieldChoice:

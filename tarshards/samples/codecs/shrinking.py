@@ -9,9 +9,8 @@ from io import BytesIO
 from typing import Any
 
 from tarshards.errors import DecodeError, whole_number
-from tarshards.samples.codecs import reason_of
 from tarshards.samples.codecs.image import open_image
-from tarshards.samples.fields import origin_of, pick_field
+from tarshards.samples.fields import pick_field
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Shrinking:
         try:
             data = self._shrunk(sample[field], extension)
         except Exception as error:
-            raise DecodeError(reason_of(error), **origin_of(sample), field=field) from error
+            raise DecodeError.because(error, field).at(sample) from error
         before, dot, _ = field.rpartition(".")
         named = {name: value for name, value in sample.items() if name != field}
         return {**named, f"{before}{dot}{extension}": data}

@@ -80,11 +80,8 @@ def sides_of(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 def failure(exc: Exception) -> DecodeError:
     """Return the DecodeError for an exception that a decoder raised."""
-    if isinstance(exc, DecodeError):
-        return exc.with_traceback(None)  # the caller raises one that names the sample
-    error = DecodeError(str(exc).strip().partition("\n")[0][:300] or type(exc).__name__)
-    error.__cause__ = exc
-    return error
+    # The caller raises one that names the sample.
+    return exc.with_traceback(None) if isinstance(exc, DecodeError) else DecodeError.because(exc)
 
 
 def stack(values: list[Any], pad: Any = None) -> Any:
