@@ -281,26 +281,6 @@ class Input:
             copies = "fields"
         yield from closed_at_exit(read_in_turn(self.shards, partial(read_shard, ledger=self.ledger, copies=copies)))
 
-    def containing(self, text: bytes, name: str) -> Iterator[Sample]:
-        """Yield the samples that the command line selects, without most of those that do not contain *text*.
-
-        *ledger* counts the skipped samples as filtered by *name*. If an option or the progress bar counts samples, none
-        is skipped.
-        """
-        from tarshards.samples.grouping import read_in_turn, read_shard
-
-        if any(self.selection) or self._looks():
-            yield from self
-            return
-        found = 0
-        samples = read_in_turn(self.shards, partial(read_shard, ledger=self.ledger, text=text))
-        for found, sample in enumerate(samples, 1):  # noqa: B007
-            yield sample
-        if passed := self._count_read() - found:
-            self.ledger.leave_out(name, passed)
-        elif not found:
-            self.check_nothing()
-
     def _looks(self) -> bool:
         """Return whether ``choose`` counts or changes samples."""
         shows_progress = not self.quiet and sys.stderr.isatty()

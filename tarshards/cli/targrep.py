@@ -19,7 +19,7 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.lines import escape, escape_bytes, read_keys
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-from tarshards.verbs.grep import Duplicate, KeyFilter, Pattern, matching
+from tarshards.verbs.grep import Duplicate, KeyFilter, Pattern, containing, matching
 from tarshards.write.shards import write_samples
 
 
@@ -122,7 +122,7 @@ def main(
         wanted = KeyFilter(read_keys(typed(keys)))
         conditions.insert(0, wanted)
     text = pattern.text if pattern is not None and not invert and most is None and not duplicates else b""
-    samples = source.containing(text, "targrep") if text else iter(source)
+    samples = containing(source, text, partial(source.ledger.leave_out, "targrep")) if text else iter(source)
 
     def found() -> Iterator[Sample]:
         condition = counted(lambda s: all(holds(s) for holds in conditions) != invert, source.ledger, "targrep")

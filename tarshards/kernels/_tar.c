@@ -9,7 +9,6 @@
 #include "_tar.h"
 
 #define NAME 100  /* bytes of a name in a header */
-#define USUAL 64  /* members of a sample; more than these may have been merged by dots in their keys: readers warn of them */
 
 /* Return a found member as a tuple. */
 static PyObject *scanned_member(const Found *found) {
@@ -401,10 +400,7 @@ typedef struct {
     PyObject *earlier;        /* keys: a list while they are sorted, which needs no look-up, then a set */
     int is_default;           /* whether Names may split names in place of split() */
     Names names;
-    Py_buffer text;           /* samples without this text are passed over; its obj is NULL if there is none */
-    int is_found;             /* whether the open sample may contain the text */
     int packs;                /* whether samples whose members are as plain_members() makes them are passed over */
-    long long passed_samples, passed_fields;
     int splits;               /* whether members of a key that are not adjacent form several samples */
 } Grouper;
 
@@ -429,7 +425,6 @@ typedef struct {
     const char *text, *begin;
     int64_t length, size;
     long long offset;
-    int is_found; /* whether its data may contain the text */
 } Piece;
 
 static void replace(PyObject **place, PyObject *object) {
@@ -463,16 +458,11 @@ static int keep_key(Grouper *self, PyObject *key) {
     return is_less < 0 || (is_less && remember_in_set(self) < 0) ? -1 : 0;
 }
 
-/* Close the open sample: append it to *samples*, or count it as passed over. */
+/* Close the open sample: append it to *samples*. */
 static int close_sample(Grouper *self, PyObject **samples) {
     PyObject *sample = self->sample;
-    Py_ssize_t fields = PyDict_Size(sample) - 2;
     self->sample = NULL;
-    if (!self->text.obj || self->is_found || fields > USUAL) return append_to(samples, sample);
-    Py_DECREF(sample);
-    self->passed_samples++;
-    self->passed_fields += fields;
-    return 0;
+    return append_to(samples, sample);
 }
 
 static void put_octal(char *end, int64_t value, int digits);
@@ -502,15 +492,6 @@ static int has_capitals(const char *field) {
     return 0;
 }
 
-/* Return whether a field may contain the text: literally, or in the encoding of a byte order mark. *at is the next known
-   occurrence of the text, or NULL if there is none before *end*. */
-static int may_contain(const Grouper *self, const char *begin, int64_t size, const char *end, const char **at) {
-    if (size >= 2 && (!memcmp(begin, "\xff\xfe", 2) || !memcmp(begin, "\xfe\xff", 2))) return 1;
-    if (size >= 4 && !memcmp(begin, "\0\0\xfe\xff", 4)) return 1;
-    if (*at && *at < begin) *at = memmem(begin, (size_t)(end - begin), self->text.buf, (size_t)self->text.len);
-    return *at && *at + self->text.len <= begin + size;
-}
-
 /* Open a sample; 1 if one is open, 0 if the sample of the key is left out, -1 for an exception. */
 static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *finds) {
     int is_same = PyObject_RichCompareBool(key, self->key, Py_EQ);
@@ -528,14 +509,12 @@ static int open_sample(Grouper *self, PyObject *key, long long offset, Finds *fi
         if (is_earlier && !self->splits) return 0;
     }
     if (!(self->sample = PyDict_Copy(self->first))) return -1;
-    self->is_found = 0;
     return PyDict_SetItem(self->sample, key_entry, key) < 0 ? -1 : 1;
 }
 
 /* Add a field to the open sample. A duplicate field, or one whose data is None, is a fault: the sample is left out. */
 static int add_field(Grouper *self, PyObject *field, const Piece *piece, Finds *finds) {
     Py_ssize_t before = PyDict_Size(self->sample);
-    self->is_found |= piece->is_found;
     PyObject *data = piece->data ? Py_NewRef(piece->data) : PyBytes_FromStringAndSize(piece->begin, (Py_ssize_t)piece->size);
     int failed = !data || PyDict_SetItem(self->sample, field, data) < 0;
     Py_XDECREF(data);
@@ -607,26 +586,21 @@ static PyObject *taken_exception(void) {
 typedef struct {
     const char *data;           /* the buffer, */
     int64_t length, limit;      /* its length, and the most bytes of a member */
-    int64_t begin, at;          /* begin: of the first sample; at: the end of those found */
-    const char *hit;            /* the next known occurrence of the text, or NULL if there is none */
+    int64_t at;                 /* the end of the samples found */
     int64_t parsed, next;       /* the offsets of the member parsed last, -1 if there is none, and of the one after it */
     int64_t key_length, number; /* of that member; number: of its field */
-    int is_free;                /* whether that member does not have to be made */
     char name[NAME + 1];
 } Run;
 
-/* Parse the member at *at*; 0 if it is not a whole regular file with a known field, which alone show where a sample ends. */
+/* Parse the member at *at*; 0 if it is not a whole one with a known field, written as plain_members() does. */
 static int parse_member(const Grouper *self, Run *run, int64_t at) {
     Found found;
     Scan scan = {at, BLOCK, 0, NULL, 0};
-    if (!next_member(run->data, run->length, run->limit, &scan, &found) || *found.kind || found.name_length > NAME ||
+    if (!next_member(run->data, run->length, run->limit, &scan, &found) || found.header != at || *found.kind ||
+        !has_plain_header(run->data, &found) ||
         (run->number = split_plain(&self->names, found.name, found.name_length, &run->key_length)) < 0 ||
         scan.position > run->length || memcmp(run->data + found.end, zeros, (size_t)(scan.position - found.end)))
         return 0;
-    if (self->text.obj)
-        run->is_free = !may_contain(self, run->data + found.start, found.end - found.start, run->data + run->length, &run->hit);
-    else
-        run->is_free = found.header == at && has_plain_header(run->data, &found);
     memcpy(run->name, found.name, (size_t)found.name_length);
     run->name[found.name_length] = 0;
     run->next = scan.position;
@@ -645,8 +619,7 @@ static int64_t next_of_run(const Grouper *self, Run *run, char name[NAME + 1], i
             run->at = at;
             return fields;
         }
-        if (!run->is_free || seen >> run->number & 1) return 0;
-        if (self->packs && (has_capitals(field) || (seen && strcmp(name + *key_length + 1, field) > 0))) return 0;
+        if (has_capitals(field) || seen >> run->number & 1 || (seen && strcmp(name + *key_length + 1, field) > 0)) return 0;
         memcpy(name, run->name, sizeof run->name);
         *key_length = run->key_length;
         seen |= 1u << run->number; /* less than PLAIN */
@@ -678,30 +651,30 @@ static int pass_sample(Grouper *self, PyObject *key, PyObject **samples) {
 /* Return whether a member in a buffer may be the first of a sample to pass over. */
 static int may_pass(const Grouper *self, const char *data, const Found *found) {
     int64_t length = key_length_of(found->name, found->name_length);
-    if (!self->is_default || length < 0 || (self->sample && is_current_key(&self->names, found->name, length))) return 0;
-    return self->text.obj || (self->packs && has_plain_header(data, found));
+    return self->packs && self->is_default && length >= 0 && has_plain_header(data, found) &&
+           !(self->sample && is_current_key(&self->names, found->name, length));
 }
 
-/* Pass over the samples of a run: append the open sample, if it is complete, and a tuple for those to pack. */
+/* Pass over the samples of a run: append the open sample, if it is complete, and a tuple for them. */
 static int pass_over(Grouper *self, Run *run, PyObject **samples) {
     PyObject *keys = NULL;
     char text[NAME + 1];
-    int64_t fields, length = 0, end = run->begin = run->at;
+    int64_t fields, total = 0, length = 0, begin = run->at, end = begin;
     int passed = 1;
     while (passed > 0 && (fields = next_of_run(self, run, text, &length))) {
         PyObject *key = PyUnicode_DecodeUTF8(text, length, "surrogateescape");
         passed = key ? pass_sample(self, key, samples) : -1;
         if (passed > 0) {
-            self->passed_samples++;
-            self->passed_fields += fields;
+            total += fields;
             end = run->at;
-            if (self->packs && append_to(&keys, Py_NewRef(key)) < 0) passed = -1;
+            if (append_to(&keys, Py_NewRef(key)) < 0) passed = -1;
         }
         Py_XDECREF(key);
     }
     run->at = end;
     if (passed < 0) Py_CLEAR(keys);
-    return passed < 0 || (keys && append_to(samples, Py_BuildValue("NLL", keys, (long long)run->begin, (long long)end)) < 0) ? -1 : 0;
+    if (passed < 0) return -1;
+    return keys ? append_to(samples, Py_BuildValue("NLLL", keys, (long long)begin, (long long)end, (long long)total)) : 0;
 }
 
 static PyObject *grouper_read(PyObject *object, PyObject *args) {
@@ -713,7 +686,7 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
     PyObject *last = NULL, *problem = NULL;
     Scan scan = {position, BLOCK, zeros_before, NULL, 0};
     Found found;
-    Run run = {.data = view.buf, .length = view.len, .limit = limit, .hit = view.buf, .parsed = -1};
+    Run run = {.data = view.buf, .length = view.len, .limit = limit, .parsed = -1};
     int failed = position < 0 || zeros_before < 0 || limit < 0;
     if (failed) PyErr_SetString(PyExc_ValueError, "position, zeros and limit must not be negative");
     while (!failed && !last && !problem && next_member(view.buf, view.len, limit, &scan, &found)) {
@@ -735,8 +708,6 @@ static PyObject *grouper_read(PyObject *object, PyObject *args) {
             if (run.at > found.header) scan.position = run.at;
             if (failed || run.at > found.header) continue;
         }
-        if (self->text.obj)
-            piece.is_found = may_contain(self, piece.begin, piece.size, (const char *)view.buf + view.len, &run.hit);
         if (add_piece(self, &piece, &finds) < 0) problem = taken_exception();
     }
     PyBuffer_Release(&view);
@@ -758,10 +729,6 @@ static int add_given(Grouper *self, PyObject *member, Finds *finds) {
     PyObject *offset = PyTuple_GetItem(member, 2);
     if (!offset || (piece.offset = PyLong_AsLongLong(offset)) == -1) {
         if (PyErr_Occurred()) return -1;
-    }
-    if (self->text.obj && PyBytes_Check(piece.data)) {
-        const char *begin = PyBytes_AsString(piece.data), *end = begin + PyBytes_Size(piece.data), *at = begin - 1;
-        piece.is_found = may_contain(self, begin, end - begin, end, &at);
     }
     if (self->is_default && PyUnicode_Check(piece.name)) {
         Py_ssize_t length;
@@ -799,11 +766,6 @@ static PyObject *grouper_end(PyObject *object, PyObject *none) {
     return samples;
 }
 
-static PyObject *grouper_passed(PyObject *object, PyObject *none) {
-    (void)none;
-    return Py_BuildValue("LL", ((Grouper *)object)->passed_samples, ((Grouper *)object)->passed_fields);
-}
-
 static int grouper_traverse(PyObject *object, visitproc visit, void *arg) {
     Grouper *self = (Grouper *)object;
     Py_VISIT(Py_TYPE(object));
@@ -832,30 +794,27 @@ static void grouper_dealloc(PyObject *object) {
     PyObject_GC_UnTrack(object);
     grouper_clear(object);
     PyMem_Free(((Grouper *)object)->names.key.data);
-    PyBuffer_Release(&((Grouper *)object)->text);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
 static PyObject *grouper_new(PyTypeObject *type, PyObject *args, PyObject *options) {
-    PyObject *url, *split, *text = Py_None;
+    PyObject *url, *split;
     int is_default, packs = 0, splits = 0;
     if (options && PyDict_Size(options)) return PyErr_Format(PyExc_TypeError, "Grouper takes no keywords");
-    if (!PyArg_ParseTuple(args, "OOp|Opp:Grouper", &url, &split, &is_default, &text, &packs, &splits))
-        return NULL;
+    if (!PyArg_ParseTuple(args, "OOp|pp:Grouper", &url, &split, &is_default, &packs, &splits)) return NULL;
     Grouper *self = (Grouper *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self) return NULL;
     self->split = Py_NewRef(split);
     self->is_default = is_default;
-    self->packs = packs && text == Py_None;
+    self->packs = packs;
     self->splits = splits;
     self->fields = PyList_New(0);
     self->first = PyDict_New();
     self->key = PyUnicode_FromString("");
     self->earlier = PyList_New(0);
     if (!self->fields || !self->first || !self->key || !self->earlier ||
-        PyDict_SetItem(self->first, key_entry, Py_None) < 0 || PyDict_SetItem(self->first, url_entry, url) < 0 ||
-        (text != Py_None && PyObject_GetBuffer(text, &self->text, PyBUF_SIMPLE) < 0))
+        PyDict_SetItem(self->first, key_entry, Py_None) < 0 || PyDict_SetItem(self->first, url_entry, url) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -864,7 +823,6 @@ static PyMethodDef grouper_methods[] = {
     {"read", grouper_read, METH_VARARGS, "Group the members in a buffer."},
     {"next", grouper_next, METH_O, "Group members up to the next sample or event."},
     {"end", grouper_end, METH_NOARGS, "Return the sample that is open."},
-    {"passed", grouper_passed, METH_NOARGS, "Return the numbers of samples, and of their fields, that were passed over."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -884,6 +842,23 @@ static PyType_Spec grouper_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = grouper_slots,
 };
+
+static PyObject *may_contain(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 2 || !PyDict_Check(args[0]) || !PyBytes_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "may_contain takes a sample (dict) and a text (bytes)");
+    PyObject *value;
+    for (Py_ssize_t at = 0; PyDict_Next(args[0], &at, NULL, &value);) {
+        if (!PyBytes_Check(value)) continue;
+        const char *data = PyBytes_AsString(value);
+        size_t size = (size_t)PyBytes_Size(value);
+        if ((size >= 2 && (!memcmp(data, "\xff\xfe", 2) || !memcmp(data, "\xfe\xff", 2))) ||
+            (size >= 4 && !memcmp(data, "\0\0\xfe\xff", 4)) ||
+            memmem(data, size, PyBytes_AsString(args[1]), (size_t)PyBytes_Size(args[1])))
+            Py_RETURN_TRUE;
+    }
+    Py_RETURN_FALSE;
+}
 
 /* Write a number in octal digits before *end*. */
 static void put_octal(char *end, int64_t value, int digits) {
@@ -1115,6 +1090,8 @@ static PyMethodDef methods[] = {
     {"walk", walk, METH_VARARGS,
      "walk(source, size, reads, limit, split, concatenated=False) -> (keys, fields, arrays, archives, end) or None; see "
      "tarshards.kernels._tar_py"},
+    {"may_contain", (PyCFunction)(void (*)(void))may_contain, METH_FASTCALL,
+     "may_contain(sample, text) -> bool; see tarshards.kernels._tar_py"},
     {"plain_header", (PyCFunction)(void (*)(void))plain_header, METH_FASTCALL,
      "plain_header(name, size) -> bytes or None; see tarshards.kernels._tar_py"},
     {"plain_members", (PyCFunction)(void (*)(void))plain_members, METH_FASTCALL,

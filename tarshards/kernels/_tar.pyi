@@ -1,6 +1,7 @@
 from tarshards.kernels._tar_py import Grouper as Grouper
 from tarshards.kernels._tar_py import PlainColumn
 from tarshards.kernels._tar_py import cut as cut
+from tarshards.kernels._tar_py import may_contain as may_contain
 from tarshards.kernels._tar_py import scan as scan
 from tarshards.kernels._tar_py import walk as walk
 

@@ -39,7 +39,6 @@ KINDS = {
     0x44: "directory",  # "D", GNU's with a list of its contents
     0x56: "volume label",  # "V"
 }
-USUAL = 64  # members of a sample; more than these may have been merged by dots in their keys
 WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")  # byte order marks of UTF-16 and UTF-32
 AFTER_END = "members after the end of the archive"
 CONTINUED = "continued members of multi-volume archives are not supported"
@@ -221,10 +220,9 @@ class Grouper:
     - None: a fault. The sample of the key *name* is left out, with the adjacent members of that key: its *field*
       occurs a second time, or, if *field* is None, its key occurred before, in another sample.
 
-    Samples of at most USUAL fields are passed over, and counted by ``passed()``: with *text* all those in which no
-    field contains these bytes, or begins with a byte order mark of UTF-16 or UTF-32. Otherwise with *packs* some of
-    those whose members are as ``plain_members`` makes them: instead of adjacent ones, ``read`` returns a tuple of the
-    list of their keys, and the offsets in the buffer where their members begin and end. This twin packs none.
+    With *packs*, some samples whose members are as ``plain_members`` makes them are passed over: in place of adjacent
+    ones, ``read`` returns a tuple of the list of their keys, the offsets in the buffer where their members begin and
+    end, and the number of these members. This twin passes over none.
 
     With *splits*, members of a key that occurred before form another sample of this key, after the event.
     """
@@ -234,12 +232,10 @@ class Grouper:
         url: str,
         split: Callable[[str], tuple[str, str] | None],
         is_default: bool,
-        text: bytes | None = None,
         packs: bool = False,
         splits: bool = False,
     ):
-        self._url, self._split, self._text, self._splits = url, split, text, splits
-        self._passed = (0, 0)
+        self._url, self._split, self._splits = url, split, splits
         self._key = ""
         self._sample: dict[str, Any] = {}
         self._earlier: list[str] | set[str] = []  # keys; a list while they are sorted, which needs no look-up
@@ -315,22 +311,15 @@ class Grouper:
         events.append((len(samples), None, self._key, parts[1], offset))
 
     def end(self) -> list[dict[str, Any]]:
-        """Return a list with the open sample, or an empty list if there is none or it is passed over."""
+        """Return a list with the open sample, or an empty list if there is none."""
         sample, self._sample = self._sample, {}
-        if not sample:
-            return []
-        fields = len(sample) - 2
-        if self._text is None or fields > USUAL or any(map(self._may_contain, list(sample.values())[2:])):
-            return [sample]
-        self._passed = self._passed[0] + 1, self._passed[1] + fields
-        return []
+        return [sample] if sample else []
 
-    def _may_contain(self, data: Any) -> bool:
-        return isinstance(data, bytes) and (data.startswith(WIDE_MARKS) or (self._text or b"") in data)
 
-    def passed(self) -> tuple[int, int]:
-        """Return the numbers of samples, and of their fields, that were passed over."""
-        return self._passed
+def may_contain(sample: dict[str, Any], text: bytes) -> bool:
+    """Return whether a field (bytes) contains *text*, or begins with a byte order mark of UTF-16 or UTF-32."""
+    fields = [data for data in sample.values() if isinstance(data, bytes)]
+    return any(text in data or data.startswith(WIDE_MARKS) for data in fields)
 
 
 def most_end(size: int) -> int:

@@ -166,18 +166,16 @@ def read_shard(
     split: KeyRule = split_name,
     location: Location | None = None,
     lazy: FieldNames | None = None,
-    text: bytes | None = None,
     copies: Copies | None = None,
 ) -> Iterator[Any]:
     """Yield the samples of one shard; *ledger* receives errors, and raises them or ends the sample or shard.
 
     It is read at its URL, or at *location*. Each field in *lazy* is a ``MemberFile``; a compressed shard or a pipe then
-    raises OpenError, and a shard whose samples lack the field SampleError. With *text*, all samples are counted, but
-    most that cannot contain it in a field are not yielded. *copies* says what the caller only writes, before it takes
-    the next sample: large "fields" of plain local files are then not read, but ``FileRange``s, and whole "samples" also
-    come as PackedSamples. The other options are those of ``Opening``. The properties of *shard* apply: it may be
-    concatenated, or lack zeros at its end, its names may be split by another rule, and a wrong number of samples is an
-    error (if *split* is the default).
+    raises OpenError, and a shard whose samples lack the field SampleError. *copies* says what the caller only writes,
+    before it takes the next sample: large "fields" of plain local files are then not read, but ``FileRange``s, and
+    whole "samples" also come as PackedSamples. The other options are those of ``Opening``. The properties of *shard*
+    apply: it may be concatenated, or lack zeros at its end, its names may be split by another rule, and a wrong number
+    of samples is an error (if *split* is the default).
     """
     shard = Shard.of(shard)
     location = location or shard.location()
@@ -204,7 +202,7 @@ def read_shard(
     try:
         with (
             open_shard(location) if files is None else files.open() as stream,
-            grouping_of(name, ledger, split, quarantine, expected, text, packs, not shard.adjacent) as grouping,
+            grouping_of(name, ledger, split, quarantine, expected, packs, not shard.adjacent) as grouping,
         ):
             samples: Iterator[Any] = read_archive(
                 stream,
@@ -312,11 +310,10 @@ class _Grouping:
         split: KeyRule,
         on_error: Callable[[SampleError], Any] | None,
         expected: int | None,
-        text: bytes | None = None,
         packs: bool = False,
         splits: bool = False,
     ):
-        self.grouper = Grouper(url, split, split is split_name, text, packs, splits)
+        self.grouper = Grouper(url, split, split is split_name, packs, splits)
         self._packs, self._splits = packs, splits
         self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
         self._split = split
@@ -327,28 +324,25 @@ class _Grouping:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        passed, fields = self.grouper.passed()
-        samples = self._delivered + passed
+        samples = self._delivered
         if isinstance(error, TarError) and self._expected is not None:
             missing = self._expected - samples - self._refused
             error.cost = f"{missing} of {self._expected} samples lost; "
         if self._ledger is not None:
             broken_off = int(kind is GeneratorExit)
-            self._ledger.count(broken_off=broken_off, samples=samples, streamed=samples, members=self._fields + fields)
+            self._ledger.count(broken_off=broken_off, samples=samples, streamed=samples, members=self._fields)
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
         """Return the samples completed by the members in a buffer; see ``read_archive``."""
         found: Any = self.grouper.read(buffer, position, zeros, limit, base)
         samples, events, *reached = found
         if self._packs:
-            view = memoryview(buffer)
             for number, each in enumerate(samples):
                 if isinstance(each, tuple):
-                    # ``passed`` counts them, not ``deliver``, which takes the three items for a sample of one field.
-                    self._delivered -= 1
-                    self._fields -= 1
-                    keys, begin, end = each
-                    samples[number] = PackedSamples(keys, view[begin:end], self._url)
+                    keys, begin, end, fields = each
+                    self._delivered += len(keys) - 1  # ``deliver`` counts one, with a field
+                    self._fields += fields - 1
+                    samples[number] = PackedSamples(keys, memoryview(buffer)[begin:end], self._url)
         return self.deliver(samples, events), tuple(reached)
 
     def add(self, name: str, data: bytes | None, offset: int, headers: bytes) -> Iterable[Sample]:
@@ -362,13 +356,13 @@ class _Grouping:
         return self.add(name, None, offset, b"")
 
     def complete(self) -> Iterable[Sample]:
-        """Return the last sample, if there is one that is not passed over or left out."""
+        """Return the last sample, if there is one that is not left out."""
         return self.deliver(self.grouper.end())
 
     def end(self) -> Iterator[Sample]:
         """Yield the last sample; raise SampleError if the number of samples is not as expected."""
         yield from self.complete()
-        found = self._delivered + self.grouper.passed()[0] + self._refused
+        found = self._delivered + self._refused
         if self._expected is not None and found != self._expected:
             raise wrong_number(found, self._expected, self._url)
 

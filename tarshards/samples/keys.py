@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from typing import Any, Literal, TypeAlias
 
 from tarshards.errors import SampleError, shortened
-from tarshards.kernels._tar_py import USUAL as USUAL
 
 #: ``__key__``, ``__url__``, and one entry for each field.
 Sample = dict[str, Any]
@@ -20,6 +19,7 @@ KeyRule = Callable[[str], tuple[str, str] | None]
 #: The named rules: names are split at the first dot of their base name, or at the last.
 Split: TypeAlias = Literal["first", "last"]
 
+USUAL = 64  # members of a sample; more than these may have been merged by dots in their keys
 DOTS = 'are there dots in the keys? `--split last` (split="last") splits names at their last dot'
 
 # Why members do not form a sample.

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
+from tarshards import kernels
 from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.codecs.basic import decode_text
@@ -25,6 +26,8 @@ from tarshards.storage.manifest import Shards
 if TYPE_CHECKING:
     from tarshards.index.access import SampleSequence
     from tarshards.samples.conditions import Condition
+
+may_contain = kernels.tar.may_contain
 
 META = frozenset(r".^$*+?{}[]\|()")  # characters with a special meaning in a regular expression
 
@@ -81,6 +84,18 @@ class Pattern:
         except UnicodeDecodeError:
             return any(search(data) for _, search in self._searches)
         return any(search(text) for search, _ in self._searches)
+
+
+def containing(samples: Iterable[Sample], text: bytes, leave_out: Callable[[int], None]) -> Iterator[Sample]:
+    """Yield the samples in which a field may contain *text*; at the end, *leave_out* gets the number of the others."""
+    left = 0
+    for sample in samples:
+        if may_contain(sample, text):
+            yield sample
+        else:
+            left += 1
+    if left:
+        leave_out(left)
 
 
 class Duplicate:

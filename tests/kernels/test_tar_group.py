@@ -6,7 +6,6 @@ import io
 import sys
 from collections import Counter
 from contextlib import suppress
-from itertools import chain
 
 import pytest
 from hypothesis import example, given, settings
@@ -76,7 +75,7 @@ LONGER = pax(b"mtime=0.5") + entry(bytes(600), name=b"a.x")[:512]  # than the bu
 @example(pieces=[RESERVED], loose=[["__.x"]], rule=RULES[0], limit=600, splits=False)
 @example(pieces=[LONGER], loose=[[]], rule=RULES[0], limit=MEMBER_LIMIT, splits=False)
 def test_any_members_are_grouped(tar, pieces, loose, rule, limit, splits):
-    grouper = tar.Grouper("x.tar", *rule, None, False, splits)
+    grouper = tar.Grouper("x.tar", *rule, False, splits)
     for buffer, names in zip(pieces, loose):
         # In a buffer that ends where its memory ends, a sanitizer sees the first byte read too far.
         exact = Pair((ctypes.c_char * len(buffer)).from_buffer_copy(buffer), buffer)
@@ -91,36 +90,20 @@ def test_any_members_are_grouped(tar, pieces, loose, rule, limit, splits):
     assert grouper.end() == []
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    pieces=st.lists(st.one_of(members(), buffers()), min_size=1, max_size=3),
-    loose=st.lists(st.lists(st.one_of(TIDY, NAMES), max_size=3), min_size=3, max_size=3),
-    rule=st.sampled_from(RULES[:3]),
-    text=st.sampled_from([b"1", b"x", b"xxx", b"a.x", bytes(3), b"1\0", b"ustar"]),
-)
-def test_samples_that_cannot_contain_a_text_are_passed_over(tar, pieces, loose, rule, text):
-    def calls(*looked_for):
-        grouper = tar.Grouper("u", *rule, *looked_for)
-        samples, events, reached = [], [], []
-        for buffer, names in zip(pieces, loose):
-            first = grouper.read(buffer, 0, 0, MEMBER_LIMIT, 0)
-            reached.append(first[2:])
-            given = ((name, b"11" if len(name) % 2 else b"\xfe\xff\0a", 7) for name in names)
-            for found in chain([first], iter(lambda: grouper.next(given), None)):  # noqa: B023
-                samples += found[0]
-                events += [event[1:] for event in found[1]]
-        return samples + grouper.end(), events, reached, grouper.passed()
+VALUES = st.sampled_from([b"", b"x1", b"\xff\xfe", b"\xfe\xff\0a", b"\0\0\xfe\xff", b"\0\0\xfe", b"\xff", "x1", None])
 
-    everything, events, reached, nothing = calls()
-    assert nothing == (0, 0)
-    wanted = [
-        sample
-        for sample in everything
-        if any(text in data or data[:2] == b"\xfe\xff" for data in list(sample.values())[2:])
-    ]
-    passed = len(everything) - len(wanted)
-    fields = sum(map(len, everything)) - sum(map(len, wanted)) - 2 * passed
-    assert calls(text) == (wanted, events, reached, (passed, fields))
+
+@given(
+    sample=st.dictionaries(st.sampled_from("abcde"), st.one_of(VALUES, st.binary(max_size=9)), max_size=5),
+    text=st.sampled_from([b"1", b"x1", bytes(2), b"", b"a longer text"]),
+)
+def test_a_text_is_looked_for_in_bytes_that_are_not_in_wide_characters(tar, sample, text):
+    marks = b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"
+    fields = [data for data in sample.values() if isinstance(data, bytes)]
+    assert tar.may_contain(sample, text) == any(text in data or data.startswith(marks) for data in fields)
+    for wrong in ((sample, "1"), ([], text), (sample,)):
+        with pytest.raises((TypeError, AttributeError)):
+            tar.kernel.may_contain(*wrong)
 
 
 @settings(max_examples=300, deadline=None)
@@ -191,22 +174,6 @@ def test_negative_arguments_are_refused(grouper, arguments):
         grouper("u", split_name, True).read(b"", *arguments, 0)
 
 
-@pytest.mark.parametrize("head", [b"", pax(b"mtime=0.5")])
-def test_samples_without_a_text_are_passed_over_many_at_once(tar, head):
-    names = [b"%d.%c" % (number, field) for number in range(100) for field in b"bac"]
-    archive = b"".join(head + entry(name[:-2], name=name) for name in names) + END
-    grouper = tar.Grouper("u", split_name, True, b"77")
-    samples = grouper.read(archive, 0, 0, MEMBER_LIMIT, 0)[0] + grouper.end()
-    assert [sample["__key__"] for sample in samples] == ["77"]
-    assert grouper.passed() == (99, 3 * 99)
-
-
-def test_samples_are_not_packed_where_a_text_is_looked_for(tar):
-    archive = pack([(f"{number}.{field}", b"1" * 5000) for number in range(20) for field in "ab"]) + END
-    grouper = tar.Grouper("u", split_name, True, b"77", True)
-    assert grouper.read(archive, 0, 0, MEMBER_LIMIT, 0)[0] == grouper.end() == []
-
-
 def test_native_groupers_keep_nothing(tar):
     native = tar.kernel
     archives = [
@@ -218,8 +185,8 @@ def test_native_groupers_keep_nothing(tar):
     def use():
         for archive in archives:
             for rule in RULES:
-                native.Grouper("u", *rule, b"1").read(archive, 0, 0, MEMBER_LIMIT, 0)
-                native.Grouper("u", *rule, None, True).read(archive, 0, 0, MEMBER_LIMIT, 0)
+                native.Grouper("u", *rule, False, True).read(archive, 0, 0, MEMBER_LIMIT, 0)
+                native.Grouper("u", *rule, True).read(archive, 0, 0, MEMBER_LIMIT, 0)
                 grouper = native.Grouper("u", *rule)
                 grouper.read(archive, 0, 0, MEMBER_LIMIT, 0)
                 for name in ("a.x", "\udcff.x", "b"):
