@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from errno import ENOENT
-from functools import partial, wraps
+from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -272,14 +272,19 @@ class Input:
 
         Samples that an option, or the progress bar, examines are not packed.
         """
-        from tarshards.samples.grouping import closed_at_exit, read_in_turn, read_shard
+        from tarshards.samples.grouping import closed_at_exit, located, read_shard
 
         if any(self.selection):
             yield from self._selected()
             return
         if copies and self._looks():
             copies = "fields"
-        yield from closed_at_exit(read_in_turn(self.shards, partial(read_shard, ledger=self.ledger, copies=copies)))
+
+        def read_all() -> Generator[Any, None, None]:
+            for shard, location in located(self.shards):
+                yield from read_shard(shard, ledger=self.ledger, location=location, copies=copies)
+
+        yield from closed_at_exit(read_all())
 
     def _looks(self) -> bool:
         """Return whether ``choose`` counts or changes samples."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, cast
 
 from tarshards.errors import flag, shortened
 from tarshards.samples.fields import FieldNames, lazy_fields
-from tarshards.samples.grouping import OnDamage, check_reading, read_in_turn, read_shard
+from tarshards.samples.grouping import OnDamage, check_reading, located, read_shard
 from tarshards.samples.keys import KeyRule, Sample, Split, key_rule, split_name, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.expressions import find_shards
@@ -122,25 +121,13 @@ class Opening:
         What is fetched ahead of remote ones shares the memory with as many *processes* on this host. *draws* gives each
         shard a number, which its samples have as ``__draw__``.
         """
-        return read_in_turn(
-            shards,
-            partial(self._read, ledger, None if draws is None else iter(draws)),
-            processes,
-            ahead=self.lazy is None,
-        )
-
-    def _read(self, ledger: Ledger, draws: Iterator[int] | None, shard: Shard, location: Location) -> Iterator[Sample]:
-        samples = read_shard(
-            shard,
-            ledger=ledger,
-            on_damage=self.on_damage,
-            split=self.rule,
-            location=location,
-            lazy=self.lazy_names,
-        )
-        if (names := self.names) is not None:
-            samples = names.take(samples, location.name, ledger)
-        return samples if draws is None else _drawn(samples, next(draws))
+        options: Any = {"on_damage": self.on_damage, "split": self.rule, "lazy": self.lazy_names}
+        numbers = None if draws is None else iter(draws)
+        for shard, location in located(shards, processes, ahead=self.lazy is None):
+            samples = read_shard(shard, ledger=ledger, location=location, **options)
+            if (names := self.names) is not None:
+                samples = names.take(samples, location.name, ledger)
+            yield from samples if numbers is None else _drawn(samples, next(numbers))
 
 
 def _drawn(samples: Iterator[Sample], draw: int) -> Iterator[Sample]:

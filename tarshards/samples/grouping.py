@@ -6,7 +6,7 @@ import atexit
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from io import BytesIO, FileIO
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
@@ -95,10 +95,11 @@ def read_samples(
     remote = with_options(remote, max_ratio=max_ratio)
     check_reading(on_error, on_damage, end, names)
     marks: Any = {"concatenated": flag("concatenated", concatenated), "allow_pipe": flag("allow_pipe", allow_pipe)}
-    read = partial(read_shard, ledger=Ledger.of(on_error), on_damage=on_damage, split=key_rule(split), lazy=names)
+    options: Any = {"ledger": Ledger.of(on_error), "on_damage": on_damage, "split": key_rule(split), "lazy": names}
 
     def read_all() -> Generator[Sample, None, None]:
-        yield from read_in_turn(find_shards(urls, remote, **marks, end=end), read, ahead=names is None)
+        for shard, location in located(find_shards(urls, remote, **marks, end=end), ahead=names is None):
+            yield from read_shard(shard, location=location, **options)
 
     return closed_at_exit(read_all())
 
@@ -119,25 +120,18 @@ def _close_unfinished() -> None:
             samples.close()
 
 
-def read_in_turn(
-    shards: Sequence[Shard],
-    read: Callable[..., Iterator[Sample]],
-    processes: int = 1,
-    *,
-    ahead: bool = True,
-) -> Generator[Sample, None, None]:
-    """Yield the samples of each shard by ``read(shard, location=...)``; remote shards are fetched *ahead*.
+def located(shards: Sequence[Shard], processes: int = 1, *, ahead: bool = True) -> Iterable[tuple[Shard, Location]]:
+    """Return each shard with the location where ``read_shard`` is to read it; remote shards are fetched *ahead*.
 
     The memory for that is shared by *processes* processes on this host.
     """
     urls = shards.urls if isinstance(shards, Shards) else [shard.url for shard in shards]
-    located: Iterable[tuple[Shard, Location]] = ((shard, shard.location()) for shard in shards)
+    locations = (shard.location() for shard in shards)
     if ahead and any(":" in url and _is_remote(Location(url)) for url in urls):
         from tarshards.storage.ahead import opened_ahead
 
-        located = zip(shards, opened_ahead([location for _, location in located], processes))
-    for shard, location in located:
-        yield from read(shard, location=location)
+        return zip(shards, opened_ahead(list(locations), processes))
+    return zip(shards, locations)
 
 
 def _is_remote(location: Location) -> bool:
