@@ -35,9 +35,10 @@ ROUNDS = 1
 
 
 def make() -> None:
+    from tarshards.formats.naming import rows_batch
     from tarshards.index.manifests import Writing, update_manifests
     from tarshards.index.refresh import refresh_indexes
-    from tarshards.samples.batch import FieldColumn, SampleBatch
+    from tarshards.samples.payloads import Payloads
     from tarshards.write.shards import TarWriter
 
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -56,7 +57,8 @@ def make() -> None:
             "txt": [f"a photo of thing {rng.randrange(1000)}".encode() for _ in range(EACH)],
         }
         with TarWriter(names[-1], sync=False) as writer:
-            batch = SampleBatch(keys, names[-1], [FieldColumn.of(*field) for field in fields.items()])
+            columns = {name: Payloads.joined(data) for name, data in fields.items()}
+            batch = rows_batch(keys, columns, {}, range(EACH), names[-1])
             for sample in writer.write_batch(batch):
                 writer.write(sample)
     found = [outcome.shard for outcome in refresh_indexes(names, jobs=2, how=Writing(sync=False))]

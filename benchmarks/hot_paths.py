@@ -17,14 +17,14 @@ from sets import Data
 from tarshards import ArrayLoader, IndexedShards, Stream, kernels
 from tarshards.epoch.permutations import hash_of
 from tarshards.index.access import LOOKED_UP, SampleReader
-from tarshards.index.mapped_fields import LocatedSamples
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.array_loader import TOGETHER_QUICK
 from tarshards.loaders.arrays.assembly import Assembler
 from tarshards.loaders.arrays.readers import images
+from tarshards.samples.batch import SampleBatch
 from tarshards.samples.fields import parse_terms
 from tarshards.samples.grouping import read_shard
 from tarshards.samples.ledger import Ledger
+from tarshards.samples.payloads import Payloads
 from tarshards.storage.opening import open_shard
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_ragged
@@ -52,7 +52,7 @@ def parts(source: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def payloads_of(source: Any, fields: str, size: int) -> list[list[Payloads]]:
     """Return the offsets of the bytes of each part of the epoch."""
     mapped = source.shards.mapped(parse_terms(fields))
-    return [mapped.find(*part, part[1]).payloads for part in parts(source, size)]
+    return [[*mapped.find(*part, part[1]).columns.values()] for part in parts(source, size)]
 
 
 def memcpy(payloads: list[list[Payloads]]) -> Work:
@@ -151,23 +151,23 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
     mapped = source.shards.mapped(assembler.terms)
     starts = np.cumsum(source.shards.counts) - source.shards.counts
 
-    def batches() -> Iterator[tuple[int, LocatedSamples]]:
+    def batches() -> Iterator[tuple[int, SampleBatch]]:
         number = count()
         for shards, samples in parts(source, together):
             located = mapped.find(shards, samples, starts[shards] + samples)
             for begin in range(0, len(shards), size):
                 yield next(number), located.part(begin, begin + size)
 
-    def run(work: Callable[[int, LocatedSamples], Any]) -> Work:
+    def run(work: Callable[[int, SampleBatch], Any]) -> Work:
         return lambda: each_of(lambda batch: work(*batch), batches(), threads)
 
     assembler.open(next(batches())[1])
     columns = [[reader.make(size) for _ in range(kept if threads else 1)] for reader in assembler.readers]
 
     def read(until: int) -> Work:
-        def work(number: int, found: LocatedSamples) -> None:
+        def work(number: int, found: SampleBatch) -> None:
             draws = assembler._draws(key, found.numbers)
-            for reader, payloads, mine in zip(assembler.readers[:until], found.payloads, columns):
+            for reader, payloads, mine in zip(assembler.readers[:until], found.columns.values(), columns):
                 column = mine[number % len(mine)][: len(payloads)]
                 reader.read(column, payloads, draws)
                 reader.join(column)
@@ -182,14 +182,14 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
     if threads:
         view = assembler.readers[0].view
 
-        def scales(number: int, found: LocatedSamples) -> list[tuple[bytes, tuple[int, int]]]:
+        def scales(number: int, found: SampleBatch) -> list[tuple[bytes, tuple[int, int]]]:
             """Return the JPEGs of a batch, and the minimum size at which each must be decoded for its crop."""
-            payloads = found.payloads[0]
+            payloads = next(iter(found.columns.values()))
             sizes = [images._size_of(payload) for payload in payloads]
             boxes = view.boxes(*np.array(sizes).T, assembler._draws(key, found.numbers))
             return [(payload, images._least(*each, view.size)) for payload, *each in zip(payloads, sizes, boxes)]
 
-        def decode(number: int, found: LocatedSamples) -> None:
+        def decode(number: int, found: SampleBatch) -> None:
             for row, (payload, least) in zip(columns[0][number % kept], scales(number, found)):
                 images._decode(payload, least, row if view.keeps(row.shape) else None)
 

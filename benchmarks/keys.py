@@ -28,9 +28,10 @@ LOOKED_UP = 2_000
 
 def make(total: int) -> Path:
     """Write a set, its indexes and manifest; return the manifest."""
+    from tarshards.formats.naming import rows_batch
     from tarshards.index.manifests import Writing, update_manifests
     from tarshards.index.refresh import refresh_indexes
-    from tarshards.samples.batch import FieldColumn, SampleBatch
+    from tarshards.samples.payloads import Payloads
     from tarshards.write.shards import TarWriter
 
     folder = FOLDER / str(total)
@@ -44,7 +45,8 @@ def make(total: int) -> Path:
     for number, name in enumerate(names):
         with TarWriter(name, sync=False) as writer:
             keys = [f"{i:09d}" for i in range(number * each, (number + 1) * each)]
-            for sample in writer.write_batch(SampleBatch(keys, name, [FieldColumn.of("e", [b""] * each)])):
+            batch = rows_batch(keys, {"e": Payloads.joined([b""] * each)}, {}, range(each), name)
+            for sample in writer.write_batch(batch):
                 writer.write(sample)
     found = [outcome.shard for outcome in refresh_indexes(names, jobs=os.cpu_count() or 1, how=Writing(sync=False))]
     list(update_manifests(found, str(manifest), how=Writing(sync=False)))

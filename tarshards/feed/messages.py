@@ -20,9 +20,9 @@ import numpy as np
 
 from tarshards import errors
 from tarshards.errors import EncodeError, OpError, RemoteTraceback, TarshardsError, shortened
-from tarshards.index.mapped_fields import BatchKeys
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.ledger import Tally
+from tarshards.samples.payloads import BatchKeys
 
 LONG = 1 << 14  # bytes of a value that gets its own frame; a frame costs about 2 us on each side
 TUPLE, ARRAY, TENSOR, BYTES = 1, 2, 3, 4  # extension types

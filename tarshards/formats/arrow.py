@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tarshards.errors import EncodeError, SampleError, TarshardsError
 from tarshards.formats.naming import (
     HEAD,
@@ -27,14 +29,15 @@ from tarshards.formats.naming import (
     is_integer_field,
     key_of,
     kind_of,
+    rows_batch,
 )
-from tarshards.samples.batch import FieldColumn, SampleBatch
+from tarshards.samples.batch import SampleBatch
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.keys import NO_FIELDS, Sample, is_reserved
+from tarshards.samples.payloads import Payloads
 from tarshards.storage.location import Location
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
 
 #: A function that returns the keys of rows, or their errors, from the numbers and the cells by column.
@@ -73,11 +76,11 @@ class Batches:
     ) -> Iterator[SampleBatch]:
         """Yield the samples of *batch*, whose rows have these *numbers* in the file *name*; *reject* gets errors."""
         broken: dict[int, TarshardsError] = {}
-        columns: list[FieldColumn] = []
+        columns: dict[str, Payloads] = {}
         for column in self.columns:
-            columns += self._encode(column, batch.column(batch.schema.get_field_index(column)), broken)
-        keys = self._keys(batch, numbers)
-        yield from batches_of(self.naming, self.columns, columns, keys, broken, numbers, name, reject)
+            columns |= self._encode(column, batch.column(batch.schema.get_field_index(column)), broken)
+        rows = rows_batch(self._keys(batch, numbers), columns, broken, numbers, name)
+        yield from batches_of(self.naming, self.columns, rows, reject)
 
     def _keys(self, batch: pa.RecordBatch, numbers: Sequence[int]) -> list[str | TarshardsError]:
         """Return the keys of rows, or their errors."""
@@ -90,71 +93,63 @@ class Batches:
         named = {use: batch.column(batch.schema.get_field_index(use)).to_pylist() for use in self.uses}
         return self.keys(numbers, named)
 
-    def _encode(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> list[FieldColumn]:
+    def _encode(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> dict[str, Payloads]:
         """Return the fields of a column; *broken* gets the errors of rows."""
         pa = arrow()
         types, naming = pa.types, self.naming
         kind = self.features.get(column, {}).get("_type")
         if isinstance(array.type, pa.FixedShapeTensorType) and _is_in_order(array.type):
             shape = tuple(array.type.shape)
-            return [FieldColumn.of(naming.field(column, "npy"), _arrays(array.storage, shape))]
+            return {naming.field(column, "npy"): Payloads.joined(_arrays(array.storage, shape))}
         if isinstance(array.type, pa.JsonType):
-            return [_column(naming.field(column, "json"), array.storage)]
+            return {naming.field(column, "json"): _column(array.storage)}
         if isinstance(array.type, pa.BaseExtensionType):
             array = array.storage
         if types.is_dictionary(array.type):
             array = array.dictionary_decode()
         data_type = array.type
         if is_text(data_type):
-            return [_column(naming.field(column, "txt"), array)]
+            return {naming.field(column, "txt"): _column(array)}
         if is_bytes(data_type):
             return self._by_kind(column, _kinds(array), array)
         if _is_file(data_type):
             return self._files(column, array, broken)
         if types.is_integer(data_type):
             is_class = kind == "ClassLabel" or is_integer_field(column)
-            return [_column(naming.field(column, "cls" if is_class else "json"), array.cast(pa.string()))]
+            return {naming.field(column, "cls" if is_class else "json"): _column(array.cast(pa.string()))}
         if types.is_boolean(data_type):
-            return [_column(naming.field(column, "json"), array.cast(pa.string()))]
+            return {naming.field(column, "json"): _column(array.cast(pa.string()))}
         if types.is_null(data_type):
-            return []
+            return {}
         values: list[Any]
         if (kind or "").startswith("Array") and kind in ("Array2D", "Array3D", "Array4D", "Array5D"):
-            import numpy as np
-
             dtype = self.features[column]["dtype"]
             values = [None if value is None else np.array(value, dtype) for value in array.to_pylist()]
         elif _is_numbers(data_type):
             lists = _lists(array)
             if lists is not None:
-                return [FieldColumn.of(naming.field(column, "npy"), lists)]
+                return {naming.field(column, "npy"): Payloads.joined(lists)}
             values = array.to_pylist()
         else:
             stored = storage_of(data_type)
             values = (array if stored == data_type else array.cast(stored)).to_pylist()
         if types.is_floating(data_type) and all(value is None or math.isfinite(value) for value in values):
             texts = [None if value is None else repr(value).encode() for value in values]
-            return [FieldColumn.of(naming.field(column, "json"), texts)]
+            return {naming.field(column, "json"): Payloads.joined(texts)}
         return self._values(column, values, broken, text=not is_text(data_type) and is_text(storage_of(data_type)))
 
-    def _by_kind(self, column: str, kinds: str | list[str], array: Any) -> list[FieldColumn]:
+    def _by_kind(self, column: str, kinds: str | list[str], array: Any) -> dict[str, Payloads]:
         """Return the fields of a column of bytes, of one kind or one kind per row."""
         if type(kinds) is str:
-            return [_column(self.naming.field(column, kinds), array)]
+            return {self.naming.field(column, kinds): _column(array)}
         fields = {kind: self.naming.field(column, kind) for kind in dict.fromkeys(kinds)}
         by_field: dict[str, set[str]] = {}
         for kind, field in fields.items():
             by_field.setdefault(field, set()).add(kind)
-        whole = _column("", array)
-        if len(by_field) == 1:
-            return [whole._replace(field=next(iter(by_field)))]
-        valid = whole.valid or b"\1" * len(kinds)
-        return [
-            whole._replace(field=field, valid=bytes(has_value and kind in own for has_value, kind in zip(valid, kinds)))
-            for field, own in by_field.items()
-        ]
+        whole = _column(array)
+        return {field: whole.where([kind in own for kind in kinds]) for field, own in by_field.items()}
 
-    def _files(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> list[FieldColumn]:
+    def _files(self, column: str, array: Any, broken: dict[int, TarshardsError]) -> dict[str, Payloads]:
         """Return the bytes of images or audio; files of rows that have only a path are read."""
         pa = arrow()
         paths, held = array.field("path").to_pylist(), array.field("bytes").cast(pa.large_binary())
@@ -180,11 +175,11 @@ class Batches:
             by_name = None if path is None else kind_of(b"", path)
             known = by_bytes if type(by_bytes) is str else by_bytes[row]
             kinds.append(known if by_name is None or by_name == "bin" else by_name)
-        return self._by_kind(column, kinds, held) if kinds else []
+        return self._by_kind(column, kinds, held) if kinds else {}
 
     def _values(
         self, column: str, values: list[Any], broken: dict[int, TarshardsError], *, text: bool
-    ) -> list[FieldColumn]:
+    ) -> dict[str, Payloads]:
         """Encode each value separately; with *text*, a str is JSON."""
         found: dict[str, list[bytes | None]] = {}
         for row, value in enumerate(values):
@@ -200,7 +195,7 @@ class Batches:
                 if name not in found:
                     found[name] = [None] * len(values)
                 found[name][row] = encoded
-        return [FieldColumn.of(name, data) for name, data in found.items()]
+        return {name: Payloads.joined(data) for name, data in found.items()}
 
 
 def _key_or_error(value: Any) -> str | TarshardsError:
@@ -210,20 +205,15 @@ def _key_or_error(value: Any) -> str | TarshardsError:
         return error
 
 
-def _column(field: str, array: Any) -> FieldColumn:
-    """Return the field with the bytes of an array of bytes or text, without copying them."""
-    pa = arrow()
-    rows = len(array)
-    if not rows:
-        return FieldColumn.of(field, [])
-    array = array.cast(pa.large_binary())
+def _column(array: Any) -> Payloads:
+    """Return the bytes of an array of bytes or text, without copying them."""
+    if not len(array):
+        return Payloads.joined([])
+    array = array.cast(arrow().large_binary())
     _, offsets, data = array.buffers()
-    ends = memoryview(offsets).cast("B")[8 * array.offset : 8 * (array.offset + rows + 1)].cast("q")
-    valid = None
-    if array.null_count:
-        is_valid = array.is_valid().cast(pa.uint8())
-        valid = is_valid.buffers()[1].to_pybytes()[is_valid.offset : is_valid.offset + rows]
-    return FieldColumn(field, ends, b"" if data is None else data, valid)
+    ends = np.frombuffer(offsets, np.int64, len(array) + 1, 8 * array.offset)
+    payloads = Payloads.within(b"" if data is None else data, ends[:-1], np.diff(ends))
+    return payloads.where(array.is_valid().to_numpy(zero_copy_only=False)) if array.null_count else payloads
 
 
 def _kinds(array: Any) -> str | list[str]:
@@ -464,8 +454,6 @@ def _array(values: list[Any], data_type: Any) -> Any:
 
 def _holds(data_type: Any, dtype: np.dtype[Any]) -> bool:
     """Return whether a type of numbers, or of lists of them, holds every number of a *dtype*."""
-    import numpy as np
-
     types = arrow().types
     while _is_list(data_type):
         data_type = data_type.value_type

@@ -12,16 +12,19 @@ import json
 import math
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tarshards.errors import EncodeError, SampleError, TarshardsError, UrlError
-from tarshards.samples.batch import FieldColumn, SampleBatch
+from tarshards.samples.batch import SampleBatch
 from tarshards.samples.codecs import decode_field, encode_field
 from tarshards.samples.codecs.basic import INTEGERS, TEXTS
 from tarshards.samples.codecs.registry import FAMILY_OF_EXTENSION
 from tarshards.samples.keys import NO_FIELDS, Sample, is_reserved, split_name
+from tarshards.samples.payloads import Payloads
 from tarshards.storage.expressions import common_name
 from tarshards.storage.location import Location
 from tarshards.storage.streams import is_missing
@@ -240,56 +243,51 @@ def batch_of(naming: Naming, rows: Sequence[Mapping[str, Any]], keys: list[str],
             found.append((column, kinds[0], values))
         else:
             return None
-    return SampleBatch(keys, origin, [FieldColumn.of(naming.field(name, kind), data) for name, kind, data in found])
+    fields = {naming.field(name, kind): Payloads.joined(data) for name, kind, data in found}
+    return rows_batch(keys, fields, {}, range(len(keys)), origin)
 
 
-def batches_of(
-    naming: Naming,
-    names: Sequence[str],
-    columns: list[FieldColumn],
+def rows_batch(
     keys: Sequence[str | TarshardsError],
+    columns: dict[str, Payloads],
     broken: dict[int, TarshardsError],
     numbers: Sequence[int],
     origin: str,
-    reject: Callable[[TarshardsError], object],
+) -> SampleBatch:
+    """Return the samples of the rows *numbers* of the file *origin*; those without a key are also *broken*."""
+    failures = {row: key for row, key in enumerate(keys) if not isinstance(key, str)} | broken
+    return SampleBatch(keys, columns, failures, numbers, np.zeros(len(keys), np.int64), [origin])
+
+
+def batches_of(
+    naming: Naming, names: Sequence[str], batch: SampleBatch, reject: Callable[[TarshardsError], object]
 ) -> Iterator[SampleBatch]:
-    """Yield the samples of the rows *numbers* of a file with the columns *names*; *reject* gets the *broken* rows.
+    """Yield the samples of a *batch* of a file with the columns *names* that have not failed; *reject* gets the others.
 
     A row of nulls gets a field that marks it.
     """
-    found: Any = keys
-    for row, key in enumerate(keys):
-        if type(key) is not str:
-            broken.setdefault(row, found[row])
     named = next((name for name in names if name not in NO_FIELDS), None)
-    if named is not None and (empty := _empty(naming, named, columns, len(keys), broken)) is not None:
-        columns.append(empty)
-    samples = SampleBatch(found, origin, columns)
+    if named is not None and (nulls := _nulls(batch)).any():
+        sizes = np.where(nulls, 0, -1)
+        batch.columns[naming.field(named, NULL)] = Payloads(None, np.zeros(len(sizes), np.uint64), sizes)
     begin = 0
-    for row in sorted(broken):
+    for row, error in sorted(batch.failures.items()):
         if begin < row:
-            yield samples.rows(begin, row)
-        error = broken[row]
-        reject(type(error)(error.reason, url=f"{origin}: row {numbers[row]}", field=error.field))
+            yield batch.part(begin, row)
+        url = f"{batch.names[0]}: row {batch.numbers[row]}"
+        reject(type(error)(error.reason, url=url, field=error.field))
         begin = row + 1
-    if begin < len(keys):
-        yield samples.rows(begin, len(keys))
+    if begin < len(batch):
+        yield batch.part(begin, len(batch))
 
 
-def _empty(
-    naming: Naming, name: str, columns: list[FieldColumn], rows: int, broken: Container[int]
-) -> FieldColumn | None:
-    """Return the field that marks rows with only nulls; None if no row except *broken* ones needs it."""
-    if not rows or any(column.valid is None for column in columns):
-        return None
-    taken = 0
-    for column in columns:
-        taken |= int.from_bytes(column.valid or b"", "little")
-    nulls = bytes(not valid and row not in broken for row, valid in enumerate(taken.to_bytes(rows, "little")))
-    if 1 not in nulls:
-        return None
-    offsets = memoryview(bytes(8 * (rows + 1))).cast("q")
-    return FieldColumn(naming.field(name, NULL), offsets, b"", nulls)
+def _nulls(batch: SampleBatch) -> np.ndarray:
+    """Return which samples have not failed and have no field."""
+    nulls = np.ones(len(batch), np.bool_)
+    for payloads in batch.columns.values():
+        nulls &= payloads.sizes < 0
+    nulls[list(batch.failures)] = False
+    return nulls
 
 
 def key_of(value: Any) -> str:

@@ -34,15 +34,17 @@ from tarshards.formats.naming import (
     from_json,
     is_integer_field,
     key_of,
+    rows_batch,
     sample_of,
 )
 from tarshards.index.cells import ExactTypes, arrow_type
-from tarshards.samples.batch import FieldColumn, SampleBatch
+from tarshards.samples.batch import SampleBatch
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.conditions import Template
 from tarshards.samples.keys import NO_FIELDS, Sample
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.lines import Utf8, open_text
+from tarshards.samples.payloads import Payloads
 from tarshards.samples.rows import csv_rows, json_rows
 from tarshards.samples.tree import FileTree
 from tarshards.storage.location import Location
@@ -407,11 +409,11 @@ class CsvPiece(FilePiece):
         names = list(types)
         uses = _columns_in_keys(keys, names, self.name)
         for numbers, cells in _column_batches(self._rows_of_width(len(names), ledger)):
-            broken: dict[int, TarshardsError] = {}  # by the position of the row in the batch
-            columns: list[FieldColumn] = []
+            broken: dict[int, TarshardsError] = {}
+            columns: dict[str, Payloads] = {}
             for (name, kind), column in zip(self.types, cells):
                 if name not in NO_FIELDS:
-                    columns += self._encoded(naming, name, kind, column, broken)
+                    columns |= self._encoded(naming, name, kind, column, broken)
             made: list[str | TarshardsError] = []
             if "__key__" in names:
                 made += cells[names.index("__key__")]
@@ -421,7 +423,8 @@ class CsvPiece(FilePiece):
                     if types[use] == "int":
                         values[use] = [int(cell) if cell else cell for cell in values[use]]
                 made += keys.of_rows(numbers, values)
-            yield from batches_of(naming, names, columns, made, broken, numbers, self.name, partial(fail_rows, ledger))
+            batch = rows_batch(made, columns, broken, numbers, self.name)
+            yield from batches_of(naming, names, batch, partial(fail_rows, ledger))
 
     def _rows_of_width(self, width: int, ledger: Ledger) -> Iterator[tuple[int, list[str]]]:
         """Yield the rows with this number of cells, and their numbers, up to the first damage of the file."""
@@ -437,13 +440,13 @@ class CsvPiece(FilePiece):
 
     def _encoded(
         self, naming: Naming, name: str, kind: str, cells: list[str], broken: dict[int, TarshardsError]
-    ) -> list[FieldColumn]:
+    ) -> dict[str, Payloads]:
         """Return the fields of a column of the type *kind*; *broken* gets the errors of its invalid *cells* by row.
 
         This is one field, and a second one for infinity and NaN, which JSON cannot represent.
         """
         if kind == "text":
-            return [FieldColumn.of(naming.field(name, "txt"), [cell.encode() for cell in cells])]
+            return {naming.field(name, "txt"): Payloads.joined([cell.encode() for cell in cells])}
         nulls = NULLS if name in self.typed_columns else [""]
         as_json = AS_JSON[kind]
         usual = naming.field(name, "cls" if kind == "int" and is_integer_field(name) else "json")
@@ -463,7 +466,7 @@ class CsvPiece(FilePiece):
             if field not in fields:
                 fields[field] = [None] * len(cells)
             fields[field][row] = data
-        return [FieldColumn.of(field, data) for field, data in fields.items()]
+        return {field: Payloads.joined(data) for field, data in fields.items()}
 
 
 def plan_lines(urls: list[str], names: list[str], max_bytes: int | None) -> Plan:

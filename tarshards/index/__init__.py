@@ -13,9 +13,8 @@ Read in this order:
 - ``readahead``: local shards read from a slow disk before their samples are needed
 - ``fetch``: blocks of remote shards: which are prefetched, and which blocks of a cache stay mapped
 - ``access``: ``SampleSequence``, any sample by its number; ``joined``: fields of parallel shards added
-- ``memory``: bytes of many samples
 - ``lengths``: the lengths of a field, for packing
-- ``mapped_fields``, ``npy_column``: the fields of mapped shards as such bytes, and as one array
+- ``mapped_fields``, ``npy_column``: the fields of mapped shards as batches, and as one array
 - ``columns``: values of samples in files beside the indexes; ``cells``: tables of CSV, from which columns are made;
   ``where``: conditions on columns
 - ``exports``, ``energon``: indexes in the formats of other programs

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from tarshards.errors import DecodeError, SampleError
 from tarshards.index.access import SampleReader, SampleSequence
 from tarshards.index.columns import MEASURES, load_columns
-from tarshards.index.memory import Payloads
 from tarshards.index.open import OpenShard, OpenShards
 from tarshards.samples.codecs.npy import HEAD, is_npy, parse_header, rows_in_header
 from tarshards.samples.fields import find_field, no_field, value_path
+from tarshards.samples.payloads import Payloads
 from tarshards.storage.streams import failure
 
 

@@ -5,73 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, ClassVar, NamedTuple, overload
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
 
 from tarshards import kernels
-from tarshards.errors import OpenError, SampleError, ShardIndexError, TarshardsError
-from tarshards.index import memory
-from tarshards.index.memory import Payloads
+from tarshards.errors import SampleError, ShardIndexError, TarshardsError
 from tarshards.index.open import OpenShard, OpenShards
 from tarshards.index.sidecar import REBUILD, index_location
+from tarshards.samples.batch import Failures, SampleBatch
 from tarshards.samples.fields import FieldNames, Term, find_field, no_field, pick_field
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
+from tarshards.samples.payloads import BatchKeys, Payloads, address_of
 from tarshards.storage.ranges import most_open
-from tarshards.storage.streams import words
 
 ASKED = 1 << 8  # in a look-up of up to this many shards, each is checked for changes every time
 FEW = 16  # up to this many shards, whose indexes stay in the cache of the processor, sorting takes longer than it saves
 GONE, ELSEWHERE = -2, -3  # for the number of a member: its index has shrunk; its content was read
-
-Failures = dict[int, TarshardsError]  # by position among the requested samples
-
-
-class BatchKeys(Sequence[str]):
-    """The keys of a batch, equal to a list of them; *find* returns those of some *numbers* when they are needed.
-
-    ``type(keys)(items)``, by which programs rebuild a sequence, gives a list.
-    """
-
-    def __new__(cls, find: Any, numbers: np.ndarray | None = None) -> Any:
-        return list(find) if numbers is None else super().__new__(cls)
-
-    def __init__(self, find: Callable[[np.ndarray], list[str]], numbers: np.ndarray):
-        self._find, self._numbers = find, numbers
-
-    @classmethod
-    def of(cls, keys: Sequence[str]) -> BatchKeys:
-        """Return a batch of known *keys*."""
-        return cls(lambda numbers: [keys[number] for number in numbers.tolist()], np.arange(len(keys)))
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice | np.ndarray) -> BatchKeys: ...
-    def __getitem__(self, index: Any) -> Any:
-        numbers = self._numbers[index]
-        return BatchKeys(self._find, numbers) if isinstance(numbers, np.ndarray) else self._find(numbers[None])[0]
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._find(self._numbers))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, (list, BatchKeys)) and list(self) == list(other)
-
-    __hash__: ClassVar[None]  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(list(self))
-
-    def __reduce__(self) -> Any:
-        return list, (list(self),)
 
 
 class Headers(NamedTuple):
@@ -135,110 +88,13 @@ class Headers(NamedTuple):
     def check_end(self, which: int, address: int) -> None:
         """Raise OSError if a shard has shrunk so that bytes before *address*, where it is mapped, may be missing."""
         buffer = self._shard(which).buffer
-        if buffer is not None and 0 <= (end := address - memory.address_of(buffer)) <= len(buffer):
+        if buffer is not None and 0 <= (end := address - address_of(buffer)) <= len(buffer):
             self._shard(which).ranges.check(end)
 
     def _shard(self, number: int) -> OpenShard:
         shard = self.shards[number]
         assert shard is not None
         return shard
-
-
-@dataclass
-class LocatedSamples:
-    """The keys of samples, their payloads of each field, and the errors of those that lack one.
-
-    *numbers* seed their random draws, *shards* are the indices of their URLs in *names*. Of samples that are split, a
-    row of *pieces* has the element that a piece begins at, the most that it has, and how many the sample has to have.
-    If payloads are in mapped shards, their *headers* are not compared with the index until ``check`` is called, and
-    copies of the payloads are valid if ``check_copied`` is called afterwards.
-    """
-
-    keys: BatchKeys
-    payloads: list[Payloads]
-    failures: Failures
-    numbers: np.ndarray
-    shards: np.ndarray
-    names: Sequence[str]
-    headers: Headers | None = None
-    pieces: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def check(self) -> Failures:
-        """Return the failures, with those of samples whose headers differ from the index."""
-        if self.headers is None or not self.headers.are_new:
-            return self.failures
-        return self.headers.find_stale() | self.failures
-
-    def check_copied(self) -> None:
-        """Raise OSError unless copies of the payloads that were made before are valid: no mapped shard has shrunk."""
-        if self.headers is not None:
-            self.headers.check(self.shards)
-
-    def copy(self, term: int, row: int) -> Any:
-        """Return a copy of one payload; raise OSError if it is in a mapped shard that has shrunk."""
-        payloads = self.payloads[term]
-        data = payloads[row]
-        if self.headers is not None and len(data):
-            self.headers.check_end(int(self.shards[row]), int(payloads.addresses[row]) + len(data))
-        return data
-
-    def part(self, begin: int, end: int) -> LocatedSamples:
-        """Return the samples from *begin* to *end*."""
-        failures = {i - begin: error for i, error in self.failures.items() if begin <= i < end}
-        headers = self.headers
-        if headers is not None and headers.are_new:
-            headers = headers.part(begin, end)
-        return self._rows(slice(begin, end), failures, headers)
-
-    def keep(self, kept: np.ndarray) -> LocatedSamples:
-        """Return those of the samples *kept*, which have not failed and whose headers have been compared."""
-        return self._rows(kept, {}, None)
-
-    def _rows(self, rows: Any, failures: Failures, headers: Headers | None) -> LocatedSamples:
-        payloads = [payloads[rows] for payloads in self.payloads]
-        pieces = None if self.pieces is None else self.pieces[rows]
-        own = self.numbers[rows], self.shards[rows], self.names
-        return LocatedSamples(self.keys[rows], payloads, failures, *own, headers, pieces)
-
-    def copied(self) -> tuple[LocatedSamples, Failures]:
-        """Return the samples with copies of their payloads, and the errors of those whose shard has shrunk."""
-        shrunk: Failures = {}
-        copies = [
-            type(payloads).of([self._copy(term, row, shrunk) for row in range(len(self))])
-            for term, payloads in enumerate(self.payloads)
-        ]
-        return replace(self, payloads=copies, headers=None), shrunk
-
-    def _copy(self, term: int, row: int, shrunk: Failures) -> Any:
-        try:
-            return self.copy(term, row)
-        except OSError as error:
-            shrunk[row] = self.unreadable(row, error)
-            return b""
-
-    def unreadable(self, row: int, error: OSError) -> OpenError:
-        """Return the error of a sample whose shard has shrunk."""
-        named = OpenError(words(error), url=self.names[self.shards[row]], key=self.keys[row])
-        named.__cause__ = error
-        return named
-
-    def replaced(self, at: list[int], others: LocatedSamples) -> LocatedSamples:
-        """Return the samples, copied before, with copies of *others* instead of those *at* some rows."""
-        keys, (numbers, shards) = list(self.keys), (array.copy() for array in (self.numbers, self.shards))
-        numbers[at], shards[at] = others.numbers, others.shards + len(self.names)
-        for row, key in zip(at, others.keys):
-            keys[row] = key
-        payloads = []
-        for own, new in zip(self.payloads, others.payloads):
-            datas = list(own)
-            for row, data in zip(at, new):
-                datas[row] = data
-            payloads.append(type(own).of(datas))
-        names = [*self.names, *others.names]
-        return LocatedSamples(BatchKeys.of(keys), payloads, {}, numbers, shards, names, None, self.pieces)
 
 
 class MappedFields:
@@ -288,8 +144,8 @@ class MappedFields:
         mapped.kept = kept
         return mapped
 
-    def find(self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray) -> LocatedSamples:
-        """Find *samples* of *shards*; *numbers* are those of ``LocatedSamples``.
+    def find(self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray) -> SampleBatch:
+        """Find *samples* of *shards*; *numbers* are those of ``SampleBatch``.
 
         Those of a shard that has been written to since it was opened fail, and are not read.
         """
@@ -332,9 +188,9 @@ class MappedFields:
                     failures[i] = unreadable(shard) if row[i] == GONE else self._missing_field(shard, sample, term)
         np.maximum(sizes, 0, out=sizes)
         held = used, contents  # the objects that own the bytes
-        payloads = [Payloads(held, *row) for row in zip(addresses, sizes)]
+        columns = {term.column: Payloads(held, *row) for term, *row in zip(self.terms, addresses, sizes)}
         keys, names = BatchKeys(headers.find_keys, np.arange(len(which))), [self.names[number] for number in each]
-        return LocatedSamples(keys, payloads, failures, numbers, which, names, headers if is_mapped else None)
+        return SampleBatch(keys, columns, failures, numbers, which, names, headers if is_mapped else None)
 
     def _open(self, number: int) -> OpenShard | TarshardsError:
         try:
@@ -377,10 +233,11 @@ class MappedFields:
                 results.append(error)
         found = find_in_samples(results, self.terms, rows)
         failures.update((int(rows[i]), error) for i, error in found.failures.items() if rows[i] not in failures)
-        for term, payloads in enumerate(found.payloads):
+        contents = list(found.columns.values())
+        for term, payloads in enumerate(contents):
             addresses[term, rows], sizes[term, rows] = payloads.addresses, payloads.sizes
         headers.members[:, rows] = ELSEWHERE
-        return found.payloads
+        return contents
 
     def _special(
         self, headers: Headers, addresses: np.ndarray, sizes: np.ndarray, failures: Failures
@@ -464,10 +321,10 @@ def find_in_samples(
     numbers: np.ndarray,
     kinds: Sequence[Any] = (),
     take: Callable[[Sample, str, Any], Any] = _bytes_of,
-) -> LocatedSamples:
+) -> SampleBatch:
     """Find the fields of samples that were read; *results* has an error instead of one that could not be.
 
-    The *numbers* are those of ``LocatedSamples``. ``take(sample, field, kind)`` returns the value of a field, by
+    The *numbers* are those of ``SampleBatch``. ``take(sample, field, kind)`` returns the value of a field, by
     default its bytes, which are read here if it is lazy, and ``kind.of(values)`` what holds those of all samples:
     ``Payloads``, or what *kinds* has for the field.
     """
@@ -483,5 +340,5 @@ def find_in_samples(
                     column[i] = take(sample, pick_field(sample, term.alternatives), kind)
             except TarshardsError as error:
                 failures[i] = error
-    payloads = [kind.of(column) for kind, column in zip(kinds, columns)]
-    return LocatedSamples(BatchKeys.of(keys), payloads, failures, numbers, np.arange(len(urls)), urls)
+    made = {term.column: kind.of(column) for term, kind, column in zip(terms, kinds, columns)}
+    return SampleBatch(BatchKeys.of(keys), made, failures, numbers, np.arange(len(urls)), urls)

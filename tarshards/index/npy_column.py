@@ -8,9 +8,10 @@ import numpy as np
 
 from tarshards import kernels
 from tarshards.errors import DecodeError, SampleError
-from tarshards.index.mapped_fields import LocatedSamples, MappedFields
+from tarshards.index.mapped_fields import MappedFields
 from tarshards.index.open import OpenShard, OpenShards
 from tarshards.parallel.forks import cached_property
+from tarshards.samples.batch import SampleBatch
 from tarshards.samples.codecs.npy import ArrayHeader, parse_header
 from tarshards.samples.fields import Term, check_name, find_field, no_field
 from tarshards.samples.keys import Sample
@@ -43,7 +44,7 @@ class Column:
         number = np.searchsorted(self._ends, sample, "right")
         first = self._located(sample, number, number)
         try:
-            self._header: ArrayHeader = parse_header(first.copy(0, 0))
+            self._header: ArrayHeader = parse_header(first.copy(field, 0))
         except DecodeError as error:
             raise DecodeError(error.reason, url=first.names[0], key=first.keys[0], field=field) from error.__cause__
         self.dtype: Any = self._header.dtype
@@ -97,7 +98,7 @@ class Column:
     def _fill(self, out: np.ndarray, samples: np.ndarray, numbers: np.ndarray, shards: np.ndarray) -> None:
         """Copy the arrays at *samples*, in shards of these *numbers*, into *out*; *shards* are these, each once."""
         located = self._located(samples, numbers, shards)
-        (payloads,), prefix = located.payloads, self._header.prefix
+        payloads, prefix = located.columns[self._field], self._header.prefix
         size = len(prefix) + self.dtype.itemsize * int(np.prod(self._header.shape, dtype=np.int64))
         others = np.flatnonzero(payloads.sizes != size)
         try:
@@ -114,7 +115,7 @@ class Column:
                 field=self._field,
             )
 
-    def _located(self, samples: np.ndarray, numbers: np.ndarray, shards: np.ndarray) -> LocatedSamples:
+    def _located(self, samples: np.ndarray, numbers: np.ndarray, shards: np.ndarray) -> SampleBatch:
         """Find the arrays of *samples*; raise the first error of these."""
         for number in shards.tolist():
             if number not in self._opened:

@@ -14,7 +14,6 @@ import numpy as np
 
 from tarshards import kernels
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
-from tarshards.index import memory
 from tarshards.index.header_checks import NEAR, HeldMembers, check_fetched, check_header, first_byte, first_header
 from tarshards.index.inventory import COUNTS, for_some_shards, read_head, with_counts
 from tarshards.index.key_index import KeyIndex, KeyTable
@@ -23,6 +22,7 @@ from tarshards.parallel.forks import PerProcess, cached_property
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile, MemberHeaders
+from tarshards.samples.payloads import address_of
 from tarshards.storage import tuning
 from tarshards.storage.compression import bomb
 from tarshards.storage.location import Location, names_of
@@ -352,7 +352,7 @@ class OpenShard:
         """
         if self.buffer is None:
             return
-        begin = memory.address_of(self.buffer)
+        begin = address_of(self.buffer)
         lows, sizes = [], []
         for first, _, low, size in self._ranges_of(samples, fields):
             if first and (before := self.index.data_range(first - 1)[0] - BLOCK) < low:  # compared too

@@ -21,7 +21,7 @@ import numpy as np
 
 from tarshards import kernels
 from tarshards.errors import TarshardsError
-from tarshards.index import memory
+from tarshards.samples.payloads import address_of
 from tarshards.storage.ranges import most_open
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class LocalReadahead:
         """Read a mapped shard into memory, one range while the next one is requested."""
         if shard.buffer is None:
             return
-        begin, size = memory.address_of(shard.buffer), len(shard.buffer)
+        begin, size = address_of(shard.buffer), len(shard.buffer)
         pages = np.arange(begin, begin + size, PAGESIZE, dtype=np.uint64)
         for i in range(0, len(pages), TOUCHED):
             if self._over.is_set():

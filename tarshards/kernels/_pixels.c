@@ -1,6 +1,6 @@
 /* Resize a batch of images without the GIL: the native twin of _pixels_py.py, which documents the function.
  *
- * Addresses are trusted: tarshards.index.memory.Payloads has checked that they lie within buffers that it holds.
+ * Addresses are trusted: tarshards.samples.payloads.Payloads has checked that they lie within buffers that it holds.
  * Each pixel is the weighted sum of the source pixels under a triangle as wide as the scale (Pillow's BILINEAR with a
  * box), first along rows, then along columns. Weights have 14 bits, and the results of the first step 8 bits.
  */

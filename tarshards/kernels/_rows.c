@@ -1,7 +1,7 @@
 /* Gather, compare and parse a batch of payloads without the GIL: the native twin of _rows_py.py, which documents the
  * functions.
  *
- * Addresses are trusted: tarshards.index.memory.Payloads has checked that they lie within buffers that it holds.
+ * Addresses are trusted: tarshards.samples.payloads.Payloads has checked that they lie within buffers that it holds.
  */
 #include <Python.h>
 #include <stdint.h>

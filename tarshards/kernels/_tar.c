@@ -954,18 +954,17 @@ static PyObject *plain_members(PyObject *self, PyObject *const *args, Py_ssize_t
     return members;
 }
 
-/* The bytes of one field in many samples: those of a row are data[offsets[row]:offsets[row + 1]]. */
+/* The bytes of one field in many samples, each by its address (uint64) and size (int64); a negative size is no field. */
 typedef struct {
     PyObject *field;
     long long number;
-    Py_buffer offsets, data, valid; /* valid: a byte for each row that says whether it has the field, or NULL */
+    Py_buffer addresses, sizes;
 } Column;
 
 static void release_columns(Column *columns, Py_ssize_t count) {
     for (Py_ssize_t i = 0; i < count; i++) {
-        PyBuffer_Release(&columns[i].offsets);
-        PyBuffer_Release(&columns[i].data);
-        PyBuffer_Release(&columns[i].valid);
+        PyBuffer_Release(&columns[i].addresses);
+        PyBuffer_Release(&columns[i].sizes);
     }
     PyMem_Free(columns);
 }
@@ -977,13 +976,13 @@ static Column *take_columns(PyObject *list, Py_ssize_t rows) {
     if (!columns) return (Column *)PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < count; i++) {
         Column *column = columns + i;
-        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "ULy*y*z*:plain_rows", &column->field, &column->number, &column->offsets,
-                              &column->data, &column->valid)) {
+        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "ULy*y*:plain_rows", &column->field, &column->number,
+                              &column->addresses, &column->sizes)) {
             release_columns(columns, i);
             return NULL;
         }
-        if (column->offsets.len / 8 <= rows || (column->valid.buf && column->valid.len < rows)) {
-            PyErr_SetString(PyExc_ValueError, "a column must have an offset more than there are rows");
+        if (column->addresses.len / 8 < rows || column->sizes.len / 8 < rows) {
+            PyErr_SetString(PyExc_ValueError, "a column must have as many addresses and sizes as there are rows");
             release_columns(columns, i + 1);
             return NULL;
         }
@@ -991,21 +990,7 @@ static Column *take_columns(PyObject *list, Py_ssize_t rows) {
     return columns;
 }
 
-static int has_row(const Column *column, Py_ssize_t row) {
-    return !column->valid.buf || ((const char *)column->valid.buf)[row];
-}
-
-/* Return the size of a row of a column, and set *data to its bytes; -1 with an exception set. */
-static int64_t row_of(const Column *column, Py_ssize_t row, const char **data) {
-    int64_t ends[2];
-    memcpy(ends, (const char *)column->offsets.buf + 8 * row, 16);
-    if (ends[0] < 0 || ends[0] > ends[1] || ends[1] > column->data.len) {
-        PyErr_SetString(PyExc_ValueError, "an offset of a column that lies outside its data");
-        return -1;
-    }
-    *data = (const char *)column->data.buf + ends[0];
-    return ends[1] - ends[0];
-}
+static int64_t size_of(const Column *column, Py_ssize_t row) { return ((const int64_t *)column->sizes.buf)[row]; }
 
 /* Return whether a name with this key and any unreserved field reads back as the same two. */
 static int is_plain_key(const char *key, Py_ssize_t length) {
@@ -1022,10 +1007,8 @@ static int64_t plain_row_size(PyObject *key, const Column *columns, Py_ssize_t c
     if (!is_plain_key(text, key_length)) return PyErr_Occurred() ? -1 : 0;
     int64_t total = 0;
     for (const Column *column = columns; column < columns + count; column++) {
-        const char *data;
-        if (!has_row(column, row)) continue;
-        int64_t size = row_of(column, row, &data);
-        if (size < 0) return -1;
+        const int64_t size = size_of(column, row);
+        if (size < 0) continue;
         if (!ascii_text(column->field, &length) || key_length + 1 + length > NAME || size >= limit || size >> 33) return 0;
         total += BLOCK + round_up(size);
     }
@@ -1055,9 +1038,8 @@ static PyObject *plain_rows(PyObject *self, PyObject *args) {
     for (; row < end; row++, sample++) {
         const char *key = ascii_text(PyList_GetItem(keys, row), &key_length);
         for (const Column *column = columns; column < columns + count; column++) {
-            const char *data = NULL, *field = ascii_text(column->field, &length);
-            if (!has_row(column, row)) continue;
-            size = row_of(column, row, &data);
+            const char *field = ascii_text(column->field, &length);
+            if ((size = size_of(column, row)) < 0) continue;
             memset(at, 0, BLOCK);
             memcpy(at, key, (size_t)key_length);
             at[key_length] = '.';
@@ -1067,7 +1049,7 @@ static PyObject *plain_rows(PyObject *self, PyObject *args) {
             if (put(arrays, sample, 4) < 0 || put(arrays + 1, column->number, 2) < 0 ||
                 put(arrays + 2, offset + (at - start), 8) < 0 || put(arrays + 3, size, 8) < 0)
                 goto done;
-            if (size) memcpy(at, data, (size_t)size);
+            if (size) memcpy(at, (const char *)(uintptr_t)((const uint64_t *)column->addresses.buf)[row], (size_t)size);
             memset(at + size, 0, (size_t)(round_up(size) - size));
             at += round_up(size);
         }

@@ -9,6 +9,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterator
+from ctypes import string_at
 from functools import lru_cache, partial
 from typing import Any
 from zlib import adler32
@@ -53,8 +54,8 @@ ENTRIES = ("__key__", "__url__")  # of samples, besides their fields
 
 ScannedMember = tuple[str, int, int, int, str]
 
-#: A column for ``plain_rows``: field, number, offsets, data, valid.
-PlainColumn = tuple[str, int, Any, Any, bytes | None]
+#: A column for ``plain_rows``: field, number, addresses, sizes.
+PlainColumn = tuple[str, int, Any, Any]
 
 #: An event of ``Grouper``: the number of samples before it, kind, name, field and offset.
 Event = tuple[int, str | None, Any, Any, int]
@@ -533,32 +534,29 @@ def plain_rows(
 ) -> tuple[int, bytes, tuple[bytes, bytes, bytes, bytes]]:
     """Return the members of the samples in rows *row* to *stop* of *columns*, as one bytes object.
 
-    A column is the field, its number, the offsets of the rows in its data as int64, the data, and a byte for each row
-    that says whether the row has the field, or None if all have. Ends before *stop* at the first row without a plain
-    key or for which ``plain_members`` is None, and before exceeding *most* bytes, except for a single row.
+    A column is the field, its number, and the addresses (uint64) and sizes (int64) of its bytes in each row, which are
+    trusted and in no mapped file; a row with a negative size has no such field. Ends before *stop* at the first row
+    without a plain key or for which ``plain_members`` is None, and before exceeding *most* bytes, except for a single
+    row.
 
     Returns ``(end, members, (sample, field, offset, size))``: the row where it ended, and arrays like those of ``walk``
     with an entry for each member, where *sample* is the number of the first sample and *offset* that of the first
-    header. Raises ValueError for offsets outside the data.
+    header.
     """
     if row < 0 or stop > len(keys):
         raise ValueError("there must be as many keys as rows")
-    opened = []
-    for field, number, offsets, data, valid in columns:
-        if len(ends := memoryview(offsets).cast("B").cast("q")) <= stop or (valid is not None and len(valid) < stop):
-            raise ValueError("a column must have an offset more than there are rows")
-        opened.append((field, number, ends, memoryview(data).cast("B"), valid))
+    opened = [(field, number, addresses.tolist(), sizes.tolist()) for field, number, addresses, sizes in columns]
+    if any(min(len(addresses), len(sizes)) < stop for _, _, addresses, sizes in opened):
+        raise ValueError("a column must have as many addresses and sizes as there are rows")
     parts: list[bytes] = []
     entries: list[tuple[int, int, int, int]] = []
     total, end = 0, row
     while end < stop:
         key, fields, values, numbers = keys[end], [], [], []
-        for field, number, ends, view, valid in opened:
-            if valid is None or valid[end]:
-                if not 0 <= ends[end] <= ends[end + 1] <= len(view):
-                    raise ValueError("an offset of a column that lies outside its data")
+        for field, number, addresses, sizes in opened:
+            if sizes[end] >= 0:
                 fields.append(field)
-                values.append(bytes(view[ends[end] : ends[end + 1]]))
+                values.append(string_at(addresses[end], sizes[end]))
                 numbers.append(number)
         if not key or key[-1] == "/" or "." in key or "__" in key or "\0" in key:
             break

@@ -5,7 +5,7 @@ Read in this order:
 - ``keys``: splitting the name of a member into key and field
 - ``member_file``: members as seekable files instead of bytes
 - ``grouping``: members grouped into samples, and samples split into members
-- ``batch``: many samples at once, by field
+- ``batch``: many samples at once, by field; ``payloads``: the bytes of a field of many samples
 - ``seen_keys``: keys that may occur once
 - ``fields``: selections of fields; ``conditions``: the language of conditions, over samples; templates
 - ``codecs``: fields to Python values and back

@@ -1,13 +1,21 @@
-"""Many samples at once, by field: an import makes them from columns and ``TarWriter.write_batch`` packs them."""
+"""Many samples at once: packed as they are in a tar, or by field, as loaders, columns and imports use them."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tarshards.errors import OpenError, TarshardsError
 from tarshards.samples.keys import Sample
+from tarshards.storage.streams import words
+
+if TYPE_CHECKING:  # what writes single samples needs no numpy
+    import numpy as np
+
+    from tarshards.samples.payloads import Payloads
+
+Failures = dict[int, TarshardsError]  # by row
 
 
 class PackedSamples(NamedTuple):
@@ -18,57 +26,106 @@ class PackedSamples(NamedTuple):
     url: str
 
 
-class FieldColumn(NamedTuple):
-    """The bytes of one field in many samples; those of a row are ``data[offsets[row]:offsets[row + 1]]``.
+@dataclass
+class SampleBatch:
+    """The keys of samples, the payloads of each field by its name, and the *failures* of some of them by row.
 
-    *offsets* is a memoryview of int64, one more than there are rows. *valid* has a byte for each row, 1 if the row has
-    the field and else 0; None if all rows have it.
+    *numbers* seed the random draws of samples, and are those of the rows of a file. *shards* are the indices of their
+    URLs in *names*. Of samples that are split, a row of *pieces* has the element that a piece begins at, the most that
+    it has, and how many the sample has to have. If payloads are in mapped shards, their *headers* are not compared with
+    the index until ``check`` is called, and copies of the payloads are valid if ``check_copied`` is called afterwards.
     """
 
-    field: str
-    offsets: memoryview
-    data: Any
-    valid: bytes | None = None
+    keys: Any  # BatchKeys or a list
+    columns: dict[str, Payloads]
+    failures: Failures
+    numbers: Any  # int64 or uint64, or any sequence of the numbers of rows
+    shards: np.ndarray
+    names: Sequence[str]
+    headers: Any = None  # as ``index.mapped_fields`` has them
+    pieces: np.ndarray | None = None
 
-    @classmethod
-    def of(cls, field: str, values: Sequence[bytes | None]) -> FieldColumn:
-        """Return the column of *values*; None in place of a value means that the row has no such field.
-
-        >>> column = FieldColumn.of("txt", [b"a", None, b"bc"])
-        >>> column.offsets.tolist(), column.data, column.valid
-        ([0, 1, 1, 3], b'abc', b'\\x01\\x00\\x01')
-        """
-        valid = bytes(value is not None for value in values) if None in values else None
-        held: Sequence[bytes] = values if valid is None else [value or b"" for value in values]  # type: ignore
-        return cls(field, memoryview(array("q", accumulate(map(len, held), initial=0))), b"".join(held), valid)
-
-    def rows(self, begin: int, end: int) -> FieldColumn:
-        """Return the rows from *begin* to *end*."""
-        valid = None if self.valid is None else self.valid[begin:end]
-        return FieldColumn(self.field, self.offsets[begin : end + 1], self.data, valid)
-
-    def next_row(self, row: int) -> int:
-        """Return the number of the first row from *row* on that has the field; -1 if there is none."""
-        return row if self.valid is None else self.valid.find(1, row)
-
-
-class SampleBatch(NamedTuple):
-    """Samples with these *keys*, each with the fields that *columns* have for its row; the columns' fields differ."""
-
-    keys: list[str]
-    url: str
-    columns: list[FieldColumn]
-
-    def rows(self, begin: int, end: int) -> SampleBatch:
-        """Return the samples from *begin* to *end*."""
-        if (begin, end) == (0, len(self.keys)):
-            return self
-        return SampleBatch(self.keys[begin:end], self.url, [column.rows(begin, end) for column in self.columns])
+    def __len__(self) -> int:
+        return len(self.numbers)
 
     def sample(self, row: int) -> Sample:
-        """Return the sample of a row."""
-        sample: Sample = {"__key__": self.keys[row], "__url__": self.url}
-        for field, offsets, data, valid in self.columns:
-            if valid is None or valid[row]:
-                sample[field] = bytes(memoryview(data)[offsets[row] : offsets[row + 1]])
+        """Return a copy of one sample, with the fields that it has."""
+        sample: Sample = {"__key__": self.keys[row], "__url__": self.names[self.shards[row]]}
+        for field, payloads in self.columns.items():
+            if payloads.sizes[row] >= 0:
+                sample[field] = payloads[row]
         return sample
+
+    def check(self) -> Failures:
+        """Return the failures, with those of samples whose headers differ from the index."""
+        if self.headers is None or not self.headers.are_new:
+            return self.failures
+        return self.headers.find_stale() | self.failures
+
+    def check_copied(self) -> None:
+        """Raise OSError unless copies of the payloads that were made before are valid: no mapped shard has shrunk."""
+        if self.headers is not None:
+            self.headers.check(self.shards)
+
+    def copy(self, column: str, row: int) -> Any:
+        """Return a copy of one payload; raise OSError if it is in a mapped shard that has shrunk."""
+        payloads = self.columns[column]
+        data = payloads[row]
+        if self.headers is not None and len(data):
+            self.headers.check_end(int(self.shards[row]), int(payloads.addresses[row]) + len(data))
+        return data
+
+    def part(self, begin: int, end: int) -> SampleBatch:
+        """Return the samples from *begin* to *end*."""
+        failures = {i - begin: error for i, error in self.failures.items() if begin <= i < end}
+        headers = self.headers
+        if headers is not None and headers.are_new:
+            headers = headers.part(begin, end)
+        return self._rows(slice(begin, end), failures, headers)
+
+    def keep(self, kept: np.ndarray) -> SampleBatch:
+        """Return those of the samples *kept*, which have not failed and whose headers have been compared."""
+        return self._rows(kept, {}, None)
+
+    def _rows(self, rows: Any, failures: Failures, headers: Any) -> SampleBatch:
+        columns = {name: payloads[rows] for name, payloads in self.columns.items()}
+        pieces = None if self.pieces is None else self.pieces[rows]
+        own = self.numbers[rows], self.shards[rows], self.names
+        return SampleBatch(self.keys[rows], columns, failures, *own, headers, pieces)
+
+    def copied(self) -> tuple[SampleBatch, Failures]:
+        """Return the samples with copies of their payloads, and the errors of those whose shard has shrunk."""
+        shrunk: Failures = {}
+        copies = {
+            name: type(payloads).of([self._copy(name, row, shrunk) for row in range(len(self))])
+            for name, payloads in self.columns.items()
+        }
+        return replace(self, columns=copies, headers=None), shrunk
+
+    def _copy(self, column: str, row: int, shrunk: Failures) -> Any:
+        try:
+            return self.copy(column, row)
+        except OSError as error:
+            shrunk[row] = self.unreadable(row, error)
+            return b""
+
+    def unreadable(self, row: int, error: OSError) -> OpenError:
+        """Return the error of a sample whose shard has shrunk."""
+        named = OpenError(words(error), url=self.names[self.shards[row]], key=self.keys[row])
+        named.__cause__ = error
+        return named
+
+    def replaced(self, at: list[int], others: SampleBatch) -> SampleBatch:
+        """Return the samples, copied before, with copies of *others* instead of those *at* some rows."""
+        keys, (numbers, shards) = list(self.keys), (array.copy() for array in (self.numbers, self.shards))
+        numbers[at], shards[at] = others.numbers, others.shards + len(self.names)
+        for row, key in zip(at, others.keys):
+            keys[row] = key
+        columns = {}
+        for name, own in self.columns.items():
+            datas = list(own)
+            for row, data in zip(at, others.columns[name]):
+                datas[row] = data
+            columns[name] = type(own).of(datas)
+        names = [*self.names, *others.names]
+        return SampleBatch(type(self.keys).of(keys), columns, {}, numbers, shards, names, None, self.pieces)

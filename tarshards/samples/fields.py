@@ -19,6 +19,11 @@ class Term(NamedTuple):
     name: str | None
     alternatives: list[str]
 
+    @property
+    def column(self) -> str:
+        """The name of the field in a batch."""
+        return self.name or self.alternatives[0]
+
 
 def find_field(known: Container[str], alternatives: Iterable[str]) -> str | None:
     """Return the first of *alternatives* that is *known*, as written or in lower case, as readers name fields.

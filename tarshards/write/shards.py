@@ -10,7 +10,6 @@ from contextlib import suppress
 from errno import EEXIST
 from functools import partial
 from itertools import chain
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tarshards.errors import EncodeError, OpenError, SampleError, flag, shortened, visible, whole_number
@@ -173,17 +172,17 @@ class TarWriter(_Writer):
             yield from unpacked(packed)
 
     def write_batch(self, batch: SampleBatch) -> Iterator[Sample]:
-        """Append the samples of *batch*, many at once; yield, in order, each sample that needs ``write`` instead.
+        """Append the samples of *batch*, which are of one shard; yield, in order, those that need ``write`` instead.
 
         These are samples that need more than a plain header because of a name or size, samples with an invalid key, and
         samples with a field that is new to the index of the shard; and all samples if a key is a duplicate.
         """
         members = self._members
-        keys, columns = batch.keys, sorted(batch.columns, key=itemgetter(0))
-        is_plain = fields_of(tuple(column.field for column in columns))[1]
+        keys, columns = batch.keys, sorted(batch.columns.items())
+        is_plain = fields_of(tuple(field for field, _ in columns))[1]
         if len(set(keys)) < len(keys) or not self._keys.isdisjoint(keys):
             is_plain = False
-        shard = sys.intern(batch.url)
+        shard = sys.intern(batch.names[0])
         row = 0
         while row < len(keys):
             stop = len(keys)
@@ -191,12 +190,15 @@ class TarWriter(_Writer):
             if not is_plain:
                 stop = row
             elif members is not None:
-                unknown = [column.next_row(row) for column in columns if column.field not in members.fields]
+                unknown = [payloads.next_row(row) for field, payloads in columns if field not in members.fields]
                 stop = min([stop, *(first for first in unknown if first >= 0)])
-                numbers = [members.fields.get(column.field, 0) for column in columns]
+                numbers = [members.fields.get(field, 0) for field, _ in columns]
             end, offset = row, self.end
             if row < stop:
-                plain = [(column.field, number, *column[1:]) for column, number in zip(columns, numbers)]
+                plain = [
+                    (field, number, payloads.addresses, payloads.sizes)
+                    for (field, payloads), number in zip(columns, numbers)
+                ]
                 end, packed, arrays = plain_rows(keys, plain, row, stop, LARGE, PACKED, offset, self.samples)
             if end == row:
                 yield batch.sample(row)

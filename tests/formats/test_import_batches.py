@@ -15,7 +15,8 @@ from inline import Inline
 
 from tarshards import Ledger, TarWriter, import_dataset, read_samples
 from tarshards.errors import TarshardsError
-from tarshards.samples.batch import FieldColumn, SampleBatch
+from tarshards.formats.naming import rows_batch
+from tarshards.samples.payloads import Payloads
 from tarshards.tar.read import LARGE
 
 try:
@@ -140,7 +141,8 @@ def test_all_rows_of_plain_names_are_packed_together(tmp_path):
 
 
 def test_a_key_of_an_earlier_batch_is_refused(tmp_path):
-    batches = [SampleBatch(keys, "u", [FieldColumn.of("txt", [b"1", b"2"])]) for keys in (["a", "b"], ["c", "a"])]
+    columns = {"txt": Payloads.joined([b"1", b"2"])}
+    batches = [rows_batch(keys, columns, {}, range(2), "u") for keys in (["a", "b"], ["c", "a"])]
     with TarWriter(tmp_path / "a.tar") as writer:
         assert list(writer.write_batch(batches[0])) == []
         assert [sample["__key__"] for sample in writer.write_batch(batches[1])] == ["c", "a"]

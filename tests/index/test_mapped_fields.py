@@ -16,8 +16,9 @@ from tarshards.errors import OpenError, SampleError
 from tarshards.index import mapped_fields
 from tarshards.index.access import SampleSequence
 from tarshards.index.build import build_index
-from tarshards.index.mapped_fields import BatchKeys, MappedFields, find_in_samples
+from tarshards.index.mapped_fields import MappedFields, find_in_samples
 from tarshards.samples.fields import parse_terms
+from tarshards.samples.payloads import BatchKeys
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.manifest import Shards
 
@@ -56,12 +57,12 @@ def test_the_first_alternative_that_is_there_is_found(find):
     )
     assert found.failures[2].key == "17"
     good = found.keep(np.array([1, 3, 4, 6]))
-    assert [bytes(data) for data in good.payloads[0]] == [b"", b"pppp", b"jjjjjjjjj", b"pppp"]
-    assert [bytes(data) for data in good.payloads[1]] == [b"0", b"4", b"9", b"4"]
+    assert [bytes(data) for data in good.columns["picture"]] == [b"", b"pppp", b"jjjjjjjjj", b"pppp"]
+    assert [bytes(data) for data in good.columns["cls"]] == [b"0", b"4", b"9", b"4"]
     part = found.part(2, 6)
     assert part.failures.keys() == {0, 3}
     assert part.keys == ["17", "04", "09", "05"]
-    assert bytes(part.payloads[0][2]) == b"jjjjjjjjj"
+    assert bytes(part.columns["picture"][2]) == b"jjjjjjjjj"
 
 
 @pytest.mark.parametrize("change", ["written to", "removed"])
@@ -146,7 +147,7 @@ def test_links_are_read_and_samples_at_fault_fail(tmp_path):
     assert failures.keys() == {1}
     assert failures[1].key == "2"
     good = found.keep(np.array([0, 2, 3]))
-    assert list(good.payloads[0]) == [b"33333", b"00000", b"00000"]
+    assert list(next(iter(good.columns.values()))) == [b"33333", b"00000", b"00000"]
     assert good.keys == ["3", "1", "0"]
 
 

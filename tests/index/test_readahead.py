@@ -18,7 +18,7 @@ from programs import load_kernel
 from tarshards import ArrayLoader, ShardWriter, Stream, kernels, readers
 from tarshards.index import readahead
 from tarshards.index.access import SampleSequence, gap_of
-from tarshards.index.memory import address_of
+from tarshards.samples.payloads import address_of
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.ranges import LocalRanges
 from tarshards.tar.read import BLOCK

@@ -251,7 +251,7 @@ READING = """
 import mmap, os, random, resource, sys, threading, time
 import numpy as np
 from tarshards import IndexedShards
-from tarshards.index.memory import Payloads
+from tarshards.samples.payloads import Payloads
 from tarshards.storage.ranges import Mapping
 
 path, way = sys.argv[1:]

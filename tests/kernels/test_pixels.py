@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tarshards.index.memory import Payloads
+from tarshards.samples.payloads import Payloads
 
 
 def noise(height, width, seed=0):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from soak import rounds
 
-from tarshards.index.memory import Payloads
+from tarshards.samples.payloads import Payloads
 
 
 def test_native_arrays_that_do_not_fit_are_refused(rows):

@@ -4,7 +4,6 @@ import os
 import random
 import struct
 import tarfile
-from array import array
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +11,8 @@ from hypothesis import strategies as st
 from soak import rounds
 from tar_corpus import pack, read_whole
 
-from tarshards.samples.batch import FieldColumn
 from tarshards.samples.keys import split_name
+from tarshards.samples.payloads import Payloads
 from tarshards.tar.read import END, pack_members
 
 NAMES = st.one_of(
@@ -56,9 +55,8 @@ def test_fields_without_values_are_refused(tar):
         tar.plain_members("a", ("b", "c"), [b""], 10)
 
 
-def column_of(field: str, number: int, values: list[bytes | None]):
-    of = FieldColumn.of(field, values)
-    return field, number, of.offsets, of.data, of.valid
+def columns_of(fields: list[str], held: list[Payloads], first: int):
+    return [(field, first + i, of.addresses, of.sizes) for i, (field, of) in enumerate(zip(fields, held))]
 
 
 @settings(deadline=None)
@@ -66,7 +64,8 @@ def column_of(field: str, number: int, values: list[bytes | None]):
 def test_rows_are_packed_as_their_samples(tar, data, fields, row, most):
     keys = data.draw(st.lists(NAMES | st.sampled_from(["", "a.b", "a__b", "a/b"]), min_size=3, max_size=6))
     values = [[data.draw(st.none() | SIZES.map(bytes)) for _ in keys] for _ in fields]
-    columns = [column_of(field, 70_000 + number, of) for number, (field, of) in enumerate(zip(fields, values))]
+    payloads = [*map(Payloads.joined, values)]
+    columns = columns_of(fields, payloads, 70_000)
     native, python = (
         tar.plain_rows(keys, columns, row, len(keys), 1000, most, 1 << 40, 7) for kernel in ("native", "python")
     )
@@ -99,7 +98,8 @@ def test_any_rows_are_packed_up_to_the_first_that_is_not_plain(tar):
         fields = rng.sample(["jpg", "cls", "f" * 4, "é"], rng.choice([0, 1, 1, 2, 4]) if seed % 9 else 3)
         limit, most = rng.choice([600, 1000]), rng.choice([0, 1024, 2048, 3000, 1 << 20])
         values = [[rng.choice([None, b"", b"1", bytes(512), bytes(599), bytes(600)]) for _ in held] for _ in fields]
-        columns = [column_of(field, 65_535 + number, of) for number, (field, of) in enumerate(zip(fields, values))]
+        payloads = [*map(Payloads.joined, values)]
+        columns = columns_of(fields, payloads, 65_535)
         row = rng.randrange(len(held))
         end, packed, _ = tar.plain_rows(held, columns, row, rng.randint(row, len(held)), limit, most, 1 << 40, 7)
         assert len(packed) <= most or end == row + 1
@@ -109,11 +109,11 @@ def test_any_rows_are_packed_up_to_the_first_that_is_not_plain(tar):
             tar.plain_members(held[row], names, data, limit)
 
 
-@pytest.mark.parametrize("offsets", [[0, 9], [2, 1], [-1, 2], [0]])
-def test_offsets_outside_the_data_are_refused(tar, offsets):
-    column = ("txt", 0, array("q", offsets), b"data", None)
-    with pytest.raises(ValueError, match="offset"):
-        tar.plain_rows(["a"], [column], 0, 1, 1000, 1000, 0, 0)
+def test_columns_that_are_shorter_than_the_rows_are_refused(tar):
+    payloads = Payloads.joined([b"data"])
+    for addresses, sizes in (payloads.addresses[:0], payloads.sizes), (payloads.addresses, payloads.sizes[:0]):
+        with pytest.raises(ValueError, match="as many addresses and sizes"):
+            tar.plain_rows(["a"], [("txt", 0, addresses, sizes)], 0, 1, 1000, 1000, 0, 0)
     for row, stop in (-1, 1), (0, 2):
         with pytest.raises(ValueError, match="as many keys as rows"):
             tar.plain_rows(["a"], [], row, stop, 1000, 1000, 0, 0)

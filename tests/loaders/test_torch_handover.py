@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from tarshards import IndexedShards, ShardDataset, ShardLoader, collate
 from tarshards.epoch.plan import Order
 from tarshards.errors import OpError
-from tarshards.index.memory import address_of
 from tarshards.loaders.torch.handover import LARGE, Arenas, Handed, Pickled
+from tarshards.samples.payloads import address_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

@@ -17,9 +17,9 @@ from soak import SOAK
 from videos import written
 
 from tarshards import OpenError, ShardWriter, Stream, readers
-from tarshards.index.mapped_fields import LocatedSamples
 from tarshards.loaders.arrays.array_loader import ArrayLoader
 from tarshards.loaders.arrays.readers.reader import Reader
+from tarshards.samples.batch import SampleBatch
 
 SAMPLES, PER_SHARD = 48, 24
 
@@ -49,6 +49,7 @@ import json as json_, os, shutil, subprocess, sys
 from tarshards import ArrayLoader, Stream, readers
 from tarshards.errors import OpenError
 from tarshards.index import mapped_fields
+from tarshards.samples.batch import SampleBatch
 
 source, into, ways, every = sys.argv[1], sys.argv[2], *map(json_.loads, sys.argv[3:])
 
@@ -90,10 +91,10 @@ for number, way in enumerate(ways):
     if os.fork() == 0:
         outcomes = {}
         for place, (moment, kind, name, calls, cut) in enumerate([
-            ("opened", mapped_fields.LocatedSamples, "check", 1, truncate),
+            ("opened", SampleBatch, "check", 1, truncate),
             ("found", mapped_fields.MappedFields, "find", 3, truncate),
-            ("checked", mapped_fields.LocatedSamples, "check", 2, truncate),
-            ("checked, elsewhere", mapped_fields.LocatedSamples, "check", 2, truncate_elsewhere),
+            ("checked", SampleBatch, "check", 2, truncate),
+            ("checked, elsewhere", SampleBatch, "check", 2, truncate_elsewhere),
         ]):
             for threads in 0, 2:
                 for raises in False, True:
@@ -193,7 +194,7 @@ def test_a_row_in_the_page_in_which_its_shard_ends_now_fails(folder, tmp_path, m
     with tarfile.open(path) as archive:
         whole = {member.name: archive.extractfile(member).read() for member in archive}
         cut = archive.getmember(f"018.{field}")
-    errors, check = [], LocatedSamples.check
+    errors, check = [], SampleBatch.check
 
     def check_and_truncate(fields):
         found = check(fields)
@@ -201,7 +202,7 @@ def test_a_row_in_the_page_in_which_its_shard_ends_now_fails(folder, tmp_path, m
             os.truncate(path, cut.offset_data + cut.size - 5)
         return found
 
-    monkeypatch.setattr(LocatedSamples, "check", check_and_truncate)
+    monkeypatch.setattr(SampleBatch, "check", check_and_truncate)
     stream = Stream.from_shards(str(path), shuffle=False, on_error=errors.append)
     loader = ArrayLoader(stream, 12, fields={field: eval(reader, vars(readers))}, threads=0)
     batches = list(loader)

@@ -10,13 +10,14 @@ import numpy as np
 
 from tarshards.epoch.loop import Part
 from tarshards.errors import TarshardsError, shortened
-from tarshards.index.mapped_fields import Failures, LocatedSamples, find_in_samples
-from tarshards.index.memory import Payloads
+from tarshards.index.mapped_fields import find_in_samples
 from tarshards.loaders.arrays.array_loader import ArrayBatchMaker, number_of
 from tarshards.loaders.arrays.assembly import AssembledBatch
+from tarshards.samples.batch import Failures, SampleBatch
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
 from tarshards.samples.member_file import MemberFile
+from tarshards.samples.payloads import Payloads
 
 #: Stands for the error of a sample that did not come out of the ops, which have counted it.
 LEFT_OUT = TarshardsError("left out by an op, or not read")
@@ -40,7 +41,7 @@ class FieldsBatchMaker(ArrayBatchMaker):
 
     def _locate(
         self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray, part: Part | None = None
-    ) -> LocatedSamples:
+    ) -> SampleBatch:
         stream, epoch = self.stream, 0
         if part is None:  # to open the readers: what fails now is counted when its turn comes
             stream = copy.copy(stream)
@@ -51,7 +52,7 @@ class FieldsBatchMaker(ArrayBatchMaker):
         results = stream.read_each(part, epoch)
         return self._find([results.get(row, LEFT_OUT) for row in range(len(part))], numbers)
 
-    def _find(self, results: Sequence[Any], numbers: np.ndarray) -> LocatedSamples:
+    def _find(self, results: Sequence[Any], numbers: np.ndarray) -> SampleBatch:
         """Find the fields of the results of the ops; ``LEFT_OUT`` if there is no result."""
         for sample in results:
             if sample is not LEFT_OUT and not (isinstance(sample, dict) and "__key__" in sample):

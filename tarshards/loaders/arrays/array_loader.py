@@ -23,7 +23,7 @@ from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import SampleError, flag, shortened, whole_number
 from tarshards.index.access import LOOKED_UP
-from tarshards.index.mapped_fields import Failures, LocatedSamples, MappedFields, find_in_samples
+from tarshards.index.mapped_fields import MappedFields, find_in_samples
 from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, Substitution, Transform, has_failed
 from tarshards.loaders.arrays.readers.arrays import Ragged
 from tarshards.loaders.arrays.readers.reader import Reader
@@ -33,6 +33,7 @@ from tarshards.parallel.calls import bounded_map, settled
 from tarshards.parallel.cores import available_cores
 from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import defer_signals
+from tarshards.samples.batch import Failures, SampleBatch
 from tarshards.samples.fields import check_mapping
 from tarshards.samples.ledger import Tally
 from tarshards.stream.collate import sequences
@@ -47,17 +48,17 @@ from tarshards.stream.stream import Stream, check_dataset
 TOGETHER_QUICK = 1 << 17
 
 #: Returns the samples of a batch; returns substitutes for some of them.
-Locate = tuple[Callable[[], LocatedSamples], Substitution | None]
+Locate = tuple[Callable[[], SampleBatch], Substitution | None]
 
 
 class LocatedPart(Part):
     """A part of a plan whose samples have been located, together with those of other parts."""
 
-    def __init__(self, together: Part, samples: LocatedSamples, begin: int, end: int):
+    def __init__(self, together: Part, samples: SampleBatch, begin: int, end: int):
         cut = slice(begin, end)
         own = together.positions[cut], together.shards[cut], together.numbers[cut], together.sample_positions[cut]
         super().__init__(together.plan, *own, None if together.begins is None else together.begins[cut])
-        self.samples: LocatedSamples = samples.part(begin, end)
+        self.samples: SampleBatch = samples.part(begin, end)
 
 
 class ArrayBatchMaker(BatchMaker):
@@ -112,7 +113,7 @@ class ArrayBatchMaker(BatchMaker):
     def _map(self) -> MappedFields | None:
         return self.stream.source.shards.mapped(self.assembler.terms)
 
-    def locate(self, part: Part) -> LocatedSamples:
+    def locate(self, part: Part) -> SampleBatch:
         """Find the fields of the samples of *part*, or read them where shards are not mapped; then they are taken."""
         if isinstance(part, LocatedPart):
             part.taken = len(part)
@@ -136,7 +137,7 @@ class ArrayBatchMaker(BatchMaker):
         substitutes = Substitutes(part)
 
         @contextmanager
-        def drawn(rows: list[int]) -> Iterator[tuple[LocatedSamples, Failures]]:
+        def drawn(rows: list[int]) -> Iterator[tuple[SampleBatch, Failures]]:
             failures: Failures = {}
             with substitutes.drawn(rows) as extra:
                 yield self.locate(extra), failures
@@ -162,7 +163,7 @@ class ArrayBatchMaker(BatchMaker):
         return self.packed(assembled.batch)
 
     def assemble(
-        self, locate: Callable[[], LocatedSamples], epoch: int, substitution: Substitution | None = None
+        self, locate: Callable[[], SampleBatch], epoch: int, substitution: Substitution | None = None
     ) -> AssembledBatch:
         """Assemble the next batch, of the samples of an epoch that *locate* returns."""
         assembler = self.assembler = self.assembler.at(epoch)
@@ -204,7 +205,7 @@ class ArrayBatchMaker(BatchMaker):
 
     def _locate(
         self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray, part: Part | None = None
-    ) -> LocatedSamples:
+    ) -> SampleBatch:
         reader = self.stream.source.shards
         if self.mapped is not None:
             return self.mapped.find(shards, samples, numbers)
@@ -353,7 +354,7 @@ class ArrayLoader(ResumableLoader):
         read, failed, delivered, discarded = Count(), 0, 0, 0
         counted = read.over(samples)
 
-        def locate(raw: Future[list[dict[str, Any]]]) -> LocatedSamples:
+        def locate(raw: Future[list[dict[str, Any]]]) -> SampleBatch:
             results = raw.result()
             numbers = np.array([number_of(sample["__key__"]) for sample in results], np.uint64)
             return find_in_samples(results, assembler.terms, numbers)

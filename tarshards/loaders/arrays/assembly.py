@@ -16,19 +16,19 @@ import numpy as np
 
 from tarshards.epoch.permutations import fold
 from tarshards.errors import DecodeError, SampleError, TarshardsError, check_function
-from tarshards.index.mapped_fields import Failures, LocatedSamples
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers import reader_of
 from tarshards.loaders.arrays.readers.arrays import Ragged
 from tarshards.loaders.arrays.readers.reader import Reader
+from tarshards.samples.batch import Failures, SampleBatch
 from tarshards.samples.fields import Term, parse_terms
+from tarshards.samples.payloads import Payloads
 from tarshards.stream.collate import not_as_long
 
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 
 #: Gives the next substitutes for the samples in some rows of a batch, and counts them afterwards, by the failures that
 #: were put into the dict.
-Substitution = Callable[[list[int]], AbstractContextManager[tuple[LocatedSamples, Failures]]]
+Substitution = Callable[[list[int]], AbstractContextManager[tuple[SampleBatch, Failures]]]
 
 _one = [object()]
 ALONE = sys.getrefcount(_one[0])  # the count of an object that only a list refers to
@@ -60,7 +60,7 @@ class Assembler:
 
     def __init__(self, fields: Mapping[str, Any], transforms: Iterable[Transform], size: int, kept: int, ring: bool):
         self.terms: list[Term] = [_term(name) for name in fields]
-        self.names: list[str] = [term.name or term.alternatives[0] for term in self.terms]
+        self.names: list[str] = [term.column for term in self.terms]
         if len({*self.names, "__key__"}) <= len(self.names):
             raise ValueError(f"two fields of one name: {' '.join(self.names)}")
         self.readers: list[Reader] = [reader_of(reader) for reader in fields.values()]
@@ -95,7 +95,7 @@ class Assembler:
             self.readers = [reader.open(name, b"") for reader, name in zip(self.readers, names)]
             self.is_open = True
 
-    def open(self, samples: LocatedSamples) -> Failures:
+    def open(self, samples: SampleBatch) -> Failures:
         """Let the readers determine the form of their fields from the first sample that they can read.
 
         Returns what failed before it.
@@ -112,11 +112,11 @@ class Assembler:
                 if row in failures:
                     continue
                 opened = []
-                for column, (reader, term) in enumerate(zip(self.readers, self.terms)):
+                for reader, term in zip(self.readers, self.terms):
                     try:
-                        opened.append(reader.open(term.alternatives[0].lower(), samples.copy(column, row)))
+                        opened.append(reader.open(term.alternatives[0].lower(), samples.copy(term.column, row)))
                     except DecodeError as error:
-                        failures[row] = self._located(error, samples, row, column)
+                        failures[row] = _located(error, samples, row, term.column)
                         break
                     except OSError as error:
                         failures[row] = samples.unreadable(row, error)
@@ -146,7 +146,7 @@ class Assembler:
 
     def assemble(
         self,
-        locate: Callable[[], LocatedSamples],
+        locate: Callable[[], SampleBatch],
         key: np.ndarray,
         number: int,
         substitution: Substitution | None = None,
@@ -178,13 +178,13 @@ class Assembler:
             rng = np.random.default_rng([int(draws[0]), 1])
             for transform in self.transforms:
                 batch = transform(batch, rng)
-        size = sum(int(payloads.sizes.sum()) for payloads in read.payloads) if read is not None else 0
+        size = sum(int(payloads.sizes.sum()) for payloads in read.columns.values()) if read is not None else 0
         times = between - begun, time.perf_counter() - between
         return AssembledBatch(batch, len(samples), failures, size, *times, substituted)
 
     def _batch(
-        self, samples: LocatedSamples, failures: Failures, draws: np.ndarray, number: int
-    ) -> tuple[dict[str, Any], LocatedSamples | None, Failures]:
+        self, samples: SampleBatch, failures: Failures, draws: np.ndarray, number: int
+    ) -> tuple[dict[str, Any], SampleBatch | None, Failures]:
         """Return what ``_read_batch`` does, also where a mapped shard has shrunk."""
         try:
             return self._read_batch(samples, failures, draws, number)
@@ -193,8 +193,8 @@ class Assembler:
             return self._read_batch(samples, shrunk | failures, draws, number)
 
     def _read_batch(
-        self, samples: LocatedSamples, failures: Failures, draws: np.ndarray, number: int
-    ) -> tuple[dict[str, Any], LocatedSamples | None, Failures]:
+        self, samples: SampleBatch, failures: Failures, draws: np.ndarray, number: int
+    ) -> tuple[dict[str, Any], SampleBatch | None, Failures]:
         """Return the batch without the *failures*, its samples (None if there are none to read), and all failures.
 
         Raises OSError if a mapped shard has shrunk.
@@ -205,11 +205,11 @@ class Assembler:
         if failures:
             kept = np.delete(kept, list(failures))
             read, draws = samples.keep(kept), draws[kept]
-        columns, failed = self._read(read.payloads, draws, number)
+        columns, failed = self._read(read.columns.values(), draws, number)
         if read.pieces is not None:
             self._cut(columns, read, read.pieces, failed)
         if failed:
-            located = {int(kept[i]): self._located(error, read, i, column) for i, (column, error) in failed.items()}
+            located = {int(kept[i]): _located(error, read, i, column) for i, (column, error) in failed.items()}
             failures = {**failures, **located}
             good = np.delete(np.arange(len(kept)), list(failed))
             read, columns = read.keep(good), [_keep(column, good) for column in columns]
@@ -222,19 +222,19 @@ class Assembler:
         return batch, read, failures
 
     def _read(
-        self, payloads: list[Payloads], draws: np.ndarray, number: int
-    ) -> tuple[list[Any], dict[int, tuple[int, DecodeError]]]:
+        self, payloads: Iterable[Payloads], draws: np.ndarray, number: int
+    ) -> tuple[list[Any], dict[int, tuple[str, DecodeError]]]:
         """Read the columns of a batch; of each row that failed, return the first column where it did, and why."""
         columns: list[Any] = []
-        failed: dict[int, tuple[int, DecodeError]] = {}
+        failed: dict[int, tuple[str, DecodeError]] = {}
         for i, (reader, part) in enumerate(zip(self.readers, payloads)):
             column = self.memory.take(i, reader, len(part), number)
             for row, error in reader.read(column, part, draws).items():
-                failed.setdefault(row, (i, error))
+                failed.setdefault(row, (self.names[i], error))
             columns.append(column)
         return columns, failed
 
-    def _cut(self, columns: list[Any], samples: LocatedSamples, pieces: np.ndarray, failed: Container[int]) -> None:
+    def _cut(self, columns: list[Any], samples: SampleBatch, pieces: np.ndarray, failed: Container[int]) -> None:
         """Cut the ragged columns to the *pieces* of samples; raise SampleError for one of another length."""
         begins, most, lengths = pieces.T
         for reader, column in zip(self.readers, columns):
@@ -255,11 +255,12 @@ class Assembler:
         columns = [reader.join(reader.make(0)) if self.is_open else [] for reader in self.readers]
         return {**dict(zip(self.names, columns)), "__key__": []}
 
-    def _located(self, error: TarshardsError, samples: LocatedSamples, row: int, column: int) -> TarshardsError:
-        url, key = samples.names[samples.shards[row]], samples.keys[row]
-        located = DecodeError(error.reason, url=url, key=key, field=self.names[column])
-        located.__cause__ = error.__cause__
-        return located
+
+def _located(error: TarshardsError, samples: SampleBatch, row: int, column: str) -> TarshardsError:
+    url, key = samples.names[samples.shards[row]], samples.keys[row]
+    located = DecodeError(error.reason, url=url, key=key, field=column)
+    located.__cause__ = error.__cause__
+    return located
 
 
 def has_failed(error: Exception) -> bool:

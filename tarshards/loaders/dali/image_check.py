@@ -55,7 +55,7 @@ class ImageGuard:
         if any("*" in term.alternatives for term in terms):
             raise ValueError("DALI needs fields by name, not *")
         self.fields: list[list[str]] = [term.alternatives for term in terms]
-        self.names: list[str] = [term.name or term.alternatives[0] for term in terms]
+        self.names: list[str] = [term.column for term in terms]
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"two fields are named {max(self.names, key=self.names.count)}")
         self.on_bad, self.check = on_bad, check

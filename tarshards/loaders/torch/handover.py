@@ -24,10 +24,10 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from tarshards.epoch.loop import Outcome
-from tarshards.index.memory import address_of
 from tarshards.loaders.arrays.assembly import ALONE, Memory
 from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.loaders.monitor import BatchWork
+from tarshards.samples.payloads import address_of
 
 APART = 1 << 40  # bytes between two arenas in their sparse file
 STEP = 1 << 16  # bytes; the size of an arena is a multiple of them

@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 from PIL import Image
 
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.draws import draws_of
+from tarshards.samples.payloads import Payloads
 
 
 def picture(height, width, seed=0):

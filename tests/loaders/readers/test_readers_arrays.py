@@ -12,10 +12,10 @@ from readers_data import npy, read, whole
 
 from tarshards import ArrayLoader, Ledger, ShardWriter, Stream
 from tarshards.errors import DecodeError
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.arrays import array, ragged
 from tarshards.loaders.arrays.readers.images import image
 from tarshards.loaders.arrays.readers.parsed import integer
+from tarshards.samples.payloads import Payloads
 
 ANY = st.one_of(hnp.integer_dtypes(), hnp.floating_dtypes(), hnp.complex_number_dtypes(), hnp.datetime64_dtypes())
 

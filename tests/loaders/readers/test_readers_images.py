@@ -13,10 +13,10 @@ from PIL import Image, ImageOps
 from readers_data import npy, picture, read, saved, whole
 
 from tarshards.errors import DecodeError
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers import crops, images
 from tarshards.loaders.arrays.readers.draws import draws_of
 from tarshards.loaders.arrays.readers.images import image
+from tarshards.samples.payloads import Payloads
 
 BILINEAR = Image.Resampling.BILINEAR
 PICTURES = [picture(40, 60, 0), picture(64, 48, 1), picture(33, 35, 2), picture(120, 100, 3)]

@@ -6,9 +6,9 @@ from readers_data import whole
 
 from tarshards import ArrayLoader, ShardWriter, Stream, readers
 from tarshards.index.build import build_index
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.draws import draws_of
 from tarshards.samples.codecs import encode_field
+from tarshards.samples.payloads import Payloads
 
 
 def failures(reader, datas):

@@ -13,9 +13,9 @@ from soak import SOAK
 
 from tarshards import Stream, TarWriter, readers
 from tarshards.errors import DecodeError, EncodeError
-from tarshards.index.memory import Payloads
 from tarshards.samples.codecs import decode_field, encode_field
 from tarshards.samples.codecs.media.audio import EXTENSIONS, decode_audio
+from tarshards.samples.payloads import Payloads
 
 RATE = 16000
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "audio-text-ragged.md"

@@ -22,10 +22,10 @@ from with_torch import needs_torch, torch
 
 from tarshards import readers
 from tarshards.errors import DecodeError, EncodeError
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.draws import draws_of
 from tarshards.samples.codecs import decode_field, encode_field, image_headers
 from tarshards.samples.codecs.image import EXTENSIONS, IMAGESPECS, decode_image, is_sound_jpeg
+from tarshards.samples.payloads import Payloads
 from tarshards.stream.ops import decode
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "images.md"

@@ -14,10 +14,10 @@ import numpy as np
 
 from tarshards import kernels
 from tarshards.errors import DecodeError
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.reader import Batch, Reader
 from tarshards.samples.codecs.npy import HEAD, MAGIC, MAX_HEADER, ArrayHeader, is_npy, parse_header
 from tarshards.samples.codecs.registry import FAMILY_OF_EXTENSION
+from tarshards.samples.payloads import Payloads
 
 # Extensions of files with headers, or of compressed ones.
 FORMATS = frozenset(("gz", "npz", "pt", "pth", "pkl", "pickle", "pyd", "ten", "tb", "tenbin", "mp", "msg", "msgpack"))

@@ -17,12 +17,12 @@ import numpy as np
 
 from tarshards import kernels
 from tarshards.errors import DecodeError, shortened, whole_number
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers import crops
 from tarshards.loaders.arrays.readers.arrays import Rows, header_as
 from tarshards.loaders.arrays.readers.reader import Batch, Reader, failure, sides_of, stack
 from tarshards.samples.codecs.image import decode_image, open_image, oriented, read_orientation
 from tarshards.samples.codecs.npy import is_npy
+from tarshards.samples.payloads import Payloads
 
 Crop = Literal["none", "center", "random_resized"]
 Layout = Literal["HWC", "CHW"]

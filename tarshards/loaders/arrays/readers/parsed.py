@@ -9,11 +9,11 @@ import numpy as np
 
 from tarshards import kernels
 from tarshards.errors import DecodeError, check_function
-from tarshards.index.memory import Payloads
 from tarshards.loaders.arrays.readers.reader import Batch, Reader, stack
 from tarshards.samples.codecs import ByExtension
 from tarshards.samples.codecs.basic import decode_integer, decode_text, encoding_of
 from tarshards.samples.codecs.image import check_imagespec
+from tarshards.samples.payloads import Payloads
 from tarshards.storage.remote import check_ratio
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tarshards.errors import DecodeError, whole_number
-from tarshards.index.memory import Payloads
+from tarshards.samples.payloads import Payloads
 
 Batch = Any  # an array with a row for each sample, or a list with an element for each
 

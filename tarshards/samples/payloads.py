@@ -1,12 +1,9 @@
-"""The bytes of many samples by their addresses in memory, and the kernels that work on them without the GIL.
-
-The kernels are in C (``_rows.c``, ``_pixels.c``), or if these are not compiled, their twins in Python.
-"""
+"""The keys of many samples, and the bytes of a field of each by their addresses in memory, which kernels work on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, overload
 
 import numpy as np
 
@@ -16,8 +13,9 @@ from tarshards import kernels
 class Payloads:
     """The bytes of one field of several samples: of sample i, sizes[i] bytes at addresses[i], int64 and uint64.
 
-    *held* are the objects that own them. A mapping among these cannot be closed while it is referred to. Only the
-    kernels may touch its bytes: if its file has shrunk, they raise OSError.
+    A negative size means that the sample has no such field. *held* are the objects that own the bytes. A mapping among
+    these cannot be closed while it is referred to. Only the kernels may touch its bytes: if its file has shrunk, they
+    raise OSError.
 
     >>> payloads = Payloads.within(b"cat;dog", [4, 0], [3, 3])
     >>> list(payloads), payloads[1:][0]
@@ -36,6 +34,21 @@ class Payloads:
         return cls(views, np.array([*map(address_of, views)], np.uint64), np.array([*map(len, views)], np.int64))
 
     @classmethod
+    def joined(cls, values: Sequence[bytes | None]) -> Payloads:
+        """Return a copy of *values*, where None means that a sample has no such field.
+
+        >>> payloads = Payloads.joined([b"a", None, b"bc"])
+        >>> payloads.sizes.tolist(), payloads[2]
+        ([1, -1, 2], b'bc')
+        """
+        held: Sequence[bytes] = [value or b"" for value in values] if None in values else values  # type: ignore
+        sizes = np.fromiter(map(len, held), np.int64, len(held))
+        view = memoryview(b"".join(held))
+        starts = (np.cumsum(sizes) - sizes).view(np.uint64)
+        payloads = cls(view, starts + np.uint64(address_of(view)), sizes)
+        return payloads if held is values else payloads.where([value is not None for value in values])
+
+    @classmethod
     def within(cls, buffer: Any, starts: Any, sizes: Any) -> Payloads:
         """Return the *sizes* bytes at *starts* of a buffer; raise ValueError if they are not in it."""
         view = memoryview(buffer).cast("B")
@@ -46,6 +59,15 @@ class Payloads:
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    def where(self, has_field: Any) -> Payloads:
+        """Return these payloads for the samples that have the field according to an array or list of bools."""
+        return Payloads(self.held, self.addresses, np.where(has_field, self.sizes, -1))
+
+    def next_row(self, row: int) -> int:
+        """Return the number of the first sample from *row* on that has the field; -1 if there is none."""
+        found = np.flatnonzero(self.sizes[row:] >= 0)
+        return row + int(found[0]) if len(found) else -1
 
     def beginnings(self, size: int) -> list[bytes]:
         """Return copies of the first *size* bytes of each payload, or of all that it has.
@@ -79,6 +101,49 @@ class Payloads:
         if isinstance(index, (int, np.integer)):
             return kernels.rows.copy_bytes(int(self.addresses[index]), int(self.sizes[index]))
         return Payloads(self.held, self.addresses[index], self.sizes[index])
+
+
+class BatchKeys(Sequence[str]):
+    """The keys of a batch, equal to a list of them; *find* returns those of some *numbers* when they are needed.
+
+    ``type(keys)(items)``, by which programs rebuild a sequence, gives a list.
+    """
+
+    def __new__(cls, find: Any, numbers: np.ndarray | None = None) -> Any:
+        return list(find) if numbers is None else super().__new__(cls)
+
+    def __init__(self, find: Callable[[np.ndarray], list[str]], numbers: np.ndarray):
+        self._find, self._numbers = find, numbers
+
+    @classmethod
+    def of(cls, keys: Sequence[str]) -> BatchKeys:
+        """Return a batch of known *keys*."""
+        return cls(lambda numbers: [keys[number] for number in numbers.tolist()], np.arange(len(keys)))
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice | np.ndarray) -> BatchKeys: ...
+    def __getitem__(self, index: Any) -> Any:
+        numbers = self._numbers[index]
+        return BatchKeys(self._find, numbers) if isinstance(numbers, np.ndarray) else self._find(numbers[None])[0]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._find(self._numbers))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (list, BatchKeys)) and list(self) == list(other)
+
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
 
 
 def address_of(view: memoryview) -> int:
