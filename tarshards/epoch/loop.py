@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from hashlib import blake2b
@@ -263,7 +263,9 @@ class EpochLoop:
         for shares in growing(self.shares, 1, max(1, LOOKED_UP // self.shares.size)):
             yield from Part.of(self.plan, shares.together()).split(shares.bounds(self.plan.sizes))
 
-    def run(self, read: Callable[[Iterable[Part]], Iterable[T]], parts: Iterable[Part] | None = None) -> Iterator[T]:
+    def run(
+        self, read: Callable[[Iterable[Part]], Iterable[T]], parts: Iterable[Part] | None = None
+    ) -> Generator[T, None, None]:
         """Yield the results of *read* for the parts (default: those of the shares): one for each part, in order.
 
         *read* counts in each part the samples that it took, and may take parts ahead. A part is counted when its result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import select
@@ -19,8 +18,6 @@ from tarshards.errors import OpenError, visible
 from tarshards.feed.encryption import check_address, serve_with
 from tarshards.feed.identity import identity, loader_of
 from tarshards.feed.messages import COUNTED, REQUESTS, TOGETHER, decode, encode, encoded_error
-from tarshards.loaders.arrays.array_loader import ArrayBatchMaker
-from tarshards.loaders.arrays.assembly import Memory
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Stopwatch
 from tarshards.parallel.cores import available_cores
@@ -100,10 +97,10 @@ class Feeder:
             raise OpenError(error.strerror or str(error), url=address, errno=error.errno) from error
         self.address: Any = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         maker = loader.passes.maker
-        if isinstance(maker, ArrayBatchMaker):
-            maker.open()  # once, for all threads
+        maker.open()
         for _ in range(self.threads):
-            Thread(target=self._serve, args=(_without_state(maker),), name="tarshards-feed", daemon=True).start()
+            own = maker.for_thread(_Collected())
+            Thread(target=self._serve, args=(own,), name="tarshards-feed", daemon=True).start()
 
     def run(self, until_closed: int | None = None) -> None:
         """Answer until a signal handler raises, ``stop`` is called, or the descriptor *until_closed* is closed."""
@@ -214,7 +211,7 @@ def _made(maker: BatchMaker, request: _Request, begun: float, stopwatch: Stopwat
         if unread is not None:
             raise unread
         left_out = None if part.left_out is None else _as_data(part.left_out)
-        traffic = stopwatch.take().traffic
+        _, traffic = stopwatch.take()
         reply["counts"] = [part.taken, part.quarantined, part.members, left_out]
         reply["errors"] = [[was_read, encoded_error(error)] for was_read, error in ledger.errors]
         reply["work"] = [perf_counter() - begun, list(vars(traffic).values())]
@@ -229,15 +226,3 @@ def _made(maker: BatchMaker, request: _Request, begun: float, stopwatch: Stopwat
 def _as_data(tally: Tally) -> dict[str, Any]:
     """Return the counts of the samples of a batch; errors are sent separately."""
     return {name: getattr(tally, name) for name in COUNTED} | {"filtered": dict(tally.filtered)}
-
-
-def _without_state(maker: BatchMaker) -> BatchMaker:
-    """Return a copy of *maker* for one thread, which keeps the errors of a batch for the consumer."""
-    own = copy.copy(maker)
-    own.stream = copy.copy(maker.stream)
-    own.stream.source = maker.stream.source.with_ledger(_Collected())
-    if isinstance(own, ArrayBatchMaker):
-        own.assembler = copy.copy(own.assembler)
-        # Not a ring of buffers: a batch stays in its buffers until it has been sent.
-        own.assembler.memory = Memory(len(own.assembler.terms), own.size, 4, False)
-    return own

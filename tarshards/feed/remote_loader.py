@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
@@ -17,8 +16,8 @@ from tarshards.errors import whole_number
 from tarshards.feed.feeders import Delivery, Feeders
 from tarshards.feed.identity import identity, loader_of
 from tarshards.feed.messages import COUNTED, decoded_error
-from tarshards.loaders.monitor import BatchWork, Monitor
-from tarshards.loaders.passes import Pass, Passes, ResumableLoader
+from tarshards.loaders.monitor import Monitor
+from tarshards.loaders.passes import Pass, ResumableLoader
 from tarshards.samples.ledger import Tally
 
 FED = 0.5  # feeders busy for at least this fraction of the time are the limit; otherwise it is the link
@@ -77,7 +76,7 @@ class RemoteLoader(ResumableLoader):
         timeout: float = 300.0,
     ):
         self._local = loader_of(spec)
-        self.passes: Passes = self._local.passes
+        self.passes = self._local.passes
         self._prefetch = None if prefetch is None else whole_number("prefetch", prefetch, 1)
         self._connect = partial(
             Feeders,
@@ -95,15 +94,11 @@ class RemoteLoader(ResumableLoader):
         return self._local.finished(self._fed(this))
 
     def _fed(self, this: Pass) -> Generator[Any, None, None]:
-        maker, plan, rank = self.passes.maker, this.plan, this.world.rank
-        assert plan is not None  # loader_of has checked that
-        source = copy.copy(maker.stream.source)
-        source.shards = _ReadElsewhere(source.shards)
-        shares = maker.shares(plan, rank)
-        dropped = maker.dropped(plan, rank)
-        loop = source.loop(plan, this.world, shares, of=this.of, dropped=dropped)
-        request = {"epoch": this.epoch, "state": this.state, "rank": rank, "ranks": plan.ranks}
-        group = -(-plan.block_and_reach[1] // (maker.size * plan.ranks))
+        loop = self.passes.loop(this)
+        loop.reader = _ReadElsewhere(loop.reader)  # type: ignore[assignment]
+        plan, shares = loop.plan, loop.shares
+        request = {"epoch": this.epoch, "state": this.state, "rank": this.world.rank, "ranks": plan.ranks}
+        group = -(-plan.block_and_reach[1] // (shares.size * plan.ranks))
         with self._feeders() as feeders:
             delivery = Delivery(feeders, uuid4().hex, request, len(shares), window=self._prefetch, group=group)
             try:
@@ -146,9 +141,7 @@ class RemoteLoader(ResumableLoader):
             assert isinstance(monitor, FeedMonitor)
             monitor.threads, monitor.again = max(1, threads), delivery.again
             monitor.samples += part.taken - part.quarantined
-            work = BatchWork.of(*words["work"])
-            monitor.add(work)
-            monitor.traffic += work.traffic
+            monitor.add_sent(*words["work"])
             yield words.pop("batch")
 
     def close(self) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from tarshards.errors import SampleError, flag, shortened, whole_number
-from tarshards.stream.sources import PlannedSource
+from tarshards.samples.ledger import Ledger
+from tarshards.stream.sources import PlannedSource, check_state
 from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
@@ -51,6 +53,16 @@ class BatchMaker:
             packing = packing.with_lengths(lengths)
         self.packing = packing
 
+    def open(self) -> None:
+        """Prepare what all batches need, once for all threads or worker processes that make them."""
+
+    def for_thread(self, ledger: Ledger) -> Self:
+        """Return a maker for one thread beside others: errors go to *ledger*, and batches stay as they were made."""
+        own = copy.copy(self)
+        own.stream = copy.copy(self.stream)
+        own.stream.source = self.stream.source.with_ledger(ledger)
+        return own
+
     def unit(self, field: str) -> int:
         """Return the bytes of an element of raw arrays in *field*, by which packing counts; 1 where it is unknown."""
         return 1
@@ -69,7 +81,8 @@ class BatchMaker:
         """Make batch *g* of the rest of an epoch after *state* (None: the whole epoch), without the batches before it.
 
         A loader delivers the same batch as its g-th, on any number of workers or threads. Errors of its samples go to
-        the ledger. Raises TypeError without indexes, and IndexError if there is no such batch.
+        the ledger. Raises TypeError without indexes, StateError for a *state* of another dataset, and IndexError if
+        there is no such batch.
         """
         return self.read(self.part(epoch, state, rank, ranks, g), epoch)
 
@@ -79,6 +92,8 @@ class BatchMaker:
 
         key, planned = (epoch, ranks, repr(state)), self._planned
         if planned is None or planned[0] != key:
+            if state is not None:
+                check_state(state, self.stream.source, ["epoch"])
             plan = self.plan(epoch, ranks, state)
             if plan is None:
                 raise TypeError("a batch alone requires indexed shards; run `tarindex` first")

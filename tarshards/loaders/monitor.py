@@ -7,25 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil
 from time import perf_counter
-from typing import NamedTuple
 
 from tarshards.storage import traffic
 from tarshards.storage.traffic import Traffic
 
 BUSY = 0.8  # the fraction of the time from which on the consumer is the limit
 UNKNOWN = 0.02  # a consumer that works for a smaller fraction of the time is too fast to measure
-
-
-class BatchWork(NamedTuple):
-    """The time to make a batch, with the traffic meanwhile."""
-
-    seconds: float
-    traffic: Traffic
-
-    @classmethod
-    def of(cls, seconds: float, counts: Iterable[float]) -> BatchWork:
-        """Return the work with the *counts* of its traffic, which another process has sent."""
-        return cls(seconds, Traffic(*counts))  # type: ignore[arg-type]
 
 
 class Stopwatch:
@@ -39,10 +26,10 @@ class Stopwatch:
         """Begin to work on a batch."""
         self._begun = perf_counter()
 
-    def take(self) -> BatchWork:
-        """Return the time since the beginning, and the traffic since the last call."""
+    def take(self) -> tuple[float, Traffic]:
+        """Return the seconds since the beginning, and the traffic since the last call."""
         before, self._before = self._before, traffic.so_far()
-        return BatchWork(perf_counter() - self._begun, self._before - before)
+        return perf_counter() - self._begun, self._before - before
 
 
 @dataclass
@@ -67,10 +54,16 @@ class Monitor:
     bytes: int = 0
     traffic: Traffic = field(default_factory=Traffic)
 
-    def add(self, work: BatchWork) -> None:
+    def add(self, seconds: float, traffic: Traffic) -> None:
         """Count the work of a thread or worker that reads and decodes in turn: it reads while it waits."""
-        self.reading += work.traffic.waited
-        self.decoding += max(0.0, work.seconds - work.traffic.waited)
+        self.reading += traffic.waited
+        self.decoding += max(0.0, seconds - traffic.waited)
+
+    def add_sent(self, seconds: float, counts: Iterable[float]) -> None:
+        """Count the work of another process, with its traffic, of which it has sent the *counts*."""
+        sent = Traffic(*counts)  # type: ignore[arg-type]
+        self.add(seconds, sent)
+        self.traffic += sent
 
     @property
     def seconds(self) -> float:

@@ -25,6 +25,7 @@ from tarshards.stream.sources import ShardSource, check_order, check_ordered, ch
 from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
+    from tarshards.epoch.loop import EpochLoop
     from tarshards.epoch.plan import PlannedEpoch
 
 T = TypeVar("T")
@@ -106,6 +107,20 @@ class Passes:
         this.last = this.state.get("last") if this.state and this.plan is None else None
         self._current = this
         return this
+
+    def loop(self, this: Pass) -> EpochLoop:
+        """Return the loop over the batches of a planned pass; the caller runs it, then audits its tally."""
+        maker, plan = self.maker, this.plan
+        assert plan is not None
+        shares, dropped = maker.shares(plan, this.world.rank), maker.dropped(plan, this.world.rank)
+        loop: EpochLoop = self.stream.source.loop(plan, this.world, shares, of=this.of, dropped=dropped)
+        return loop
+
+    def samples(self, this: Pass) -> Generator[Any, None, None]:
+        """Return the samples of a pass without a plan, also those before its state."""
+        version = version_of(this.state, self.stream.source)
+        samples: Generator[Any, None, None] = self.stream.iterate(this.epoch, this.world, version)
+        return samples
 
     def deliver(self, this: Pass, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
         """Yield the *batches* of a pass, each with whether it is the last.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from tarshards.errors import StateError, whole_number
 from tarshards.loaders.batches import BatchMaker
 from tarshards.samples.codecs import decode_field
-from tarshards.stream.sources import check_state
 from tarshards.stream.stream import Stream
 from tarshards.view.viewed_shards import ViewedShards, parse_number
 
@@ -46,8 +44,10 @@ class EpochBatches:
         maker = self._maker(wanted["seed"], wanted["shuffle"], wanted["batch_size"])
         state, number = None, wanted["epoch"]
         if wanted["state"] is not None:
-            state = self._state(wanted["state"], maker)
-            number = state["epoch"]
+            state = state_in(wanted["state"])
+            if state is None:
+                raise StateError(NO_STATE)
+            number = state.get("epoch", number)
         part = maker.part(number, state, rank, ranks, g)
         batches = len(maker.shares(part.plan, rank))
         begins = np.array([self.viewed.begin(shard) for shard in part.shards.tolist()], np.int64)
@@ -61,14 +61,6 @@ class EpochBatches:
             stream = Stream.from_shards(viewed.shards, shuffle=shuffle, seed=seed, index=True)
             self._last = key, BatchMaker(stream, size)
         return self._last[1]
-
-    @staticmethod
-    def _state(given: Any, maker: BatchMaker) -> Mapping[str, Any]:
-        state = state_in(given)
-        if state is None:
-            raise StateError(NO_STATE)
-        check_state(state, maker.stream.source, ["epoch"])
-        return state
 
 
 def read_state(data: bytes) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tarshards.feed import feeder as feeder_module
 from tarshards.feed.feeder import Feeder
 from tarshards.feed.feeders import ask_status
 from tarshards.feed.messages import ANSWERS
+from tarshards.loaders.arrays.array_loader import ArrayBatchMaker
 
 pytest.importorskip("zmq")
 
@@ -222,7 +223,7 @@ def test_a_feeder_that_differs_is_refused_by_name(monkeypatch, tmp_path, dataset
 
 
 def test_a_feeder_that_cannot_read_is_no_outcome_while_another_can(monkeypatch):
-    read = feeder_module.ArrayBatchMaker.read
+    read = ArrayBatchMaker.read
     failed = []
 
     def unreadable(maker, part, epoch):
@@ -232,7 +233,7 @@ def test_a_feeder_that_cannot_read_is_no_outcome_while_another_can(monkeypatch):
         return read(maker, part, epoch)
 
     expected = batches(feed_specs.arrays())
-    monkeypatch.setattr(feeder_module.ArrayBatchMaker, "read", unreadable)
+    monkeypatch.setattr(ArrayBatchMaker, "read", unreadable)
     with fed("arrays", 3, threads=1) as loader:
         assert batches(loader) == expected
         assert loader.ledger.quarantined == []
@@ -240,7 +241,7 @@ def test_a_feeder_that_cannot_read_is_no_outcome_while_another_can(monkeypatch):
 
 
 def test_a_batch_that_one_feeder_cannot_read_waits_for_another_that_comes_late(monkeypatch):
-    read, port = feeder_module.ArrayBatchMaker.read, free_port()
+    read, port = ArrayBatchMaker.read, free_port()
     late: list[Feeder] = []
 
     def unreadable(maker, part, epoch):
@@ -249,7 +250,7 @@ def test_a_batch_that_one_feeder_cannot_read_waits_for_another_that_comes_late(m
         return read(maker, part, epoch)
 
     expected = batches(feed_specs.arrays())
-    monkeypatch.setattr(feeder_module.ArrayBatchMaker, "read", unreadable)
+    monkeypatch.setattr(ArrayBatchMaker, "read", unreadable)
 
     def begin() -> None:
         late.append(Feeder("feed_specs:arrays", f"tcp://127.0.0.1:{port}", threads=1))
@@ -271,7 +272,7 @@ def test_what_no_feeder_can_read_is_an_error(monkeypatch):
     def unreadable(maker, part, epoch):
         raise OpenError("no such file", url="a.tar")
 
-    monkeypatch.setattr(feeder_module.ArrayBatchMaker, "read", unreadable)
+    monkeypatch.setattr(ArrayBatchMaker, "read", unreadable)
     with fed("arrays", 2) as loader, pytest.raises(OpenError, match=r"a\.tar: no such file \(feeder tcp"):
         list(loader)
 

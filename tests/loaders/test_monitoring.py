@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tarshards.loaders.monitor import BatchWork, Monitor
+from tarshards.loaders.monitor import Monitor
 from tarshards.storage.traffic import Traffic
 
 
@@ -28,7 +28,7 @@ def test_the_limit_is_what_would_have_to_be_faster(waited, consumed, reading, ne
 
 def test_work_is_waiting_for_the_network_or_decoding():
     monitor = Monitor()
-    monitor.add(BatchWork(3.0, Traffic(requests=1, waited=1.0)))
+    monitor.add(3.0, Traffic(requests=1, waited=1.0))
     assert (monitor.reading, monitor.decoding) == (1, 2)
 
 

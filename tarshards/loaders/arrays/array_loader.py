@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import time
 from collections import deque
@@ -12,19 +13,18 @@ from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from itertools import chain, count, islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from tarshards.epoch.loop import EpochLoop, Part, growing
 from tarshards.epoch.packing import Packing
 from tarshards.epoch.permutations import hash_of
-from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import SampleError, flag, shortened, whole_number
 from tarshards.index.access import LOOKED_UP
 from tarshards.index.mapped_fields import MappedFields, find_in_samples
-from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, Substitution, Transform, has_failed
+from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, Memory, Substitution, Transform, has_failed
 from tarshards.loaders.arrays.readers.arrays import Ragged
 from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.loaders.batches import BatchMaker
@@ -35,11 +35,11 @@ from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import defer_signals
 from tarshards.samples.batch import Failures, SampleBatch
 from tarshards.samples.fields import check_mapping
-from tarshards.samples.ledger import Tally
+from tarshards.samples.ledger import Ledger, Tally
 from tarshards.stream.collate import sequences
 from tarshards.stream.following import Count
 from tarshards.stream.other_names import explains
-from tarshards.stream.sources import PlannedSource, Progress, check_replayed, version_of
+from tarshards.stream.sources import PlannedSource, check_replayed
 from tarshards.stream.stream import Stream, check_dataset
 
 # Samples to locate at once where making batches takes hardly longer than that. More have more neighbours that share
@@ -109,6 +109,12 @@ class ArrayBatchMaker(BatchMaker):
             number = np.searchsorted(ends, numbers, "right")
             self.assembler.open(self._locate(number, numbers - (ends - shards.counts)[number], numbers))
             begin, end = end, end + min(end, LOOKED_UP)
+
+    def for_thread(self, ledger: Ledger) -> Self:
+        own = super().for_thread(ledger)
+        own.assembler = copy.copy(own.assembler)
+        own.assembler.memory = Memory(len(own.assembler.terms), own.size, 4, False)  # not a ring
+        return own
 
     def _map(self) -> MappedFields | None:
         return self.stream.source.shards.mapped(self.assembler.terms)
@@ -290,7 +296,7 @@ class ArrayLoader(ResumableLoader):
         def __iter__(self) -> Iterator[dict[str, Any]]: ...
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
-        return self.finished(self._streamed(this) if this.plan is None else self._planned(this, this.plan))
+        return self.finished(self._streamed(this) if this.plan is None else self._planned(this))
 
     def finished(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
         if self.device is None:
@@ -299,12 +305,9 @@ class ArrayLoader(ResumableLoader):
 
         return move(batches, self.device)
 
-    def _planned(self, this: Pass, plan: PlannedEpoch) -> Generator[dict[str, Any], None, None]:
-        maker, source = self.maker, self.maker.stream.source
-        shares = maker.shares(plan, this.world.rank)
-        dropped = maker.dropped(plan, this.world.rank)
-        loop = source.loop(plan, this.world, shares, of=this.of, dropped=dropped)
-        if len(plan):
+    def _planned(self, this: Pass) -> Generator[dict[str, Any], None, None]:
+        maker, loop = self.maker, self.passes.loop(this)
+        if len(loop.plan):
             maker.open()
         mapped = maker.mapped
         with maker.pass_of(this.epoch) as assembler:
@@ -349,8 +352,7 @@ class ArrayLoader(ResumableLoader):
             yield from self._read_in_turn(this, assembler)
 
     def _read_in_turn(self, this: Pass, assembler: Assembler) -> Generator[dict[str, Any], None, None]:
-        source = self.maker.stream.source
-        samples = source.iterate(Progress(this.epoch, this.world, version=version_of(this.state, source)))
+        samples = self.passes.samples(this)
         read, failed, delivered, discarded = Count(), 0, 0, 0
         counted = read.over(samples)
 

@@ -24,7 +24,7 @@ from tarshards.loaders.dali.external_source import (
 from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
 from tarshards.loaders.dali.outputs import ArrayLibrary, numpy_to_array, output_to_arrays
 from tarshards.loaders.monitor import Stopwatch
-from tarshards.loaders.passes import Pass, Passes, ResumableLoader
+from tarshards.loaders.passes import Pass, ResumableLoader
 from tarshards.samples.ledger import Ledger, PassOf, Tally
 
 Device = Literal["gpu", "cpu"]
@@ -101,7 +101,7 @@ class DaliLoader(ResumableLoader):
 
     def __init__(self, source: EncodedSource, runner: PipelineRunner, outputs: Sequence[str], library: ArrayLibrary):
         self.source = source
-        self.passes: Passes = source.passes
+        self.passes = source.passes
         self._runner, self._outputs, self._library = runner, outputs, library
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
@@ -110,7 +110,7 @@ class DaliLoader(ResumableLoader):
         with self.source.counted(this), closing(self.source.batches(this)) as batches:
             stopwatch = Stopwatch()
             for batch, pipe, outputs in self._runner.run(batches, seeds, this.of):
-                self.monitor.add(stopwatch.take())
+                self.monitor.add(*stopwatch.take())
                 self.monitor.samples += len(batch.samples)
                 if this.plan is not None:
                     self.source.arrive(batch)

@@ -19,12 +19,10 @@ from tarshards.samples.codecs.npy import is_npy
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
-from tarshards.stream.sources import version_of
 from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import Part
-    from tarshards.epoch.plan import PlannedEpoch
 
 LastBatch = Literal["partial", "pad", "drop"]
 
@@ -201,20 +199,18 @@ class BatchSource(EncodedSource):
 
     def _batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
         try:
-            yield from self._streamed(this) if this.plan is None else self._planned(this, this.plan)
+            yield from self._streamed(this) if this.plan is None else self._planned(this)
         finally:
             self.maker.stream.report()
 
-    def _planned(self, this: Pass, plan: PlannedEpoch) -> Iterator[EncodedBatch]:
-        stream, shares = self.maker.stream, self.maker.shares(plan, this.world.rank)
-        dropped = self.maker.dropped(plan, this.world.rank)
-        loop = stream.source.loop(plan, this.world, shares, of=this.of, dropped=dropped)
+    def _planned(self, this: Pass) -> Iterator[EncodedBatch]:
+        loop = self.passes.loop(this)
         yield from loop.run(partial(map, partial(self.maker.read, epoch=this.epoch)))
-        stream.ledger.audit([loop.tally])
+        self.maker.stream.ledger.audit([loop.tally])
 
     def _streamed(self, this: Pass) -> Iterator[EncodedBatch]:
         maker = self.maker
-        samples = maker.stream.iterate(this.epoch, this.world, version_of(this.state, maker.stream.source))
+        samples = self.passes.samples(this)
         for _ in islice(samples, this.passed * maker.size):
             pass
         while chunk := list(islice(samples, maker.size)):

@@ -26,8 +26,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from tarshards.epoch.loop import Outcome
 from tarshards.loaders.arrays.assembly import ALONE, Memory
 from tarshards.loaders.arrays.readers.reader import Reader
-from tarshards.loaders.monitor import BatchWork
 from tarshards.samples.payloads import address_of
+from tarshards.storage.traffic import Traffic
 
 APART = 1 << 40  # bytes between two arenas in their sparse file
 STEP = 1 << 16  # bytes; the size of an arena is a multiple of them
@@ -41,11 +41,12 @@ log: logging.Logger = logging.getLogger("tarshards")
 
 
 class Made(NamedTuple):
-    """A batch, the outcome of its samples, which are in flight until the loader takes it, and the time to make it."""
+    """A batch, the outcome of its samples, which are in flight until the loader takes it, and the work of making it."""
 
     batch: Any
     outcome: Outcome
-    work: BatchWork
+    seconds: float
+    traffic: Traffic
 
 
 class Message(NamedTuple):
@@ -252,7 +253,7 @@ class Arenas:
     def _adapt(self, message: Message, going: set[int]) -> None:
         """Schedule more batches per message the smaller they are, by the batches since the last call."""
         self._arrived[message.worker] += 1
-        seconds = [each.work.seconds for each in message.made if isinstance(each, Made)]
+        seconds = [each.seconds for each in message.made if isinstance(each, Made)]
         self._batches, self._seconds = self._batches + len(seconds), self._seconds + sum(seconds)
         if isinstance(message.batches, Handed):
             self._size = max(self._size, message.batches.end // len(seconds))

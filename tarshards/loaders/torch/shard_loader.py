@@ -142,7 +142,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
 
     def _received(self, this: Pass) -> Generator[Any, None, None]:
         """Yield the batches of a pass as the workers made them."""
-        if this.plan is not None and isinstance(self._batches.maker, FieldsBatchMaker):
+        if this.plan is not None:
             self._batches.maker.open()  # once, for all workers
         if this.plan is not None and not this.world.rank:
             self.passes.stream.check_decoding()  # here, once: workers have few samples each
@@ -209,9 +209,9 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         monitor = self.monitor
         monitor.threads = max(1, self.num_workers)
         monitor.samples += made.outcome.taken - made.outcome.quarantined
-        monitor.add(made.work)
+        monitor.add(made.seconds, made.traffic)
         if self.num_workers:
-            monitor.traffic += made.work.traffic
+            monitor.traffic += made.traffic
 
 
 def _without_buffers(dataset: ShardDataset) -> ShardDataset:
@@ -391,7 +391,7 @@ class _Batches(IterableDataset[Any]):
                         break
                     self.stream.ledger.count(in_flight=counted)
                     collated, left_out = self.maker.collated(batch, order.epoch)
-                    yield Made(collated, Outcome(len(batch), 0, left_out), stopwatch.take())
+                    yield Made(collated, Outcome(len(batch), 0, left_out), *stopwatch.take())
                     stopwatch.begin()
             else:
                 shares = self.maker.shares(plan, world.rank)[world.worker :: world.num_workers]
@@ -399,7 +399,7 @@ class _Batches(IterableDataset[Any]):
                 of = PassOf(order.epoch, plan.before, order.rank, order.ranks)
                 loop = self.stream.source.loop(plan, world, shares, of=of, dropped=dropped, is_ahead=True)
                 for batch in loop.run(partial(map, partial(self.maker.read, epoch=order.epoch))):
-                    yield Made(batch, loop.made, stopwatch.take())
+                    yield Made(batch, loop.made, *stopwatch.take())
                     stopwatch.begin()
                 yield loop.tally
         finally:
