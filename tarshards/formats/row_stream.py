@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from tarshards.epoch.world import World
 from tarshards.errors import shortened
@@ -12,7 +11,7 @@ from tarshards.formats.inputs import plan_input
 from tarshards.formats.pieces import Piece, Plan, rows_of
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.stream.sources import VERSION, Progress, check_ranks, dataset_digest
+from tarshards.stream.sources import IterableSource, Progress, check_ranks
 from tarshards.stream.stream import Stream
 
 
@@ -49,7 +48,7 @@ class RowStream(Stream):
 
     def keys(self) -> list[str]:
         """Return the names of the files, or parts of them, that are divided among workers."""
-        return [piece.name for piece in self.source.plan.pieces]
+        return [*self.source.names]
 
     def get(self, key: str) -> Iterator[Sample]:
         """Yield the rows of one of ``keys()``, before the ops; raise KeyError for another name."""
@@ -59,32 +58,16 @@ class RowStream(Stream):
         return self.source.read(pieces)
 
 
-class RowSource:
+class RowSource(IterableSource):
     """The source of a stream of rows: the pieces of an input, which are divided among ranks and workers."""
 
-    seed = 0
-    ops: Sequence[Any] = ()
-    newest = VERSION
-    order: Sequence[Any] = ()
-    ordered_by: ClassVar[Sequence[str]] = ()
+    ledger: Ledger
 
     def __init__(self, plan: Plan, ledger: Ledger):
+        super().__init__(plan.pieces)
+        self.names = [piece.name for piece in plan.pieces]
         self.plan = plan
         self.ledger = ledger
-
-    @property
-    def digest(self) -> str:
-        """A value that identifies the dataset in a state."""
-        return dataset_digest([piece.name for piece in self.plan.pieces])
-
-    def as_of(self, version: int) -> RowSource:
-        return self
-
-    def with_ledger(self, ledger: Ledger) -> RowSource:
-        """Return this source with another ledger."""
-        source = copy.copy(self)
-        source.ledger = ledger
-        return source
 
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the rows of one worker; raise WorldError, on every rank, if some rank would have none."""

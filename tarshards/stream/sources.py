@@ -430,7 +430,10 @@ class ResampledSource(PlannedSource):
 
 
 class IterableSource:
-    """Any iterable, or a function without arguments that returns one; its samples are counted if it has a ledger."""
+    """Any iterable, or a function without arguments that returns one; its samples are counted if it has a ledger.
+
+    *names* identify the dataset in a state; by default all iterables are the same.
+    """
 
     ledger: Ledger | None = None
     newest = VERSION
@@ -438,6 +441,7 @@ class IterableSource:
     ops: Sequence[Any] = ()
     order: Sequence[Any] = ()
     ordered_by: ClassVar[Sequence[str]] = ()
+    names: Sequence[str] = ()
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]):
         self.source = source
@@ -445,13 +449,13 @@ class IterableSource:
 
     @property
     def digest(self) -> str:
-        """Identifies the dataset in a state; the same for all iterables."""
-        return dataset_digest([])
+        """Identifies the dataset in a state."""
+        return dataset_digest([*self.names])
 
     def as_of(self, version: int) -> Self:
         return self
 
-    def with_ledger(self, ledger: Ledger) -> IterableSource:
+    def with_ledger(self, ledger: Ledger) -> Self:
         """Return this source with a ledger."""
         source = copy.copy(self)
         source.ledger = ledger

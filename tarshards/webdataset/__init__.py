@@ -14,12 +14,14 @@ imports from them; some stand for several of webdataset's modules.
 - ``wids``: samples by number
 """
 
-# ruff: noqa: F401, F403
+# ruff: noqa: E402, F403
 
 import sys
 
-import tarshards.loaders.torch  # says what to install if torch is missing
+from tarshards.samples.codecs.registry import require
 from tarshards.stream.other_names import refuse_name
+
+require("torch", extra="torch")  # before the modules import it
 from tarshards.webdataset import autodecode, filters, handlers, pipeline, shardlists, tariterators, wids, writer
 from tarshards.webdataset.autodecode import *
 from tarshards.webdataset.filters import *

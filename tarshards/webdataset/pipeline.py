@@ -9,7 +9,6 @@ import copy
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from hashlib import blake2b
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -19,7 +18,6 @@ from tarshards.epoch.world import World
 from tarshards.index.inventory import has_index
 from tarshards.loaders.torch.shard_dataset import SharedEpochCounter
 from tarshards.samples.ledger import Ledger
-from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shards
 from tarshards.stream import ops
 from tarshards.stream.op import BoundOp
@@ -44,11 +42,10 @@ class _StageSource(IterableSource):
         self.order = [" ".join(map(_words, stages))]
 
     @property
-    def digest(self) -> str:
-        """Identifies the shards in a state: their names, and whether they are read through an index."""
+    def names(self) -> list[str]:  # type: ignore[override]
+        """The shards, and whether they are read through an index."""
         urls = getattr(self.first, "urls", [])
-        names = [Location.of(url).identity for url in urls] + [str(any(has_index(Shards(urls[:1]))))]
-        return blake2b("\0".join(names).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return [*urls, str(any(has_index(Shards(urls[:1]))))]
 
     def iterate(self, progress: Progress) -> Iterator[Any]:
         if isinstance(self.first, shardlists.ResampledShards):
