@@ -14,7 +14,7 @@ import click
 
 import tarshards
 from tarshards import kernels
-from tarshards.cli.program import Verbs
+from tarshards.cli.program import Program, tool
 
 FOR_DEVELOPERS = {"bench", "demo", "docs", "interop", "release", "test", "test-core"}  # extras
 
@@ -42,7 +42,7 @@ class Checks(Mapping[str, click.Command]):
         return sum(1 for _ in self)
 
 
-class MainVerbs(Verbs):
+class MainVerbs(Program):
     """The program ``tarshards``, whose verbs are the checks."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -52,17 +52,14 @@ class MainVerbs(Verbs):
                 formatter.write_dl([(name, verb.get_short_help_str(80)) for name, verb in self.verbs.items()])
 
 
-@click.command(cls=MainVerbs, verbs=Checks())
-@Verbs.argument("[CHECK ...]")
-def main(words: tuple[str, ...]) -> None:
+@tool("[CHECK ...]", cls=MainVerbs, verbs=Checks())
+def main() -> None:
     """Show the versions of tarshards and Python, the kernels that are compiled and the extras that are installed.
 
     With a CHECK: check a loader or a reader of tar files, ours or yours, or train on a small dataset.
 
     The tools are programs of their own: tarcat, tarsplit, tarproc and others, each with --help.
     """
-    if words:
-        raise main.unknown(words)
     click.echo("\n".join(report()))
 
 

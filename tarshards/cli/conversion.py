@@ -5,23 +5,25 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from tarshards.cli.input import Losses, leaves_out
-from tarshards.cli.output import may_overwrite, writing_options, written
 from tarshards.cli.parameters import options, parallel_option, quiet_option
 from tarshards.cli.program import say, usage_errors
 
+if TYPE_CHECKING:
+    from tarshards.storage.location import Location
+
 #: The options of every import and export, for ``convert``.
-conversion_options: Final = options(parallel_option("Processes", 0), leaves_out, writing_options, quiet_option)
+conversion_options: Final = options(parallel_option("Processes", 0), leaves_out, quiet_option)
 
 
 def convert(
     function: Callable[..., list[str]],
     source: Any,
-    target: str,
+    output: Location,
     *,
     parallel: int,
     losses: Losses,
@@ -35,10 +37,9 @@ def convert(
     with usage_errors(), ProcessPool(parallel) as pool:
         made = function(
             source,
-            written(target),
+            output,
             executor=pool,
             on_error=losses.ledger,
-            overwrite=may_overwrite(),
             progress=shows,
             **options,
         )

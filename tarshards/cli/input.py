@@ -15,6 +15,7 @@ import click
 from tarshards.cli.output import written
 from tarshards.cli.parameters import (
     COUNT,
+    FILE,
     FOLDER,
     IGNORE_ZEROS,
     Size,
@@ -211,6 +212,26 @@ def takes_shards(
 
     ignore_zeros_option = click.option(*ignore_zeros, is_flag=True, help=IGNORE_ZEROS)
     return options(list_option, ignore_zeros_option, end_option, split_option, max_ratio_option())(with_shards)
+
+
+def requires_shards(
+    reason: str, *, metavar: str = "SHARDS...", has_index_dir: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add SHARDS, and the options of ``takes_shards``, to a command that needs some; it gets the shards that they name.
+
+    Without SHARDS, the command line is refused for *reason*. With *has_index_dir*, the tool also has --index-dir.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_found(shards: ShardArguments, **values: Any) -> Any:
+            refuse(not shards.specs, reason)
+            return command(shards=shards.named(), **values)
+
+        argument = click.argument("shards", nargs=-1, metavar=metavar, type=FILE)
+        return options(argument, *([index_dir_option] if has_index_dir else []))(takes_shards(with_found))
+
+    return decorate
 
 
 class Input:

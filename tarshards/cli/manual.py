@@ -12,7 +12,7 @@ import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from tarshards import __version__
-from tarshards.cli.program import Program, Verbs
+from tarshards.cli.program import Program
 
 SHELLS: tuple[tuple[type[ShellComplete], str], ...] = (
     (BashComplete, "bash-completion/completions/{}"),
@@ -60,7 +60,7 @@ def man_page(name: str, program: Program) -> str:
     lines += [_roff(f"{name} - {program.get_short_help_str(100).rstrip('.')}"), ".SH SYNOPSIS", *_synopsis(context)]
     lines += [".SH DESCRIPTION", *_paragraphs(f"{program.help}\n\n{program.epilog or ''}")]
     lines += [".SH OPTIONS", *_options(context)]
-    if isinstance(program, Verbs):
+    if program.verbs:
         lines.append(".SH COMMANDS")
         for verb, command in program.verbs.items():
             if not command.hidden:

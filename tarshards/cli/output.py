@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tarshards.storage.location import Location
 
 NO_SYNC, OVERWRITE = "tarshards.no_sync", "tarshards.overwrite"  # keys in click's context
+OVERWRITES = "Replace existing files."
 
 
 class Output(Name):
@@ -42,21 +43,11 @@ def waits_for_disk() -> bool:
     return not click.get_current_context().meta.get(NO_SYNC)
 
 
-def may_overwrite() -> bool:
-    """Return whether outputs may replace existing files, that is, with --overwrite."""
-    return bool(click.get_current_context().meta.get(OVERWRITE))
-
-
 def _keep(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
     context.meta[f"tarshards.{parameter.name}"] = is_given
 
 
 OUTPUT = Output()
-
-
-def pattern_option(meaning: str) -> Callable[[Any], Any]:
-    """Return the option -o of a tool that writes several files, named by a pattern."""
-    return click.option("-o", "--output", required=True, metavar="PATTERN", help=meaning)
 
 
 output_option: Final = click.option(
@@ -73,10 +64,21 @@ sync_option: Final = click.option(
 )
 #: The options of a tool that names its outputs itself.
 writing_options: Final = options(
-    click.option("--overwrite", is_flag=True, expose_value=False, callback=_keep, help="Replace existing files."),
+    click.option("--overwrite", is_flag=True, expose_value=False, callback=_keep, help=OVERWRITES),
     sync_option,
 )
 output_options: Final = options(output_option, writing_options)
+
+
+def pattern_options(meaning: str) -> Callable[[Any], Any]:
+    """Return -o, --overwrite and --no-sync of a tool that writes files named by a pattern.
+
+    It gets *output*, a ``written`` location, and whether to *overwrite* files.
+    """
+    name = click.option(
+        "-o", "--output", required=True, metavar="PATTERN", callback=lambda _, __, name: written(name), help=meaning
+    )
+    return options(name, click.option("--overwrite", is_flag=True, help=OVERWRITES), sync_option)
 
 
 def check_output(target: Location, *, is_field: bool = False, replaces: bool = False) -> None:
@@ -92,8 +94,9 @@ def check_output(target: Location, *, is_field: bool = False, replaces: bool = F
         check_suffix(target)
     path = target.path
     refuse(path is not None and os.path.isdir(path), f"{target.url} is a folder; name a file in it")
-    if not (replaces or may_overwrite()):
-        click.get_current_context().with_resource(Claims()).take(target)
+    context = click.get_current_context()
+    if not (replaces or context.meta.get(OVERWRITE)):
+        context.with_resource(Claims()).take(target)
         refuse(target.is_taken(), f"{target} exists; --overwrite replaces it")
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from errno import EEXIST
+from functools import wraps
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class Program(click.Command):
 
     Every program has -h, --help and --version, and completes its command line for a shell through the variable
     _NAME_COMPLETE, like all click programs. *headings* are further headings of its options, like HEADINGS; *example* is
-    a command line for the end of --help.
+    a command line for the end of --help. Its first argument may be one of its *verbs*, commands by their names.
 
     Exit codes: 0 done, with no more errors, listed on stderr, than --on-error and --max-errors allow; 1 the data
     failed, or had more errors; 2 the command line is wrong, or an output exists; 129 the terminal hung up, 130
@@ -59,12 +60,18 @@ class Program(click.Command):
     """
 
     def __init__(
-        self, *, headings: dict[str, tuple[str, ...]] | None = None, example: str | None = None, **options: Any
+        self,
+        *,
+        headings: dict[str, tuple[str, ...]] | None = None,
+        example: str | None = None,
+        verbs: Any = None,
+        **options: Any,
     ):
         settings = {"help_option_names": ["--help", "-h"], "max_content_width": 120, "show_default": True}
         super().__init__(context_settings=settings, **options)
         self.headings: dict[str, Any] = {"Options": (), **(headings or {}), **HEADINGS}
         self.example = example
+        self.verbs: Any = verbs or {}
         self.params.append(
             click.Option(
                 ["--version"],
@@ -75,6 +82,32 @@ class Program(click.Command):
                 help="Show the version and exit.",
             )
         )
+
+    def verb(self, name: str, **options: Any) -> Callable[[Callable[..., Any]], Program]:
+        """Make a function the verb *name*; *options* are click's."""
+        return lambda function: self.verbs.setdefault(name, tool(**options)(function))
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
+        verb = self.verbs.get(args[0]) if args else None
+        if verb is None:
+            return super().make_context(info_name, args, parent, **extra)
+        return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+    def unknown(self, words: tuple[str, ...]) -> click.UsageError:
+        """Return the error for *words* that do not begin with a verb."""
+        *others, last = self.verbs or ["an option"]  # if the part with its verbs is removed
+        known = f"{', '.join(others)} or {last}" if others else last
+        return click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
+
+    def complete(self, incomplete: str) -> list[CompletionItem]:
+        """Return the verbs that begin with *incomplete*."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name, verb in self.verbs.items() if name.startswith(incomplete) and not verb.hidden]
+        return [CompletionItem(name, help=self.verbs[name].get_short_help_str()) for name in names]
 
     def options_by_heading(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
         """Return the rows of the options, each its names and its meaning, under the headings that have any."""
@@ -159,50 +192,26 @@ class Program(click.Command):
             sys.exit(shell_complete(self, {}, program_name(), variable, instruction))
 
 
-class Verbs(Program):
-    """A program whose first argument may be one of its *verbs*, which are commands."""
+def tool(usage: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Program]:
+    """Make a function the command of a tool; *options* are those of ``Program``, and click's.
 
-    def __init__(self, *, verbs: Any = None, **options: Any):
-        super().__init__(**options)
-        self.verbs: Any = verbs or {}  # commands by their names
-
-    def verb(self, name: str, **options: Any) -> Callable[[Callable[..., Any]], Program]:
-        """Make a function the verb *name*; *options* are click's."""
-        return lambda function: self.verbs.setdefault(name, tool(**options)(function))
-
-    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
-        verb = self.verbs.get(args[0]) if args else None
-        if verb is None:
-            return super().make_context(info_name, args, parent, **extra)
-        return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
-
-    @staticmethod
-    def argument(metavar: str) -> Callable[[Any], Any]:
-        """Return the argument *words* of a program that requires a verb; the first word completes to a verb."""
-        return click.argument(
-            "words", nargs=-1, metavar=metavar, shell_complete=lambda at, _, incomplete: at.command.complete(incomplete)
-        )
-
-    def unknown(self, words: tuple[str, ...]) -> click.UsageError:
-        """Return the error for *words* that do not begin with a verb."""
-        *others, last = self.verbs or ["an option"]  # if the part with its verbs is removed
-        known = f"{', '.join(others)} or {last}" if others else last
-        return click.UsageError(f"the first word is {known}, not {words[0]!r}" if words else f"say what to do: {known}")
-
-    def complete(self, incomplete: str) -> list[CompletionItem]:
-        """Return the verbs that begin with *incomplete*."""
-        from click.shell_completion import CompletionItem
-
-        names = [name for name, verb in self.verbs.items() if name.startswith(incomplete) and not verb.hidden]
-        return [CompletionItem(name, help=self.verbs[name].get_short_help_str()) for name in names]
+    With *usage*, the first word is one of the verbs that ``Program.verb`` adds. Without any word, the function runs if
+    *usage* is in brackets; otherwise a verb is required, and the function only has the help.
+    """
+    command = click.command(**{"cls": Program, **options})
+    return command if usage is None else lambda function: command(_with_verbs(function, usage))
 
 
-def tool(**options: Any) -> Callable[[Callable[..., Any]], Program]:
-    """Make a function the command of a tool; *options* are click's."""
-    return click.command(cls=Program, **options)
+def _with_verbs(function: Callable[..., Any], usage: str) -> Callable[..., Any]:
+    @click.argument("words", nargs=-1, metavar=usage, shell_complete=lambda at, _, word: at.command.complete(word))
+    @click.pass_context
+    @wraps(function)
+    def command(context: Any, words: tuple[str, ...]) -> None:
+        if words or usage[:1] != "[":
+            raise context.command.unknown(words)
+        function()
+
+    return command
 
 
 def _terminate(number: int, _: object) -> None:

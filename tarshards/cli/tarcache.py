@@ -9,7 +9,7 @@ import click
 
 from tarshards.cli.input import ShardArguments, all_specs, shard_progress
 from tarshards.cli.parameters import FOLDER, cache_bytes_option, list_option, quiet_option, shards_argument
-from tarshards.cli.program import Verbs, refuse, say, usage_errors
+from tarshards.cli.program import refuse, say, tool, usage_errors
 from tarshards.errors import visible
 
 if TYPE_CHECKING:
@@ -18,19 +18,17 @@ if TYPE_CHECKING:
 folder_argument: Final = click.argument("folder", type=FOLDER)
 
 
-@click.command(
-    cls=Verbs,
+@tool(
+    "list|verify|warm|purge FOLDER...",
     epilog="FOLDER is that of Remote(cache_dir=FOLDER). Programs may use it meanwhile. Each VERB has its own --help.",
     example="tarcache warm /scratch/cache 'https://host/train-{000..146}.tar'",
 )
-@Verbs.argument("list|verify|warm|purge FOLDER...")
-def main(words: tuple[str, ...]) -> None:
+def main() -> None:
     """Manage a cache of blocks of remote shards.
 
     list FOLDER prints its contents; verify FOLDER checks all checksums; warm FOLDER SHARDS fetches missing blocks;
     purge FOLDER removes blocks.
     """
-    raise main.unknown(words)
 
 
 def _opened(folder: str) -> CacheFolder:

@@ -9,7 +9,7 @@ import click
 from tarshards.cli.conversion import named_splits
 from tarshards.cli.output import check_output, output_options
 from tarshards.cli.parameters import FILE
-from tarshards.cli.program import refuse, tool
+from tarshards.cli.program import tool
 
 if TYPE_CHECKING:
     from tarshards.storage.location import Location
@@ -40,7 +40,8 @@ def main(
     It lists every shard with its size and SHA-256, and the fields of the samples. Values missing in the manifest are
     measured: for a SHA-256 the shard is read.
     """
-    refuse(not shards, "name SHARDS, or SPLIT=SHARDS")
+    if not shards:
+        raise click.UsageError("name SHARDS, or SPLIT=SHARDS")
     if output.url != "-":
         check_output(output)
     from tarshards.formats.croissant import write_card

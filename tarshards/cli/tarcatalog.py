@@ -9,31 +9,30 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tarshards.cli.conversion import named_splits
-from tarshards.cli.output import sync_option, written
+from tarshards.cli.output import OUTPUT, sync_option
 from tarshards.cli.parameters import FILE
-from tarshards.cli.program import Verbs, refuse, say
+from tarshards.cli.program import say, tool
 from tarshards.errors import visible
 
 if TYPE_CHECKING:
     from tarshards.catalog import Catalog
+    from tarshards.storage.location import Location
 
 catalog_argument: Final = click.argument("name", metavar="CATALOG[#ENTRY]", type=FILE)
 
 
-@click.command(
-    cls=Verbs,
+@tool(
+    "add|ls|show|pin|verify CATALOG...",
     epilog="ENTRY is DATASET, DATASET@VERSION or DATASET@VERSION/SPLIT; all tools take CATALOG#ENTRY as SHARDS. "
     "Each VERB has its own --help.",
     example="tarcatalog add catalog.yaml imagenet@2 train=imagenet/train.shards.json val=imagenet/val.shards.json",
 )
-@Verbs.argument("add|ls|show|pin|verify CATALOG...")
-def main(words: tuple[str, ...]) -> None:
+def main() -> None:
     """Manage a catalog: a YAML file that names the versions of datasets, and the shards of their splits.
 
     add CATALOG DATASET@VERSION SHARDS adds a version; ls CATALOG lists its entries; show CATALOG#ENTRY describes an
     entry; pin CATALOG pins entries written by hand; verify CATALOG compares datasets with their digests.
     """
-    raise main.unknown(words)
 
 
 def _opened(name: str) -> tuple[Catalog, str | None]:
@@ -45,13 +44,13 @@ def _opened(name: str) -> tuple[Catalog, str | None]:
 
 
 @main.verb("add", epilog="SHARDS may be SPLIT=SHARDS, for several splits. The file is made if it does not exist.")
-@click.argument("name", metavar="CATALOG", type=FILE)
+@click.argument("file", metavar="CATALOG", type=OUTPUT)
 @click.argument("entry", metavar="DATASET@VERSION")
 @click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
 @click.option("--card", type=FILE, help="The card of the dataset, as tarcard writes it.")
 @click.option("--op", "ops", multiple=True, metavar="TEXT", help="An op on all samples: NAME, or NAME=JSON; repeat.")
 @sync_option
-def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: tuple[str, ...]) -> None:
+def add(file: Location, entry: str, shards: tuple[str, ...], card: str | None, ops: tuple[str, ...]) -> None:
     """Add a version of a dataset to CATALOG, and pin it: its digests cover the manifests SHARDS.
 
     A version that exists is never edited. The file is rewritten, sorted, and without comments. Ops are methods of
@@ -59,7 +58,8 @@ def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: t
     """
     from tarshards.catalog import Catalog
 
-    refuse(not shards, "name SHARDS, or SPLIT=SHARDS")
+    if not shards:
+        raise click.UsageError("name SHARDS, or SPLIT=SHARDS")
     parsed = []
     for op in ops:
         word, _, given = op.partition("=")
@@ -67,7 +67,7 @@ def add(name: str, entry: str, shards: tuple[str, ...], card: str | None, ops: t
             parsed.append({word: json.loads(given) if given else None})
         except ValueError:
             raise click.UsageError(f"--op: {given} is not JSON; write NAME=JSON, such as 'decode=\"rgb8\"'") from None
-    with Catalog.locked(written(name), create=True) as catalog:
+    with Catalog.locked(file, create=True) as catalog:
         added = catalog.add(entry, named_splits(shards), card=card, ops=parsed)
         catalog.save()
     for split in sorted(added.splits):
@@ -113,17 +113,17 @@ def show(name: str) -> None:
 
 
 @main.verb("pin")
-@catalog_argument
+@click.argument("file", metavar="CATALOG[#ENTRY]", type=OUTPUT)
 @sync_option
-def pin(name: str) -> None:
+def pin(file: Location) -> None:
     """Add and print the digests of the splits of a catalog that have none.
 
     A split that was pinned and has changed is an error.
     """
     from tarshards.catalog import Catalog
 
-    file, mark, entry = name.rpartition("#")
-    with Catalog.locked(written(file if mark else name)) as catalog:
+    name, mark, entry = file.url.rpartition("#")
+    with Catalog.locked(file.at(name) if mark else file) as catalog:
         pinned = catalog.pin(entry if mark else None)
         if pinned:
             catalog.save()

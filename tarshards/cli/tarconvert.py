@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tarshards.cli.conversion import conversion_options, convert
-from tarshards.cli.output import pattern_option
+from tarshards.cli.output import pattern_options
 from tarshards.cli.parameters import FILE, max_ratio_option
-from tarshards.cli.program import refuse, tool
+from tarshards.cli.program import tool
+
+if TYPE_CHECKING:
+    from tarshards.storage.location import Location
 
 
 @tool(
@@ -18,10 +21,10 @@ from tarshards.cli.program import refuse, tool
     example="tarconvert 'store/*.gz' -o train-%06d.tar",
 )
 @click.argument("shards", nargs=-1, required=True, type=FILE)
-@pattern_option("Shards to write: out-%06d.tar, or out/%06d.gz for msgpack.")
+@pattern_options("Shards to write: out-%06d.tar, or out/%06d.gz for msgpack.")
 @max_ratio_option(expose_value=False)
 @conversion_options
-def main(shards: tuple[str, ...], output: str, **options: Any) -> None:
+def main(shards: tuple[str, ...], output: Location, **options: Any) -> None:
     """Convert tar SHARDS to msgpack shards of Squirrel, or msgpack shards to tars, according to the suffix of -o.
 
     Each shard becomes one shard. Values become fields, and fields values, as in tarimport and tarexport. If the command
@@ -30,6 +33,7 @@ def main(shards: tuple[str, ...], output: str, **options: Any) -> None:
     from tarshards.formats.exporting import export_dataset
     from tarshards.formats.importing import import_dataset
 
-    to_tar = re.search(r"\.(tar(\.\w+)?|t[bgx]z2?)$", output)
-    refuse(not to_tar and not output.endswith(".gz"), f"-o {output}: the name ends in .tar, or in .gz for msgpack")
+    to_tar = re.search(r"\.(tar(\.\w+)?|t[bgx]z2?)$", output.url)
+    if not to_tar and not output.url.endswith(".gz"):
+        raise click.UsageError(f"-o {output.url}: the name ends in .tar, or in .gz for msgpack")
     convert(import_dataset if to_tar else export_dataset, list(shards), output, format="msgpack", **options)

@@ -11,25 +11,23 @@ from typing import Any, Final
 import click
 
 from tarshards.cli.parameters import FOLDER, parallel_option
-from tarshards.cli.program import Verbs, refuse, say
+from tarshards.cli.program import say, tool
 
 POSITIVE = click.IntRange(1)
 RESTART = 1.0  # seconds before a process that has ended is replaced
 
 
-@click.command(
-    cls=Verbs,
+@tool(
+    "serve|status|keys|kubernetes ...",
     epilog="Each VERB has its own --help.",
     example="tarfeed serve train:loader --bind 'tcp://*:7700' --key-folder keys",
 )
-@Verbs.argument("serve|status|keys|kubernetes ...")
-def main(words: tuple[str, ...]) -> None:
+def main() -> None:
     """Make batches for loaders on other hosts.
 
     serve MODULE:FUNCTION makes the batches of a loader for RemoteLoader; status ADDRESS prints the load of feeders;
     keys FOLDER makes keys for encryption; kubernetes MODULE:FUNCTION prints the objects for a cluster.
     """
-    raise main.unknown(words)
 
 
 keys_option: Final = click.option(
@@ -56,7 +54,8 @@ def serve(spec: str, address: str, keys: str | None, plain: bool, parallel: int,
 
     On SIGTERM or SIGINT it stops, and other feeders make its unfinished batches.
     """
-    refuse(parallel > 1 and address.rpartition(":")[2] == "*", "-p takes successive ports, so name the first one")
+    if parallel > 1 and address.rpartition(":")[2] == "*":
+        raise click.UsageError("-p takes successive ports, so name the first one")
     options: dict[str, Any] = {"spec": spec, "keys": keys, "encrypted": not plain}
     if parallel > 1:
         _serve_by(parallel, address, {**options, "threads": threads or 1})

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tarshards.cli.conversion import conversion_options, convert
-from tarshards.cli.output import check_suffix, pattern_option
+from tarshards.cli.output import check_suffix, pattern_options
 from tarshards.cli.parameters import FILE, max_ratio_option, size_option
-from tarshards.cli.program import refuse, tool
+from tarshards.cli.program import tool
+
+if TYPE_CHECKING:
+    from tarshards.storage.location import Location
 
 FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "folder", "huggingface")
 
@@ -19,7 +22,7 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "fol
     example="tarimport 'data/train-*.parquet' -o train-%06d.tar",
 )
 @click.argument("source", nargs=-1, required=True, type=FILE)
-@pattern_option("Shards to write: out-%06d.tar or out-{shard:06d}.tar.")
+@pattern_options("Shards to write: out-%06d.tar or out-{shard:06d}.tar.")
 @click.option("--format", type=click.Choice(FORMATS), help="What SOURCE is.  [default: by its name]")
 @click.option("--split", metavar="NAME", help="The split of a Hugging Face dataset.")
 @click.option("-k", "--key", metavar="TEMPLATE", help='Keys, such as "{file}/{record:09d}"; columns are names too.')
@@ -32,7 +35,7 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "fol
 @size_option("1e9")
 @max_ratio_option(expose_value=False)
 @conversion_options
-def main(source: tuple[str, ...], output: str, max_bytes: int | None, **options: Any) -> None:
+def main(source: tuple[str, ...], output: Location, max_bytes: int | None, **options: Any) -> None:
     """Write the rows of SOURCE, data in another format, as samples to shards.
 
     SOURCE is files of parquet, csv, jsonl or TFRecord, a folder of MDS or Zarr, a folder with a folder of files for
@@ -48,5 +51,6 @@ def main(source: tuple[str, ...], output: str, max_bytes: int | None, **options:
 
 def _column_type(text: str) -> tuple[str, str]:
     column, equals, kind = text.rpartition("=")
-    refuse(not equals or not column, f"--types: {text!r} is not NAME=TYPE")
+    if not equals or not column:
+        raise click.UsageError(f"--types: {text!r} is not NAME=TYPE")
     return column, kind.strip()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from tarshards.cli.parameters import COUNT, FILE, Size, options, quiet_option
-from tarshards.cli.program import Verbs, refuse, say, tool, usage_errors
+from tarshards.cli.parameters import FILE, Size, options, quiet_option
+from tarshards.cli.program import Program, say, tool, usage_errors
 from tarshards.errors import OpenError, StateError, TarshardsError, UrlError, visible
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ HEADINGS = {
     )
 }
 NOT_FINISHED = 3
+COUNT = click.IntRange(min=0)
 
 
 def _complete_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -56,7 +57,7 @@ name_argument: Final = click.argument("name", required=False, shell_complete=_co
 wait_option: Final = click.option("--wait", is_flag=True, help="Wait until the job has ended.")
 
 
-class JobVerbs(Verbs):
+class JobVerbs(Program):
     """The command that submits a job, and the verbs that manage jobs."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -82,7 +83,7 @@ def _complete_command(context: click.Context, parameter: click.Parameter, incomp
     return FILE.shell_complete(context, parameter, incomplete)
 
 
-def submits(default: str) -> JobVerbs:
+def submits(default: str) -> Program:
     """Return the command that submits jobs, by default to this backend."""
     backend = click.Choice(BACKENDS)
     several: dict[str, Any] = {"multiple": True}
@@ -155,7 +156,7 @@ def submits(default: str) -> JobVerbs:
     )
     name = "kujob" if default == "kubernetes" else "tarjob"
     example = name + " -s '{0000..0999}' -- tarproc -p 16 -c 'run-ocr *.png' gs://b/in-{}.tar -o gs://b/ocr-{}.tar"
-    return click.command(cls=JobVerbs, verbs=VERBS, epilog=epilog, headings=HEADINGS, example=example)(
+    return tool(cls=JobVerbs, verbs=VERBS, epilog=epilog, headings=HEADINGS, example=example)(
         options(*decorators)(_run)
     )
 
@@ -172,9 +173,12 @@ def _run(**options: Any) -> None:
     options["items"] = ["@-" if each == "-" else each for each in options["items"]]
     items, inputs, outputs = options["items"], options["inputs"], options["outputs"]
     example = "name them with -s ITEMS, such as -s '{0000..0999}' or -s '*.tar', or with --inputs and --outputs"
-    refuse(not items and inputs is None and outputs is None, f"no items to run the command for; {example}")
-    refuse((inputs is None) != (outputs is None), "--inputs requires --outputs, and --outputs --inputs")
-    refuse(items and inputs is not None, "-s cannot be combined with --inputs and --outputs")
+    if not items and inputs is None and outputs is None:
+        raise click.UsageError(f"no items to run the command for; {example}")
+    if (inputs is None) != (outputs is None):
+        raise click.UsageError("--inputs requires --outputs, and --outputs --inputs")
+    if items and inputs is not None:
+        raise click.UsageError("-s cannot be combined with --inputs and --outputs")
     from tarshards.run.jobs.job_folder import JobFolder
     from tarshards.run.jobs.job_options import Options, configured_image
     from tarshards.run.jobs.job_plan import check_markers, make_plan
@@ -185,8 +189,9 @@ def _run(**options: Any) -> None:
     try:
         plan = make_plan(command, options.pop("items"), **{name: options.pop(name) for name in names})
         if plan.output is None and plan.state is None:
-            lacking = "no place for the markers: give --outputs, --state URL, or -o FILE in the command"
-            refuse(backend == "kubernetes", lacking)
+            if backend == "kubernetes":
+                lacking = "no place for the markers: give --outputs, --state URL, or -o FILE in the command"
+                raise click.UsageError(lacking)
             plan = plan._replace(state=JobFolder(plan.name).state)
             check_markers(plan)
         plan = _grouped(plan, group)
@@ -227,8 +232,8 @@ def _check_known(backend: str) -> None:
     context = click.get_current_context()
     for name, backends in KNOWN_TO.items():
         is_given = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
-        words = f"--{name.replace('_', '-')} goes with --backend {' or '.join(backends)}"
-        refuse(is_given and backend not in backends, words)
+        if is_given and backend not in backends:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --backend {' or '.join(backends)}")
 
 
 def _grouped(plan: Any, group: str | None) -> Any:
@@ -243,8 +248,8 @@ def _grouped(plan: Any, group: str | None) -> Any:
         sizes = []
     if group.isdigit() and int(group) > 0:
         return group_tasks(plan, count=int(group), sizes=sizes)
-    has_unit = re.search("[kmgt]", group.lower()) is not None
-    refuse(group.isdigit() or not has_unit, f"--group {group}: write a number of items, or a size like 10GB")
+    if group.isdigit() or not re.search("[kmgt]", group.lower()):
+        raise click.UsageError(f"--group {group}: write a number of items, or a size like 10GB")
     return group_tasks(plan, size=Size().convert(group, None, None), sizes=sizes)
 
 

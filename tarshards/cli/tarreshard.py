@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.input import Losses, ShardArguments, leaves_out, takes_shards
-from tarshards.cli.output import check_suffix, may_overwrite, pattern_option, writing_options, written
+from tarshards.cli.input import Losses, leaves_out, requires_shards
+from tarshards.cli.output import check_suffix, pattern_options
 from tarshards.cli.parameters import (
-    FILE,
     allow_empty_option,
     keep_metadata_option,
     keep_order_option,
@@ -21,12 +20,15 @@ from tarshards.cli.parameters import (
     size_option,
     tmpdir_option,
 )
-from tarshards.cli.program import refuse, say, tool, usage_errors
+from tarshards.cli.program import say, tool, usage_errors
+
+if TYPE_CHECKING:
+    from tarshards.storage.location import Location
+    from tarshards.storage.manifest import Shard
 
 
 @tool(epilog="Streams in two passes: holds 16 MB for each process, and needs as much disk space as the input.")
-@click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
-@pattern_option("Shards to write: out-%06d.tar or out-{shard:06d}.tar.")
+@pattern_options("Shards to write: out-%06d.tar or out-{shard:06d}.tar.")
 @samples_option
 @size_option("1e9, without -n and --shards")
 @click.option("--shards", "count", type=click.IntRange(min=1), metavar="N", help="N shards, equal within one sample.")
@@ -35,15 +37,14 @@ from tarshards.cli.program import refuse, say, tool, usage_errors
 @rekey_option
 @parallel_option("Processes", 0)
 @tmpdir_option("the samples between the two passes", "beside the output")
-@writing_options
 @leaves_out
 @allow_empty_option
 @quiet_option
-@takes_shards
+@requires_shards("name SHARDS to reshard")
 @keep_metadata_option
 def main(
-    shards: ShardArguments,
-    output: str,
+    shards: list[Shard],
+    output: Location,
     count: int | None,
     keep_order: bool,
     template: str | None,
@@ -60,18 +61,16 @@ def main(
     from tarshards.parallel.process_pool import ProcessPool
     from tarshards.write.reshard import reshard
 
-    refuse(not shards.specs, "name SHARDS to reshard")
     check_suffix(output)
     with usage_errors(), ProcessPool(parallel) as pool:
         made = reshard(
-            shards.named(),
-            written(output),
+            shards,
+            output,
             shuffle=not keep_order,
             shards=count,
             rekey=template,
             executor=pool,
             progress=not quiet,
-            overwrite=may_overwrite(),
             ledger=losses.ledger,
             **options,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tarshards.cli.input import Input, reads_samples, selects_samples
-from tarshards.cli.output import check_suffix, may_overwrite, pattern_option, writing_options, written
+from tarshards.cli.output import check_suffix, pattern_options, written
 from tarshards.cli.parameters import (
     COUNT,
     dry_run_option,
@@ -22,6 +22,7 @@ from tarshards.cli.parameters import (
 from tarshards.cli.program import refuse, say, shown, tool
 
 if TYPE_CHECKING:
+    from tarshards.storage.location import Location
     from tarshards.write.split import Route
 
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 @reads_samples
 @keep_metadata_option
 @selects_samples
-@pattern_option("Shards to write: out-%06d.tar or out-{shard:06d}.tar, or just out.")
+@pattern_options("Shards to write: out-%06d.tar or out-{shard:06d}.tar, or just out.")
 @samples_option
 @size_option("1e9, without -n")
 @click.option("--start", "first", type=COUNT, default=0, metavar="N", help="Number of the first shard.")
@@ -48,11 +49,10 @@ if TYPE_CHECKING:
 @parallel_option("Commands of --post", 1)
 @click.option("--delete", is_flag=True, help="Remove each shard after its --post succeeds.")
 @click.option("--index", is_flag=True, help="Write indexes and a manifest too.")
-@writing_options
 @dry_run_option
 def main(
     source: Input,
-    output: str,
+    output: Location,
     by: str | None,
     ratios: str | None,
     seed: int,
@@ -83,10 +83,9 @@ def main(
     with command or nullcontext():
         shards = split_samples(
             source.chosen(source.read("fields" if by is None else None)),
-            written(_full_pattern(output, list(routes))),
+            written(_full_pattern(output.url, list(routes))),
             **options,
             routes=routes,
-            overwrite=may_overwrite(),
             on_finish=command,
             reject=source.reject,
             leave_out=source.ledger.leave_out,

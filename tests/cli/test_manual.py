@@ -12,7 +12,6 @@ from test_completion import TOOLS
 from tool_lines import command_of
 
 from tarshards.cli.manual import SHELLS, completion_script, man_page, share_files
-from tarshards.cli.program import Verbs
 
 NAMES = [*TOOLS, "tarshards"]
 
@@ -42,9 +41,8 @@ def test_a_man_page_names_all_options_and_commands(name):
     commands = [program, *(verb for verb in getattr(program, "verbs", {}).values() if not verb.hidden)]
     terms = set(re.findall(r"(?<![\w-])--?[\w-]+", " ".join(re.findall(r"^\.TP\n\\fB(.*)\\fR", page, re.MULTILINE))))
     assert terms == set().union(*map(options_of, commands))
-    if isinstance(program, Verbs):
-        for verb, command in program.verbs.items():
-            assert (f'.SS "{name} {verb}"' in page) is not command.hidden
+    for verb, command in program.verbs.items():
+        assert (f'.SS "{name} {verb}"' in page) is not command.hidden
     assert {line.split()[0] for line in page.splitlines() if line.startswith(".")} <= {
         *(".TH", ".ad", ".SH", ".SS", ".TP", ".PP", ".nf", ".fi")
     }

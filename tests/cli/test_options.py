@@ -19,7 +19,7 @@ import click
 import pytest
 
 import tarshards
-from tarshards.cli.program import Verbs
+from tarshards.cli.program import Program
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/tools/index.md"
@@ -113,12 +113,12 @@ def tools() -> dict[str, click.Command]:
     """Return the commands of all programs, and of their verbs, by their names on a command line."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    found: dict[str, click.Command] = {}
+    found: dict[str, Program] = {}
     for line in setup["options.entry_points"]["console_scripts"].strip().splitlines():
         name, module, function = re.split(" = |:", line)
         if name not in OTHER_NAMES:
             found[name] = getattr(import_module(module), function)
-    verbs = [(tool, command.verbs) for tool, command in found.items() if isinstance(command, Verbs)]
+    verbs = [(tool, command.verbs) for tool, command in found.items()]
     return found | {f"{tool} {name}": verb for tool, each in verbs for name, verb in each.items() if not verb.hidden}
 
 
