@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tarshards.cli.parameters import seed_option
 from tarshards.cli.program import tool, usage_errors
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def audit(ledger: Ledger, *, written: int, epochs: int) -> None:
 @tool()
 @click.option("--data", default="data/digits", metavar="FOLDER", help="Folder to write the shards to.")
 @click.option("--epochs", default=20, type=click.IntRange(min=1), metavar="N", help="Maximum number of epochs.")
-@click.option("--seed", default=0, metavar="N", help="Random seed.")
+@seed_option
 def demo(data: str, epochs: int, seed: int) -> None:
     """Write handwritten digits to tar shards, and train on them up to 95 % accuracy on held-out shards.
 

@@ -70,14 +70,19 @@ writing_options: Final = options(
 output_options: Final = options(output_option, writing_options)
 
 
-def pattern_options(meaning: str) -> Callable[[Any], Any]:
+def pattern_options(meaning: str, *, makes_tars: bool = False) -> Callable[[Any], Any]:
     """Return -o, --overwrite and --no-sync of a tool that writes files named by a pattern.
 
-    It gets *output*, a ``written`` location, and whether to *overwrite* files.
+    It gets *output*, a ``written`` location, and whether to *overwrite* files. If it *makes_tars*, a pattern of another
+    format is refused.
     """
-    name = click.option(
-        "-o", "--output", required=True, metavar="PATTERN", callback=lambda _, __, name: written(name), help=meaning
-    )
+
+    def accept(context: click.Context, parameter: click.Parameter, pattern: str) -> Location:
+        if makes_tars:
+            check_suffix(pattern)
+        return written(pattern)
+
+    name = click.option("-o", "--output", required=True, metavar="PATTERN", callback=accept, help=meaning)
     return options(name, click.option("--overwrite", is_flag=True, help=OVERWRITES), sync_option)
 
 

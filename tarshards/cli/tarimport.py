@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tarshards.cli.conversion import conversion_options, convert
-from tarshards.cli.output import check_suffix, pattern_options
+from tarshards.cli.output import pattern_options
 from tarshards.cli.parameters import FILE, max_ratio_option, size_option
 from tarshards.cli.program import tool
 
@@ -22,7 +22,7 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "fol
     example="tarimport 'data/train-*.parquet' -o train-%06d.tar",
 )
 @click.argument("source", nargs=-1, required=True, type=FILE)
-@pattern_options("Shards to write: out-%06d.tar or out-{shard:06d}.tar.")
+@pattern_options("Shards to write: out-%06d.tar or out-{shard:06d}.tar.", makes_tars=True)
 @click.option("--format", type=click.Choice(FORMATS), help="What SOURCE is.  [default: by its name]")
 @click.option("--split", metavar="NAME", help="The split of a Hugging Face dataset.")
 @click.option("-k", "--key", metavar="TEMPLATE", help='Keys, such as "{file}/{record:09d}"; columns are names too.')
@@ -44,7 +44,6 @@ def main(source: tuple[str, ...], output: Location, max_bytes: int | None, **opt
     """
     from tarshards.formats.importing import MAX_BYTES, import_dataset
 
-    check_suffix(output)
     one_or_more = source[0] if len(source) == 1 else list(source)
     convert(import_dataset, one_or_more, output, max_bytes=max_bytes or MAX_BYTES, **options)
 

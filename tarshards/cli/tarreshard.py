@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tarshards.cli.input import Losses, leaves_out, requires_shards
-from tarshards.cli.output import check_suffix, pattern_options
+from tarshards.cli.output import pattern_options
 from tarshards.cli.parameters import (
     allow_empty_option,
     keep_metadata_option,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @tool(epilog="Streams in two passes: holds 16 MB for each process, and needs as much disk space as the input.")
-@pattern_options("Shards to write: out-%06d.tar or out-{shard:06d}.tar.")
+@pattern_options("Shards to write: out-%06d.tar or out-{shard:06d}.tar.", makes_tars=True)
 @samples_option
 @size_option("1e9, without -n and --shards")
 @click.option("--shards", "count", type=click.IntRange(min=1), metavar="N", help="N shards, equal within one sample.")
@@ -61,7 +61,6 @@ def main(
     from tarshards.parallel.process_pool import ProcessPool
     from tarshards.write.reshard import reshard
 
-    check_suffix(output)
     with usage_errors(), ProcessPool(parallel) as pool:
         made = reshard(
             shards,
