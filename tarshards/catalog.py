@@ -30,7 +30,7 @@ from tarshards.errors import OpenError, ShardIndexError, StateError, UrlError, s
 from tarshards.index.inventory import check_described
 from tarshards.index.manifests import natural_order
 from tarshards.samples.codecs.registry import require
-from tarshards.storage.expressions import relative_to, resolve, shards_in
+from tarshards.storage.expressions import shards_in, spec_name
 from tarshards.storage.location import Location
 from tarshards.storage.locks import locked
 from tarshards.storage.manifest import Shard, Shards
@@ -268,7 +268,7 @@ class Catalog:
         if card is not None:
             if not Location.of(card, self.location.remote).exists():
                 raise self._error(f"{entry}: there is no card {Location.of(card).name}")
-            text["card"] = relative_to(self.location, card)
+            text["card"] = spec_name(card, self._named)
         added = self._version(dataset, version, text)
         self._apply(Stream(()), added)
         self.versions.setdefault(dataset, {})[version] = added
@@ -280,11 +280,21 @@ class Catalog:
         return self.versions[dataset][version]
 
     def _relative(self, spec: Any) -> list[str]:
-        if isinstance(spec, str | os.PathLike):
-            return [relative_to(self.location, os.fspath(spec))]
-        if isinstance(spec, Shard):
-            return [relative_to(self.location, spec.url)]
+        if isinstance(spec, str | os.PathLike | Shard):
+            return [spec_name(spec.url if isinstance(spec, Shard) else spec, self._named)]
         return [name for each in spec for name in self._relative(each)]
+
+    def _named(self, location: Location) -> str:
+        """Return the name of a location, as the catalog writes it: relative to the catalog.
+
+        Raises UrlError for a URL with credentials, unless the catalog is beside it, with the same ones.
+        """
+        location = location.expanduser()
+        name = self.location.relative(location)
+        if name == location.recorded != location.url:
+            reason = f"a catalog keeps no credentials, and the URL of this part has some: {location.name}"
+            raise UrlError(reason, url=self.location.name)
+        return name
 
     def pin(self, entry: str | None = None) -> list[str]:
         """Add digests to the splits of *entry*, or of the whole catalog; return the names of those that had none.
@@ -335,7 +345,7 @@ class Catalog:
         """Return the location of the card of *version*, None if it has none; raise UrlError for a forbidden one."""
         if version.card is None:
             return None
-        return Location.of(resolve(self.location, version.card), self.location.remote)
+        return self.location.resolve(version.card)
 
     def _sums(self, version: DatasetVersion) -> dict[str, str]:
         """Return the SHA-256 of the shards that the card of *version* lists, by their URLs; none without a card."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
 from itertools import islice, product, starmap
-from operator import add
+from operator import add, attrgetter
 from typing import Any
 
 from tarshards.errors import UrlError, shortened, visible
@@ -57,8 +57,6 @@ DEEPEST = 32  # braces in each other: braceexpand reads the text again for each
 
 # Schemes whose URLs never name local files. Not so `pipe`: a shell's `*` may expand to a file of such a name.
 _NEVER_FILES = FAMILIES.keys() - {"pipe"}
-# Schemes of local files, including those of fsspec.
-_LOCAL = ("", "file", "local", "asynclocal")
 LONGEST_NAME = 255  # bytes of a part of a path, on all file systems of Linux
 _LONGEST_PATH = 4096  # bytes of a path
 # The number of a shard in its name without suffixes, such as `train-003`, `train-00003-of-00010` or `003.b`.
@@ -141,17 +139,17 @@ def _joined_shards(parts: Iterable[Shards], spec: Spec) -> Shards:
     return Shards.joined(found) if found else Shards([])
 
 
-def spec_name(spec: Spec) -> str:
-    """Return a shard expression as messages show it, without credentials.
+def spec_name(spec: Spec, name: Callable[[Location], str] = attrgetter("name")) -> str:
+    """Return a shard expression as messages show it, without credentials, or with another *name* of each location.
 
     >>> spec_name("a-{0..9}.tar::http://me:secret@host/b.tar?key=1"), spec_name(["a.tar", "b.tar"])
     ('a-{0..9}.tar::http://host/b.tar?key=...', 'a.tar, b.tar')
     """
     if isinstance(spec, str | os.PathLike):
-        return "::".join(Location(part).name for part in _split(os.fspath(spec)))
+        return "::".join(name(Location(part)) for part in _split(os.fspath(spec)))
     if isinstance(spec, Shard):
-        return Location(spec.url).name
-    return ", ".join(map(spec_name, spec))
+        return name(Location(spec.url))
+    return ", ".join(spec_name(each, name) for each in spec)
 
 
 def _expand(spec: Spec, lists: tuple[str, ...], remote: Remote | None, known: dict[str, Shards]) -> Iterator[Shards]:
@@ -242,27 +240,8 @@ def _named_in(file: Location, specs: Iterable[str]) -> Iterator[Shards]:
         for name in names:
             location = Location.of(name, file.remote)
             if not name or name.startswith("@") or _split_entry(location) is not None:
-                raise UrlError(f"a {_kind(file)} names shards and manifests, not {location.name!r}", url=file.name)
-            yield _shards_of(Location.of(resolve(file, name), file.remote), known)
-
-
-def relative_to(file: Location, spec: str) -> str:
-    """Return *spec*, relative to the current folder, as ``shards_in(file, [spec])`` takes it.
-
-    Raises UrlError for a URL with credentials, unless *file* is beside it, with the same ones.
-
-    >>> relative_to(Location("sets/catalog.yaml"), "sets/a-{0..9}.tar::http://host/b.tar")
-    'a-{0..9}.tar::http://host/b.tar'
-    """
-    named = []
-    for part in _split(spec):
-        location = Location.of(part).expanduser()
-        name = file.relative(location)
-        if name == location.recorded != location.url:
-            reason = f"a catalog keeps no credentials, and the URL of this part has some: {location.name}"
-            raise UrlError(reason, url=file.name)
-        named.append(name)
-    return "::".join(named)
+                raise UrlError(f"a catalog names shards and manifests, not {location.name!r}", url=file.name)
+            yield _shards_of(file.resolve(name), known)
 
 
 def _split_entry(location: Location) -> tuple[str, Location, str] | None:
@@ -277,10 +256,6 @@ def _split_entry(location: Location) -> tuple[str, Location, str] | None:
     file = Location(before, location.remote)
     module = next((module for ending, module in EXPANDERS.items() if file.base.endswith(ending)), None)
     return None if module is None else (module, file, entry)
-
-
-def _kind(file: Location) -> str:
-    return "manifest" if file.base.endswith(".json") else "catalog"
 
 
 def _split(spec: str, file: Location | None = None) -> Iterator[str]:
@@ -394,7 +369,7 @@ def _to_slash(path: str, offset: int) -> str:
 
 def _is_there(name: str, file: Location | None) -> bool:
     """Return whether a local file or folder has exactly this name, relative to *file* or the current folder."""
-    location = Location.of(name if file is None else resolve(file, name)).expanduser()
+    location = (Location(name) if file is None else file.resolve(name)).expanduser()
     return location.path is not None and os.path.lexists(location.path)
 
 
@@ -591,24 +566,11 @@ def _plain(url: str) -> str:
 
 
 def _resolved(manifest: Location, names: list[str]) -> list[str]:
-    """Return ``resolve`` of all *names*."""
+    """Return the URLs of *names* in *manifest*, as ``Location.resolve`` does."""
     text = "\0" + "\0".join(names)
     if ":" in text or "\0/" in text or "-" in names:
-        return [resolve(manifest, name) for name in names]
+        return [manifest.resolve(name).url for name in names]
     return manifest.all_beside(names)
-
-
-def resolve(manifest: Location, name: str) -> str:
-    """Return the URL of *name* in *manifest*, or in a catalog; raise UrlError for a name that data may not contain."""
-    if ":" not in name and not os.path.isabs(name) and name != "-":
-        return manifest.beside(name).url
-    shard = Location.of(name)
-    is_whole = os.path.isabs(name) or bool(shard.scheme)
-    links = [Location(link) for link in shard.links if link not in CHAINED] if is_whole else []
-    if any(link.is_stream or (link.scheme in _LOCAL and manifest.is_remote) for link in links):
-        # A manifest is data, often someone else's: it may not run commands, nor read local files if it is remote.
-        raise UrlError(f"a {_kind(manifest)} may not name {shard.name!r}", url=manifest.name)
-    return shard.url if is_whole else manifest.beside(name).url
 
 
 def common_name(urls: list[str]) -> str:

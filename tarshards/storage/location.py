@@ -44,6 +44,9 @@ FAMILIES = {
 #: `simplecache::s3://bucket/a.tar` or `zip://a.tar::http://host/all.zip`.
 CHAINED = ("blockcache", "cached", "dir", "filecache", "libarchive", "simplecache", "tar", "zip")
 
+# Schemes of local files, including those of fsspec.
+_LOCAL = ("", "file", "local", "asynclocal")
+
 MOST_READ = 1 << 30  # bytes of a file that is read whole, such as a plan or an index
 
 LOOKUPS = 32  # threads that look up remote locations
@@ -397,6 +400,22 @@ class Location:
         if folder and not _have_none(names, "./"):
             names = [name.removeprefix("./") for name in names]
         return [folder + name + query for name in names] if query else [folder + name for name in names]
+
+    def resolve(self, name: str) -> Location:
+        """Return the location of *name* in this file, a manifest or catalog: beside it, or a whole path or URL.
+
+        Raises UrlError for a name that data, often someone else's, may not contain: a command, or a local file in a
+        remote one.
+        """
+        if ":" not in name and not os.path.isabs(name) and name != "-":
+            return self.beside(name)
+        shard = self.at(name)
+        is_whole = os.path.isabs(name) or bool(shard.scheme)
+        links = [Location(link) for link in shard.links if link not in CHAINED] if is_whole else []
+        if any(link.is_stream or (link.scheme in _LOCAL and self.is_remote) for link in links):
+            kind = "manifest" if self.base.endswith(".json") else "catalog"
+            raise UrlError(f"a {kind} may not name {shard.name!r}", url=self.name)
+        return shard if is_whole else self.beside(name)
 
     def relative(self, other: Location) -> str:
         """Return the name for which `beside` returns *other*, or else its path, or its URL without credentials.

@@ -17,7 +17,7 @@ from range_server import serving
 from tarshards import webdataset
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import expressions
-from tarshards.storage.expressions import Shard, _count, expand_urls, find_shards, relative_to, shards_in
+from tarshards.storage.expressions import Shard, _count, expand_urls, find_shards, shards_in, spec_name
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shards, dump_manifest, parse_manifest
 
@@ -226,7 +226,7 @@ def test_names_of_a_catalog_are_relative_to_it(here):
     make(here, "sets/a::b.tar")
     file = Location("sets/catalog.yaml")
     assert [shard.url for shard in shards_in(file, ["a::b.tar::c.tar"])] == ["sets/a::b.tar", "sets/c.tar"]
-    assert relative_to(file, "sets/a::b.tar::c.tar") == "./a::b.tar::../c.tar"
+    assert spec_name("sets/a::b.tar::c.tar", file.relative) == "./a::b.tar::../c.tar"
 
 
 def test_globs_are_sorted_and_stay_in_their_place(here):
