@@ -27,7 +27,6 @@ from tarshards.samples.keys import NO_FIELDS, Sample, is_reserved, split_name
 from tarshards.samples.payloads import Payloads
 from tarshards.storage.expressions import common_name
 from tarshards.storage.location import Location
-from tarshards.storage.streams import is_missing
 
 _ALIKE = {"txt": frozenset(TEXTS), "json": frozenset(["json", "jsn"]), "cls": frozenset(INTEGERS)}
 _ALIKE["npy"] = frozenset(["npy"])
@@ -323,14 +322,10 @@ class Columns(NamedTuple):
     def load(cls, url: str) -> Columns:
         """Read the record at *url*; return an empty one if there is none. Raises UrlError for a damaged one."""
         location = Location.of(url)
+        if not location.exists():
+            return cls({}, [])
         try:
-            text = location.read(MOST_BYTES)
-        except OSError as error:
-            if is_missing(error):  # type: ignore[arg-type]
-                return cls({}, [])
-            raise
-        try:
-            found = json.loads(text)
+            found = json.loads(location.read(MOST_BYTES))
             if found["version"] != 1:
                 raise ValueError(f"version {found['version']!r}; only version 1 is supported")
             schema = None if found["schema"] is None else b64decode(found["schema"])

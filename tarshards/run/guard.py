@@ -16,7 +16,7 @@ from typing import Any
 
 
 class OwnProcesses:
-    """The processes that have *variable*, ``NAME=VALUE``, in their initial environment; their value may go on."""
+    """The processes with *variable*, ``NAME=VALUE``, in their initial environment; there, more may follow VALUE."""
 
     def __init__(self, variable: str):
         self.variable = variable

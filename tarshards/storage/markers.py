@@ -109,8 +109,9 @@ class Marker:
 
     def release(self, *, unlock: bool = True) -> None:
         """Close the locked file; with ``unlock=False`` processes that have inherited its descriptor keep the lock."""
-        if self.descriptor is not None:
-            release(self.descriptor, unlock=unlock)
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            release(descriptor, unlock=unlock)
 
 
 class Provenance(NamedTuple):

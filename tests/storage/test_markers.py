@@ -47,6 +47,7 @@ def test_a_locked_marker_reads_back_and_is_one_process_s(place):
         assert other.location.size() == 0
     marker.release()
     assert not other.is_locked
+    assert marker.read() == other.read()
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"digest": "x"', b"[]", b"\xff"])
