@@ -18,7 +18,6 @@ from tarshards.formats.naming import Columns
 from tarshards.index.access import SampleSequence
 from tarshards.index.sidecar import Index
 from tarshards.parallel.forks import cached_property
-from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
@@ -52,13 +51,12 @@ class ShardTable:
         remote: Remote | None = None,
         index_dir: str | os.PathLike[str] | None = None,
     ):
-        names = FieldNames.of(fields)
-        self.fields: tuple[str, ...] | None = None if names is None else tuple(names)
         self.decoded = decoded
         if index_dir is not None:  # tasks may run in another folder
             index_dir = Location.of(index_dir).expanduser().absolute().url
         shards = find_shards(urls, remote, index_dir=index_dir)
-        self.samples: SampleSequence = SampleSequence(shards, fields=self.fields)
+        self.samples: SampleSequence = SampleSequence(shards, fields=fields)
+        self.fields: tuple[str, ...] | None = None if self.samples.fields is None else tuple(self.samples.fields)
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -16,8 +16,8 @@ from typing import Any
 
 from tarshards.errors import DecodeError, SampleError, UrlError
 from tarshards.index.inventory import check_described
-from tarshards.samples.codecs.decoding import decoding_of
-from tarshards.samples.codecs.image import EXTENSIONS as IMAGES
+from tarshards.samples.codecs import decode_field
+from tarshards.samples.codecs.image import IMAGES
 from tarshards.samples.grouping import read_samples
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.storage.compression import named_compression
@@ -94,7 +94,7 @@ _KINDS = {
     "mkv": ("sc:VideoObject", "video/x-matroska"),
 }
 _KIND_OF = {extension: kind for extensions, kind in _KINDS.items() for extension in extensions.split()}
-_KIND_OF |= {extension: ("sc:ImageObject", f"image/{extension}") for extension in IMAGES}
+_KIND_OF |= {extension: ("sc:ImageObject", f"image/{extension}") for extension in IMAGES.extensions}
 _KIND_OF |= dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), ("sc:ImageObject", "image/jpeg"))
 _KIND_OF |= dict.fromkeys(("tif", "tiff"), ("sc:ImageObject", "image/tiff"))
 _BYTES = ("sc:Text", "application/octet-stream")
@@ -260,11 +260,10 @@ def _field(split: str, field: str, fields: list[str], values: list[bytes], files
 
 def _decoded(field: str, values: list[bytes]) -> list[Any]:
     """Return the decoded values, and the bytes of values that do not decode."""
-    decode = decoding_of()
     decoded = []
     for value in values:
         try:
-            decoded.append(decode(field, value))
+            decoded.append(decode_field(field, value))
         except (DecodeError, ImportError):
             decoded.append(value)
     return decoded
@@ -285,7 +284,7 @@ def _description(field: str, values: list[Any]) -> str:
     kinds = {type(value).__name__ for value in values}
     extension = field.rpartition(".")[2]
     if kinds == {"bytes"}:
-        return f"{extension} image" if extension in IMAGES else "bytes"
+        return f"{extension} image" if extension in IMAGES.extensions else "bytes"
     return " or ".join(sorted(kinds))
 
 

@@ -18,7 +18,7 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Monitor
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.grouping import closed_at_exit
-from tarshards.samples.ledger import Ledger, PassOf
+from tarshards.samples.ledger import Ledger, PassOf, Tally
 from tarshards.storage import traffic
 from tarshards.stream.other_names import no_attribute
 from tarshards.stream.sources import ShardSource, check_order, check_ordered, check_state, last_key, version_of
@@ -52,6 +52,10 @@ class Pass:
     def of(self) -> PassOf:
         """This pass, for the ledger."""
         return PassOf(self.epoch, self.plan.before if self.plan else 0, self.world.rank, self.world.world_size)
+
+    def count(self, ledger: Ledger, tally: Tally) -> None:
+        """Add the counts of samples of this pass to a *ledger*."""
+        ledger.add(tally.within(self.of))
 
     @property
     def passed(self) -> int:

@@ -88,6 +88,10 @@ class Condition:
                 own.update(ast.walk(node))
         return names
 
+    def fields(self) -> set[str]:
+        """Return the fields of the names in the condition; none if only samples can answer it."""
+        return {value_path(name)[0] for name in self.names() or ()}
+
     def holds(self, names: Any, sample: Sample | None = None) -> bool:
         """Return whether the condition holds of *names*, a mapping of each to its value; *sample* is for errors."""
         try:

@@ -104,7 +104,7 @@ def is_image(field: str) -> bool:
     >>> is_image("seg.png"), is_image("png.json")
     (True, False)
     """
-    return field.rpartition(".")[2] in image.EXTENSIONS
+    return field.rpartition(".")[2] in image.IMAGES.extensions
 
 
 def _image_size(data: bytes) -> str:

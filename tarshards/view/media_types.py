@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tarshards.samples.codecs import image
+from tarshards.samples.codecs.image import IMAGES
 
 #: The media types that browsers show or play, by the last part of a field's name. No other field is sent with its own
 #: type, in particular not HTML and SVG, which can contain scripts.
@@ -54,7 +54,7 @@ def media_type(field: str) -> str:
 
 def media_types() -> dict[str, str]:
     """Return the types for the page, including images that only a server can show."""
-    return {name: f"image/{name}" for name in sorted(image.EXTENSIONS)} | NATIVE
+    return {name: f"image/{name}" for name in sorted(IMAGES.extensions)} | NATIVE
 
 
 def is_picture(field: str) -> bool:
@@ -63,9 +63,9 @@ def is_picture(field: str) -> bool:
     >>> is_picture("seg.png"), is_picture("png.gz"), is_picture("png.json")
     (True, False, False)
     """
-    return field.rpartition(".")[2] in image.EXTENSIONS
+    return field.rpartition(".")[2] in IMAGES.extensions
 
 
 def has_media(field: str) -> bool:
     """Return whether a field is a picture, sound or video, whose first bytes are not worth showing."""
-    return extension_of(field) in NATIVE or extension_of(field) in image.EXTENSIONS
+    return extension_of(field) in NATIVE or extension_of(field) in IMAGES.extensions

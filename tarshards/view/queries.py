@@ -16,7 +16,7 @@ from tarshards.index.sidecar import Index
 from tarshards.index.where import by_columns
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.conditions import Condition
-from tarshards.samples.fields import find_field, value_path
+from tarshards.samples.fields import find_field
 from tarshards.view.epoch_batches import EpochBatches
 from tarshards.view.viewed_shards import ViewedShards, parse_number
 
@@ -175,8 +175,7 @@ class Found:
         if self._columns is not None:
             return numbers[self._columns[numbers]]
         mask = np.zeros(len(numbers), np.bool_)
-        fields = {value_path(name)[0] for name in self._condition.names() or ()}
-        for at, sample in enumerate(self.viewed.read(numbers, fields)):
+        for at, sample in enumerate(self.viewed.read(numbers, self._condition.fields())):
             try:
                 if isinstance(sample, TarshardsError):
                     raise sample

@@ -392,7 +392,7 @@ class ArrayLoader(ResumableLoader):
                 samples.close()
                 in_flight = int(read) - failed - delivered - discarded
                 counts = Tally(failed=failed, discarded=discarded, in_flight=in_flight)
-                self.ledger.add(counts.within(this.of))
+                this.count(self.ledger, counts)
                 self.ledger.report()
 
     def _in_order(

@@ -25,7 +25,7 @@ from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, Im
 from tarshards.loaders.dali.outputs import ArrayLibrary, numpy_to_array, output_to_arrays
 from tarshards.loaders.monitor import Stopwatch
 from tarshards.loaders.passes import Pass, ResumableLoader
-from tarshards.samples.ledger import Ledger, PassOf, Tally
+from tarshards.samples.ledger import Ledger, Tally
 
 Device = Literal["gpu", "cpu"]
 
@@ -109,7 +109,7 @@ class DaliLoader(ResumableLoader):
         seeds = (getattr(self.passes.stream.source, "seed", 0), this.epoch, begun, this.world.rank)
         with self.source.counted(this), closing(self.source.batches(this)) as batches:
             stopwatch = Stopwatch()
-            for batch, pipe, outputs in self._runner.run(batches, seeds, this.of):
+            for batch, pipe, outputs in self._runner.run(batches, seeds, this):
                 self.monitor.add(*stopwatch.take())
                 self.monitor.samples += len(batch.samples)
                 if this.plan is not None:
@@ -158,11 +158,11 @@ class PipelineRunner:
         self._builds = 0
 
     def run(
-        self, batches: Iterator[EncodedBatch], seeds: Sequence[int], of: PassOf
+        self, batches: Iterator[EncodedBatch], seeds: Sequence[int], this: Pass
     ) -> Iterator[tuple[EncodedBatch, Pipeline, Any]]:
         """Yield each batch with its pipeline and the pipeline's outputs, None for a batch without samples.
 
-        The seed of a pipeline that is built here is derived from *seeds*. The samples are those *of* a pass.
+        The seed of a pipeline that is built here is derived from *seeds*. The samples are those of *this* pass.
         """
         feed, pipe = self._take(seeds)
         feed.batches = batches
@@ -172,7 +172,7 @@ class PipelineRunner:
             except StopIteration:
                 break
             except Exception as error:
-                again, late = self._without_bad(list(feed.in_flight), error, seeds, of), feed.error
+                again, late = self._without_bad(list(feed.in_flight), error, seeds, this), feed.error
                 feed, pipe = self._take(seeds)
                 feed.batches, feed.error = chain(again, batches), late
                 continue
@@ -196,7 +196,7 @@ class PipelineRunner:
         return taken
 
     def _without_bad(
-        self, in_flight: list[EncodedBatch], error: Exception, seeds: Sequence[int], of: PassOf
+        self, in_flight: list[EncodedBatch], error: Exception, seeds: Sequence[int], this: Pass
     ) -> list[EncodedBatch]:
         """Return the batches of a failed pipeline without the samples it failed on; raise *error* if no sample did it.
 
@@ -221,7 +221,7 @@ class PipelineRunner:
             if self._guard.on_bad == "mask" and encoded.valid:  # a black image that also fails is left out
                 kept.append(self._guard.mask(encoded))
             else:
-                self._ledger.add(Tally(failed=1, in_flight=-1).within(of))
+                this.count(self._ledger, Tally(failed=1, in_flight=-1))
         repeats = kept[-1:] * (len(samples) - real)
         in_flight[number] = EncodedBatch(kept + repeats, len(kept))
         return in_flight

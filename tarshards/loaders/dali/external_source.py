@@ -150,8 +150,7 @@ class EncodedSource:
             yield
         finally:
             if self.passes.stream.is_followed:  # otherwise batches do not count samples
-                in_flight = Tally(in_flight=self._made - self._arrived)
-                self.passes.stream.ledger.add(in_flight.within(this.of))
+                this.count(self.passes.stream.ledger, Tally(in_flight=self._made - self._arrived))
 
     def arrive(self, batch: EncodedBatch) -> None:
         """Record that the consumer gets *batch*."""
@@ -235,7 +234,7 @@ class LoaderSource(EncodedSource):
             for batch in self._loader.measured(batches):
                 samples = samples_of(batch)
                 encoded = list(self.guard.encode(samples, ledger.fail))
-                ledger.add(Tally(failed=len(samples) - len(encoded)).within(this.of))
+                this.count(ledger, Tally(failed=len(samples) - len(encoded)))
                 yield EncodedBatch(encoded, len(encoded))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tarshards.errors import DecodeError, SampleError
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.codecs.image import EXTENSIONS, FORMATS, decode_image, is_sound_jpeg, open_image
+from tarshards.samples.codecs.image import FORMATS, IMAGES, check_image, open_image
 from tarshards.samples.codecs.image_headers import read_header
 from tarshards.samples.fields import parse_terms, pick_field
 from tarshards.samples.keys import Sample
@@ -87,14 +87,14 @@ class ImageGuard:
         try:
             for column, array in enumerate(encoded.arrays):
                 if self._is_image(encoded.sample, column):
-                    _try_decoding(array.tobytes())
+                    check_image(array.tobytes())
         except DecodeError:
             return False
         return True
 
     def _is_image(self, sample: Sample, column: int) -> bool:
         field = pick_field(sample, self.fields[column])
-        return field.rpartition(".")[2] in EXTENSIONS and isinstance(sample[field], bytes)
+        return field.rpartition(".")[2] in IMAGES.extensions and isinstance(sample[field], bytes)
 
     def _encode(self, sample: Sample, on_error: Callable[[Exception], Any]) -> EncodedSample:
         arrays, valid = [], True
@@ -115,7 +115,7 @@ class ImageGuard:
     def _array(self, column: int, field: str, value: Any) -> np.ndarray:
         if isinstance(value, bytes):
             extension = field.rpartition(".")[2]
-            if extension in EXTENSIONS:
+            if extension in IMAGES.extensions:
                 self._check_image(value)
             elif extension in DECODED:
                 value = decode_field(field, value)
@@ -135,17 +135,8 @@ class ImageGuard:
         size = _size_by_pillow(data) if header is None else (header.height, header.width)
         _check_pixels(*size)
         if self.check == "full":
-            _try_decoding(data)
+            check_image(data)
         self._last_size = size
-
-
-def _try_decoding(data: bytes) -> None:
-    if is_sound_jpeg(data):
-        return
-    try:
-        decode_image(data, "rgb8")
-    except Exception as exc:
-        raise DecodeError.because(exc) from exc
 
 
 def _size_by_pillow(data: bytes) -> tuple[int, int]:

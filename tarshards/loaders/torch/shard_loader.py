@@ -174,7 +174,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                 check_replayed(this.last, None)
         finally:
             own._batches.is_taken = False
-            self.ledger.add(arrived.within(this.of))
+            this.count(self.ledger, arrived)
         if this.plan is not None and len(tallies) < max(1, self.num_workers):
             raise AuditError(f"only {len(tallies)} of {self.num_workers} workers reported what they read")
         if this.plan is not None:

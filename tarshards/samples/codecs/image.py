@@ -10,7 +10,7 @@ from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
-from tarshards.errors import did_you_mean, shortened
+from tarshards.errors import DecodeError, did_you_mean, shortened
 from tarshards.samples.codecs import image_headers
 from tarshards.samples.codecs.array import to_array
 from tarshards.samples.codecs.registry import SpecFamily, encoder, require
@@ -18,10 +18,6 @@ from tarshards.samples.codecs.registry import SpecFamily, encoder, require
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
-
-EXTENSIONS = frozenset(
-    "jpg jpeg jpe jfif png ppm pgm pbm pnm webp gif bmp ico tif tiff avif jp2 j2k heic heif jxl".split()  # noqa: SIM905
-)
 
 # Pillow may only detect these formats: some others (EPS) run programs.
 FORMATS = "JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "ICO", "TIFF", "JPEG2000", "AVIF"
@@ -117,7 +113,16 @@ def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> A
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1) if mode != "L" else pixels))
 
 
-IMAGES = SpecFamily("imagespec", "images", IMAGESPECS, EXTENSIONS, decode_image, ("exif_transpose",))
+IMAGES = SpecFamily(
+    "imagespec",
+    "images",
+    IMAGESPECS,
+    frozenset(
+        "jpg jpeg jpe jfif png ppm pgm pbm pnm webp gif bmp ico tif tiff avif jp2 j2k heic heif jxl".split()  # noqa: SIM905
+    ),
+    decode_image,
+    ("exif_transpose",),
+)
 IMAGES.add()
 
 
@@ -138,15 +143,19 @@ def _to_picture(data: bytes, mode: str, pixels: np.ndarray | None, orientation: 
     return picture
 
 
-def is_sound_jpeg(data: bytes) -> bool:
-    """Return whether *data* is a JPEG that decodes at an eighth of its size; if not, ``decode_image`` decides.
+def check_image(data: bytes) -> None:
+    """Raise DecodeError if an image does not decode.
 
-    This reads every bit, so it finds damage, but computes fewer pixels.
+    A JPEG is decoded at an eighth of its size first, which reads every bit, so it finds damage, but computes fewer
+    pixels.
     """
+    with suppress(ValueError):  # ``decode_image`` decides
+        if data.startswith(b"\xff\xd8\xff") and _decode_jpeg(data, "RGB", **EIGHTH) is not None:
+            return
     try:
-        return data.startswith(b"\xff\xd8\xff") and _decode_jpeg(data, "RGB", **EIGHTH) is not None
-    except ValueError:
-        return False
+        decode_image(data, "rgb8")
+    except Exception as exc:
+        raise DecodeError.because(exc) from exc
 
 
 def _decode_jpeg(data: bytes, mode: str, **scaling: int) -> np.ndarray | None:

@@ -11,7 +11,7 @@ from typing import Any
 from tarshards.errors import DecodeError
 from tarshards.parallel.calls import bounded_map
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.codecs.image import EXTENSIONS, is_sound_jpeg
+from tarshards.samples.codecs.image import IMAGES, check_image
 from tarshards.samples.codecs.registry import DECODERS, UNSAFE_DECODERS
 from tarshards.samples.keys import KeyRule, split_name
 from tarshards.samples.resync.judging import judge
@@ -122,10 +122,11 @@ def _undecodable(sample: FoundSample, file: PlainFile) -> Iterator[DecodeError]:
         if _is_unsafe(name):
             continue
         data = read_member(file, sample, number)
-        if _is_image(name) and is_sound_jpeg(data):
-            continue
         try:
-            decode_field(name, data, "rgb8", "audio")
+            if _is_image(name):
+                check_image(data)
+            else:
+                decode_field(name, data, "rgb8", "audio")
         except DecodeError as error:
             yield DecodeError(error.reason, url=file.name, offset=start, key=sample.key, field=name)
 
@@ -138,7 +139,7 @@ def _is_unsafe(name: str) -> bool:
 def _is_image(name: str) -> bool:
     """Return whether ``decode_field`` decodes the field *name* as an image."""
     extension = name.rpartition(".")[2]
-    return extension in EXTENSIONS and extension not in DECODERS
+    return extension in IMAGES.extensions and extension not in DECODERS
 
 
 def misread_by_dali(sample: FoundSample) -> str | None:

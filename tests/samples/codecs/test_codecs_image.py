@@ -24,7 +24,7 @@ from tarshards import readers
 from tarshards.errors import DecodeError, EncodeError
 from tarshards.loaders.arrays.readers.draws import draws_of
 from tarshards.samples.codecs import decode_field, encode_field, image_headers
-from tarshards.samples.codecs.image import EXTENSIONS, IMAGESPECS, decode_image, is_sound_jpeg
+from tarshards.samples.codecs.image import IMAGES, IMAGESPECS, check_image, decode_image
 from tarshards.samples.payloads import Payloads
 from tarshards.stream.ops import decode
 
@@ -304,7 +304,7 @@ def listed():
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_lists_what_is_seen_of_changed_bits(capfd):
-    assert set(listed()) == EXTENSIONS
+    assert set(listed()) == IMAGES.extensions
     found: dict[str, set[str]] = {}
     for field, data in FILES.items():
         if "named" not in field:
@@ -345,7 +345,7 @@ WAYS = {
     **{spec: partial(decode_image, imagespec=spec) for spec in SPECS if spec not in ("rgb8", "pilrgb", "pil")},
     "readers.image(8)": partial(read_by, readers.image(8)),
     "a crop": partial(read_by, readers.image(8, crop="center", dtype="float32")),
-    "tarcheck": lambda data: is_sound_jpeg(data) or decode_image(data, "rgb8"),
+    "tarcheck": check_image,
 }
 
 
