@@ -168,7 +168,7 @@ def _show_classes(folder: str, target: Location | None) -> None:
     from tarshards.storage.opening import open_shard
 
     found = FileTree(folder).classes()
-    rows = [(escape(name.encode(errors="surrogateescape")), number) for name, number in found.items()]
+    rows = [(escape(name), number) for name, number in found.items()]
     if target is None:
         for name, number in rows:
             say(f"class {number} is {name}")

@@ -156,6 +156,6 @@ def _write_keys(samples: Iterator[Sample], output: Location) -> int:
     count = 0
     with open_shard(output, "wb") as stream:
         for count, sample in enumerate(samples, 1):  # noqa: B007
-            line = escape(sample["__key__"].encode(errors="surrogateescape"))
+            line = escape(sample["__key__"])
             stream.write(shown(line, output.url, escape_bytes).encode() + b"\n")
     return count

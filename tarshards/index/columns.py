@@ -40,8 +40,7 @@ from tarshards.index.sidecar import NO_DIGEST, Index, index_location
 from tarshards.kernels._sidecars_py import SidecarHead
 from tarshards.parallel.calls import TASKS, bounded_map, check_sent
 from tarshards.samples.codecs import decode_field, registry
-from tarshards.samples.codecs.image import open_image
-from tarshards.samples.codecs.image_headers import read_header
+from tarshards.samples.codecs.image import read_size
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.fields import check_mapping, find_field, value_at, value_path
 from tarshards.samples.keys import Sample, is_reserved
@@ -122,12 +121,10 @@ Source = Measure | Computed
 
 
 def _side(name: str, field: str, data: bytes) -> int:
-    header = read_header(data)
-    if header is not None:
-        return int(getattr(header, name))
     try:
-        with open_image(data) as image:
-            return int(getattr(image, name))
+        return int(getattr(read_size(data), name))
+    except DecodeError:
+        raise
     except Exception as error:
         raise DecodeError(f"cannot read the size of this image: {type(error).__name__}") from error
 

@@ -150,12 +150,13 @@ def located(origin: str) -> Iterator[None]:
         raise SampleError(str(error), url=origin) from error
 
 
-def escape(data: bytes) -> str:
-    r"""Write *data* as the text of a cell.
+def escape(text: str | bytes) -> str:
+    r"""Write *text*, or any bytes, as the text of a cell.
 
     >>> print(escape(b"a\tb\\\xff\0\n"))
     a\tb\\\xff\x00\n
     """
+    data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
     escaped = re.sub(rb"[\x00-\x1f\x7f\\]", lambda match: _ESCAPES.get(match[0]) or rb"\x%02x" % ord(match[0]), data)
     return escaped.decode(errors="backslashreplace")
 
@@ -204,7 +205,7 @@ def lacking_keys(lacking: Collection[str], wanted: int) -> SampleError:
 
 def _spelled(key: str) -> str:
     try:
-        return escape(key.encode(errors="surrogateescape"))
+        return escape(key)
     except UnicodeEncodeError:  # cannot be a key in a tar
         return visible(key)
 

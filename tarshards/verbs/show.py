@@ -10,8 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from tarshards.errors import visible
-from tarshards.samples.codecs import decode_field, image
+from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.basic import INTEGERS, TEXTS
+from tarshards.samples.codecs.image import IMAGES, open_image
 from tarshards.samples.codecs.registry import DECODERS, FAMILY_OF_EXTENSION, UNSAFE_DECODERS, require
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.seen_keys import SeenKeys
@@ -60,7 +61,7 @@ def preview(field: str, data: bytes, *, limit: int = 60) -> str:
     ('{"boxes": [1, 2]}', "<b'x' is not a decimal integer>", '"x"', '')
     """
     try:
-        if is_image(field):
+        if IMAGES.has(field):
             return _image_size(data)
         if _is_previewed(field):
             return visible(_describe(decode_field(field, data), limit))
@@ -97,23 +98,13 @@ def _text_of(data: bytes, limit: int) -> str:
     return text if all(character.isprintable() or character in "\t\n\r" for character in text) else ""
 
 
-@lru_cache(1024)
-def is_image(field: str) -> bool:
-    """Return whether *field* holds an image.
-
-    >>> is_image("seg.png"), is_image("png.json")
-    (True, False)
-    """
-    return field.rpartition(".")[2] in image.IMAGES.extensions
-
-
 def _image_size(data: bytes) -> str:
     from PIL import UnidentifiedImageError
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns about large images, but only the header is read
         try:
-            with image.open_image(data) as header:
+            with open_image(data) as header:
                 return f"{header.width}x{header.height} {header.mode}"
         except UnidentifiedImageError as error:
             raise ValueError("not an image") from error
@@ -153,7 +144,7 @@ def draw_pictures(sample: Sample, *, columns: int = PICTURE) -> Iterator[Any]:
     """
     pixels = require("rich_pixels", extra="show").Pixels
     for field, data in fields_of(sample):
-        if is_image(field):
+        if IMAGES.has(field):
             try:
                 picture = decode_field(field, data, "pilrgba")
             except Exception as error:

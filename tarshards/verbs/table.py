@@ -65,7 +65,7 @@ def tabulate(
                 reject_or_raise(reject, sample, error)
                 continue
             if key:
-                cells.insert(0, escape(sample["__key__"].encode(errors="surrogateescape")))
+                cells.insert(0, escape(sample["__key__"]))
             yield "\t".join(cells)
 
     return lines()
@@ -82,7 +82,7 @@ def _expand(terms: list[Term], sample: Sample) -> list[Term]:
 
 def _heading(columns: list[Term], key: bool) -> str:
     names = [column.name or ";".join(column.alternatives) for column in columns]
-    cells = [escape(name.encode(errors="surrogateescape")) for name in names]
+    cells = [escape(name) for name in names]
     return "\t".join(["__key__", *cells] if key else cells)
 
 
@@ -92,7 +92,7 @@ def _cell(sample: Sample, column: Term, missing: str | None) -> str:
     field = pick_field(sample, column.alternatives)
     value = sample[field]
     if is_reserved(field):
-        return escape(value.encode(errors="surrogateescape"))
+        return escape(value)
     data = bytes(encode_field(field, value))
     if data.endswith(b"\n") and (field.rpartition(".")[2] in LINES or (has_no_codec(field) and _is_line(data))):
         data = data[:-1].removesuffix(b"\r")

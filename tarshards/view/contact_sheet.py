@@ -6,10 +6,11 @@ from base64 import b64encode
 from collections.abc import Iterable
 from typing import Any
 
+from tarshards.samples.codecs.image import IMAGES
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-from tarshards.view.media_types import has_media, is_picture
+from tarshards.view.media_types import has_media
 from tarshards.view.page_text import dumped, whole_page
 from tarshards.view.pictures import thumbnail
 
@@ -37,7 +38,7 @@ def write_contact_sheet(samples: Iterable[Sample], target: str | Location, *, ti
 
 def _field(name: str, data: bytes) -> dict[str, Any]:
     field: dict[str, Any] = {"name": name, "size": len(data)}
-    if is_picture(name):
+    if IMAGES.has(name):
         try:
             kind, small = thumbnail(name, data)
         except Exception as error:

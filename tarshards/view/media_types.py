@@ -57,15 +57,6 @@ def media_types() -> dict[str, str]:
     return {name: f"image/{name}" for name in sorted(IMAGES.extensions)} | NATIVE
 
 
-def is_picture(field: str) -> bool:
-    """Return whether a field holds an image.
-
-    >>> is_picture("seg.png"), is_picture("png.gz"), is_picture("png.json")
-    (True, False, False)
-    """
-    return field.rpartition(".")[2] in IMAGES.extensions
-
-
 def has_media(field: str) -> bool:
     """Return whether a field is a picture, sound or video, whose first bytes are not worth showing."""
     return extension_of(field) in NATIVE or extension_of(field) in IMAGES.extensions

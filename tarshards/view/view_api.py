@@ -116,7 +116,7 @@ class ViewApi:
         for number in self.queries.all(Query.of(parameters)).tolist():
             shard, sample = viewed.address(number)
             key = viewed.index(shard).key(sample)
-            lines.append(escape(key.encode(errors="surrogateescape")))
+            lines.append(escape(key))
         return "text/plain; charset=utf-8", "".join(f"{line}\n" for line in lines).encode()
 
     def histogram(self, parameters: Parameters) -> Answer:

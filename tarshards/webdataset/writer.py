@@ -14,6 +14,7 @@ import msgpack
 
 from tarshards.errors import EncodeError
 from tarshards.samples.codecs import encode_field
+from tarshards.samples.codecs.basic import INTEGERS
 from tarshards.samples.codecs.registry import ENCODERS
 from tarshards.samples.keys import Sample
 from tarshards.storage.compression import compressed, named_compression
@@ -59,7 +60,7 @@ def imageencoder(value: Any, format: str = "PNG") -> bytes:
 #: Functions by extension that encode as webdataset does; our codecs refuse values that would not read back unchanged.
 default_handlers: dict[str, Callable[[Any], bytes]] = {
     **ENCODERS,
-    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _encode_text),
+    **dict.fromkeys(INTEGERS, _encode_text),
     **dict.fromkeys(("json", "jsn"), _encode_json),
     **dict.fromkeys(("mp", "msg", "msgpack"), msgpack.packb),
     **dict.fromkeys(("jpg", "jpeg", "img", "image"), partial(imageencoder, format="JPEG")),

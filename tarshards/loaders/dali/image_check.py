@@ -11,8 +11,8 @@ import numpy as np
 
 from tarshards.errors import DecodeError, SampleError
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.codecs.image import FORMATS, IMAGES, check_image, open_image
-from tarshards.samples.codecs.image_headers import read_header
+from tarshards.samples.codecs.basic import INTEGERS
+from tarshards.samples.codecs.image import FORMATS, IMAGES, check_image, read_size
 from tarshards.samples.fields import parse_terms, pick_field
 from tarshards.samples.keys import Sample
 
@@ -20,7 +20,7 @@ BadImagePolicy = Literal["drop", "mask"]
 ImageCheck = Literal["header", "full"]
 
 #: Fields that are decoded before DALI, which has no decoder for them; all others are passed to it as bytes.
-DECODED = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id", "npy"])
+DECODED = frozenset([*INTEGERS, "npy"])
 UNDECODED = frozenset(["GIF", "ICO", "AVIF", "HEIF", "JXL"])  # formats of Pillow and its plugins
 
 
@@ -94,7 +94,7 @@ class ImageGuard:
 
     def _is_image(self, sample: Sample, column: int) -> bool:
         field = pick_field(sample, self.fields[column])
-        return field.rpartition(".")[2] in IMAGES.extensions and isinstance(sample[field], bytes)
+        return IMAGES.has(field) and isinstance(sample[field], bytes)
 
     def _encode(self, sample: Sample, on_error: Callable[[Exception], Any]) -> EncodedSample:
         arrays, valid = [], True
@@ -114,10 +114,9 @@ class ImageGuard:
 
     def _array(self, column: int, field: str, value: Any) -> np.ndarray:
         if isinstance(value, bytes):
-            extension = field.rpartition(".")[2]
-            if extension in IMAGES.extensions:
+            if IMAGES.has(field):
                 self._check_image(value)
-            elif extension in DECODED:
+            elif field.rpartition(".")[2] in DECODED:
                 value = decode_field(field, value)
         if isinstance(value, bytes):
             return np.frombuffer(value, np.uint8)
@@ -131,27 +130,28 @@ class ImageGuard:
         return array
 
     def _check_image(self, data: bytes) -> None:
-        header = read_header(data)
-        size = _size_by_pillow(data) if header is None else (header.height, header.width)
+        size = _size_of(data)
         _check_pixels(*size)
         if self.check == "full":
             check_image(data)
         self._last_size = size
 
 
-def _size_by_pillow(data: bytes) -> tuple[int, int]:
+def _size_of(data: bytes) -> tuple[int, int]:
     from PIL import UnidentifiedImageError
 
     try:
-        with open_image(data) as image:
-            if image.format in UNDECODED:
-                raise DecodeError(f"{image.format}, which DALI does not decode")
-            return image.height, image.width
+        kind, height, width = read_size(data)
+    except DecodeError:
+        raise
     except UnidentifiedImageError:
         start = f"{bytes(data[:12])!r}..." if data else "empty"
         raise DecodeError(f"not an image in any of {' '.join(FORMATS)}: {start}") from None
     except Exception as exc:
         raise DecodeError(str(exc)) from exc
+    if kind in UNDECODED:
+        raise DecodeError(f"{kind}, which DALI does not decode")
+    return height, width
 
 
 def _check_pixels(height: int, width: int) -> None:

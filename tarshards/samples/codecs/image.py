@@ -228,6 +228,18 @@ def _register(kind: str) -> None:
         plugin.register_heif_opener()
 
 
+def read_size(data: bytes) -> image_headers.ImageHeader:
+    """Return the format and the size of an image by its header.
+
+    Raises DecodeError for a damaged header, or the missing end, of a JPEG or PNG, and Pillow's errors for others.
+    """
+    header = image_headers.read_header(data)
+    if header is None:
+        with open_image(data) as image:
+            header = image_headers.ImageHeader(image.format or "", image.height, image.width)
+    return header
+
+
 def read_orientation(data: bytes) -> int:
     """Return the EXIF orientation, 1 to 8; 1 if there is none."""
     if data.startswith(b"\xff\xd8\xff") and b"Exif" not in data[: 1 << 16]:

@@ -30,7 +30,7 @@ HEVC = frozenset([b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm",
 
 
 class ImageHeader(NamedTuple):
-    """The format of an image, "jpeg" or "png", and its size in pixels."""
+    """The format of an image, "jpeg", "png" or Pillow's name of another one, and its size in pixels."""
 
     kind: str
     height: int

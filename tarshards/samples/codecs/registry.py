@@ -32,6 +32,10 @@ class SpecFamily(NamedTuple):
     flags: tuple[str, ...] = ()
     measures: Mapping[str, Measure] = MappingProxyType({})
 
+    def has(self, field: str) -> bool:
+        """Return whether a field has one of the extensions."""
+        return field.rpartition(".")[2] in self.extensions
+
     def add(self) -> None:
         """Register the family."""
         FAMILY_OF_WORD.update(dict.fromkeys(self.words, self))

@@ -138,8 +138,7 @@ def _is_unsafe(name: str) -> bool:
 
 def _is_image(name: str) -> bool:
     """Return whether ``decode_field`` decodes the field *name* as an image."""
-    extension = name.rpartition(".")[2]
-    return extension in IMAGES.extensions and extension not in DECODERS
+    return IMAGES.has(name) and name.rpartition(".")[2] not in DECODERS
 
 
 def misread_by_dali(sample: FoundSample) -> str | None:
