@@ -16,6 +16,7 @@ from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.world import World
 from tarshards.errors import AuditError, TarshardsError
 from tarshards.index.access import LOOKED_UP, SampleReader
+from tarshards.samples.batch import SampleBatch
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, PassOf, Tally
 
@@ -25,14 +26,17 @@ T = TypeVar("T")
 class Shares(Sequence[range]):
     """The batches of a rank or worker as slices of its *positions*, each *size* long, that begin at *starts*.
 
+    *dropped* are positions of the rank that are in no batch.
+
     >>> shares = Shares(range(1, 20, 2), 4, range(0, 10, 4))
     >>> [list(share) for share in shares[1:]], shares[1:].together()
     ([[9, 11, 13, 15], [17, 19]], array([ 9, 11, 13, 15, 17, 19]))
     """
 
-    def __init__(self, positions: range, size: int, starts: range | None = None):
+    def __init__(self, positions: range, size: int, starts: range | None = None, dropped: range = range(0)):
         self.positions = positions
         self.size = size
+        self.dropped = dropped
         self.starts: range = range(0, len(positions), size) if starts is None else starts  # there may be many millions
 
     def __len__(self) -> int:
@@ -44,7 +48,7 @@ class Shares(Sequence[range]):
     def __getitem__(self, number: slice) -> Shares: ...
     def __getitem__(self, number: int | slice) -> range | Shares:
         if isinstance(number, slice):
-            return Shares(self.positions, self.size, self.starts[number])
+            return Shares(self.positions, self.size, self.starts[number], self.dropped)
         start = self.starts[number]
         return self.positions[start : start + self.size]
 
@@ -116,6 +120,7 @@ class Part:
         self.left_out: Tally | None = None
         self.reader: SampleReader | None = None  # the prefetching reader, if the loop has one
         self.is_aside = False  # whether that reader does not expect these samples
+        self.located: SampleBatch | None = None  # the fields of the samples, where they have been found
 
     @classmethod
     def of(cls, plan: PlannedEpoch, positions: range | np.ndarray) -> Part:
@@ -155,6 +160,8 @@ class Part:
         own = self.positions[cut], self.shards[cut], self.numbers[cut], self.sample_positions[cut]
         part = Part(self.plan, *own, begins)
         part.reader = self.reader
+        if self.located is not None:
+            part.located = self.located.part(begin, end)
         return part
 
     def read_all(self, reader: SampleReader) -> Iterator[Sample | TarshardsError]:
@@ -190,32 +197,27 @@ class Part:
 
 
 class EpochLoop:
-    """The loop of one worker over its *shares* of a *plan*.
+    """The loop of one worker over its *shares* of a *plan* of a ``PlannedSource``.
 
-    Its tally goes to *ledger* as *of* a pass; the caller that runs the loop audits it. *digest* identifies the dataset,
-    and *once* says whether each sample comes once; *begun* are samples of this worker before its shares, besides those
-    before the plan; *dropped* are positions of this rank that no share covers. If the loop *is_ahead* of the consumer,
-    all that was taken counts as in flight; the consumer counts the outcomes of the samples with each result.
+    Its tally goes to the ledger of the *source* as *of* a pass; the caller that runs the loop audits it. *begun* are
+    samples of this worker before its shares, besides those before the plan. If the loop *is_ahead* of the consumer, all
+    that was taken counts as in flight; the consumer counts the outcomes of the samples with each result.
     """
 
     def __init__(
         self,
+        source: Any,
         plan: PlannedEpoch,
-        reader: SampleReader,
-        ledger: Ledger,
         world: World,
         shares: Shares,
         *,
         of: PassOf,
-        digest: str,
-        once: bool = True,
         begun: int = 0,
-        dropped: range = range(0),
         is_ahead: bool = False,
     ):
         self.plan = plan
-        self.reader = reader
-        self.ledger = ledger
+        self.reader: SampleReader = source.shards
+        self.ledger: Ledger = source.ledger
         self.shares = shares
         self._begun: deque[Part] = deque()
         self._world = world
@@ -228,16 +230,17 @@ class EpochLoop:
             counted = shares.together()
             repeated += int(plan.further[counted[counted < plan.total]].sum())
         self._of = of
-        whole = once and not plan.before and not begun
+        whole = source.once and not plan.before and not begun
         if world.worker == 0:
             begun += len(range(world.rank, plan.before, plan.ranks))
         self._tally = Tally(planned=self._samples - repeated, before=begun, broken_off=1)
-        self._read = np.zeros(len(reader.names), np.int64)  # by shard
+        self._read = np.zeros(len(self.reader.names), np.int64)  # by shard
         if world.worker == 0:
             order = repr((plan.state(0), plan.tail))
-            self._tally.epochs[f"{digest} {blake2b(order.encode(), digest_size=16).hexdigest()}"] = 1
+            self._tally.epochs[f"{source.digest} {blake2b(order.encode(), digest_size=16).hexdigest()}"] = 1
             self._tally.parts = 0 if whole else 1
-            self._tally.unpaired = reader.unpaired if whole and world.rank == 0 else 0
+            self._tally.unpaired = self.reader.unpaired if whole and world.rank == 0 else 0
+        dropped = shares.dropped if world.worker == 0 else ()
         self._dropped = [position for position in dropped if position < plan.total]
 
     @property

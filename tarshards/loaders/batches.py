@@ -124,7 +124,8 @@ class BatchMaker:
         positions = range(rank, len(plan), plan.ranks)
         if not self.drop_last:
             return Shares(positions, self.size)
-        return Shares(positions, self.size, range(0, len(positions) // self.size * self.size, self.size))
+        end = len(positions) // self.size * self.size
+        return Shares(positions, self.size, range(0, end, self.size), positions[end:])
 
     def checked(self, row: dict[str, Any], packing: Packing) -> dict[str, Any]:
         """Return a packed row; raise SampleError if it is longer than its bins, because the lengths were wrong."""
@@ -135,11 +136,6 @@ class BatchMaker:
                 "than the lengths that packing= was given"
             )
         return row
-
-    def dropped(self, plan: PlannedEpoch, rank: int) -> range:
-        """Return the positions of a rank that are in no batch."""
-        shares = self.shares(plan, rank)
-        return shares.positions[len(shares) * self.size :] if self.drop_last else range(0)
 
 
 def _check_packing(packing: Any, stream: Stream, fill: bool) -> None:

@@ -116,8 +116,8 @@ class Passes:
         """Return the loop over the batches of a planned pass; the caller runs it, then audits its tally."""
         maker, plan = self.maker, this.plan
         assert plan is not None
-        shares, dropped = maker.shares(plan, this.world.rank), maker.dropped(plan, this.world.rank)
-        loop: EpochLoop = self.stream.source.loop(plan, this.world, shares, of=this.of, dropped=dropped)
+        shares = maker.shares(plan, this.world.rank)
+        loop: EpochLoop = self.stream.source.loop(plan, this.world, shares, of=this.of)
         return loop
 
     def samples(self, this: Pass) -> Generator[Any, None, None]:

@@ -348,7 +348,7 @@ class PlannedSource:
         """Return the loop of one worker over its shares of *plan*; *options* are those of ``EpochLoop``."""
         from tarshards.epoch.loop import EpochLoop
 
-        return EpochLoop(plan, self.shards, self.ledger, world, shares, digest=self.digest, once=self.once, **options)
+        return EpochLoop(self, plan, world, shares, **options)
 
     def first_fields(self) -> set[str]:
         """Return the fields of the first shard, or first ones of several datasets; none if one is not a local file."""

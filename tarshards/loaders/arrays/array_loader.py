@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from itertools import chain, count, islice, pairwise
+from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -49,16 +49,6 @@ TOGETHER_QUICK = 1 << 17
 
 #: Returns the samples of a batch; returns substitutes for some of them.
 Locate = tuple[Callable[[], SampleBatch], Substitution | None]
-
-
-class LocatedPart(Part):
-    """A part of a plan whose samples have been located, together with those of other parts."""
-
-    def __init__(self, together: Part, samples: SampleBatch, begin: int, end: int):
-        cut = slice(begin, end)
-        own = together.positions[cut], together.shards[cut], together.numbers[cut], together.sample_positions[cut]
-        super().__init__(together.plan, *own, None if together.begins is None else together.begins[cut])
-        self.samples: SampleBatch = samples.part(begin, end)
 
 
 class ArrayBatchMaker(BatchMaker):
@@ -121,9 +111,9 @@ class ArrayBatchMaker(BatchMaker):
 
     def locate(self, part: Part) -> SampleBatch:
         """Find the fields of the samples of *part*, or read them where shards are not mapped; then they are taken."""
-        if isinstance(part, LocatedPart):
+        if part.located is not None:
             part.taken = len(part)
-            return part.samples
+            return part.located
         source = self.stream.source
         if source.once:
             numbers = self._starts[part.shards] + part.numbers
@@ -318,15 +308,14 @@ class ArrayLoader(ResumableLoader):
             self.ledger(error)
         self.ledger.audit([loop.tally])
 
-    def _located(self, loop: EpochLoop, most: int) -> Iterator[LocatedPart]:
+    def _located(self, loop: EpochLoop, most: int) -> Iterator[Part]:
         """Yield the parts of *loop*; in mapped shards, to locate *most* samples together takes less time."""
         for shares in growing(loop.shares, 1, max(1, most // self.maker.size)):
             begun = time.perf_counter()
             together = Part.of(loop.plan, shares.together())
-            samples = self.maker.locate(together)
+            together.located = self.maker.locate(together)
             self.monitor.reading += time.perf_counter() - begun
-            for begin, end in pairwise(shares.bounds(loop.plan.sizes)):
-                yield LocatedPart(together, samples, begin, end)
+            yield from together.split(shares.bounds(loop.plan.sizes))
 
     def _read(self, this: Pass, assembler: Assembler, parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
         """Yield the batches of *parts*, which threads make ahead."""

@@ -395,9 +395,8 @@ class _Batches(IterableDataset[Any]):
                     stopwatch.begin()
             else:
                 shares = self.maker.shares(plan, world.rank)[world.worker :: world.num_workers]
-                dropped = self.maker.dropped(plan, world.rank) if world.worker == 0 else range(0)
                 of = PassOf(order.epoch, plan.before, order.rank, order.ranks)
-                loop = self.stream.source.loop(plan, world, shares, of=of, dropped=dropped, is_ahead=True)
+                loop = self.stream.source.loop(plan, world, shares, of=of, is_ahead=True)
                 for batch in loop.run(partial(map, partial(self.maker.read, epoch=order.epoch))):
                     yield Made(batch, loop.made, *stopwatch.take())
                     stopwatch.begin()
