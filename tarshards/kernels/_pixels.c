@@ -381,25 +381,26 @@ static void resize_all(void *argument) {
 
 static PyObject *resize(PyObject *self, PyObject *args) {
     (void)self;
-    Py_buffer out, addresses, boxes, flips, divisors = {0}, offsets = {0};
+    Py_buffer out, addresses, boxes, flips, normal = {0};
     Shapes s = {0};
     const char *problem = NULL;
-    if (!PyArg_ParseTuple(args, "w*y*(iii)y*y*(ii)pz*z*:resize", &out, &addresses, &s.height, &s.width, &s.channels,
-                          &boxes, &flips, &s.out_height, &s.out_width, &s.planar, &divisors, &offsets))
+    if (!PyArg_ParseTuple(args, "w*y*(iii)y*y*(ii)pz*:resize", &out, &addresses, &s.height, &s.width, &s.channels,
+                          &boxes, &flips, &s.out_height, &s.out_width, &s.planar, &normal))
         return NULL;
     const int64_t count = addresses.len / 8;
     const float *box = boxes.buf;
-    s.divisors = divisors.buf;
-    s.offsets = offsets.buf;
-    const int64_t size = (int64_t)s.out_height * s.out_width * s.channels * (s.divisors ? 4 : 1);
+    const int64_t size = (int64_t)s.out_height * s.out_width * s.channels * (normal.buf ? 4 : 1);
     if (!shapes_are_right(&s)) problem = "sides must be from 1 to 2**24, channels 1, 3 or 4";
-    else if ((s.divisors || s.offsets) && (divisors.len != 4 * s.channels || offsets.len != 4 * s.channels))
-        problem = "divisors and offsets must be one for each channel";
+    else if (normal.buf && normal.len != 8 * s.channels) problem = "there must be a divisor and an offset for each channel";
     else if (boxes.len != 16 * count || flips.len != count ||
              (count ? out.len % count || out.len / count != size : out.len))
         problem = "out, addresses, boxes and flips do not fit together";
     for (int64_t i = 0; !problem && i < count; i++)
         if (!box_is_right(box + 4 * i, &s)) problem = "a box does not lie in its image";
+    if (normal.buf) {
+        s.divisors = normal.buf;
+        s.offsets = s.divisors + s.channels;
+    }
     Resizing all = {.shapes = &s, .address = addresses.buf, .box = box, .flip = flips.buf, .out = out.buf,
                     .count = count, .size = size, .has_memory = 1};
     int failure = 0;
@@ -409,8 +410,8 @@ static PyObject *resize(PyObject *self, PyObject *args) {
         free(all.scratch.memory);
         Py_END_ALLOW_THREADS
     }
-    Py_buffer *const held[] = {&out, &addresses, &boxes, &flips, &divisors, &offsets};
-    for (int i = 0; i < 6; i++)
+    Py_buffer *const held[] = {&out, &addresses, &boxes, &flips, &normal};
+    for (int i = 0; i < 5; i++)
         if (held[i]->obj) PyBuffer_Release(held[i]);
     if (!all.has_memory) return PyErr_NoMemory();
     if (failure) return PyErr_SetString(PyExc_OSError, SHRUNK), NULL;
@@ -420,7 +421,7 @@ static PyObject *resize(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"resize", resize, METH_VARARGS,
-     "resize(out, addresses, shape, boxes, flips, size, planar, divisors, offsets); see tarshards.kernels._pixels_py"},
+     "resize(out, addresses, shape, boxes, flips, size, planar, normal); see tarshards.kernels._pixels_py"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -8,6 +8,5 @@ def resize(
     flips: Any,
     size: tuple[int, int],
     planar: bool,
-    divisors: Any,
-    offsets: Any,
+    normal: Any,
 ) -> None: ...

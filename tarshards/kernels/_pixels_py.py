@@ -17,14 +17,13 @@ def resize(
     flips: np.ndarray,
     size: tuple[int, int],
     planar: bool,
-    divisors: np.ndarray | None,
-    offsets: np.ndarray | None,
+    normal: np.ndarray | None,
 ) -> None:
     """Resize uint8 images of one *shape* (height, width, channels: 1, 3 or 4) to *size* (height, width), antialiased.
 
     The part of image i in boxes[i] (float32: left, top, right, bottom) is resampled with a triangle filter as wide as
     the scale (at least one pixel), and mirrored where flips[i] (uint8) is not 0. out[i] is HWC, or CHW if *planar*;
-    its elements are uint8, or with *divisors* and *offsets* float32: value / divisors[channel] - offsets[channel].
+    its elements are uint8, or with *normal*, float32 of shape (2, channels), value / normal[0] - normal[1] as float32.
     Raises ValueError for a box outside of its image.
     """
     height, width, channels = shape
@@ -37,7 +36,7 @@ def resize(
         down = _weights(top, bottom, height, size[0])
         pixels = _round(np.matmul(across[:: -1 if flip else 1], pixels.astype(np.float64)))
         pixels = _round(np.tensordot(down, pixels, 1)).astype(np.uint8)
-        result = pixels if divisors is None else pixels.astype(np.float32) / divisors - offsets
+        result = pixels if normal is None else pixels.astype(np.float32) / normal[0] - normal[1]
         row[:] = result.transpose(2, 0, 1) if planar else result
 
 

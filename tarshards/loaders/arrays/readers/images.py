@@ -70,15 +70,15 @@ class View:
             return crops.center(heights, widths, self.size[1] / self.size[0], self.ratio)
         return crops.random_resized(heights, widths, draws, self.scale, self.ratio)
 
-    def normal(self, channels: int) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    def normal(self, channels: int) -> np.ndarray | None:
         """Return for each channel what its values are divided by, and what is then subtracted; None if they stay."""
         if self.dtype == np.uint8:
-            return None, None
+            return None
         for name, given in ("mean", self.mean), ("std", self.std):
             if np.shape(given) not in ((), (1,), (channels,)):
                 raise ValueError(f"{name}={given} is not a number, nor one for each of {channels} channels")
         mean, std = (np.broadcast_to(given, channels) for given in (self.mean, self.std))
-        return (255 * std).astype(np.float32), (mean / std).astype(np.float32)
+        return np.array([255 * std, mean / std], np.float32)
 
 
 class RawImages(Rows):
@@ -236,7 +236,7 @@ def _resize(
     """Resize the *boxes* of images with this *shape* at *addresses* into *out*."""
     size = out.shape[2:] if layout == "CHW" else out.shape[1:3]
     target = out if out.dtype in (np.uint8, np.float32) else np.empty(out.shape, np.float32)
-    kernels.pixels.resize(target, addresses, shape, boxes, flips, size, layout == "CHW", *normal)
+    kernels.pixels.resize(target, addresses, shape, boxes, flips, size, layout == "CHW", normal)
     if target is not out:
         out[:] = target
 
