@@ -254,8 +254,9 @@ def rows_batch(
     origin: str,
 ) -> SampleBatch:
     """Return the samples of the rows *numbers* of the file *origin*; those without a key are also *broken*."""
-    failures = {row: key for row, key in enumerate(keys) if not isinstance(key, str)} | broken
-    return SampleBatch(keys, columns, failures, numbers, np.zeros(len(keys), np.int64), [origin])
+    if {*map(type, keys)} - {str}:
+        broken = {row: key for row, key in enumerate(keys) if not isinstance(key, str)} | broken
+    return SampleBatch(keys, columns, broken, numbers, np.zeros(len(keys), np.int64), [origin])
 
 
 def batches_of(
