@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from errno import EACCES, EPERM, EROFS
 from functools import partial
 from typing import Any, NamedTuple
@@ -48,7 +47,7 @@ def refresh_indexes(
     same. An index that is right is marked; without *crc*, the headers of a local shard with a marked index are not
     read until the shard changes.
     """
-    return _work(_Refresh(crc, how), shards, jobs)
+    return _work(partial(_refresh, crc=crc, how=how), shards, jobs)
 
 
 def verify_indexes(shards: Sequence[Shard | str], *, jobs: int = 1, crc: bool = False) -> Iterator[IndexOutcome]:
@@ -68,7 +67,7 @@ def export_indexes(
     how: Writing = TO_DISK,
 ) -> Iterator[IndexOutcome]:
     """Write every index in *format*, "dali" or "tar.idx", beside its shard or into *folder*; yield the outcomes."""
-    return _work(_Export(format, folder, how), shards, jobs)
+    return _work(partial(_export, format=format, folder=folder, how=how), shards, jobs)
 
 
 def find_index(shard: Shard | str) -> Index:
@@ -118,44 +117,39 @@ def _split_of(shard: Location, earlier: Index | None) -> str:
         return "first"
 
 
-@dataclass(frozen=True)
-class _Refresh:
-    """Writes the index of a shard, unless it has one that is right."""
+def _refresh(shard: Shard, *, crc: bool, how: Writing) -> IndexOutcome:
+    """Write the index of a shard, unless it has one that is right."""
+    own = shard.location()
+    mark, earlier = mark_of(own), _load(own)
+    if earlier is not None and mark is not None and not crc and _is_current(earlier, shard, mark):
+        index, unchanged, fresh = earlier, True, True
+    else:
+        index, unchanged, fresh = _compared(shard, earlier, crc)
+    if how.dry_run and not fresh:
+        index.pack()
+    elif not fresh:
+        _save(index, Location.of(own, sync=how.sync))
+    location = index_location(own)
+    if not how.dry_run and index is not earlier:
+        set_mark(location, mark)
+    is_beside = location == own.sibling(INDEX)
+    found = index.shard(shard, indexed=is_beside and (fresh or not how.dry_run))
+    if unchanged and shard.digest in (None, found.digest):
+        found = found._replace(sha256=shard.sha256)
+    written = None if fresh else location.name
+    return IndexOutcome(found, written, faults=_faults(index, own), warning=_dots(index, own), unchanged=unchanged)
 
-    crc: bool
-    how: Writing
 
-    def __call__(self, shard: Shard) -> IndexOutcome:
-        own = shard.location()
-        mark, earlier = mark_of(own), _load(own)
-        if earlier is not None and mark is not None and not self.crc and _is_current(earlier, shard, mark):
-            index, unchanged, fresh = earlier, True, True
-        else:
-            index, unchanged, fresh = self._compared(shard, earlier)
-        if self.how.dry_run and not fresh:
-            index.pack()
-        elif not fresh:
-            _save(index, Location.of(own, sync=self.how.sync))
-        location = index_location(own)
-        if not self.how.dry_run and index is not earlier:
-            set_mark(location, mark)
-        is_beside = location == own.sibling(INDEX)
-        found = index.shard(shard, indexed=is_beside and (fresh or not self.how.dry_run))
-        if unchanged and shard.digest in (None, found.digest):
-            found = found._replace(sha256=shard.sha256)
-        written = None if fresh else location.name
-        return IndexOutcome(found, written, faults=_faults(index, own), warning=_dots(index, own), unchanged=unchanged)
-
-    def _compared(self, shard: Shard, earlier: Index | None) -> tuple[Index, bool, bool]:
-        """Return the index of the shard as it is now; whether *earlier* has the same headers; whether it can stay."""
-        index = _build(shard, earlier, crc=self.crc)
-        if earlier is None or _difference(earlier, index) is not None:
-            return index, False, False
-        has_checksums = "crc32" in earlier.arrays
-        if has_checksums:
-            index.arrays["crc32"] = earlier.arrays["crc32"]
-        index.digest = earlier.digest
-        return index, True, index.digest is not None and (has_checksums or not self.crc)
+def _compared(shard: Shard, earlier: Index | None, crc: bool) -> tuple[Index, bool, bool]:
+    """Return the index of the shard as it is now; whether *earlier* has the same headers; whether it can stay."""
+    index = _build(shard, earlier, crc=crc)
+    if earlier is None or _difference(earlier, index) is not None:
+        return index, False, False
+    has_checksums = "crc32" in earlier.arrays
+    if has_checksums:
+        index.arrays["crc32"] = earlier.arrays["crc32"]
+    index.digest = earlier.digest
+    return index, True, index.digest is not None and (has_checksums or not crc)
 
 
 def _is_current(index: Index, shard: Shard, mark: int) -> bool:
@@ -222,21 +216,13 @@ def _difference(index: Index, found: Index) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Export:
-    """Writes the index of a shard in the format of another program."""
+def _export(shard: Shard, *, format: str, folder: str | None, how: Writing) -> IndexOutcome:
+    """Write the index of a shard in the format of another program."""
+    from tarshards.index.exports import write_dali, write_offsets
 
-    format: str
-    folder: str | None
-    how: Writing
-
-    def __call__(self, shard: Shard) -> IndexOutcome:
-        from tarshards.index.exports import write_dali, write_offsets
-
-        index = find_index(shard)
-        write = {"dali": write_dali, "tar.idx": write_offsets}[self.format]
-        name = write(index, shard.location(), self.folder, self.how)
-        return IndexOutcome(index.shard(shard), name)
+    index = find_index(shard)
+    write = {"dali": write_dali, "tar.idx": write_offsets}[format]
+    return IndexOutcome(index.shard(shard), write(index, shard.location(), folder, how))
 
 
 def _work(function: Callable[[Shard], IndexOutcome], named: Sequence[Shard | str], jobs: int) -> Iterator[IndexOutcome]:

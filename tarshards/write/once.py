@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from tarshards.errors import OpError, TarshardsError
@@ -89,22 +89,18 @@ class Unit(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Task:
-    skips: bool
+def _make_unit(unit: Unit, *, skips: bool) -> tuple[dict[str, Any], bool]:
+    """Return the record of the output, and whether an interrupted run made it."""
 
-    def __call__(self, unit: Unit) -> tuple[dict[str, Any], bool]:
-        """Return the record of the output, and whether an interrupted run made it."""
+    def make() -> dict[str, Any]:
+        failures = Ledger(max_errors=float("inf") if skips else 0)
+        made = unit.make(failures)
+        return {"made": made, "errors": failures.quarantined, "failed": failures.failed}
 
-        def make() -> dict[str, Any]:
-            failures = Ledger(max_errors=float("inf") if self.skips else 0)
-            made = unit.make(failures)
-            return {"made": made, "errors": failures.quarantined, "failed": failures.failed}
-
-        digest = digest_of(unit.output.url, *unit.identity)
-        output = unit.output if unit.is_file else None
-        inputs = versions_of(unit.inputs)
-        return Provenance(digest, output, inputs=inputs).make_once(unit.output.sibling(".done"), make)
+    digest = digest_of(unit.output.url, *unit.identity)
+    output = unit.output if unit.is_file else None
+    inputs = versions_of(unit.inputs)
+    return Provenance(digest, output, inputs=inputs).make_once(unit.output.sibling(".done"), make)
 
 
 class Outputs:
@@ -146,7 +142,7 @@ class Outputs:
         """
         units = self._units
         self._begun.write({"outputs": len(units)})
-        task = _Task(ledger.max_errors > 0)
+        task = partial(_make_unit, skips=ledger.max_errors > 0)
         made: dict[int, dict[str, Any]] = {}
         kept = 0
         try:
