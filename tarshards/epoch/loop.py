@@ -263,7 +263,7 @@ class EpochLoop:
 
     def parts(self) -> Iterator[Part]:
         """Yield the part of each share; several parts are looked up together, which is faster."""
-        for shares in growing(self.shares, 1, max(1, LOOKED_UP // self.shares.size)):
+        for shares in growing(self.shares, max(1, LOOKED_UP // self.shares.size)):
             yield from Part.of(self.plan, shares.together()).split(shares.bounds(self.plan.sizes))
 
     def run(
@@ -366,13 +366,13 @@ def _samples(plan: PlannedEpoch, shares: Shares) -> int:
     return int(plan.sizes[shares.together()].sum())
 
 
-def growing(items: Sequence[Any], first: int, most: int) -> Iterator[Any]:
+def growing(items: Sequence[Any], most: int) -> Iterator[Any]:
     """Yield slices of *items*, each eight times as long as the one before, so that the first comes soon.
 
-    >>> list(growing(range(30), 1, 10))
+    >>> list(growing(range(30), 10))
     [range(0, 1), range(1, 9), range(9, 19), range(19, 29), range(29, 30)]
     """
-    begin, size = 0, first
+    begin, size = 0, 1
     while begin < len(items):
         yield items[begin : begin + size]
         begin, size = begin + size, min(8 * size, most)

@@ -18,8 +18,6 @@ from tarshards.samples.keys import Sample
 from tarshards.storage.ranges import most_open
 from tarshards.storage.streams import failure
 
-TOGETHER = 1 << 10  # shards to keep open, and to copy arrays from, at once
-
 
 class Column:
     """A ``.npy`` field of indexed shards as a read-only array of shape (samples, ...); its bytes stay in the shards.
@@ -83,7 +81,7 @@ class Column:
             raise IndexError("a column is indexed by ints, slices, and one-dimensional lists or arrays")
         out = np.empty((len(samples), *self._header.shape), self.dtype)
         numbers = np.searchsorted(self._ends, samples, "right")
-        shards, together = np.flatnonzero(np.bincount(numbers)), max(1, min(TOGETHER, most_open() // 4))
+        shards, together = np.flatnonzero(np.bincount(numbers)), max(1, most_open() // 4)
         if len(shards) <= together:
             self._fill(out, samples, numbers, shards)
             return out

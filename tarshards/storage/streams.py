@@ -21,7 +21,7 @@ PIECE = 1 << 19  # bytes that are read, copied or decompressed at once
 #: Content-Encodings that are compressions: of the file itself, or of the response only.
 COMPRESSING = ("gzip", "x-gzip", "bzip2", "xz", "lzma", "zstd", "lz4")
 PATIENCE = 2.0  # seconds in which a reader must accept some bytes of a tar's end
-LONG = 1 << 23  # bytes of a growing range to copy at once: more save nothing, and the reader of a pipe waits for them
+AT_ONCE = 1 << 24  # bytes that the system copies at once: more save nothing, and signals and readers of a pipe wait
 
 
 NOT_YET = "the stream is non-blocking and has no bytes yet"  # read() returned None: not the end
@@ -135,7 +135,7 @@ class OutputStream(io.RawIOBase):
     def copy(self, file_range: FileRange) -> None:
         """Write the bytes of *file_range*; the system copies them if it can, with ranges that follow in its file."""
         if self._growing is not None:
-            if len(self._growing) < LONG and self._growing.grow(file_range):
+            if len(self._growing) < AT_ONCE and self._growing.grow(file_range):
                 return
             self._write_growing()
         if self._file is not None and not self.closed:
@@ -416,8 +416,6 @@ def words(exc: BaseException) -> str:
     return redacted(getattr(exc, "strerror", None) or str(exc)) or type(exc).__name__
 
 
-MOST_AFTER = 1 << 20  # bytes between two ranges that are copied as one
-AT_ONCE = 1 << 24  # bytes of one system call that copies; signals are handled between calls
 # Bytes; writes to files begin and end at multiples of this: 0.7 x the time of copying 2 GB, where the page cache can
 # have large folios, as of ext4 since Linux 6.16. Multiples of a page: no gain; of 1 MiB: the same.
 ALIGNED = 1 << 16
@@ -502,10 +500,10 @@ class GrowingRange(FileRange):
         super().__init__(os.dup(file_range.descriptor), file_range.url, file_range.offset, file_range.size)
         self._inode = _inode(file_range)
         self.after: list[bytes] = []  # the bytes written after it
-        self._left = MOST_AFTER
+        self._left = PIECE
 
     def take(self, data: bytes) -> bool:
-        """Add *data*, the bytes that are written next; return False if they are too many."""
+        """Add *data*, the bytes that are written next; return False if there are more than PIECE between two ranges."""
         self._left -= len(data)
         if self._left >= 0:
             self.after.append(data)
@@ -523,7 +521,7 @@ class GrowingRange(FileRange):
         except OSError:
             return False
         self.size += len(between) + file_range.size
-        self.after, self._left = [], MOST_AFTER
+        self.after, self._left = [], PIECE
         return True
 
     def close(self) -> None:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from tarshards.epoch.selection import SampleChoice, Selection
     from tarshards.index.access import SampleReader
 
-FIRST = 1 << 8  # positions looked up together at the beginning of an iteration
 VERSION = 2  # of states and their order; in version 1, small datasets were also permuted by blocks
 BUFFERED = 3  # the same, for shuffled shards without indexes; before, only the order of the shards was shuffled
 SPREAD = 4  # the same, for indexes: pools follow from sizes, and mixtures are permuted, so that each rank sees all
@@ -389,7 +388,7 @@ class PlannedSource:
         share, begun = every[progress.begun :], bisect_left(every[: progress.begun], plan.total)
         shares = Shares(share, max(1, len(share)))
         progress.loop = loop = self.loop(plan, world, shares, of=progress.of, begun=begun)
-        parts = (Part.of(plan, positions) for positions in growing(share, FIRST, LOOKED_UP))
+        parts = (Part.of(plan, positions) for positions in growing(share, LOOKED_UP))
         for samples in loop.run(partial(map, partial(self.read, epoch=progress.epoch)), parts):
             yield from samples
         self.ledger.audit([loop.tally])

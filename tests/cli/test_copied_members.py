@@ -235,7 +235,7 @@ def test_a_file_that_may_grow_no_more_leaves_nothing(shard, run):
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "most"), [(streams, "LONG", 1), (streams, "LONG", 10**6), (streams, "MOST_AFTER", 600)]
+    ("module", "name", "most"), [(streams, "AT_ONCE", 1), (streams, "AT_ONCE", 10**6), (streams, "PIECE", 600)]
 )
 def test_runs_end_where_they_are_long_or_much_is_between(monkeypatch, shard, tmp_path, copied, module, name, most):
     monkeypatch.setattr(module, name, most)

@@ -301,7 +301,7 @@ def test_a_fifo_takes_no_hint_and_is_read(tmp_path):
 @pytest.mark.parametrize("sync", [True, False])
 def test_the_disk_begins_with_what_is_written_before_the_end(tmp_path, monkeypatch, sync):
     begun = []
-    monkeypatch.setattr(local, "FLUSHED", 1000)
+    monkeypatch.setattr(local, "AT_ONCE", 1000)
     monkeypatch.setattr(kernels.mapped, "begin_flush", lambda _, offset, size: begun.append((offset, size)))
     source = tmp_path / "source"
     source.write_bytes(DATA)
@@ -322,7 +322,7 @@ def test_the_disk_begins_with_what_is_written_before_the_end(tmp_path, monkeypat
 def test_the_disk_begins_with_what_the_system_copies(tmp_path, monkeypatch):
     """Call by call; a tool that writes members unchanged passes hardly any bytes to write."""
     begun = []
-    monkeypatch.setattr(local, "FLUSHED", 2000)
+    monkeypatch.setattr(local, "AT_ONCE", 2000)
     monkeypatch.setattr(streams, "AT_ONCE", 1000)
     monkeypatch.setattr(streams, "ALIGNED", 1000)
     monkeypatch.setattr(kernels.mapped, "begin_flush", lambda _, offset, size: begun.append((offset, size)))

@@ -310,7 +310,7 @@ class ArrayLoader(ResumableLoader):
 
     def _located(self, loop: EpochLoop, most: int) -> Iterator[Part]:
         """Yield the parts of *loop*; in mapped shards, to locate *most* samples together takes less time."""
-        for shares in growing(loop.shares, 1, max(1, most // self.maker.size)):
+        for shares in growing(loop.shares, max(1, most // self.maker.size)):
             begun = time.perf_counter()
             together = Part.of(loop.plan, shares.together())
             together.located = self.maker.locate(together)
