@@ -16,8 +16,6 @@ from tarshards.cli.program import tool, usage_errors
 if TYPE_CHECKING:
     from tarshards.storage.manifest import Shard
 
-MOST = 1 << 30  # most bytes of a ledger's list, and of a checkpoint
-
 
 @tool(
     epilog="Only this machine reaches the address, which has a secret token; elsewhere: ssh -L PORT:127.0.0.1:PORT.",
@@ -72,7 +70,7 @@ def _typed(name: str) -> bytes:
     """Return the content of a file that a user named: it may be the output of a command."""
     from tarshards.storage.location import Location
 
-    return Location.of(name, allow_pipe=True).read(MOST)
+    return Location.of(name, allow_pipe=True).read()
 
 
 def _entries(ledger: str | None) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from tarshards.errors import DecodeError, SampleError, UrlError
+from tarshards.formats.exporting import LOOKED_AT
 from tarshards.index.inventory import check_described
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.image import IMAGES
@@ -28,7 +29,6 @@ from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
-LOOK = 100  # samples read to find the fields of a split
 KEY = r"^((?:.*/|)[^.]+)[.]"  # finds the key in a member's name
 
 #: The @context of the specification.
@@ -200,7 +200,7 @@ def _file(shard: Shard, beside: Location | None) -> dict[str, Any]:
 def _look(split: str, shards: Iterable[Shard]) -> dict[str, list[bytes]]:
     """Return the first values of each field."""
     found: dict[str, list[bytes]] = {}
-    for sample in islice(read_samples(shards), LOOK):
+    for sample in islice(read_samples(shards), LOOKED_AT):
         for field, value in _fields(sample):
             found.setdefault(field, []).append(value)
     if not found:

@@ -33,7 +33,7 @@ from tarshards.write.once import Outputs
 FORMATS = ("parquet", "jsonl", "msgpack", "folder")
 GROUP = 1 << 26  # approximate bytes of data in a row group of parquet
 MOST_ROWS = 1 << 16  # most rows of a row group
-LOOKED_AT = 100  # samples that determine the columns without a record
+LOOKED_AT = 100  # samples that determine the columns, or the fields of a split, without a record
 
 _to_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 

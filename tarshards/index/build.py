@@ -27,7 +27,6 @@ from tarshards.tar.read import MEMBER_LIMIT, RECORD, Grouper, padding, read_memb
 
 REMOTE = 1 << 16, 1 << 22, 1 << 20  # READS of remote shards
 Walked: TypeAlias = tuple[list[str], list[str], tuple[bytes, ...], int, int]  # the result of ``walk`` for a sound shard
-AT_ONCE = 1 << 22  # bytes per read for checksums
 
 
 def build_index(
@@ -87,8 +86,7 @@ def _index(ranges: Ranges, shard: Shard, walked: Walked | None) -> Index | None:
     split = shard.split or "first"
     source = ranges.descriptor if isinstance(ranges, FileRanges) else ranges.read
     try:
-        reads = REMOTE if ranges.remote else READS
-        options = reads, MEMBER_LIMIT, key_rule(split), shard.concatenated
+        options = _reads(ranges), MEMBER_LIMIT, key_rule(split), shard.concatenated
         found, length = walked or walk(source, ranges.size, *options), ranges.size
         if found is None and (length := without_pixz_index(length, ranges.read)) < ranges.size:
             found = walk(source, length, *options)
@@ -187,15 +185,20 @@ def _reason(location: Location, shard: Shard) -> Exception:
     return TarError("changed while it was being indexed", url=name)
 
 
+def _reads(ranges: Ranges) -> tuple[int, int, int]:
+    """Return how a shard is read: see READS."""
+    return REMOTE if ranges.remote else READS
+
+
 def _checksums(ranges: Ranges, index: Index) -> Iterator[int]:
     """Yield the CRC-32 of the data of each member."""
-    base, data = 0, memoryview(b"")
+    base, data, most = 0, memoryview(b""), _reads(ranges)[1]
     for offset, size in zip(index.offset.tolist(), index.size.tolist()):
         value = 0
         while size:
             if not base <= offset < base + len(data):
                 base = offset
-                data = memoryview(ranges.read(base, min(AT_ONCE, index.shard_size - base)))
+                data = memoryview(ranges.read(base, min(most, index.shard_size - base)))
             part = data[offset - base : offset - base + size]
             value = crc32(part, value)
             offset += len(part)

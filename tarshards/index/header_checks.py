@@ -9,14 +9,13 @@ from tarshards import kernels
 from tarshards.errors import ShardIndexError
 from tarshards.index.sidecar import Index
 from tarshards.kernels._headers_py import find_header, has_size
-from tarshards.kernels._tar_py import checksum_is_right, parse_size
+from tarshards.kernels._tar_py import MAX_EXTENDED, checksum_is_right, parse_size
 from tarshards.tar.read import BLOCK, MEMBER_LIMIT, padding, scan
 
 if TYPE_CHECKING:
     from tarshards.storage.cache import MappedBlock
 
 NEAR = 1 << 11  # bytes before a remote member's header in which its extended headers are looked for
-EXTENDED = (1 << 20) + BLOCK  # the most bytes of the extended headers before one member
 TYPES = b"xXLKg"  # the types of extended headers
 
 
@@ -93,7 +92,7 @@ def _is_whole(read: Callable[[int, int], bytes], index: Index, member: int, low:
 
 def first_header(read: Callable[[int, int], bytes], header: int, low: int) -> int:
     """Return where the extended headers before the one at *header* begin; *header* if there are none."""
-    low = max(low, header - EXTENDED)
+    low = max(low, header - MAX_EXTENDED - BLOCK)
     low += (header - low) % BLOCK
     headers = read(low, header - low + BLOCK)
     last = len(headers) - BLOCK

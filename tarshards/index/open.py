@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -17,7 +18,7 @@ from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
 from tarshards.index.header_checks import NEAR, HeldMembers, check_fetched, check_header, first_byte, first_header
 from tarshards.index.inventory import COUNTS, for_some_shards, read_head, with_counts
 from tarshards.index.key_index import KeyIndex, KeyTable
-from tarshards.index.sidecar import MAPPED, MISSING, OTHER, REBUILD, Hold, Index, index_location, refuse_compressed
+from tarshards.index.sidecar import MISSING, OTHER, REBUILD, Hold, Index, index_location, refuse_compressed
 from tarshards.parallel.forks import PerProcess, cached_property
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
@@ -525,7 +526,7 @@ class OpenShards:
         location = shard.location()
         hold = None if self._shared is None or location.is_local else partial(self._shared.hold, number)
         try:
-            index = load_index(location, SMALL if self._is_small(number, location) else MAPPED, hold)
+            index = load_index(location, SMALL if self._is_small(number, location) else PAGESIZE, hold)
             index.check_split(shard.split)
             if problem := self._contradiction(number, index, shard.digest):
                 raise ShardIndexError(problem, url=index.url)
@@ -785,7 +786,7 @@ _holding = PerProcess(threading.RLock)  # protects the tables of what is held
 _opening = PerProcess(lambda: [threading.RLock() for _ in range(LOCKS)])  # protect the opening of shards
 
 
-def load_index(location: Location, copied: int = MAPPED, hold: Hold | None = None) -> Index:
+def load_index(location: Location, copied: int = PAGESIZE, hold: Hold | None = None) -> Index:
     """Load the index of a shard; if it is missing because the shard is compressed, the error says so."""
     try:
         return Index.load(location, check=False, copied=copied, hold=hold)

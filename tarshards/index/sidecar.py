@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
+from mmap import PAGESIZE
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, get_args
 from zlib import crc32
@@ -34,7 +35,6 @@ UNREAD = {"keys", "sample", "field", "offset", "size", "crc32", "checksum"}  # e
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
 EACH = 1 << 10  # approximate bytes of an index besides its sidecar
 TOO_LONG = f"more than {MOST_READ:,} bytes, the limit for such a file"
-MAPPED = 1 << 12  # sidecars of more bytes than this, a page, are mapped instead of copied
 MISSING = "no index found; create one with `tarindex`"
 DAMAGED = "damaged: truncated, or wrong checksum"
 REBUILD = "rebuild it with `tarindex`"
@@ -342,7 +342,7 @@ class Index:
 
     @classmethod
     def load(
-        cls, shard_url: str | Location, *, check: bool = True, copied: int = MAPPED, hold: Hold | None = None
+        cls, shard_url: str | Location, *, check: bool = True, copied: int = PAGESIZE, hold: Hold | None = None
     ) -> Index:
         """Read the sidecar of *shard_url* and, with *check*, compare it with the shard.
 

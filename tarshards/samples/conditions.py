@@ -25,8 +25,9 @@ from tarshards.storage.location import Location
 Evaluate = Callable[[Any], Any]  # takes a function that returns the value of each name
 
 MAX_LENGTH = 1000  # characters; this also limits the depth of nesting
-MAX_ITEMS = 100_000  # of a sum of texts or lists; nested sums double it
-MAX_BITS = 100_000  # of a product of integers; nested products double it. JSON's integers have at most 14,300
+# Items of a sum of texts or lists, and bits of a product of integers, of which JSON's have at most 14,300. Nested ones
+# double it.
+MAX_SIZE = 100_000
 MAX_TURNS = 10_000  # of all loops together
 METHODS: dict[type, set[str]] = {
     str: {"startswith", "endswith", "lower", "upper", "strip", "split", "count", "find"},
@@ -375,14 +376,14 @@ def _of_numbers(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
 
 
 def _add(left: Any, right: Any) -> Any:
-    if isinstance(left, SEQUENCES) and isinstance(right, SEQUENCES) and len(left) + len(right) > MAX_ITEMS:
-        raise ValueError(f"+ makes texts and lists of at most {MAX_ITEMS} items")
+    if isinstance(left, SEQUENCES) and isinstance(right, SEQUENCES) and len(left) + len(right) > MAX_SIZE:
+        raise ValueError(f"+ makes texts and lists of at most {MAX_SIZE} items")
     return left + right
 
 
 def _multiply(left: Any, right: Any) -> Any:
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > MAX_BITS:
-        raise ValueError(f"* makes integers of at most {MAX_BITS} bits")
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > MAX_SIZE:
+        raise ValueError(f"* makes integers of at most {MAX_SIZE} bits")
     return left * right
 
 

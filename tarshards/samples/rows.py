@@ -13,10 +13,9 @@ from io import TextIOWrapper
 from typing import Any, BinaryIO
 
 from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError
+from tarshards.storage.compression import MAX_HELD
 
-LONGEST = 1 << 28  # characters of a cell: the most memory of an open quote
-
-csv.field_size_limit(LONGEST)  # for the process, whose default limit of 128 KiB is too small for texts
+csv.field_size_limit(MAX_HELD)  # for the process: the default limit of 128 KiB is too small for texts
 
 
 def csv_rows(file: BinaryIO, delimiter: str) -> Iterator[tuple[int, list[str] | TarshardsError]]:

@@ -84,8 +84,8 @@ TOKEN_EXPIRY = 240
 #: an object can hold its maximum size, 5 TiB.
 PART, GROWTH = 1 << 23, 1000
 
-#: The most parts under way at once, and their most bytes in total, unless a single part is larger.
-MOST, MEMORY = 8, 1 << 26
+#: The most bytes of the parts under way at once, unless a single part is larger.
+MEMORY = 1 << 26
 
 T = TypeVar("T")
 
@@ -555,7 +555,7 @@ class Upload:
 
     def _send(self, size: int) -> None:
         """Begin to upload the first *size* bytes of the buffer; wait while too many parts are under way."""
-        most = min(MOST, self.location.remote.connections)
+        most = min(MEMORY // PART, self.location.remote.connections)
         if self._executor is None:
             self.begin()
             self._executor = ThreadPoolExecutor(most, "tarshards-upload")

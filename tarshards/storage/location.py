@@ -49,8 +49,6 @@ _LOCAL = ("", "file", "local", "asynclocal")
 
 MOST_READ = 1 << 30  # bytes of a file that is read whole, such as a plan or an index
 
-LOOKUPS = 32  # threads that look up remote locations
-
 T = TypeVar("T")
 
 #: Separates specs, and the links of a chain; not the groups of an address, as in http://[::1]:8000/a.tar.
@@ -731,7 +729,10 @@ def _have_none(urls: list[str], *marks: str) -> bool:
 
 
 def look_up(function: Callable[[Location], T], urls: Iterable[str | Location]) -> Iterator[T]:
-    """Yield ``function(location)`` for every URL, in their order; remote ones are looked up by many threads."""
+    """Yield ``function(location)`` for every URL, in their order.
+
+    Remote ones are looked up by as many threads as the first may have connections.
+    """
     locations = [Location.of(url) for url in urls]
     if all(location.is_local for location in locations):
         yield from map(function, locations)
@@ -740,5 +741,6 @@ def look_up(function: Callable[[Location], T], urls: Iterable[str | Location]) -
 
     from tarshards.parallel.calls import bounded_map
 
-    with ThreadPoolExecutor(LOOKUPS) as executor:
-        yield from bounded_map(function, locations, executor=executor, window=2 * LOOKUPS)
+    threads = locations[0].remote.connections
+    with ThreadPoolExecutor(threads) as executor:
+        yield from bounded_map(function, locations, executor=executor, window=2 * threads)

@@ -15,6 +15,7 @@ from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Reject, reject_or_raise
 from tarshards.storage.claims import Claims
+from tarshards.storage.expressions import LONGEST_NAME
 from tarshards.storage.location import Location
 from tarshards.storage.streams import taken
 from tarshards.write.shards import ShardWriter, TarWriter
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 MAX_SERIES = 500  # series of shards that are written at once; each keeps a file open
 BRACES = re.compile(r"(?<!\$)\{\}")
-LONGEST = 256  # bytes; file systems allow only shorter names
 
 Route = Callable[[Sample], str]
 
@@ -155,11 +155,11 @@ def route_by_field(field: str) -> Route:
 def is_safe(text: str) -> bool:
     """Return whether *text* is safe as part of a file name: no folder, URL or hidden file, and not too long.
 
-    >>> is_safe("cat 7%"), is_safe("../cat"), is_safe("pipe:cat"), is_safe(""), is_safe("x" * LONGEST)
+    >>> is_safe("cat 7%"), is_safe("../cat"), is_safe("pipe:cat"), is_safe(""), is_safe("x" * 256)
     (True, False, False, False, False)
     """
     is_plain = text.isprintable() and not re.search(r"[/\\:*?\[\]{}]", text)
-    return 0 < len(text.encode(errors="replace")) < LONGEST and text[0] not in ".-@" and is_plain
+    return 0 < len(text.encode(errors="replace")) <= LONGEST_NAME and text[0] not in ".-@" and is_plain
 
 
 def route_by_ratios(ratios: Mapping[str, float], *, seed: int = 0) -> Route:

@@ -82,8 +82,8 @@ def test_what_is_written_is_indexed(shard):
 
 def test_checksums(shard, monkeypatch):
     plain = build_index(shard)
-    for size in (1, 700, 1 << 22):
-        monkeypatch.setattr(build, "AT_ONCE", size)
+    for size in (1 << 10, 1 << 12, 1 << 22):
+        monkeypatch.setattr(build, "READS", (1 << 10, size, 1 << 15))
         index = build_index(shard, crc=True)
         expected = [zlib.crc32(value) for sample in by_index(plain, shard) for value in list(sample.values())[2:]]
         assert index.crc32.tolist() == expected
