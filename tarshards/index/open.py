@@ -518,12 +518,13 @@ class OpenShards:
     def index(self, number: int) -> Index:
         """Return the index of a shard; raise ShardIndexError if it contradicts the manifest."""
         with self._lock(number):
-            index = self.loaded(number)
-            return self._load(number, self.named[number]) if index is None else index
+            if (index := self.loaded(number)) is not None:
+                return index
+            shard = self.named[number]
+            return self._load(number, shard, shard.location())
 
-    def _load(self, number: int, shard: Shard) -> Index:
+    def _load(self, number: int, shard: Shard, location: Location) -> Index:
         """Load and hold the index of a shard."""
-        location = shard.location()
         hold = None if self._shared is None or location.is_local else partial(self._shared.hold, number)
         try:
             index = load_index(location, SMALL if self._is_small(number, location) else PAGESIZE, hold)
@@ -622,7 +623,7 @@ class OpenShards:
         ranges = LocalRanges(str(location.path), location.name, SMALL) if is_small else None
         try:
             index = self.loaded(number)
-            shard = self._with(location, self._load(number, entry) if index is None else index, ranges)
+            shard = self._with(location, self._load(number, entry, location) if index is None else index, ranges)
         except ShardIndexError:
             with _holding():  # the next try loads the index again
                 self._local.pop(number, None)

@@ -12,6 +12,7 @@ from tarshards.storage import tuning
 from tarshards.storage.compression import Decompressed, decompressed
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import RangedFile, Ranges
+from tarshards.storage.streams import PIECE
 
 if TYPE_CHECKING:
     from tarshards.storage.location import Location
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 FIRST = 1 << 16  # bytes of the first request at a position of a remote member
 FACTOR, MOST = 4, 1 << 22  # each consecutive request is larger by this factor, up to this many bytes
 HELD = 1 << 23  # bytes of a member kept in memory
-PIECE = 1 << 20  # bytes copied at once
 
 
 class MemberHeaders:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from tarshards.kernels._tar_py import ELSEWHERE, READS, bytes_ahead
 from tarshards.samples.keys import NO_FIELDS, KeyRule, split_name, why_refused, why_skipped
 from tarshards.storage.opening import PlainFile
+from tarshards.storage.streams import PIECE
 from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError, member_at
 from tarshards.tar.read import (
     BLOCK,
@@ -29,7 +30,6 @@ from tarshards.tar.read import (
 if TYPE_CHECKING:
     from tarshards.kernels._tar_py import ScannedMember
 
-AT_ONCE = 1 << 20  # bytes searched at once for a header
 LONGEST_HEADER = 1 << 16  # bytes of an extended header with which reading resumes
 LONGEST = 1 << 26  # bytes within which a chain of headers is followed to recognize a tar that is a member
 RECORDS = [RECORD, *(1 << power for power in range(14, 21))]  # common values of ``tar -b``
@@ -279,12 +279,12 @@ def _search(file: PlainFile, bad: int) -> Iterator[int]:
 
     These are multiples of 512 bytes from *bad*, or, if bytes are missing, any offsets indicated by the word ustar.
     """
-    for base in range(bad, file.size, AT_ONCE):
-        data = file.read(base, AT_ONCE + BLOCK)
-        offsets = {at for at in range(0, min(AT_ONCE, len(data) - BLOCK + 1), BLOCK) if data[at]}
+    for base in range(bad, file.size, PIECE):
+        data = file.read(base, PIECE + BLOCK)
+        offsets = {at for at in range(0, min(PIECE, len(data) - BLOCK + 1), BLOCK) if data[at]}
         at = data.find(b"ustar")
         while at >= 0:
-            if 257 <= at < AT_ONCE + 257:
+            if 257 <= at < PIECE + 257:
                 offsets.add(at - 257)
             at = data.find(b"ustar", at + 1)
         for at in sorted(offsets):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 OnSurvey = Callable[["PlainFile", "Survey"], object]
 
-FORMS = 1000  # at most this many sets of fields are distinguished
 REPEATED = "members of this key are not adjacent, or the sample occurs twice"
 
 
@@ -158,7 +157,7 @@ class _Check:
         self.keys.add(sample.key, (len(self.names) - 1, sample.offset))
         if len(sample.members) > USUAL:
             self._look_for_dots(sample.fields, name, sample.offset, sample.key)
-        if len(self.forms) < FORMS:
+        if len(self.forms) < SHOWN:
             self.forms.setdefault(sample.fields, (name, sample.offset, sample.key))
 
     def _count_scanned(self, headers: ScannedShard, name: str) -> None:
@@ -173,7 +172,7 @@ class _Check:
         for fields, number in headers.first_of_each_form():
             if len(fields) > USUAL:
                 self._look_for_dots(fields, name, headers.offsets[number], headers.keys[number])
-            if len(self.forms) < FORMS:
+            if len(self.forms) < SHOWN:
                 self.forms.setdefault(fields, (name, headers.offsets[number], headers.keys[number]))
 
     def _look_for_dots(self, fields: frozenset[str], name: str, offset: int, key: str) -> None:
@@ -184,7 +183,7 @@ class _Check:
 
     def _sizes_of(self, field_: str) -> FieldSizes | None:
         """Return the counts of a field; None if there are too many fields."""
-        if field_ not in self.report.fields and len(self.report.fields) < FORMS:
+        if field_ not in self.report.fields and len(self.report.fields) < SHOWN:
             self.report.fields[field_] = FieldSizes()
         return self.report.fields.get(field_)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from tarshards.errors import TarshardsError, visible
 from tarshards.verbs.contents import Contents
 
-SHOWN = 1000  # findings of a severity and kind that are kept; the others are only counted
+SHOWN = 1000  # findings of a severity and kind, and sets of fields, that are kept; the other findings are only counted
 
 
 class Finding(NamedTuple):
