@@ -52,15 +52,15 @@ from tarshards.tar.read import (
     Grouper,
     KeptBytes,
     Member,
+    MemberTaker,
     Reached,
     read_archive,
     read_members,
-    scan_whole,
     with_headers,
 )
 
 if TYPE_CHECKING:
-    from tarshards.kernels._tar_py import Event, ScannedMember
+    from tarshards.kernels._tar_py import Event
     from tarshards.storage.ranges import Ranges
 
 T = TypeVar("T")
@@ -288,9 +288,7 @@ def group_members(
     [{'__key__': 'a', '__url__': 'x.tar', 'jpg': b'1', 'cls': b'2'}]
     """
     with _Grouping(url, ledger, split, on_error, expected) as grouping:
-        iterator = iter(members)
-        while (found := grouping.grouper.next(iterator)) is not None:
-            yield from grouping.deliver(*found)
+        yield from grouping.each(iter(members))
         yield from grouping.end()
 
 
@@ -338,6 +336,11 @@ class _Grouping:
                     self._fields += fields - 1
                     samples[number] = PackedSamples(keys, memoryview(buffer)[begin:end], self._url)
         return self.deliver(samples, events), tuple(reached)
+
+    def each(self, members: Iterator[Member]) -> Iterator[Sample]:
+        """Yield the samples completed by *members*."""
+        while (found := self.grouper.next(members)) is not None:
+            yield from self.deliver(*found)
 
     def add(self, name: str, data: bytes | None, offset: int, headers: bytes) -> Iterable[Sample]:
         """Return the samples completed by a member."""
@@ -403,15 +406,9 @@ class _KeepingGrouping(_Grouping):
     """Groups members whose data carries their headers."""
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
-        members, reached = scan_whole(buffer, position, zeros, limit)
-        return self._grouped(buffer, members, base), reached
-
-    def _grouped(self, buffer: bytes, members: list[ScannedMember], base: int) -> Iterator[Sample]:
-        for name, header, start, stop, kind in members:
-            if kind:
-                yield from self.deliver([], [(0, kind, name, None, base + header)])
-            else:
-                yield from self.add(name, buffer[start:stop], base + header, buffer[header:start])
+        taker = MemberTaker(None, self._ledger, self._url, keeps=True)
+        members, reached = taker.take(buffer, position, zeros, limit, base)
+        return self.each(iter(members)), reached
 
     def add(self, name: str, data: bytes | None, offset: int, headers: bytes) -> Iterable[Sample]:
         return super().add(name, None if data is None else with_headers(data, headers), offset, headers)

@@ -153,8 +153,8 @@ class Taker(Protocol[Item]):
         """Return the item that is still open at the end of an archive, if there is one."""
 
 
-class _Members:
-    """Passes members through."""
+class MemberTaker:
+    """Passes members through, with *keeps* with their headers; *ledger* counts those that are no regular files."""
 
     def __init__(
         self, select: Callable[[str], bool] | None, ledger: MemberCounter | None, url: str | None, keeps: bool
@@ -165,10 +165,15 @@ class _Members:
         members, reached = scan_whole(buffer, position, zeros, limit)
         select = self._select
         wanted = members if select is None else [found for found in members if not found[4] and select(found[0])]
-        whole: list[Member] = cut(buffer, wanted, base, Member)
+        whole: list[Member]
         if self._keeps:
-            headers = [buffer[header:start] for _, header, start, _, kind in wanted if not kind]
-            whole = [member._replace(data=with_headers(member.data, head)) for member, head in zip(whole, headers)]
+            whole = [
+                Member(name, with_headers(buffer[start:end], buffer[header:start]), base + header)
+                for name, header, start, end, kind in wanted
+                if not kind
+            ]
+        else:
+            whole = cut(buffer, wanted, base, Member)
         if self._ledger is not None and len(whole) < len(members):
             for kind in [found[4] for found in members if found[4]]:
                 self._ledger.skip(kind)
@@ -212,7 +217,7 @@ def read_members(
     leave, unless *concatenated*; and for only zeros, unless they are the two blocks, or the record, of an archive
     without members.
     """
-    taker = _Members(select, ledger, url or _name_of(stream), keep_headers)
+    taker = MemberTaker(select, ledger, url or _name_of(stream), keep_headers)
     return read_archive(
         stream,
         taker,
