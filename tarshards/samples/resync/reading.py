@@ -38,9 +38,13 @@ class Survey:
     other: int = 0
 
     @property
-    def ends(self) -> list[Zeros]:
-        """The ends of archives that are followed by others."""
-        return [zeros for zeros in self.zeros if zeros.end < self.size]
+    def items(self) -> list[FoundSample | Gap | Zeros]:
+        """Samples, gaps, and the ends of archives that are followed by others, in the order of their offsets."""
+        ends = [zeros for zeros in self.zeros if zeros.end < self.size]
+        return sorted(
+            [*self.samples, *self.gaps, *ends],
+            key=lambda item: item.offset if isinstance(item, FoundSample) else item.start,
+        )
 
     @property
     def byte_counts(self) -> dict[str, int]:
@@ -120,12 +124,10 @@ def read_resyncing(
             found = survey_file(file, split=split)
             for reason in found.skipped.elements():
                 ledger.skip(reason)
-            items: list[Gap | Zeros | FoundSample] = [*found.gaps, *found.samples]
-            if shard.concatenated:
-                ledger.count(joined=len(found.ends))
-            else:
-                items += found.ends
-            for item in sorted(items, key=_place):
+            for item in found.items:
+                if isinstance(item, Zeros) and shard.concatenated:
+                    ledger.count(joined=1)
+                    continue
                 if not isinstance(item, FoundSample) or item.problem is not None:
                     ledger(explain(found.url, item))
                     continue
@@ -159,10 +161,6 @@ def explain(url: str, item: Gap | Zeros | FoundSample) -> TarError | SampleError
     is_of_member = item.wrong and str(item.problem).startswith((DUPLICATE_FIELD, INCOMPLETE))
     field, offset = item.wrong if item.wrong and is_of_member else (None, item.offset)
     return SampleError(with_remedy(str(item.problem)), url=url, offset=offset, key=item.key, field=field)
-
-
-def _place(item: Gap | Zeros | FoundSample) -> int:
-    return item.offset if isinstance(item, FoundSample) else item.start
 
 
 def read_found(file: PlainFile, found: FoundSample) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def whole_samples(
             judge(survey.samples, survey.gaps, file)
     if survey is not None:
         report.skipped += survey.skipped
-        items: Iterable[Any] = sorted([*survey.samples, *survey.gaps, *survey.zeros], key=_start)
+        items: Iterable[Any] = survey.items
         if survey.gaps:
             incomplete = sum(sample.problem is not None for sample in survey.samples)
             whole = len(survey.samples) - incomplete
@@ -66,10 +66,6 @@ def whole_samples(
             report.add_error("sample", explain(file.name, item))
         else:
             yield item
-
-
-def _start(item: FoundSample | Gap | Zeros) -> int:
-    return item.offset if isinstance(item, FoundSample) else item.start
 
 
 class _Held:
