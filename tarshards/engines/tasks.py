@@ -15,14 +15,13 @@ from tarshards.errors import SampleError, TarshardsError
 from tarshards.formats.arrow import Tables, arrow
 from tarshards.formats.exporting import LOOKED_AT
 from tarshards.formats.naming import Columns
-from tarshards.index.access import SampleSequence
 from tarshards.index.sidecar import Index
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.keys import Sample
-from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.remote import Remote
+from tarshards.stream.indexed_shards import IndexedShards
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,8 +53,7 @@ class ShardTable:
         self.decoded = decoded
         if index_dir is not None:  # tasks may run in another folder
             index_dir = Location.of(index_dir).expanduser().absolute().url
-        shards = find_shards(urls, remote, index_dir=index_dir)
-        self.samples: SampleSequence = SampleSequence(shards, fields=fields)
+        self.samples: IndexedShards = IndexedShards(urls, fields=fields, remote=remote, index_dir=index_dir)
         self.fields: tuple[str, ...] | None = None if self.samples.fields is None else tuple(self.samples.fields)
 
     def __len__(self) -> int:
@@ -145,7 +143,7 @@ class SampleRange:
 
     def read(self) -> Iterator[pa.Table]:
         """Yield the samples as tables of about 16 MiB; raise TarshardsError for a faulty sample."""
-        samples = SampleSequence(Shards.of(self.shards), fields=self.fields)
+        samples = IndexedShards(Shards.of(self.shards), fields=self.fields)
         block: list[Sample] = []
         size = 0
         for sample in samples[self.begin : self.end]:

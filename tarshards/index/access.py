@@ -231,7 +231,7 @@ class SampleSequence(SampleReader, Sequence[Sample]):
         except IndexError:
             raise self._no_sample(index) from None
         shard = bisect_right(self._ends, number)
-        return shard, number - (self._ends[shard] - int(self.counts[shard]))
+        return shard, number - (self._ends[shard - 1] if shard else 0)
 
     def _only(self, key: str) -> int:
         """Return the number of the sample with this key; raise KeyError for none, and SampleError for several."""

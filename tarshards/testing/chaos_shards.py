@@ -11,15 +11,17 @@ from pathlib import Path
 
 from tarshards.errors import OpenError
 from tarshards.index.build import build_index
-from tarshards.index.manifests import add_to_manifests
 from tarshards.parallel.forks import cached_property
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
+from tarshards.write.shards import enter_shards
 
 SAMPLES = 40  # samples of a shard that are copied, at most
 FIRST, MOST = 1 << 20, 1 << 26  # bytes to read of a shard: at first, and at most until two samples are found
 LEAST = 8  # smallest size of a member that other versions change; labels are shorter
 END = bytes(1024)
+
+PATTERN = "chaos-%d.tar"
 
 Fields = dict[str, str]  # the digests of the fields of a sample
 
@@ -118,19 +120,19 @@ class ShardCopies:
     @classmethod
     def make(cls, urls: list[str], folder: Path) -> ShardCopies:
         """Copy the shards *urls*, with indexes and a manifest."""
-        copies = cls(folder, [f"chaos-{number}.tar" for number in range(len(urls))], urls)
+        copies = cls(folder, [PATTERN % number for number in range(len(urls))], urls)
         archives = [beginning(url) for url in urls]
         versions: list[Callable[[bytes], bytes]] = [bytes, changed, resized]
         for number, version in enumerate(versions):
             (folder / f"{number}").mkdir(parents=True)
             paths = [folder / f"{number}" / name for name in copies.names]
-            shards = []
+            made = []
             for path, archive in zip(paths, archives):
                 path.write_bytes(version(archive))
                 index = build_index(str(path))
                 index.save(Location.of(path, sync=False))
-                shards.append(index.shard(str(path)))
-            add_to_manifests(shards, sync=False)
+                made.append((str(path), len(index), index.shard_size))
+            enter_shards(made, folder / f"{number}" / PATTERN, len(made), sync=False)
         return copies
 
     @cached_property

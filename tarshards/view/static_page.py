@@ -7,11 +7,11 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from tarshards.errors import OpenError, ShardIndexError
-from tarshards.index.access import SampleSequence
 from tarshards.index.inventory import find_indexed
 from tarshards.storage.expressions import common_name, find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_url
+from tarshards.stream.indexed_shards import IndexedShards
 from tarshards.view.page_text import whole_page
 
 PAGE = "index.html"
@@ -28,7 +28,7 @@ def write_static_page(urls: Any, folder: str | Location) -> Location:
     found = find_indexed(shards)
     if found is None:
         raise ShardIndexError("the page reads shards by their indexes; run `tarindex` first", url=shards.urls[0])
-    counts = SampleSequence(found).counts.tolist()
+    counts = IndexedShards(found).counts.tolist()
     folder = Location.of(folder)
     target = Location.of(f"{folder.url.rstrip('/')}/{PAGE}", sync=folder.sync)
     names = [_name_for(target, url) for url in found.urls]

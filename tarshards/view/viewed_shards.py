@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tarshards.errors import SampleError, ShardIndexError, TarshardsError, shortened
-from tarshards.index.access import SampleSequence
 from tarshards.index.build import build_index
 from tarshards.index.inventory import check_there, find_indexed
 from tarshards.index.open import OpenShard
@@ -26,6 +25,7 @@ from tarshards.samples.member_file import MemberFile
 from tarshards.storage.expressions import common_name, find_shards, spec_name
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shards
+from tarshards.stream.indexed_shards import IndexedShards
 from tarshards.view.media_types import has_media
 
 HEAD = 256  # bytes of a field, enough for a line
@@ -52,16 +52,16 @@ class ViewedShards:
         self.shards: Shards = find_shards(urls, **how).split_by("first")
         names = [urls] if isinstance(urls, str) else [Location(url).name for url in self.shards.urls]
         self.name: str = spec_name(urls) if isinstance(urls, str) else common_name(names)
-        self.sequence: SampleSequence | None = self._find_indexed()
+        self.sequence: IndexedShards | None = self._find_indexed()
         self.problems: list[TarshardsError] = []
         self._made: list[Index | None] = []  # indexes built in memory
         self._ends: list[int] = []  # for each shard, the number of samples up to its end
         if self.sequence is not None:
             self._ends = np.cumsum(self.sequence.counts, dtype=np.int64).tolist()
-        self._readers: dict[frozenset[str], SampleSequence] = {}
+        self._readers: dict[frozenset[str], IndexedShards] = {}
         self._lock = RLock()
 
-    def _find_indexed(self) -> SampleSequence | None:
+    def _find_indexed(self) -> IndexedShards | None:
         try:
             found = find_indexed(self.shards)
         except ShardIndexError:  # only some shards have an index, or it is of the other rule for names
@@ -69,7 +69,7 @@ class ViewedShards:
         if found is None:
             check_there(self.shards[0].location())
             return None
-        return SampleSequence(found)
+        return IndexedShards(found)
 
     @property
     def total(self) -> int:
@@ -104,7 +104,7 @@ class ViewedShards:
                 self._made.append(index)
                 self._ends.append(self.total + (0 if index is None else len(index)))
 
-    def indexed(self) -> SampleSequence:
+    def indexed(self) -> IndexedShards:
         """Return the samples of indexed shards; raise ShardIndexError without indexes."""
         if self.sequence is None:
             raise ShardIndexError("this requires indexed shards; run `tarindex` first", url=self.name)
@@ -160,7 +160,7 @@ class ViewedShards:
             except TarshardsError as error:
                 yield error
 
-    def _reader(self, names: frozenset[str]) -> SampleSequence:
+    def _reader(self, names: frozenset[str]) -> IndexedShards:
         """Return a reader of the fields *names* if the first shard has all of these, else of whole samples."""
         whole = self.indexed()
         known = self.index(0).fields
@@ -168,7 +168,7 @@ class ViewedShards:
         if not wanted or not all(find_field(known, [name]) for name in wanted):
             return whole
         if names not in self._readers:
-            self._readers[names] = SampleSequence(whole.shards.named, fields=wanted)
+            self._readers[names] = IndexedShards(whole.shards.named, fields=wanted)
         return self._readers[names]
 
     def file(self, number: int, field: str) -> MemberFile:

@@ -16,7 +16,6 @@ import numpy as np
 from tarshards.epoch.loop import Part
 from tarshards.epoch.world import World
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError, UrlError
-from tarshards.index.access import SampleSequence
 from tarshards.index.inventory import has_index
 from tarshards.samples.grouping import group_members, read_shard
 from tarshards.samples.keys import Sample, split_name
@@ -27,6 +26,7 @@ from tarshards.storage.manifest import Shards
 from tarshards.storage.opening import open_shard
 from tarshards.storage.remote import Remote
 from tarshards.stream.following import Count
+from tarshards.stream.indexed_shards import IndexedShards
 from tarshards.tar.read import Member, read_members
 from tarshards.webdataset import filters, handlers
 from tarshards.webdataset.handlers import Asking, Handler, reraise_exception, stoppable
@@ -198,7 +198,7 @@ def _name(select: Names, rename: Names, name: str) -> tuple[str, str] | None:
 
 def _read_indexed(location: Location, ledger: Ledger, reached: Reached) -> Iterator[Sample]:
     try:
-        shards = SampleSequence(Shards([location.url], split=["first"]))  # as webdataset splits names
+        shards = IndexedShards(Shards([location.url], split=["first"]))  # as webdataset splits names
         shards.shards.use(0)  # a stale index is one error, not one for each sample
     except TarshardsError as error:
         ledger(error)

@@ -9,10 +9,9 @@ from typing import Any
 from torch.utils.data import Dataset, Sampler
 
 from tarshards.epoch.world import World
-from tarshards.index.access import SampleSequence
 from tarshards.samples.keys import is_reserved
-from tarshards.storage.expressions import find_shards
 from tarshards.storage.manifest import Shard
+from tarshards.stream.indexed_shards import IndexedShards
 from tarshards.webdataset.autodecode import Decoder
 
 
@@ -27,7 +26,7 @@ class ShardListDataset(Dataset):
     def __init__(self, shards: Any, *, dataset_name: str | None = None, transformations: Any = "pil", **cache: Any):
         if isinstance(shards, list) and all(isinstance(each, dict) for each in shards):
             shards = [Shard(each["url"], each.get("nsamples"), each.get("filesize")) for each in shards]
-        self.shards: SampleSequence = SampleSequence(find_shards(shards))
+        self.shards: IndexedShards = IndexedShards(shards)
         self.dataset_name = dataset_name
         given = transformations if isinstance(transformations, list | tuple) else [transformations]
         self.transformations: list[Decoder | Any | Any] = [
