@@ -12,7 +12,7 @@ from weakref import WeakSet
 import numpy as np
 
 from tarshards import kernels
-from tarshards.errors import SampleError, ShardIndexError, TarshardsError
+from tarshards.errors import SampleError, ShardIndexError, TarshardsError, shortened
 from tarshards.index.open import OpenShard, OpenShards
 from tarshards.index.sidecar import REBUILD, index_location
 from tarshards.samples.batch import Failures, SampleBatch
@@ -310,23 +310,17 @@ def unreadable(shard: OpenShard, error: OSError | None = None) -> ShardIndexErro
     return ShardIndexError(f"{reason}; {REBUILD}", url=index_location(shard.location).name)
 
 
-def _bytes_of(sample: Sample, field: str, kind: Any) -> Any:
-    value = sample[field]
-    return bytes(value) if type(value) is MemberFile else value
-
-
 def find_in_samples(
     results: Sequence[Sample | TarshardsError],
     terms: Sequence[Term],
     numbers: np.ndarray,
     kinds: Sequence[Any] = (),
-    take: Callable[[Sample, str, Any], Any] = _bytes_of,
 ) -> SampleBatch:
     """Find the fields of samples that were read; *results* has an error instead of one that could not be.
 
-    The *numbers* are those of ``SampleBatch``. ``take(sample, field, kind)`` returns the value of a field, by
-    default its bytes, which are read here if it is lazy, and ``kind.of(values)`` what holds those of all samples:
-    ``Payloads``, or what *kinds* has for the field.
+    The *numbers* are those of ``SampleBatch``. ``kind.of(values)`` returns what holds the values of a field: by default
+    ``Payloads``, of bytes, which are read here if the field is lazy, or what *kinds* has for the field. Raises
+    TypeError for other values than the kind takes.
     """
     failures: Failures = {i: result for i, result in enumerate(results) if isinstance(result, TarshardsError)}
     kinds = kinds or [Payloads] * len(terms)
@@ -337,8 +331,21 @@ def find_in_samples(
             keys[i], urls[i] = sample["__key__"], sample.get("__url__", "")
             try:
                 for column, term, kind in zip(columns, terms, kinds):
-                    column[i] = take(sample, pick_field(sample, term.alternatives), kind)
+                    column[i] = _value(sample, pick_field(sample, term.alternatives), kind)
             except TarshardsError as error:
                 failures[i] = error
     made = {term.column: kind.of(column) for term, kind, column in zip(terms, kinds, columns)}
     return SampleBatch(BatchKeys.of(keys), made, failures, numbers, np.arange(len(urls)), urls)
+
+
+def _value(sample: Sample, field: str, kind: Any) -> Any:
+    value = sample[field]
+    if type(value) is bytes:
+        return value
+    if type(value) is MemberFile:
+        return bytes(value)
+    if kind is not Payloads or isinstance(value, bytes | bytearray | memoryview):
+        return value
+    made = f"an op has made {shortened(value)} of the field {field} of sample {sample['__key__']}"
+    cure = "leave the field as it is in the shards, or give a function of the value, such as int, instead of a reader"
+    raise TypeError(f"readers take bytes, and {made}; {cure}")

@@ -14,9 +14,7 @@ from tarshards.index.mapped_fields import find_in_samples
 from tarshards.loaders.arrays.array_loader import ArrayBatchMaker, number_of
 from tarshards.loaders.arrays.assembly import AssembledBatch
 from tarshards.samples.batch import Failures, SampleBatch
-from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
-from tarshards.samples.member_file import MemberFile
 from tarshards.samples.payloads import Payloads
 
 #: Stands for the error of a sample that did not come out of the ops, which have counted it.
@@ -58,7 +56,7 @@ class FieldsBatchMaker(ArrayBatchMaker):
             if sample is not LEFT_OUT and not (isinstance(sample, dict) and "__key__" in sample):
                 raise TypeError(f"fields= takes samples that are dicts with __key__, not {shortened(sample)}")
         kinds = [Values if reader.takes_values else Payloads for reader in self.assembler.readers]
-        return find_in_samples(results, self.assembler.terms, numbers, kinds, _value)
+        return find_in_samples(results, self.assembler.terms, numbers, kinds)
 
     def collated(self, samples: list[Any], epoch: int) -> tuple[dict[str, Any], Tally | None]:
         """Return the batch of *samples* that no plan numbers, and what was left out of it."""
@@ -102,15 +100,3 @@ class Values(list[Any]):
         if isinstance(index, np.ndarray):
             return Values([self[i] for i in index.tolist()])
         return super().__getitem__(index)
-
-
-def _value(sample: Sample, field: str, kind: Any) -> Any:
-    """Return what a reader takes of a field; raise TypeError if that must be bytes."""
-    value = sample[field]
-    if type(value) is MemberFile:
-        return bytes(value)
-    if kind is Values or isinstance(value, bytes | bytearray | memoryview):
-        return value
-    made = f"an op has made {shortened(value)} of the field {field} of sample {sample['__key__']}"
-    cure = "leave the field as it is in the shards, or give a function of the value, such as int, instead of a reader"
-    raise TypeError(f"readers take bytes, and {made}; {cure}")
