@@ -208,7 +208,7 @@ class SampleSequence(SampleReader, Sequence[Sample]):
 
     def __getitems__(self, numbers: Iterable[int]) -> list[Sample]:
         """Return several samples, as DataLoaders ask for them."""
-        return [_raised(result) for result in self.read_all(*self._in_shards(self._picked([*numbers])))]
+        return [_raised(result) for result in self.read_all(*self.shards.in_shards(self._picked([*numbers])))]
 
     def __iter__(self) -> Iterator[Sample]:
         for result in self.read_numbers(np.asarray(self._own, np.int64)):
@@ -216,13 +216,7 @@ class SampleSequence(SampleReader, Sequence[Sample]):
 
     def read_numbers(self, numbers: np.ndarray) -> Iterator[Sample | TarshardsError]:
         """Yield the samples of these numbers over all shards, sliced or not, as ``read_all`` does."""
-        return self._read_ahead(*self._in_shards(numbers.astype(np.int64)), gap_of(numbers, self._ends[-1]))
-
-    def _in_shards(self, numbers: np.ndarray) -> Numbers:
-        """Return the shards of the samples of these numbers over all shards, and their numbers in them."""
-        shards = np.searchsorted(self._ends, numbers, "right")
-        starts = np.array(self._ends, np.int64) - self.counts
-        return shards, numbers - starts[shards]
+        return self._read_ahead(*self.shards.in_shards(numbers.astype(np.int64)), gap_of(numbers, self._ends[-1]))
 
     def _numbers(self, index: int) -> tuple[int, int]:
         """Return the number of the shard that has a sample of this sequence, and the sample's number in it."""

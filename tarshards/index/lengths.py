@@ -88,9 +88,8 @@ def _in_column(samples: SampleSequence, name: str, column: Any) -> NDArray[Any]:
         reason += f"{values[faulty]} for this sample"
     else:
         return values
-    number = int(np.searchsorted(np.cumsum(samples.counts), faulty, "right"))
-    key = samples.shards.index(number).key(faulty - int(samples.counts[:number].sum()))
-    raise SampleError(reason, url=samples.shards.names[number], key=key)
+    number, sample = map(int, samples.shards.in_shards(faulty))
+    raise SampleError(reason, url=samples.shards.names[number], key=samples.shards.index(number).key(sample))
 
 
 def _column_hint(name: str) -> str:

@@ -687,8 +687,13 @@ class OpenShards:
 
     def key(self, sample: int) -> str:
         """Return the key of the sample with this number over all shards."""
-        number = int(np.searchsorted(self._ends, sample, "right"))
-        return self.index(number).key(sample - int(self._ends[number] - self.counts[number]))
+        number, own = map(int, self.in_shards(sample))
+        return self.index(number).key(own)
+
+    def in_shards(self, samples: Any) -> tuple[Any, Any]:
+        """Return the shards of the samples of these numbers over all shards, and their numbers in them."""
+        shards = np.searchsorted(self._ends, samples, "right")
+        return shards, samples - (self._ends - self.counts)[shards]
 
     @cached_property
     def _ends(self) -> np.ndarray:

@@ -74,8 +74,8 @@ def by_columns(
             ]
 
         def fail(row: int, error: OpError, rows: NDArray[np.int64] = rows) -> None:
-            number = int(np.searchsorted(ends, rows[row], "right"))
-            key = shards.shards.index(number).key(int(rows[row] - ends[number] + shards.counts[number]))
+            number, sample = map(int, shards.shards.in_shards(rows[row]))
+            key = shards.shards.index(number).key(sample)
             located = OpError(error.reason, url=shards.shards.names[number], key=key)
             located.__cause__ = error.__cause__
             if handle is None:
