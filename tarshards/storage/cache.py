@@ -52,7 +52,7 @@ from zlib import crc32
 from tarshards.errors import OpenError, visible
 from tarshards.parallel.forks import PerProcess, renew_in_children
 from tarshards.storage import traffic
-from tarshards.storage.locks import lock, release, sweep
+from tarshards.storage.locks import PAUSE, lock, release, sweep
 from tarshards.storage.ranges import Mapping
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.remote import LEAST_CACHE, Remote
@@ -68,7 +68,6 @@ BATCH = 256  # files that a purge removes under one lock; meanwhile, other proce
 PAGE = 4096  # bytes: a file takes a multiple of them on the disk
 SHARE = 0.9  # the fraction of the free space to use if no budget is given
 TICK = 20_000_000  # nanoseconds: two writes further apart than this give a file different times
-LEAST_PAUSE, MOST_PAUSE = 0.0005, 0.02  # seconds between attempts to lock what another process has locked
 SHORT_TIMEOUT = 0.1  # seconds to wait for a lock after the wait for another lock timed out ...
 SHORT_PERIOD = 10  # ... for this multiple of the timeout
 MOST_VERIFIED = 1 << 18  # blocks known to be whole, at 70 bytes of memory each; after more, all are checked again
@@ -186,15 +185,13 @@ class CacheFolder:
         Raises TimeoutError if another process, which may be stopped, holds the lock for longer than *timeout*. For a
         while after that, waits for further locks are short.
         """
-        begun, pause = monotonic(), LEAST_PAUSE
+        begun = monotonic()
         is_short = begun < self._is_short_until
         end = begun + (min(SHORT_TIMEOUT, self.timeout) if is_short else self.timeout)
 
         def wait() -> None:
-            nonlocal pause
             if monotonic() < end:
-                sleep(pause)
-                pause = min(2 * pause, MOST_PAUSE)
+                sleep(PAUSE)
                 return
             if not is_short:
                 self._is_short_until = monotonic() + SHORT_PERIOD * self.timeout

@@ -23,12 +23,11 @@ from tarshards.errors import OpenError, visible
 from tarshards.parallel.forks import renew_in_children
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage.location import Location
-from tarshards.storage.locks import NoLocksError, is_at, lock, release
+from tarshards.storage.locks import PAUSE, NoLocksError, is_at, lock, release
 from tarshards.storage.streams import failure
 
 LOCKS = ".tarshards.lock"
 _NUMBERS = 1 << 24  # names that differ only in their last number have adjacent bytes: the kernel merges their locks
-_TICK = 0.01  # seconds to wait while another process removes the file
 
 
 class Claims:
@@ -119,7 +118,7 @@ def _open(folder: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     try:
         # A process that holds byte 0 exclusively is about to remove the file.
-        return lock(path, flags, lambda: sleep(_TICK), take=lambda descriptor: _lock(descriptor, fcntl.F_RDLCK, 0))
+        return lock(path, flags, lambda: sleep(PAUSE), take=lambda descriptor: _lock(descriptor, fcntl.F_RDLCK, 0))
     except NoLocksError as error:
         _warn(path, error)
         with suppress(OSError):

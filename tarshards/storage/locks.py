@@ -12,6 +12,7 @@ from time import monotonic, sleep
 from tarshards.errors import OpenError, visible
 from tarshards.parallel.forks import close_own, open_own
 
+PAUSE = 0.005  # seconds between attempts to lock what another process has locked
 LONG_WAIT, MOST_WAIT = 10.0, 600.0  # seconds of waiting for the lock of a folder, before a warning and an error
 
 
@@ -130,7 +131,7 @@ def locked(folder: str) -> Iterator[None]:
 
             has_warned = True
             logging.getLogger("tarshards").warning("%s: %s; waiting", visible(folder), reason)
-        sleep(0.01)
+        sleep(PAUSE)
 
     descriptor = lock(folder, os.O_RDONLY, wait, optional=True)
     try:

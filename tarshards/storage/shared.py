@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from tarshards.parallel.forks import PerProcess
-from tarshards.storage.cache import LEAST_PAUSE, MOST_PAUSE
+from tarshards.storage.locks import PAUSE
 from tarshards.storage.remote import Remote
 
 #: A piece: its offset, the bytes reserved for it, and its length, which is 0 while it is missing. The first row has the
@@ -121,7 +121,7 @@ class SharedBytes:
 
     def _acquire(self, row: int) -> bool:
         """Lock a row; return False if another process, which may be stopped, has it for too long."""
-        end, pause = monotonic() + self._remote.timeout, LEAST_PAUSE
+        end = monotonic() + self._remote.timeout
         while True:
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, ROW.size * row)
@@ -129,8 +129,7 @@ class SharedBytes:
             except (BlockingIOError, PermissionError):
                 if monotonic() >= end:
                     return False
-            sleep(pause)
-            pause = min(2 * pause, MOST_PAUSE)
+            sleep(PAUSE)
 
     def _release(self, row: int) -> None:
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, ROW.size * row)

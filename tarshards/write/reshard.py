@@ -33,12 +33,11 @@ from tarshards.storage.location import Location, look_up
 from tarshards.storage.manifest import ArchiveEnd, Shard, manifest_url
 from tarshards.storage.markers import Marker, Provenance, digest_of, say_kept
 from tarshards.storage.ranges import most_held
-from tarshards.storage.streams import taken, temporary
+from tarshards.storage.streams import PIECE, taken, temporary
 from tarshards.stream import ops
 from tarshards.tar.read import pack_members
 from tarshards.write.once import at_shard, run_all
 from tarshards.write.shards import (
-    PACKED,
     SHARD_BYTES,
     TarWriter,
     is_pattern,
@@ -408,7 +407,7 @@ class _Gather:
             packed: list[bytes] = []
             held = 0
             for key, record in self._records(low, high, starts):
-                if held + len(record) > PACKED and packed:
+                if held + len(record) > PIECE and packed:
                     self._write(writer, keys, packed)
                     keys, packed, held = [], [], 0
                 keys.append(key)

@@ -24,7 +24,7 @@ from tarshards.storage.compression import named_compression
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.opening import open_shard
-from tarshards.storage.streams import FileRange, passed_on
+from tarshards.storage.streams import PIECE, FileRange, passed_on
 from tarshards.stream.other_names import explains
 from tarshards.tar.read import CUT, END, LARGE, RECORD, end_of, pack_members, plain_rows
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tarshards.index.sidecar import Index
 
 DUPLICATE_KEY = "this key is already in the shard"
-PACKED = 1 << 20  # bytes of members that are packed and written at once
 MOST_SAMPLES, MOST_BYTES = 100_000, 3 * 10**9  # the default limits of a shard in ShardWriter
 SHARD_BYTES = 10**9  # the default size of a shard where whole datasets are written
 
@@ -199,7 +198,7 @@ class TarWriter(_Writer):
                     (field, number, payloads.addresses, payloads.sizes)
                     for (field, payloads), number in zip(columns, numbers)
                 ]
-                end, packed, arrays = plain_rows(keys, plain, row, stop, LARGE, PACKED, offset, self.samples)
+                end, packed, arrays = plain_rows(keys, plain, row, stop, LARGE, PIECE, offset, self.samples)
             if end == row:
                 yield batch.sample(row)
                 row += 1
