@@ -109,11 +109,11 @@ class Shards(Sequence[Shard]):
         """Return the shards of all *parts*, one part after the other."""
         if len(parts) == 1:
             return parts[0]
-        differ = {name for part in parts for name in part._columns}
-        for common in zip(*(part.common for part in parts)):
-            differ |= {name for name, value in zip(Shard._fields, common) if value != common[0]}
+        values = zip(Shard._fields, zip(*(part.common for part in parts)))
+        differ = {name for name, of_parts in values if any(value != of_parts[0] for value in of_parts)}
+        differ = differ.union(*(part._columns for part in parts))
         columns = {name: [*chain.from_iterable(part.column(name) for part in parts)] for name in ("url", *differ)}
-        return cls(columns.pop("url"), **columns)
+        return cls(columns.pop("url"), parts[0].common, **columns)
 
     @cached_property
     def is_local(self) -> bool:

@@ -20,6 +20,7 @@ from tarshards.storage import expressions
 from tarshards.storage.expressions import Shard, _count, expand_urls, find_shards, shards_in, spec_name
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shards, dump_manifest, parse_manifest
+from tarshards.storage.remote import Remote
 
 
 def make(folder: Path, *names: str) -> None:
@@ -563,6 +564,9 @@ def test_shards_are_columns_that_read_as_a_list():
     one, two = Shard("a.tar", 0, 512, indexed=True), Shard("b.tar", split="last")
     shards = Shards.joined([Shards.of([one, two]), Shards(["c.tar"], samples=[0])])
     assert list(shards) == shards == [one, two, Shard("c.tar", 0)]
+    alike = [Shard(f"{name}.tar", size=3, indexed=True, remote=Remote(retries=1)) for name in "abc"]
+    assert Shards.joined([Shards.of(alike[:2]), Shards.of(alike[2:])]) == alike
+    assert Shards.joined([Shards.of(alike), Shards(["d.tar"])]) == [*alike, Shard("d.tar")]
     assert [shards[-1], *shards[:2]] == [Shard("c.tar", 0), one, two]
     assert shards.take([2, 0]).urls == ["c.tar", "a.tar"]
     assert shards.column("samples") == [0, None, 0]
