@@ -596,6 +596,7 @@ typedef struct {
 static int parse_member(const Grouper *self, Run *run, int64_t at) {
     Found found;
     Scan scan = {at, BLOCK, 0, NULL, 0};
+    run->parsed = -1;
     if (!next_member(run->data, run->length, run->limit, &scan, &found) || found.header != at || *found.kind ||
         !has_plain_header(run->data, &found) ||
         (run->number = split_plain(&self->names, found.name, found.name_length, &run->key_length)) < 0 ||

@@ -19,7 +19,7 @@ from tarshards.errors import SampleError, TarError
 from tarshards.samples.grouping import group_members, read_shard
 from tarshards.samples.keys import split_name
 from tarshards.storage.manifest import Shard
-from tarshards.tar.read import END, MEMBER_LIMIT, Member, read_members
+from tarshards.tar.read import END, MEMBER_LIMIT, Member, pack_header, padding, read_members
 
 PARTS = ["", "a", "b", "B", ".", "/", "_", "__", "__x__", "é", "\udcff", "x" * 40, "key__", "__key__"]
 NAMES = st.builds("".join, st.lists(st.sampled_from(PARTS), min_size=1, max_size=7))
@@ -104,6 +104,42 @@ def test_a_text_is_looked_for_in_bytes_that_are_not_in_wide_characters(tar, samp
     for wrong in ((sample, "1"), ([], text), (sample,)):
         with pytest.raises((TypeError, AttributeError)):
             tar.kernel.may_contain(*wrong)
+
+
+@st.composite
+def written(draw):
+    """A piece of an archive as we write it: of few keys and fields, in any order."""
+    names = st.builds("{}.{}".format, st.sampled_from("aabbcdé"), st.sampled_from(["a", "a", "b", "c.d", "E", "f__"]))
+    members = draw(st.lists(st.tuples(names, st.sampled_from([b"", b"1", bytes(512), b"x" * 700])), max_size=12))
+    return b"".join(pack_header(name, len(data)) + data + bytes(padding(len(data))) for name, data in members)
+
+
+@settings(max_examples=80, deadline=None)
+@given(pieces=st.lists(st.one_of(written(), written(), members(), buffers()), min_size=1, max_size=4))
+@example(pieces=[pack([("a.a", b""), ("b.a", b""), ("b.A", b""), ("c.a", b"")])])
+def test_packed_samples_are_those_that_would_be_made(tar, pieces):
+    def read(packs):
+        grouper, samples, events = tar.kernel.Grouper("u", split_name, True, packs), [], []
+        for piece in pieces:
+            buffer = (ctypes.c_char * len(piece)).from_buffer_copy(piece)
+            found, more, *reached = grouper.read(buffer, 0, 0, MEMBER_LIMIT, 0)
+            for each in found:
+                if type(each) is tuple:
+                    keys, begin, end, fields = each
+                    inner = tar.kernel.Grouper("u", split_name, True)
+                    packed = inner.read(piece[begin:end], 0, 0, MEMBER_LIMIT, 0)[0] + inner.end()
+                    assert (keys, fields) == (
+                        [sample["__key__"] for sample in packed],
+                        sum(map(len, packed)) - 2 * len(packed),
+                    )
+                    samples += packed
+                else:
+                    samples.append(each)
+            events += [event[1:] for event in more]
+            events.append(reached)
+        return samples + grouper.end(), events
+
+    assert read(True) == read(False)
 
 
 @settings(max_examples=300, deadline=None)
