@@ -206,8 +206,8 @@ def read_shard(
                 concatenated=shard.concatenated,
                 max_ratio=location.remote.max_ratio,
                 ledger=ledger,
-                leave=_leave(stream, name) if copies else None if files is None else files.leave,
-                anywhere=_anywhere(stream, location),
+                unread=_unread_ranges(stream, name) if copies else None if files is None else files.unread,
+                read_back=_read_back(stream, location),
             )
             yield from samples if files is None else files.over(samples)
             yield from grouping.end() if files is None else files.over(grouping.end())
@@ -229,7 +229,7 @@ def unpacked(packed: PackedSamples) -> Iterator[Sample]:
     return group_members(read_members(BytesIO(packed.members), end="optional"), url=packed.url)
 
 
-def _leave(stream: Any, url: str) -> Callable[[str, int, int], FileRange] | None:
+def _unread_ranges(stream: Any, url: str) -> Callable[[str, int, int], FileRange] | None:
     """Return a function that returns the range of a member by name, offset and size; None if not a file."""
     if not isinstance(stream, FileIO) or not stream.seekable():
         return None
@@ -237,7 +237,7 @@ def _leave(stream: Any, url: str) -> Callable[[str, int, int], FileRange] | None
     return lambda _, offset, size: FileRange(descriptor, url, begin + offset, size)
 
 
-def _anywhere(stream: Any, location: Location) -> Callable[[int, int], bytes] | None:
+def _read_back(stream: Any, location: Location) -> Callable[[int, int], bytes] | None:
     """Return a function that reads a remote shard, whose stream cannot seek back, for its links; None if not needed."""
     if isinstance(stream, Decompressed) or not _is_remote(location) or stream.seekable():
         return None
@@ -332,7 +332,7 @@ class _Grouping:
             for number, each in enumerate(samples):
                 if isinstance(each, tuple):
                     keys, begin, end, fields = each
-                    self._delivered += len(keys) - 1  # ``deliver`` counts one, with a field
+                    self._delivered += len(keys) - 1  # ``deliver`` takes them for one sample of one field
                     self._fields += fields - 1
                     samples[number] = PackedSamples(keys, memoryview(buffer)[begin:end], self._url)
         return self.deliver(samples, events), tuple(reached)

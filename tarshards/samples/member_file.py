@@ -259,7 +259,7 @@ class LazyMembers:
     def _refusal(self, what: str) -> OpenError:
         return OpenError(f"lazy= reads members at any offset, which {what} does not allow", url=self._location.name)
 
-    def leave(self, name: str, offset: int, size: int) -> MemberFile | None:
+    def unread(self, name: str, offset: int, size: int) -> MemberFile | None:
         """Return the file of a large member; None if its field is not lazy."""
         found = self._split(name)
         if found is None or found[1] not in self._names:

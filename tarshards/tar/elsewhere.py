@@ -100,18 +100,19 @@ class SpecialMembers:
         return cls(read or _refuse, limit=limit, bomb=why_not)
 
     def content(
-        self, kind: str, header: int, head: bytes, stored: bytes, leave: Callable[[int, int], Any] | None = None
+        self, kind: str, header: int, head: bytes, stored: bytes, unread: Callable[[int, int], Any] | None = None
     ) -> Any:
         """Return the content of a link or sparse member with the headers *head*, at *header*, and data *stored*.
 
-        Returns None for a link to a directory; raises UnresolvedError if there is no content. For *leave* see ``read``.
+        Returns None for a link to a directory; raises UnresolvedError if there is no content. For *unread* see
+        ``read``.
         """
         if kind == SPARSE:
             return expand(head, stored, self._limit, self._bomb)
         if self._read is _refuse:
             raise UnresolvedError(f"{kind} to {link_target(head)!r}, {NO_WAY_BACK}")
         steps = self.find(header)
-        return self.read(steps, leave) if steps else None
+        return self.read(steps, unread) if steps else None
 
     def find(self, header: int, *, whole: bool = False) -> list[Step]:
         """Return the steps to the content of the link or sparse member at *header*; an empty list for a directory.
@@ -157,14 +158,14 @@ class SpecialMembers:
     def read(
         self,
         steps: list[Step],
-        leave: Callable[[int, int], Any] | None = None,
+        unread: Callable[[int, int], Any] | None = None,
         begins: Callable[[int, int], bool] = lambda header, start: True,
     ) -> Any:
         """Return the content at the end of *steps*; raise UnresolvedError if a member differs from its step.
 
-        With *leave*, a large member that is not sparse is not read: its content is ``leave(offset, size)``, unless that
-        is None. ``begins(header, start)`` returns whether the headers of the member whose data begins at *start* begin
-        at *header*, and not before it.
+        With *unread*, a large member that is not sparse is not read: its content is ``unread(offset, size)``, unless
+        that is None. ``begins(header, start)`` returns whether the headers of the member whose data begins at *start*
+        begin at *header*, and not before it.
         """
         for header, name, link, _ in steps:
             found = self._member(header)
@@ -176,7 +177,7 @@ class SpecialMembers:
         if found.kind not in ("", SPARSE):
             raise UnresolvedError(f"{name!r}, a {found.kind}, instead of a file")
         is_large = not found.kind and found.stored == size >= LARGE
-        if leave is not None and is_large and (left := leave(found.start, size)) is not None:
+        if unread is not None and is_large and (left := unread(found.start, size)) is not None:
             return left
         data = self._expanded(found, expand) if found.kind else self._data(found)
         if len(data) != size:

@@ -242,13 +242,13 @@ def read_archive(
     limit: int = MEMBER_LIMIT,
     max_ratio: float | None = None,
     ledger: MemberCounter | None = None,
-    leave: Callable[[str, int, int], Any] | None = None,
-    anywhere: Callable[[int, int], bytes] | None = None,
+    unread: Callable[[str, int, int], Any] | None = None,
+    read_back: Callable[[int, int], bytes] | None = None,
 ) -> Iterator[Item]:
     """Yield the items that *taker* makes from the members of an archive; options and errors are as in ``read_members``.
 
-    If the stream cannot seek, ``anywhere(offset, size)`` reads the archive for links. With *leave*, which requires a
-    stream that can seek, the data of large members is not read, but replaced by ``leave(name, offset, size)``, unless
+    If the stream cannot seek, ``read_back(offset, size)`` reads the archive for links. With *unread*, which requires a
+    stream that can seek, the data of large members is not read, but replaced by ``unread(name, offset, size)``, unless
     that is None.
     """
     if not hasattr(stream, "read"):
@@ -270,8 +270,8 @@ def read_archive(
             is_wanted = (not kind or kind in ELSEWHERE) and (select is None or select(name))
             data: Any = None
             refused = ""
-            if leave is not None and is_wanted and stop - available >= LARGE and not kind:
-                data = leave(name, base + start, stop - start)
+            if unread is not None and is_wanted and stop - available >= LARGE and not kind:
+                data = unread(name, base + start, stop - start)
             if not is_wanted or data is not None:
                 _pass_over(stream, stop - available, url, offset)
             else:
@@ -282,8 +282,8 @@ def read_archive(
                             from tarshards.tar.elsewhere import SpecialMembers
 
                             reached = base + max(stop, available)
-                            special = SpecialMembers.of(stream, reached, anywhere, limit=limit, max_ratio=max_ratio)
-                        data = special.content(kind, offset, head, data, leave and partial(leave, name))
+                            special = SpecialMembers.of(stream, reached, read_back, limit=limit, max_ratio=max_ratio)
+                        data = special.content(kind, offset, head, data, unread and partial(unread, name))
                 except UnresolvedError as error:
                     refused = str(error)
             if refused:

@@ -153,11 +153,11 @@ EXPECTED = [(name, data, MIXED.index(pack_header(name, len(data)))) for name, da
 def test_large_members_may_be_left():
     asked = []
 
-    def leave(name, offset, size):
+    def unread(name, offset, size):
         asked.append((name, MIXED[offset : offset + size]))
         return None if name == "b.bin" else ("left", size)
 
-    items = list(read_archive(io.BytesIO(MIXED), Listing(), leave=leave))
+    items = list(read_archive(io.BytesIO(MIXED), Listing(), unread=unread))
     assert asked == PAIRS[2:4]
     left = ("c.bin", ("left", 3 * CHUNK), EXPECTED[3][2])
     assert items == [*EXPECTED[:3], left, EXPECTED[4], ("a.lnk", b"1", MIXED.index(LINK))]
@@ -167,21 +167,21 @@ def test_links_to_large_members_may_be_left():
     """The target itself is in the buffer, and need not be left."""
     target = b"x" * LARGE
     archive = pack([("a.txt", target)]) + LINK + END
-    left = list(read_archive(io.BytesIO(archive), Listing(), leave=lambda name, offset, size: (name, offset, size)))
+    left = list(read_archive(io.BytesIO(archive), Listing(), unread=lambda name, offset, size: (name, offset, size)))
     assert [data for _, data, _ in left] == [target, ("a.lnk", BLOCK, LARGE)]
 
 
 def test_a_member_that_is_left_and_cut_is_truncated():
     archive = io.BytesIO(MIXED[: EXPECTED[3][2] + CHUNK])
     with pytest.raises(TarError, match="truncated in this member") as raised:
-        list(read_archive(archive, Listing(), url="a.tar", leave=lambda *_: "left"))
+        list(read_archive(archive, Listing(), url="a.tar", unread=lambda *_: "left"))
     assert (raised.value.url, raised.value.offset) == ("a.tar", EXPECTED[3][2])
 
 
 @pytest.mark.parametrize(
     ("opener", "options"),
     [
-        (io.BytesIO, {"leave": lambda *_: "left"}),
+        (io.BytesIO, {"unread": lambda *_: "left"}),
         *((opener, options) for opener in (io.BytesIO, Drip) for options in ({"select": lambda name: False}, {})),
     ],
 )
@@ -196,11 +196,11 @@ def test_the_offset_of_a_member_that_is_cut_far_behind(opener, options):
 def test_links_of_streams_that_cannot_seek_are_read_elsewhere():
     asked = []
 
-    def anywhere(offset, size):
+    def read_back(offset, size):
         asked.append((offset, size))
         return MIXED[offset : offset + size]
 
-    assert list(read_archive(Drip(MIXED), Listing(), anywhere=anywhere))[-1] == ("a.lnk", b"1", MIXED.index(LINK))
+    assert list(read_archive(Drip(MIXED), Listing(), read_back=read_back))[-1] == ("a.lnk", b"1", MIXED.index(LINK))
     assert asked
     unread = list(read_archive(Drip(MIXED), Listing()))[-1]
     assert unread[1].startswith("hard link to 'a.txt', ")
