@@ -153,7 +153,7 @@ def test_native_kernels_release_what_they_were_given(rows, pixels, threads):
     addresses = payloads.addresses.tobytes()
     box, flip = np.float32([0, 0, 2, 2]).tobytes(), bytes(1)
     calls = {
-        "resize": lambda out: pixels.kernel.resize(out, addresses, (2, 2, 3), box, flip, (2, 2), False, None, None),
+        "resize": lambda out: pixels.kernel.resize(out, addresses, (2, 2, 3), box, flip, (2, 2), False, None),
         "gather": lambda out: kernels.gather(out, addresses, b""),
         "pack": lambda out: kernels.pack(out, addresses, np.int64([12]).tobytes()),
         "parse_integers": lambda out: kernels.parse_integers(out, addresses, bytes(8)),
