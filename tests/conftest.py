@@ -285,11 +285,11 @@ def start_method(request):
 
 @pytest.fixture(scope="session")
 def path_with_started_tools(tmp_path_factory) -> str:
-    """A PATH on which the tools of this tree come first, run by this interpreter."""
+    """A PATH on which the tools of this tree come first, run by this interpreter, and it, as ``python3``."""
     folder = tmp_path_factory.mktemp("bin")
-    for tool in BIN.iterdir():
-        (folder / tool.name).write_text(f'#!/bin/sh\nexec {sys.executable} {tool} "$@"\n')
-        (folder / tool.name).chmod(0o755)
+    for name, program in [("python3", ""), *((tool.name, tool) for tool in BIN.iterdir())]:
+        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+        (folder / name).chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
 
 
@@ -311,7 +311,7 @@ def path_with_tools(forks, path_with_started_tools) -> str:
     if not is_installed(COMPILER):
         return path_with_started_tools
     folder = fork_server.share(forks, "tools", [tool.name for tool in BIN.iterdir()], BIN)
-    return f"{folder}:{os.environ['PATH']}"
+    return f"{folder}:{path_with_started_tools}"
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ that the run was killed. It finds processes in any group or session by a variabl
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -79,6 +78,8 @@ def main(variable: str, folder: str | None = None) -> None:
         return
     OwnProcesses(variable).end()
     if folder is not None:
+        import shutil  # which takes milliseconds, in every run
+
         shutil.rmtree(folder, ignore_errors=True)
 
 
