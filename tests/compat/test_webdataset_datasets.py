@@ -11,7 +11,7 @@ import tarfile
 import time
 from collections import Counter
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ import pytest
 import torch
 import webdataset as upstream
 from range_server import serving
+from soak import some
 
 import tarshards
 import tarshards.webdataset as wds
@@ -187,9 +188,12 @@ def test_resampled_shards_go_on_for_ever(shards):
         wds.ResampledShards([])
 
 
+SEEDS = [True, False, None, 0, 7]
+
+
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize("seed", [None, True, False, 0, 7])
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize(("workers", "seed"), [*product([0, 1], SEEDS), *product([3], some(SEEDS, 2))])
 def test_workers_agree_on_the_order_of_a_list_of_shards(make_shards, seed, workers):
     """They share it out, so that an order of each worker's own would lose shards and read others twice."""
     stages = wds.SimpleShardList(make_shards(20, 7), seed=seed), wds.split_by_worker, wds.tarfile_to_samples()

@@ -24,6 +24,7 @@ SOAKED = (  # only in `make soak`
     "mapped shards",
     "resharded shards",
     "a cache",
+    "a compressed shard",
 )
 
 

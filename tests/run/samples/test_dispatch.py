@@ -51,7 +51,7 @@ def serve(tmp_path):
 @pytest.mark.parametrize("slots", [1, 3])
 def test_each_is_run_once_and_given_back_in_order(serve, slots):
     serve, begun = serve
-    count = 2000 if SOAK > 1 else 700
+    count = 2000 if SOAK > 1 else 300
     rng = random.Random(slots)
     naps = rng.choices([0, 0.001, 0.005, 0.03, -1], [400, 20, 10, 5, 5], k=count)
     failed: list[int] = []
