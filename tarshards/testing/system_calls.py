@@ -160,7 +160,8 @@ def record(command: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[
     with tempfile.TemporaryDirectory(prefix="tarshards-") as scratch:
         log = os.path.join(scratch, "calls")
         traced = ",".join(f"?{call}" for call in CALLS)
-        strace = ["strace", "-f", "-qq", "-v", "-xx", "-s", "1000000000", "-e", f"trace={traced}", "-e", "signal=none"]
+        strace = ["strace", "-f", "--seccomp-bpf", "-qq", "-v", "-xx", "-s", "1000000000"]  # stops at these calls only
+        strace += ["-e", f"trace={traced}", "-e", "signal=none"]
         subprocess.run([*strace, "-o", log, *command], cwd=root, check=True)
         recording = _Recording(root, before)
         with open(log, errors="replace") as lines:
