@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ def open_files() -> set[str]:
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # the listing's own
             names.add(f"{descriptor} {os.readlink(f'/proc/self/fd/{descriptor}')}")
-    return {name for name in names if "/dev/shm" not in name and "/memfd:" not in name}
+    return {name for name in names if not re.search(r"/dev/shm/(torch_|pym-)|/memfd:", name)}
 
 
 class Leftovers:

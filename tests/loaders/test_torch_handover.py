@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 import signal
 import subprocess
@@ -497,7 +498,7 @@ def named(*pids: int | str) -> list[str]:
     """The files in /dev/shm, which have a name to be left behind, that processes have in memory."""
     lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     assert any("memfd:tarshards" in line for line in lines)
-    return [line for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")]
+    return [line for line in lines if re.search("/dev/shm/(?!pytest-of-)", line) and not line.endswith("(deleted)")]
 
 
 def test_a_killed_worker_leaves_nothing(urls):
