@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import ctypes
 import fcntl
 import gc
 import multiprocessing
@@ -64,6 +65,7 @@ IN_PYTHON += ["tarshards.loaders.torch.shard_loader", "tarshards.loaders.arrays.
 PYTHON = "python"
 MOST = 253  # files that one message takes: SCM_MAX_FD
 NUMBER = struct.Struct("i")
+MADV_COLLAPSE = 25
 ALIVE = "alive"  # a pipe in a folder of shared servers, which the folder's maker holds open
 
 
@@ -363,6 +365,17 @@ def drop_ends() -> None:
         atexit.unregister(utils.dump_compile_times)
 
 
+def collapse() -> None:
+    """Move this process's memory to huge pages, where Linux can: a fork copies an entry for each, 30 ms in 500 MB."""
+    size, libc = 2 << 20, ctypes.CDLL(None)
+    maps = Path("/proc/self/maps")
+    for line in maps.read_text().splitlines() if maps.exists() else ():
+        addresses, mode, _, _, inode, *_ = line.split()
+        begin, end = (int(address, 16) // size * size for address in addresses.split("-"))
+        if mode == "rw-p" and inode == "0" and begin + size < end:
+            libc.madvise(ctypes.c_void_p(begin + size), ctypes.c_size_t(end - begin - size), MADV_COLLAPSE)
+
+
 def main() -> None:
     sys.path[0] = str(ROOT)
     for package in PRELOADED:
@@ -379,6 +392,7 @@ def main() -> None:
     listener.listen(128)
     gc.collect()
     gc.freeze()
+    collapse()
     os.write(1, b"\n")
     server = Server(listener)  # stays in memory: collected in a fork, it would close the tool's files
     if client := server.serve():

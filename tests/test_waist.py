@@ -6,7 +6,8 @@ import re
 from collections import defaultdict
 from functools import cache
 
-from parts import MODULES, PARTS, imported, names_used, needed, part_of, parts_imported, rows
+import pytest
+from parts import MODULES, PARTS, imported, names_used, needed, part_of, parts_imported, rows, tree_of
 
 from tarshards.loaders.arrays import readers
 
@@ -16,6 +17,13 @@ MOST_NAMES = 147
 IF_THERE = {"tarshards.cli.tarshow": {"view": False}, "tarshards.loaders.arrays.readers": {"media": False}}
 #: The module that registers public names, each imported at its first use.
 REGISTERED = "tarshards"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees():
+    """Drop the trees of all modules after these tests: each pass of the garbage collector would walk over them."""
+    yield
+    tree_of.cache_clear()
 
 
 @cache

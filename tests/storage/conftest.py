@@ -12,6 +12,7 @@ from tarshards.testing.faulty_server import serving
 def server():
     with serving() as running:
         yield running
+        running.requests.clear()  # of the bodies, which garbage would hold
 
 
 @pytest.fixture
