@@ -83,6 +83,12 @@ def pytest_ignore_collect(collection_path, config):
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Look for no doctests in tests, which takes a tenth of a second in each process."""
+    return [found for found in (yield) if type(found) is pytest.Module]
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Keep the garbage collector away from modules and tests: each of its passes takes a second to walk over them.
 
