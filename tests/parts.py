@@ -65,7 +65,7 @@ def tree_of(module: str) -> ast.Module:
 def imported(module: str) -> dict[str, tuple[str, str]]:
     """Return what names that a module imports from tarshards stand for: see ``_defined``."""
     found = {}
-    for node in ast.walk(tree_of(module)):
+    for node, _ in _imports(tree_of(module)):
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("tarshards."):
             for alias in node.names:
                 found[alias.asname or alias.name] = _defined(str(node.module), alias.name)
@@ -112,16 +112,23 @@ def names_used(module: str) -> Iterator[tuple[str, str]]:
 def parts_imported(module: str) -> dict[str, bool]:
     """Return the other parts that a module imports, each with whether it does at once and always."""
     found: dict[str, bool] = {}
-    tree = tree_of(module)
-    later = {id(each) for node in ast.walk(tree) if _is_later(node) for each in ast.walk(node)}
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+    for node, is_at_once in _imports(tree_of(module)):
+        names = [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}", *(f"{node.module}.{name}" for name in names)]
         for name in names:
             if name in MODULES and (part := part_of(name)) not in (None, part_of(module)):
-                found[str(part)] = found.get(str(part), False) or id(node) not in later
+                found[str(part)] = found.get(str(part), False) or is_at_once
     return found
+
+
+def _imports(node: ast.AST, is_at_once: bool = True) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Yield the imports among the statements of *node*, each with whether it is done at once."""
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.Import | ast.ImportFrom):
+            yield inner, is_at_once
+        elif isinstance(inner, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _imports(inner, is_at_once and not _is_later(inner))
 
 
 def _is_later(node: ast.AST) -> bool:
