@@ -76,7 +76,8 @@ def flat(batches) -> list[int]:
 
 
 def epochs_of(make: Make, data: Any, count: int) -> list[list[list[int]]]:
-    loader = make(data())
+    """The batches of the first epochs; those of workers are made without them, and are the same."""
+    loader = (shard_loader if make is with_workers else make)(data())
     return [classes(loader) for _ in range(count)]
 
 
