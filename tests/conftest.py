@@ -53,7 +53,7 @@ os.environ["no_proxy"] = "*"
 # No test outlives a power loss, and a disk takes milliseconds to flush a file.
 os.fsync = lambda descriptor: None
 
-# It takes as long to make a folder; tests' are in memory where there is room, but not in `make soak`.
+# It takes as long to make a folder; tests' are in memory where it is large enough, but not in `make soak`.
 MEMORY = "/dev/shm"
 if SOAK == 1 and "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
     tempfile.tempdir = os.environ["TMPDIR"] = MEMORY
