@@ -77,7 +77,7 @@ def import_dataset(
         columns = _columns(plan, [each["fields"] for each in made], name)
         columns.save(target.at(record_url(names)))
         shards = [(each["output"], each["samples"], each["size"]) for each in made]
-        enter_shards(shards, target.url, len(names), sync=target.sync)
+        enter_shards(shards, target.url, [target.at(name) for name in names])
         outputs.finish()
     return [each["output"] for each in made]
 

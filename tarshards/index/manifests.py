@@ -74,10 +74,13 @@ def _describe(url: str) -> Shard | None:
     return index.shard(url)
 
 
-def add_to_manifests(shards: Iterable[Shard], *, sync: bool = True) -> list[Shard]:
-    """Add new *shards* to the manifests of their series, with the digests in their indexes; return these entries."""
+def add_to_manifests(shards: Iterable[Shard], output: Location) -> list[Shard]:
+    """Add new *shards* to the manifests of their series, with the digests in their indexes; return these entries.
+
+    The manifests are flushed to the disk if *output*, the pattern or the first of the shards, is.
+    """
     made = with_digests(shards)
-    list(update_manifests(made, how=Writing(sync=sync)))
+    list(update_manifests(made, how=Writing(sync=output.sync)))
     return made
 
 

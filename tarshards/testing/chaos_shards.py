@@ -132,7 +132,8 @@ class ShardCopies:
                 index = build_index(str(path))
                 index.save(Location.of(path, sync=False))
                 made.append((str(path), len(index), index.shard_size))
-            enter_shards(made, folder / f"{number}" / PATTERN, len(made), sync=False)
+            targets = [Location.of(path, sync=False) for path in paths]
+            enter_shards(made, folder / f"{number}" / PATTERN, targets)
         return copies
 
     @cached_property

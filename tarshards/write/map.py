@@ -125,7 +125,7 @@ def map_shards(
         say_kept(names, kept, unsure=unsure, cure="; resume=False makes them again")
         _write_report(Location.of(common_name(names) + ".report.jsonl", sync=sync), rows)
         made = [row for row in rows if row.error is None and not Location.of(row.output).is_stream]
-        enter_shards([(row.output, row.samples_out, row.bytes) for row in made], outputs, len(names), sync=sync)
+        enter_shards([(row.output, row.samples_out, row.bytes) for row in made], outputs, targets)
     return rows
 
 

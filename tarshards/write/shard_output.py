@@ -99,7 +99,7 @@ class ShardOutput:
                 remove_manifest(series_url(self._target(0).url))
             names = chain(targets, names)
             published = [self._publish(shard, names) for shard in shards]
-            made = add_to_manifests(published, sync=self.pattern.sync)
+            made = add_to_manifests(published, self.pattern)
         self.abort()
         if self.mode != "append":
             name_leftovers(self.pattern.url, len(made))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from errno import EEXIST
 from functools import partial
@@ -527,15 +527,15 @@ def made_shard(url: str, samples: int, size: int) -> Shard:
     return Shard(url, samples, size if is_indexed else None, indexed=is_indexed)
 
 
-def enter_shards(made: Iterable[tuple[str, int, int]], outputs: Any, count: int, *, sync: bool) -> None:
+def enter_shards(made: Iterable[tuple[str, int, int]], outputs: Any, targets: Sequence[Location]) -> None:
     """Enter shards that ``write_shard`` *made* in their manifests: the URL, samples and size of each.
 
-    Warns of shards of *outputs*, a pattern, beyond the first *count*, which an earlier run has left.
+    Warns of shards of *outputs*, a pattern, beyond the *targets* of this run, which an earlier one has left.
     """
     from tarshards.index.manifests import add_to_manifests
 
-    add_to_manifests([made_shard(*each) for each in made], sync=sync)
-    name_leftovers(outputs, count)
+    add_to_manifests([made_shard(*each) for each in made], targets[0])
+    name_leftovers(outputs, len(targets))
 
 
 def _write_each(

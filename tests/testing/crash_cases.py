@@ -86,7 +86,7 @@ def write_stale_index(folder: Path) -> None:
 
 def refresh(folder: Path) -> None:
     shards = [outcome.shard for outcome in refresh_indexes([f"{path}" for path in sorted(folder.glob("*.tar"))])]
-    add_to_manifests(shards)
+    add_to_manifests(shards, Location(str(folder)))
 
 
 def write_columns(folder: Path) -> None:
