@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards import view as view
     from tarshards import webdataset as webdataset
-    from tarshards.catalog import Catalog as Catalog
     from tarshards.epoch.packing import bucket as bucket
     from tarshards.epoch.packing import pack as pack
     from tarshards.epoch.plan import EpochPlan as EpochPlan
@@ -38,6 +37,7 @@ if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards.errors import UrlError as UrlError
     from tarshards.errors import WorldError as WorldError
     from tarshards.feed.remote_loader import RemoteLoader as RemoteLoader
+    from tarshards.formats.catalog import Catalog as Catalog
     from tarshards.formats.exporting import export_dataset as export_dataset
     from tarshards.formats.importing import import_dataset as import_dataset
     from tarshards.formats.msgpack_shards import read_msgpack as read_msgpack

@@ -28,10 +28,10 @@ from programs import load_kernel
 from tar_corpus import entry, header, pax, seal
 
 from tarshards import IndexedShards, Ledger, read_msgpack, read_samples
-from tarshards.catalog import Catalog, DatasetVersion, Split
 from tarshards.epoch.proportions import Mixture
 from tarshards.errors import DecodeError, TarshardsError, UrlError
 from tarshards.formats import pieces
+from tarshards.formats.catalog import Catalog, DatasetVersion, Split
 from tarshards.formats.tfrecord import parse_example
 from tarshards.index import header_checks
 from tarshards.index.build import build_index

@@ -22,7 +22,7 @@ PACKAGES = [
     "loaders",
     "write",
 ]
-PACKAGES += ["verbs", "run", "formats", "catalog", "feed", "view", "engines", "testing", "cli", "webdataset"]
+PACKAGES += ["verbs", "run", "formats", "feed", "view", "engines", "testing", "cli", "webdataset"]
 PACKAGES += ["__main__"]
 ENGINES = {
     "zmq": {"feed"},

@@ -15,7 +15,7 @@ from tarshards.cli.program import say, tool
 from tarshards.errors import visible
 
 if TYPE_CHECKING:
-    from tarshards.catalog import Catalog
+    from tarshards.formats.catalog import Catalog
     from tarshards.storage.location import Location
 
 catalog_argument: Final = click.argument("name", metavar="CATALOG[#ENTRY]", type=FILE)
@@ -37,7 +37,7 @@ def main() -> None:
 
 def _opened(name: str) -> tuple[Catalog, str | None]:
     """Return the catalog that *name* begins with, and the entry after ``#``."""
-    from tarshards.catalog import Catalog
+    from tarshards.formats.catalog import Catalog
 
     file, mark, entry = name.rpartition("#")
     return (Catalog.load(file), entry) if mark else (Catalog.load(name), None)
@@ -56,7 +56,7 @@ def add(file: Location, entry: str, shards: tuple[str, ...], card: str | None, o
     A version that exists is never edited. The file is rewritten, sorted, and without comments. Ops are methods of
     Stream that define the samples, such as --op 'decode="rgb8"'.
     """
-    from tarshards.catalog import Catalog
+    from tarshards.formats.catalog import Catalog
 
     if not shards:
         raise click.UsageError("name SHARDS, or SPLIT=SHARDS")
@@ -120,7 +120,7 @@ def pin(file: Location) -> None:
 
     A split that was pinned and has changed is an error.
     """
-    from tarshards.catalog import Catalog
+    from tarshards.formats.catalog import Catalog
 
     name, mark, entry = file.url.rpartition("#")
     with Catalog.locked(file.at(name) if mark else file) as catalog:

@@ -7,4 +7,5 @@
 - ``inputs``: the table of formats; ``row_stream``: ``read_rows``
 - ``importing``: ``import_dataset``; ``exporting``: ``export_dataset``
 - ``croissant``: dataset cards, as JSON-LD of MLCommons' Croissant
+- ``catalog``: names, versions and splits of datasets
 """

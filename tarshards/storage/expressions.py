@@ -26,7 +26,7 @@ Spec = str | os.PathLike[str] | Shard | Iterable["Spec"]
 
 #: The module that expands an entry of a file, such as `catalog.yaml#imagenet@2`, by the suffix of the file: its
 #: `expand(file, entry)` returns the shards. It belongs to a higher layer, so it is imported by name, at first use.
-EXPANDERS = {".yaml": "tarshards.catalog", ".yml": "tarshards.catalog"}
+EXPANDERS = {".yaml": "tarshards.formats.catalog", ".yml": "tarshards.formats.catalog"}
 
 MOST_SHARDS = 3_000_000  # of an expression: as many as a manifest of MAX_BYTES can name
 TOO_MANY = f"an expression names at most {MOST_SHARDS:,} shards"
@@ -87,7 +87,7 @@ def expand_urls(spec: Spec) -> list[str]:
     - `~`: the home directory.
     - `train.shards.json`, or any local or remote name that ends in `.json`: the shards of that manifest; its
       names are relative to it.
-    - `catalog.yaml#imagenet@2/train`: the shards of an entry of a catalog; see ``tarshards.catalog``.
+    - `catalog.yaml#imagenet@2/train`: the shards of an entry of a catalog; see ``tarshards.formats.catalog``.
 
     Raises UrlError for an expression that is malformed, names nothing, or names more than 3,000,000 shards.
     """
@@ -248,7 +248,7 @@ def _split_entry(location: Location) -> tuple[str, Location, str] | None:
     """Return the module that expands an entry of a file, the file and the entry; None for other names.
 
     >>> _split_entry(Location("d/sets.yaml#a@2/train")), _split_entry(Location("d/a#2.tar"))
-    (('tarshards.catalog', Location('d/sets.yaml'), 'a@2/train'), None)
+    (('tarshards.formats.catalog', Location('d/sets.yaml'), 'a@2/train'), None)
     """
     if "#" not in location.url or location.is_stream or (location.path and os.path.lexists(location.path)):
         return None

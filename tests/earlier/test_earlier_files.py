@@ -18,8 +18,8 @@ import pytest
 import served
 
 from tarshards import IndexedShards, Ledger, Stream, expand_urls, read_samples
-from tarshards.catalog import Catalog
 from tarshards.errors import ShardIndexError
+from tarshards.formats.catalog import Catalog
 from tarshards.index.build import build_index
 from tarshards.index.exports import pack_dali
 from tarshards.index.manifests import read_manifest

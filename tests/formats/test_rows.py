@@ -16,8 +16,8 @@ import pytest
 from with_torch import needs_torch
 
 from tarshards import Ledger, World, import_dataset, read_msgpack, read_rows, read_samples, write_msgpack
-from tarshards.catalog import Catalog
 from tarshards.errors import SampleError, UrlError, WorldError
+from tarshards.formats.catalog import Catalog
 from tarshards.formats.importing import row_to_sample
 from tarshards.formats.tfrecord import crc32c, masked, parse_example, read_records
 

@@ -17,8 +17,8 @@ from rewritten import without_digest
 from with_torch import ShardDataset
 
 from tarshards import IndexedShards, ShardWriter, Stream, read_samples, write_samples
-from tarshards.catalog import Catalog
 from tarshards.errors import SampleError, ShardIndexError, StateError
+from tarshards.formats.catalog import Catalog
 from tarshards.index.build import build_index
 from tarshards.index.exports import pack_dali
 from tarshards.index.inventory import read_head

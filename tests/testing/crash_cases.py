@@ -114,7 +114,7 @@ def write_resharded(folder: Path) -> None:
 
 
 def write_catalog(folder: Path, version: int = 1) -> None:
-    from tarshards.catalog import Catalog
+    from tarshards.formats.catalog import Catalog
 
     path = folder / "all.yaml"
     catalog = Catalog.load(path) if version > 1 else Catalog(path)
@@ -219,7 +219,7 @@ def listed(manifest: Path) -> list[tuple[str, int | None]]:
 
 
 def cataloged(path: Path) -> list[str]:
-    from tarshards.catalog import Catalog
+    from tarshards.formats.catalog import Catalog
 
     return sorted(Catalog.load(path).entries())
 

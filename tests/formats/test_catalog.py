@@ -15,8 +15,8 @@ import pytest
 from range_server import serving
 
 from tarshards import IndexedShards, ShardWriter, Stream, expand_urls, read_samples
-from tarshards.catalog import Catalog, Split, digest_of
 from tarshards.errors import OpenError, StateError, UrlError
+from tarshards.formats.catalog import Catalog, Split, digest_of
 from tarshards.formats.croissant import write_card
 from tarshards.formats.msgpack_shards import write_msgpack
 from tarshards.storage import expressions
@@ -372,7 +372,7 @@ def test_without_pyyaml_the_extra_is_named(here, monkeypatch):
 
 def test_expressions_without_catalogs_import_no_yaml():
     program = "import sys; from tarshards import expand_urls; expand_urls('a-{0..9}.tar'); "
-    program += "sys.exit(any(name in sys.modules for name in ('yaml', 'tarshards.catalog')))"
+    program += "sys.exit(any(name in sys.modules for name in ('yaml', 'tarshards.formats.catalog')))"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -459,7 +459,7 @@ def waits_for_the_lock_of(folder: Path, process: subprocess.Popen) -> bool:
 
 def test_versions_that_two_processes_add_at_once_are_both_kept(here):
     write("a")
-    tool = Path(__file__).parents[1] / "bin" / "tarcatalog"
+    tool = Path(__file__).parents[2] / "bin" / "tarcatalog"
     command = [sys.executable, str(tool), "add", "new.yaml", "d@2", "train=a/train.shards.json"]
     with Catalog.locked("new.yaml", create=True) as catalog:
         catalog.add("d@1", {"train": "a/train.shards.json"})
