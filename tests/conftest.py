@@ -218,6 +218,13 @@ def _brief_joins():
 
 
 @pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder on a disk, which tmp_path may not be."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def memory():
     """fsspec's store memory://, empty before and after."""
     import fsspec

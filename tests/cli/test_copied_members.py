@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,9 @@ def test_splitting_copies_too(shard, tmp_path, copied):
     assert len(copied) == 4  # two for each shard, the first up to a multiple of 64 KiB
 
 
+# Another file system than that of tmp_path.
+ELSEWHERE = "/var/tmp" if tempfile.gettempdir() == "/dev/shm" else "/dev/shm"
+
 LINES = {
     "file": "TARCAT in.tar >out.tar",
     "named": "TARCAT in.tar -o out.tar",
@@ -122,7 +126,7 @@ LINES = {
     "interleaved": "TARCAT in.tar --interleave 2 >out.tar",
     "compressed": "TARCAT in.tar -o c.tar.gz && gzip -dc c.tar.gz >out.tar",
     "split by a field": "TARSPLIT in.tar --by cls -o 's-{cls}-%d.tar' && TARCAT 's-{0..5}-0.tar' >out.tar",
-    "another file system": "TARCAT in.tar >/dev/shm/$$.tar; mv /dev/shm/$$.tar out.tar",
+    "another file system": f"TARCAT in.tar >{ELSEWHERE}/$$.tar; mv {ELSEWHERE}/$$.tar out.tar",
 }
 
 

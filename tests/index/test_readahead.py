@@ -161,9 +161,9 @@ def test_a_wait_counts_for_a_while(monkeypatch):
     assert [waits.come() for _ in range(5 + readahead.LASTS)] == [False] * 4 + [True] * readahead.LASTS + [False]
 
 
-def test_what_is_asked_for_comes_into_memory(tmp_path):
+def test_what_is_asked_for_comes_into_memory(disk):
     load_kernel("tarshards.kernels._rows")
-    path, size = tmp_path / "file", 16 << 20
+    path, size = disk / "file", 16 << 20
     path.write_bytes(os.urandom(size))
     with path.open("r+b") as file:
         os.fdatasync(file.fileno())
@@ -184,10 +184,10 @@ def test_what_is_asked_for_comes_into_memory(tmp_path):
 
 
 @pytest.fixture
-def many(tmp_path) -> str:
+def many(disk) -> str:
     """Eight shards of 2.2 MB, whose pages are not in memory."""
     load_kernel("tarshards.kernels._mapped")
-    with ShardWriter(str(tmp_path / "many-%d.tar"), max_samples=200) as writer:
+    with ShardWriter(str(disk / "many-%d.tar"), max_samples=200) as writer:
         for i in range(1600):
             writer.write({"__key__": f"{i:04d}", "bin": bytes([i % 251]) * 10_000})
     for path in writer.shards:
@@ -196,7 +196,7 @@ def many(tmp_path) -> str:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if bytes_here(writer.shards) > 1 << 20:
         pytest.skip("needs a file system whose pages can be dropped")
-    return str(tmp_path / "many.shards.json")
+    return str(disk / "many.shards.json")
 
 
 def bytes_here(shards: list[str]) -> int:

@@ -304,10 +304,10 @@ print(*cold, *warm)
 
 
 @pytest.mark.parametrize("way", ["read", "fill", "rows"])
-def test_small_copies_let_other_threads_run_while_they_wait_for_a_disk(tmp_path, way):
+def test_small_copies_let_other_threads_run_while_they_wait_for_a_disk(disk, way):
     load_kernel("tarshards.kernels._mapped")
-    path = str(tmp_path / "set-0.tar")
-    with ShardWriter(str(tmp_path / "set-%d.tar"), index=True) as writer:
+    path = str(disk / "set-0.tar")
+    with ShardWriter(str(disk / "set-%d.tar"), index=True) as writer:
         for number in range(1000):
             writer.write({"__key__": f"{number:04d}", "bin": os.urandom(1 << 14)})
     done = subprocess.run([sys.executable, "-c", READING, path, way], capture_output=True, text=True, timeout=100)
