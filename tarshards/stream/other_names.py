@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -170,13 +170,6 @@ def not_here(package: str, name: str) -> str:
     if package == "tarshards.webdataset":
         return f": {ABSENT[name]}" if name in ABSENT else ""
     return f": here it is {CLASSES[name]}; tarshards.webdataset has the names of webdataset" if name in CLASSES else ""
-
-
-def refuse_name(name: str) -> Any:
-    """Raise the error for a name that ``tarshards.webdataset`` lacks: ImportError with our name, or AttributeError."""
-    if name in ABSENT:
-        raise ImportError(f"tarshards.webdataset has no {name}{not_here('tarshards.webdataset', name)}", name=name)
-    raise AttributeError(f"module 'tarshards.webdataset' has no attribute {name!r}", name=name)
 
 
 def no_attribute(kind: str, name: str) -> str:
