@@ -9,42 +9,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tarshards.cli.input import Losses, leaves_out
+from tarshards.cli.input import runs_in_processes
 from tarshards.cli.parameters import options, parallel_option, quiet_option
-from tarshards.cli.program import say, usage_errors
+from tarshards.cli.program import say
 
 if TYPE_CHECKING:
+    from tarshards.samples.ledger import Ledger
     from tarshards.storage.location import Location
 
 #: The options of every import and export, for ``convert``.
-conversion_options: Final = options(parallel_option("Processes", 0), leaves_out, quiet_option)
+conversion_options: Final = options(parallel_option("Processes", 0), runs_in_processes, quiet_option)
 
 
 def convert(
-    function: Callable[..., list[str]],
-    source: Any,
-    output: Location,
-    *,
-    parallel: int,
-    losses: Losses,
-    quiet: bool,
-    **options: Any,
+    function: Callable[..., list[str]], source: Any, output: Location, *, ledger: Ledger, quiet: bool, **options: Any
 ) -> None:
-    """Run an import or export with *parallel* processes, and report the number of samples and the files."""
-    from tarshards.parallel.process_pool import ProcessPool
-
-    shows = not quiet and sys.stderr.isatty()
-    with usage_errors(), ProcessPool(parallel) as pool:
-        made = function(
-            source,
-            output,
-            executor=pool,
-            on_error=losses.ledger,
-            progress=shows,
-            **options,
-        )
+    """Run an import or export, and report the number of samples and the files."""
+    progress = not quiet and sys.stderr.isatty()
+    made = function(source, output, on_error=ledger, progress=progress, **options)
     if not quiet:
-        say(f"{losses.ledger.samples} samples in {' to '.join([made[0], *made[1:][-1:]])}")
+        say(f"{ledger.samples} samples in {' to '.join([made[0], *made[1:][-1:]])}")
 
 
 def named_splits(arguments: Iterable[str]) -> dict[str, list[str]]:

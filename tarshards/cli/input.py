@@ -147,6 +147,19 @@ def leaves_out(command: Callable[..., Any]) -> Callable[..., Any]:
     return options(on_error_option, max_errors_option)(with_losses)
 
 
+def runs_in_processes(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of ``leaves_out`` to a command with -j; it gets a *ledger*, and an *executor* of -j processes."""
+
+    @wraps(command)
+    def with_executor(parallel: int, losses: Losses, **values: Any) -> Any:
+        from tarshards.parallel.process_pool import ProcessPool
+
+        with usage_errors(), ProcessPool(parallel) as pool:
+            return command(executor=pool, ledger=losses.ledger, **values)
+
+    return leaves_out(with_executor)
+
+
 def too_many(losses: int, allowed: int, first: object) -> TarshardsError:
     """Return the error of a run with more *losses* than --max-errors allows."""
     return TarshardsError(f"{losses} errors, but --max-errors allows {allowed}; the first: {first}")

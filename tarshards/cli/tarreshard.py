@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.input import Losses, leaves_out, requires_shards
+from tarshards.cli.input import requires_shards, runs_in_processes
 from tarshards.cli.output import pattern_options
 from tarshards.cli.parameters import (
     allow_empty_option,
@@ -20,7 +20,7 @@ from tarshards.cli.parameters import (
     size_option,
     tmpdir_option,
 )
-from tarshards.cli.program import say, tool, usage_errors
+from tarshards.cli.program import say, tool
 
 if TYPE_CHECKING:
     from tarshards.storage.location import Location
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @rekey_option
 @parallel_option("Processes", 0)
 @tmpdir_option("the samples between the two passes", "beside the output")
-@leaves_out
+@runs_in_processes
 @allow_empty_option
 @quiet_option
 @requires_shards("name SHARDS to reshard")
@@ -48,8 +48,6 @@ def main(
     count: int | None,
     keep_order: bool,
     template: str | None,
-    parallel: int,
-    losses: Losses,
     quiet: bool,
     **options: Any,
 ) -> None:
@@ -58,20 +56,8 @@ def main(
     The order depends only on --seed and the input; the bytes are the same for any -j. If the command is killed, the
     same command line resumes it.
     """
-    from tarshards.parallel.process_pool import ProcessPool
     from tarshards.write.reshard import reshard
 
-    with usage_errors(), ProcessPool(parallel) as pool:
-        made = reshard(
-            shards,
-            output,
-            shuffle=not keep_order,
-            shards=count,
-            rekey=template,
-            executor=pool,
-            progress=not quiet,
-            ledger=losses.ledger,
-            **options,
-        )
+    made = reshard(shards, output, shuffle=not keep_order, shards=count, rekey=template, progress=not quiet, **options)
     if not quiet:
         say(f"{sum(shard.samples or 0 for shard in made)} samples in {len(made)} shard{'s' * (len(made) != 1)}")
