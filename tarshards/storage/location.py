@@ -260,9 +260,9 @@ class Location:
             return redacted(self.url)
         return "::".join(map(without_credentials, self.links))
 
-    def redacted(self, text: str) -> str:
-        """Return *text* without the credentials of URLs in it, and without those of this location in any form."""
-        return redacted(text, self._secrets)
+    def redacted(self, text: str, others: Iterable[Location] = ()) -> str:
+        """Return *text* without the credentials of URLs in it, nor those of this location and *others* in any form."""
+        return redacted(text, self._secrets.union(*(other._secrets for other in others)))
 
     @cached_property
     def _secrets(self) -> set[str]:

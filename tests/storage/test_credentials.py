@@ -40,7 +40,7 @@ from tarshards.index.manifests import write_manifest
 from tarshards.index.sidecar import Index
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_options import Options
-from tarshards.run.jobs.job_plan import make_plan
+from tarshards.run.jobs.job_plan import Item, make_plan
 from tarshards.run.jobs.kubernetes_objects import make_objects
 from tarshards.storage.expressions import expand_urls, find_shards
 from tarshards.storage.location import Location
@@ -459,6 +459,12 @@ def test_jobs(signed, tmp_path, capfd, monkeypatch):
         plan, _ = JobFolder(folder.name).load()
         with pytest.raises(ValueError, match="a ConfigMap would show the credentials"):
             make_objects(plan, Options(image="a/b:1"))
+
+
+def test_what_a_command_wrote_shows_no_credentials_of_its_item():
+    """The password of one value begins that of another."""
+    item = Item(0, ("http://host/a.tar?sig=secret1", "http://me:secret1234@host/b.tar", "plain"))
+    assert item.redacted("secret1234 refused by host; plain secret1") == "... refused by host; plain ..."
 
 
 def test_jobs_whose_command_has_variables_for_credentials(tmp_path, monkeypatch):

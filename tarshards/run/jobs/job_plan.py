@@ -49,9 +49,8 @@ class Item(NamedTuple):
 
     def redacted(self, text: str) -> str:
         """Return *text*, written by the command, without the credentials of URLs."""
-        for url in (*(value for value in self.values if "://" in value), ""):
-            text = Location(url).redacted(text)
-        return text
+        # At once, since one value's credentials may be part of another's.
+        return Location("").redacted(text, [Location(value) for value in self.values if "://" in value])
 
 
 class JobPlan(NamedTuple):
