@@ -40,7 +40,7 @@ from tarshards.index.manifests import write_manifest
 from tarshards.index.sidecar import Index
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_options import Options
-from tarshards.run.jobs.job_plan import Item, make_plan
+from tarshards.run.jobs.job_plan import Item, JobPlan, make_plan
 from tarshards.run.jobs.kubernetes_objects import make_objects
 from tarshards.storage.expressions import expand_urls, find_shards
 from tarshards.storage.location import Location
@@ -459,6 +459,12 @@ def test_jobs(signed, tmp_path, capfd, monkeypatch):
         plan, _ = JobFolder(folder.name).load()
         with pytest.raises(ValueError, match="a ConfigMap would show the credentials"):
             make_objects(plan, Options(image="a/b:1"))
+
+
+@pytest.mark.parametrize("scheme", ["http", "HTTPS", "s3", "git+ssh", "file", "my_db", "7z", "zip", "pipe"])
+def test_a_command_s_url_of_any_scheme_may_have_credentials(scheme):
+    assert JobPlan("a", (f"get {scheme}://me:secret@host/a.tar",), None, None, ()).has_credentials
+    assert not JobPlan("a", (f"get {scheme}://host/a.tar?f=a",), None, None, ()).has_credentials
 
 
 def test_what_a_command_wrote_shows_no_credentials_of_its_item():

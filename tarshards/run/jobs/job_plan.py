@@ -335,6 +335,7 @@ def _has_credentials(text: str) -> bool:
     if "://" not in text or ("@" not in text and "?" not in text):
         return False
     for url in re.findall(r"\b\w+://[^\s'\"]+", re.sub(r"\$(\w+|\{\w+\})", "", text)):
+        url = re.sub(r"^(?!https?:)\w+", "s3", url, flags=re.IGNORECASE)  # the program may know schemes that we do not
         bare = re.sub(r"(?<=://):?@|(?<=[?&])[^=&]+=(&|$)", "", url).rstrip("?&")
         if Location(bare).recorded != bare:
             return True
