@@ -53,10 +53,10 @@ def digest_source(source: bytes) -> str:
     return _join("source", source).hex()
 
 
-def digest_module(name: str) -> str | None:
+def digest_module(name: str, most: int = -1) -> str | None:
     """Return the ``digest_source`` of a module, or of a file ``*.py``; None if there is no source of this name.
 
-    The module is found as a program in this folder would, and not imported.
+    The module is found as a program in this folder would, and not imported. Bytes after the first *most* do not count.
     """
     folders: Any = ["", *sys.path]
     spec = None
@@ -68,7 +68,7 @@ def digest_module(name: str) -> str | None:
         if not path.endswith(".py"):
             return None
         with open(path, "rb") as file:
-            return digest_source(file.read())
+            return digest_source(file.read(most))
     except (OSError, ImportError, ValueError, AttributeError):
         return None
 

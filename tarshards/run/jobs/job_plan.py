@@ -365,7 +365,8 @@ def _code_of(commands: Iterable[Sequence[str]]) -> str:
                 continue
             is_module = option in ("--python", "-m")
             name = value.partition(":")[0] if is_module else value
-            if (is_module or name.endswith(".py")) and (code := digest_module(name)):
+            most = -1 if is_module else LONGEST_SCRIPT
+            if (is_module or name.endswith(".py")) and (code := digest_module(name, most)):
                 found[value] = code
             elif option == "--script" or "/" in value or SCRIPT.search(value):
                 with suppress(OSError), open(value, "rb") as file:

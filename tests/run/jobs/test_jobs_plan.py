@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarshards.errors import StateError, UrlError
-from tarshards.run.jobs.job_plan import PLACEHOLDER, TOOLS, Item, JobPlan, fill, group_tasks, make_plan
+from tarshards.run.jobs.job_plan import LONGEST_SCRIPT, PLACEHOLDER, TOOLS, Item, JobPlan, fill, group_tasks, make_plan
 from tarshards.storage.markers import digest_of
 
 SEED = ["tarproc", "-p", "16", "-c", "run-ocr *.png", "gs://g1000/scanned-{}.tar", "-o", "gs://g1000/ocr-{}.tar"]
@@ -119,6 +119,17 @@ def test_a_value_that_would_be_code_is_refused(command):
 def test_a_long_word_is_searched_once_for_credentials():
     """It took hours where each of its letters began a search."""
     assert not JobPlan("a", ("a" * 1_000_000 + " ://?",), None, None, ()).has_credentials
+
+
+@pytest.mark.parametrize("name", ["step.py", "step.sh"])
+def test_a_script_counts_up_to_a_mebibyte(tmp_path, name):
+    def code(text: str) -> str:
+        (tmp_path / name).write_text(text)
+        return make_plan([f"{tmp_path}/{name}", "{}"], [["a"]], state="s").code
+
+    line = f"{'#' * 1023}\n"
+    same = line * (LONGEST_SCRIPT // len(line))
+    assert code(same + "x = 1\n") == code(same + "x = 2\n") != code("x = 2\n" + same)
 
 
 def test_a_refusal_shows_no_credentials():
