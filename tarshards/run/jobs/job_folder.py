@@ -65,8 +65,7 @@ class JobFolder:
         kinds = {"engine": str, "options": dict, "parts": list}
         if not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
             raise StateError("damaged; run the job's command line again", url=f"{self.path}/job.json")
-        text = Location(self.plan_path).read().decode(errors="replace")
-        return JobPlan.loads(text, url=self.plan_path), record
+        return JobPlan.loads(Location(self.plan_path).read(), url=self.plan_path), record
 
     @property
     def variable(self) -> str:

@@ -206,10 +206,10 @@ class JobPlan(NamedTuple):
         return f'{json.dumps(head)[:-1]}, "tasks": [\n{lines}\n]}}\n'
 
     @classmethod
-    def loads(cls, text: str, *, url: str | None = None) -> JobPlan:
-        """Parse the output of ``dumps``; raise StateError for anything else."""
+    def loads(cls, text: str | bytes, *, url: str | None = None) -> JobPlan:
+        """Parse the output of ``dumps``, or its bytes; raise StateError for anything else."""
         try:
-            fields = json.loads(text)
+            fields = json.loads(text if isinstance(text, str) else text.decode())
             if (fields.pop("format"), fields.pop("version")) != ("tarjob-plan", VERSION):
                 raise ValueError("unknown format or version")
             tasks = [[Item(number, tuple(values)) for number, *values in task] for task in fields.pop("tasks")]

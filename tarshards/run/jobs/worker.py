@@ -190,7 +190,7 @@ def run_task(url: str, *, index: int | None = None) -> int:
     The code is 0 if all items are done, 42 if all failures are permanent, and 1 if a retry may help.
     """
     location = Location.of(url)
-    plan = JobPlan.loads(location.read().decode(), url=location.name)
+    plan = JobPlan.loads(location.read(), url=location.name)
     if index is None:
         index = _index()
     if not 0 <= index < len(plan.tasks):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarshards.errors import StateError, UrlError
+from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_plan import LONGEST_SCRIPT, PLACEHOLDER, TOOLS, Item, JobPlan, fill, group_tasks, make_plan
 from tarshards.storage.markers import digest_of
 
@@ -206,10 +207,23 @@ def test_plans_read_back(values, count):
     assert JobPlan.loads(plan.dumps()) == plan
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "tarjob-plan", "version": 9, "tasks": []}', "null"])
+DAMAGED = make_plan(["cat", "{}"], [["a"]], state="s").dumps().encode().replace(b'"a"', b'"\xff"')
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"format": "tarjob-plan", "version": 9, "tasks": []}', "null", b"", DAMAGED]
+)
 def test_other_files_are_no_plans(text):
     with pytest.raises(StateError, match=r"x\.json: not a plan of tarjob"):
         JobPlan.loads(text, url="x.json")
+
+
+def test_a_damaged_plan_of_a_job_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    JobFolder("a").save(make_plan(["cat", "{}"], [["a"]], state="s"), engine="local", options={}, parts=[])
+    Path(JobFolder("a").plan_path).write_bytes(DAMAGED)
+    with pytest.raises(StateError, match=r"plan\.json: not a plan of tarjob"):
+        JobFolder("a").load()
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(1, 7))
