@@ -97,8 +97,9 @@ def _encode(encoders: Mapping[str, Callable[[Any], bytes]], sample: Sample) -> S
             try:
                 encoded[name] = encode_field(name, value.encode() if isinstance(value, str) else value, encoders)
             except ValueError as error:
-                failure = error if isinstance(error, EncodeError) else EncodeError.because(error, name)
-                raise failure.at(sample) from error
+                failure = error if isinstance(error, EncodeError) else EncodeError.because(error)
+                key = str(sample.get("__key__"))
+                raise EncodeError(failure.reason, key=key, field=name) from failure.__cause__
     return encoded
 
 

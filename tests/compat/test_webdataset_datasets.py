@@ -24,7 +24,7 @@ from soak import some
 import tarshards
 import tarshards.webdataset as wds
 from tarshards.epoch.world import World
-from tarshards.errors import StateError, WorldError
+from tarshards.errors import EncodeError, StateError, WorldError
 from tarshards.webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander, url_opener, valid_sample
 
 
@@ -520,6 +520,40 @@ def test_commands_and_local_files_can_be_refused(monkeypatch, url):
         wds.gopen(url)
     with pytest.raises(ValueError, match="unsafe_gopen is False"):
         list(wds.WebDataset([url]))
+
+
+ENCODERS = {
+    "json": lambda value: json.dumps(value, sort_keys=True),
+    "cls": lambda value: value + 1,
+    "bin": bytearray,
+    "npy": lambda value: memoryview(bytes(value)),
+    "bad": lambda value: 1 / value,
+}
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_our_codecs_encode_what_an_encoder_leaves(packed):
+    """An encoder runs before them: it may give the text of JSON, another value, or any buffer."""
+    sample = {"json": {"b": 1, "a": 2}, "cls": 3, "bin": b"x", "npy": [7], "txt": "y", "raw": bytearray(b"z")}
+    stream = io.BytesIO()
+    with wds.TarWriter(stream, encoder=ENCODERS) as writer:
+        writer.write({"__key__": "a", **{f"{name}{packed}": value for name, value in sample.items()}})
+    with tarfile.open(fileobj=io.BytesIO(stream.getvalue())) as archive:
+        found = {member.name: archive.extractfile(member).read() for member in archive}
+    fields = {"json": b'{"a": 2, "b": 1}', "cls": b"4", "bin": b"x", "npy": b"\x07", "txt": b"y", "raw": b"z"}
+    assert {name: gzip.decompress(data) if packed else data for name, data in found.items()} == {
+        f"a.{name}{packed}": data for name, data in fields.items()
+    }
+
+
+@pytest.mark.parametrize("field", ["bad", "a.BAD", "bad.gz"])
+def test_the_error_of_an_encoder_is_the_cause(field):
+    """The error names the sample to write; the shard it was read from has no part in it."""
+    with wds.TarWriter(io.BytesIO(), encoder=ENCODERS) as writer:
+        with pytest.raises(EncodeError, match=rf"^k\.{field}: division by zero$") as caught:
+            writer.write({"__key__": "k", "__url__": "in.tar", field: 0})
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert (caught.value.key, caught.value.field) == ("k", field)
 
 
 def test_tar_writer_writes_what_is_read(tmp_path):

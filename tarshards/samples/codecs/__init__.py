@@ -37,6 +37,7 @@ if find_spec(MEDIA):
     import_module(MEDIA)
 
 Encoders = Mapping[str, Callable[[Any], bytes]]
+_BYTES = (bytes, bytearray, memoryview)
 _NO_TEXT = frozenset(ENCODERS.values()) - {basic.encode_text, basic.encode_json}  # built-in encoders that refuse a str
 
 
@@ -95,32 +96,38 @@ def decode_field(field: str, data: bytes, *words: str, **how: Any) -> Any:
     return (ByExtension(words, **how) if words or how else _PLAIN).decode(field, data)
 
 
-def encode_field(field: str, value: Any, encoders: Encoders = ENCODERS) -> bytes:
+def encode_field(field: str, value: Any, encoders: Encoders | None = None) -> bytes:
     """Encode *value* by the extension of *field*; bytes are returned unchanged.
 
     The extension ``gz`` compresses the encoded value; bytes count as already compressed. ``decode_field`` returns the
     value with its type, except that lossy images and audio change, tuples become lists, and tensors arrays. Raises
     EncodeError, with the field, for a value that would change, and for a str in a field that is not text, which could
     be the value or its bytes. JSON accepts a str with an object or an array, as from ``json.dumps``. Other *encoders*,
-    functions by extension, run before ours, and with them ``gz`` also compresses bytes.
+    functions by extension, run before ours, which encode what is not bytes yet; with them ``gz`` also compresses bytes.
 
     >>> encode_field("meta.json", {"boxes": 2}), encode_field("cls", 7), encode_field("raw", b"7")
     (b'{"boxes": 2}', b'7', b'7')
     """
-    is_encoded = isinstance(value, (bytes, bytearray, memoryview))
-    if is_encoded and encoders is ENCODERS:
+    if encoders is None and isinstance(value, _BYTES):
         return bytes(value)
     extension, gzipped = codec_of(field)
     try:
-        encode = encoders.get(extension) or ENCODERS.get(extension)
-        if isinstance(value, str) and encode in _NO_TEXT:
-            raise TypeError("a str in a field that is not text; give the value, or bytes")
-        data = bytes(value) if is_encoded else (encode or _no_encoder(extension))(value)
-        if not isinstance(data, bytes):
-            raise TypeError(f"the encoder of {extension} gave {type(data).__name__}, not bytes")
+        if encoders is not None and not isinstance(value, _BYTES) and (encode := encoders.get(extension)):
+            value = encode(value)
+        data = bytes(value) if isinstance(value, _BYTES) else _encoded(extension, value)
         return gzip(data) if gzipped else data
     except Exception as exc:
         raise EncodeError.because(exc, field) from exc
+
+
+def _encoded(extension: str, value: Any) -> bytes:
+    encode = ENCODERS.get(extension) or _no_encoder(extension)
+    if isinstance(value, str) and encode in _NO_TEXT:
+        raise TypeError("a str in a field that is not text; give the value, or bytes")
+    data = encode(value)
+    if not isinstance(data, bytes):
+        raise TypeError(f"the encoder of {extension} gave {type(data).__name__}, not bytes")
+    return data
 
 
 def _no_encoder(extension: str) -> NoReturn:
