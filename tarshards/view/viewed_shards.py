@@ -50,8 +50,10 @@ class ViewedShards:
 
     def __init__(self, urls: Any, **how: Any):
         self.shards: Shards = find_shards(urls, **how).split_by("first")
-        names = [urls] if isinstance(urls, str) else [Location(url).name for url in self.shards.urls]
-        self.name: str = spec_name(urls) if isinstance(urls, str) else common_name(names)
+        if isinstance(urls, str):
+            self.name: str = spec_name(urls)
+        else:
+            self.name = common_name([Location(url).name for url in self.shards.urls])
         self.sequence: IndexedShards | None = self._find_indexed()
         self.problems: list[TarshardsError] = []
         self._made: list[Index | None] = []  # indexes built in memory
