@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import Any
 
 
 class OwnProcesses:
@@ -19,7 +18,6 @@ class OwnProcesses:
 
     def __init__(self, variable: str):
         self.variable = variable
-        self._guard: Any = None
 
     def guard(self, folder: str | None = None) -> None:
         """Start a process that, if this one is killed, ends them all and then removes *folder*, if given.
