@@ -7,7 +7,6 @@ import resource
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from errno import ENOENT
 from itertools import chain
 from typing import Any, get_args
 
@@ -27,12 +26,6 @@ MANY = 1 << 10  # local shards that threads read until the next measurement
 PROBED = 1 << 12  # shards, spread evenly over the list, whose sidecars are looked for first
 COUNTS = ("samples", "size")  # the counts of a shard
 SPLITS: tuple[Split, ...] = get_args(Split)
-
-
-def check_there(location: Location) -> None:
-    """Raise OpenError if a shard is missing, which is more useful than an error for its missing index."""
-    if not (location.is_stream or location.exists()):
-        raise OpenError(os.strerror(ENOENT), url=location.name, errno=ENOENT)
 
 
 def has_index(shards: Shards) -> list[bool]:
@@ -170,7 +163,7 @@ def find_indexed(shards: Shards, *fields: FieldNames | None) -> Shards | None:
         first = min(missing, key=lambda number: (folders[number] is None, number))
         reason = f"no index found in {folders[first]}; create it with `tarindex --index-dir`"
     location = shards[first].location()
-    check_there(location)
+    location.check_there()
     raise ShardIndexError(reason, url=location.name)
 
 

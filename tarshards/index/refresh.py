@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import OpenError, OpError, SampleError, ShardIndexError, TarshardsError, UrlError
 from tarshards.index.build import Walked, build_index
-from tarshards.index.inventory import check_there
 from tarshards.index.manifests import TO_DISK, Writing
 from tarshards.index.sidecar import Index, index_location
 from tarshards.samples.keys import USUAL, Split, dots_in_key, have_dots_in_key
@@ -186,7 +185,7 @@ def verify_index(shard: Shard | str, *, crc: bool = False, walked: tuple[Split, 
     *walked* is what ``walk`` has just found in the shard, read as one archive, with the rule that it had.
     """
     location = Shard.of(shard).location()
-    check_there(location)
+    location.check_there()
     index = Index.load(location, check=False)
     if crc and "crc32" not in index.arrays:
         reason = "the index has no checksums; add them with `tarindex --crc`"

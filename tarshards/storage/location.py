@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from errno import ENOENT
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
@@ -553,6 +554,11 @@ class Location:
     def exists(self) -> bool:
         """Return whether it exists; raise OpenError if that cannot be determined."""
         return self._transport.exists(self)
+
+    def check_there(self) -> None:
+        """Raise OpenError if it is missing, unless it is a stream: a better error than that of a file beside it."""
+        if not (self.is_stream or self.exists()):
+            raise OpenError(os.strerror(ENOENT), url=self.name, errno=ENOENT)
 
     def is_taken(self) -> bool:
         """Return whether writing would replace a file, as far as a server shows its files.

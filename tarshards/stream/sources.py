@@ -26,7 +26,7 @@ from tarshards.errors import (
     shortened,
     visible,
 )
-from tarshards.index.inventory import check_there, find_indexed, has_ranges
+from tarshards.index.inventory import find_indexed, has_ranges
 from tarshards.index.opening_options import Opening
 from tarshards.samples.keys import Sample, split_of
 from tarshards.samples.ledger import ErrorPolicy, Ledger, PassOf
@@ -529,7 +529,7 @@ def _indexed(shards: Shards, opening: Opening, options: EpochOptions) -> Shards 
         words = "%s: no indexes found, so shards are streamed whole; create them with `tarindex`"
         log.info(words, visible(first.name))
     if options.needs_index:
-        check_there(first)
+        first.check_there()
         raise ShardIndexError("tail=, block= require indexed shards; run `tarindex` first", url=first.name)
     return None
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tarshards.errors import SampleError, ShardIndexError, TarshardsError, shortened
 from tarshards.index.build import build_index
-from tarshards.index.inventory import check_there, find_indexed
+from tarshards.index.inventory import find_indexed
 from tarshards.index.open import OpenShard
 from tarshards.index.sidecar import Index
 from tarshards.parallel.forks import cached_property
@@ -69,7 +69,7 @@ class ViewedShards:
         except ShardIndexError:  # only some shards have an index, or it is of the other rule for names
             found = None
         if found is None:
-            check_there(self.shards[0].location())
+            self.shards[0].location().check_there()
             return None
         return IndexedShards(found)
 
