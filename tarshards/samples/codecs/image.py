@@ -231,12 +231,19 @@ def _register(kind: str) -> None:
 def read_size(data: bytes) -> image_headers.ImageHeader:
     """Return the format and the size of an image by its header.
 
-    Raises DecodeError for a damaged header, or the missing end, of a JPEG or PNG, and Pillow's errors for others.
+    Raises DecodeError for a damaged header, or the missing end, of a JPEG or PNG, and for an unknown format; Pillow's
+    errors for others.
     """
     header = image_headers.read_header(data)
     if header is None:
-        with open_image(data) as image:
-            header = image_headers.ImageHeader(image.format or "", image.height, image.width)
+        from PIL import UnidentifiedImageError
+
+        try:
+            with open_image(data) as image:
+                header = image_headers.ImageHeader(image.format or "", image.height, image.width)
+        except UnidentifiedImageError:
+            start = f"{bytes(data[:12])!r}..." if data else "empty"
+            raise DecodeError(f"not an image in any of {' '.join(FORMATS)}: {start}") from None
     return header
 
 
