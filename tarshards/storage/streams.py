@@ -17,7 +17,7 @@ from tarshards.errors import OpenError
 from tarshards.storage.redaction import redacted
 
 BUFFER = 1 << 16  # bytes that a pipe holds, and of a buffer
-PIECE = 1 << 19  # bytes that are read, copied or decompressed at once
+PIECE = 1 << 19  # bytes that are read, copied or decompressed at once; they fit the processor's cache
 #: Content-Encodings that are compressions: of the file itself, or of the response only.
 COMPRESSING = ("gzip", "x-gzip", "bzip2", "xz", "lzma", "zstd", "lz4")
 PATIENCE = 2.0  # seconds in which a reader must accept some bytes of a tar's end

@@ -22,7 +22,7 @@ from tarshards.kernels._tar_py import AFTER_END, BLOCK, ELSEWHERE, RECORD, is_ap
 from tarshards.kernels._tar_py import MAX_END as MAX_END
 from tarshards.storage.compression import bomb_in, is_pixz_index
 from tarshards.storage.manifest import ArchiveEnd
-from tarshards.storage.streams import NOT_YET
+from tarshards.storage.streams import NOT_YET, PIECE
 
 if TYPE_CHECKING:
     from tarshards.kernels._tar_py import ScannedMember
@@ -31,8 +31,7 @@ Grouper = kernels.tar.Grouper
 cut, scan, walk = kernels.tar.cut, kernels.tar.scan, kernels.tar.walk
 plain_header, plain_members, plain_rows = kernels.tar.plain_header, kernels.tar.plain_members, kernels.tar.plain_rows
 
-CHUNK = 1 << 19  # bytes per read if members are small; fits the processor's cache
-LARGE = CHUNK // 8  # members of at least this many bytes are read separately
+LARGE = PIECE // 8  # members of at least this many bytes are read separately
 MAX_READ = 1 << 26  # bytes per read of a large member: the most memory that a wrong size can waste
 MEMBER_LIMIT = 16 << 30
 END = bytes(2 * BLOCK)  # ends an archive
@@ -258,7 +257,7 @@ def read_archive(
     special = None
     buffer, base = b"", 0  # base: offset of the buffer in the archive
     position, zeros = 0, 0
-    ahead = CHUNK  # bytes to read when the buffer has no further member
+    ahead = PIECE  # bytes to read when the buffer has no further member
     mark = None  # offset of the end of the last large member
     while True:
         items, (position, need, zeros, problem, last) = taker.take(buffer, position, zeros, limit, base)
@@ -313,15 +312,15 @@ def read_archive(
                 ledger.count(joined=1)
             continue
         if problem:
-            pieces = chain([buffer[position:]], iter(lambda: stream.read(CHUNK) or b"", b""))
+            pieces = chain([buffer[position:]], iter(lambda: stream.read(PIECE) or b"", b""))
             if problem == JUNK and is_pixz_index(pieces):
                 rest, base, position, chunk = b"", base + position, 0, b""
                 break
             if base + position == 0 and problem == "bad header checksum":
                 problem = not_an_archive(buffer, url)
             raise TarError(problem, url=url, offset=base + position)
-        if ahead > CHUNK:
-            ahead = CHUNK
+        if ahead > PIECE:
+            ahead = PIECE
         rest = buffer[position:]
         missing = need - len(rest)
         if position > available:
@@ -421,7 +420,7 @@ def _pass_over(stream: Any, size: int, url: str | None, offset: int) -> None:
         stream.seek(size - 1, 1)
         size = 1
     while size:
-        data = stream.read(min(size, CHUNK))
+        data = stream.read(min(size, PIECE))
         if not data:
             raise TarError(NOT_YET if data is None else "truncated in this member", url=url, offset=offset)
         size -= len(data)

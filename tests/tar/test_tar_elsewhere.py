@@ -12,7 +12,7 @@ from tar_corpus import Drip, entry, header, pack, pax, read, read_whole, seal
 from tarshards.errors import TarError
 from tarshards.storage import compression
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError, expand
-from tarshards.tar.read import BLOCK, CHUNK, END, read_members
+from tarshards.tar.read import BLOCK, END, PIECE, read_members
 
 NAMES = ["a", "b.x", "d/a", "d/b.x", "./a", "d/e/c", "d", "../a", "d/../a"]  # no absolute ones, which tarfile joins
 TYPES = [tarfile.REGTYPE, tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE]
@@ -168,7 +168,7 @@ def test_a_sparse_member_is_the_same_wherever_a_read_ends():
     expected = read_whole(archive)
     assert [member.name for member in expected] == ["a.x", "b.x"]
     for first in range(1, len(archive), 50):
-        assert read_whole(Drip(archive, (first, CHUNK))) == expected
+        assert read_whole(Drip(archive, (first, PIECE))) == expected
 
 
 DAMAGED = "a sparse member whose map is damaged"

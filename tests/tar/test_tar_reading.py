@@ -9,10 +9,10 @@ from tar_corpus import Drip, Skips, entry, header, pack, pax, seal, tarfile_arch
 from tarshards.errors import SampleError, TarError
 from tarshards.tar.read import (
     BLOCK,
-    CHUNK,
     CUT,
     END,
     LARGE,
+    PIECE,
     KeptBytes,
     Member,
     kept_headers,
@@ -25,7 +25,7 @@ from tarshards.tar.read import (
     with_headers,
 )
 
-PAIRS = [("a.txt", b"1"), ("n" * 120, b"22"), ("b.bin", b"b" * 2 * CHUNK), ("c.bin", b"c" * 3 * CHUNK), ("d.txt", b"4")]
+PAIRS = [("a.txt", b"1"), ("n" * 120, b"22"), ("b.bin", b"b" * 2 * PIECE), ("c.bin", b"c" * 3 * PIECE), ("d.txt", b"4")]
 LINK = header(name=b"a.lnk", kind=b"1")
 LINK = seal(LINK[:157] + b"a.txt" + LINK[162:])
 MIXED = pack(PAIRS) + entry(name=b"e/", kind=b"5") + LINK + END
@@ -159,7 +159,7 @@ def test_large_members_may_be_left():
 
     items = list(read_archive(io.BytesIO(MIXED), Listing(), unread=unread))
     assert asked == PAIRS[2:4]
-    left = ("c.bin", ("left", 3 * CHUNK), EXPECTED[3][2])
+    left = ("c.bin", ("left", 3 * PIECE), EXPECTED[3][2])
     assert items == [*EXPECTED[:3], left, EXPECTED[4], ("a.lnk", b"1", MIXED.index(LINK))]
 
 
@@ -172,7 +172,7 @@ def test_links_to_large_members_may_be_left():
 
 
 def test_a_member_that_is_left_and_cut_is_truncated():
-    archive = io.BytesIO(MIXED[: EXPECTED[3][2] + CHUNK])
+    archive = io.BytesIO(MIXED[: EXPECTED[3][2] + PIECE])
     with pytest.raises(TarError, match="truncated in this member") as raised:
         list(read_archive(archive, Listing(), url="a.tar", unread=lambda *_: "left"))
     assert (raised.value.url, raised.value.offset) == ("a.tar", EXPECTED[3][2])
@@ -186,7 +186,7 @@ def test_a_member_that_is_left_and_cut_is_truncated():
     ],
 )
 def test_the_offset_of_a_member_that_is_cut_far_behind(opener, options):
-    large, small = pack([("a.bin", bytes(2 * CHUNK))]), pack([("b.txt", b"b")])
+    large, small = pack([("a.bin", bytes(2 * PIECE))]), pack([("b.txt", b"b")])
     whole = (large + small) * 3
     with pytest.raises(TarError) as raised:
         list(read_archive(opener(whole + large[:LARGE]), Listing(), **options))
@@ -229,7 +229,7 @@ def test_members_after_an_end_leave_complete_what_was_open(zeros, is_end, opener
     assert found == [("a.txt", b"1", 0), *["complete"] * is_end]
 
 
-@pytest.mark.parametrize("size", [1, 3 * CHUNK + 1])
+@pytest.mark.parametrize("size", [1, 3 * PIECE + 1])
 @pytest.mark.parametrize("left", [0, 100, 510, 511])
 def test_padding_that_is_cut_is_an_end_where_that_is_optional(size, left):
     """Go writes the padding of a member with the next header, or with the end."""
@@ -263,7 +263,7 @@ class Recorded(io.BytesIO):
 
 def test_large_members_are_read_at_once_and_not_copied():
     """With what is between two of them, once the reader knows how much that is."""
-    large, small = bytes(2 * CHUNK), pack([("b.txt", b"b" * BLOCK)])
+    large, small = bytes(2 * PIECE), pack([("b.txt", b"b" * BLOCK)])
     stream = Recorded((pack([("a.bin", large)]) + small) * 8 + END)
     members = list(read_members(stream))[::2][3:]
     assert [any(data is chunk for chunk in stream.chunks) for _, data, _ in members] == [True] * 5
@@ -273,13 +273,13 @@ def test_large_members_are_read_at_once_and_not_copied():
 
 
 def test_small_members_after_a_large_one_are_read_many_at_once():
-    stream = Recorded(pack([("a.bin", bytes(CHUNK)), *[("b.txt", bytes(BLOCK))] * 4096]) + END)
+    stream = Recorded(pack([("a.bin", bytes(PIECE)), *[("b.txt", bytes(BLOCK))] * 4096]) + END)
     assert len(list(read_members(stream))) == 4097
     assert len(stream.chunks) < 25
 
 
 def test_without_a_ledger_nothing_is_counted():
-    folder = entry(name=b"e/", kind=b"5") + entry(b"x" * CHUNK, name=b"f/", kind=b"D")
+    folder = entry(name=b"e/", kind=b"5") + entry(b"x" * PIECE, name=b"f/", kind=b"D")
     archive = folder + ONE + END + folder + ONE + END
     members = list(read_members(io.BytesIO(archive), concatenated=True))
     assert members == [("a.txt", b"1", archive.index(ONE)), ("a.txt", b"1", archive.rindex(ONE))]

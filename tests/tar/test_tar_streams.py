@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tar_corpus import Drip, entry, header, pack, pax, read, read_whole
 
-from tarshards.tar.read import BLOCK, CHUNK, END, MAX_READ, keep_memory, pack_header, padding, read_members
+from tarshards.tar.read import BLOCK, END, MAX_READ, PIECE, keep_memory, pack_header, padding, read_members
 
 
 def numbered(sizes):
@@ -64,7 +64,7 @@ def connection(archive, step):
 
 
 STREAMS = {"pipe": pipe, "socket": connection}
-SIZES = [0, 1, 511, 512, 513, 100_000, 3, CHUNK + 1, 2, CHUNK, 5, 5]
+SIZES = [0, 1, 511, 512, 513, 100_000, 3, PIECE + 1, 2, PIECE, 5, 5]
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -123,18 +123,18 @@ class Pausing(Drip):
 
 @pytest.mark.parametrize("select", [None, "a.txt".__eq__])
 def test_a_non_blocking_stream_without_bytes_inside_a_member(select):
-    stream = Pausing(pack([("a.txt", b"1"), ("b.bin", bytes(2 * CHUNK))])[:-CHUNK], (CHUNK,))
+    stream = Pausing(pack([("a.txt", b"1"), ("b.bin", bytes(2 * PIECE))])[:-PIECE], (PIECE,))
     reading = read(stream, url="a.tar", select=select)
     assert reading.members == [("a.txt", b"1", 0)]
     assert str(reading.error) == "a.tar: offset 1024: the stream is non-blocking and has no bytes yet"
 
 
-@pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, CHUNK - BLOCK, CHUNK - 2 * BLOCK])
+@pytest.mark.parametrize("size", [PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, PIECE - BLOCK, PIECE - 2 * BLOCK])
 def test_members_around_and_beyond_the_size_of_the_buffer(size):
     pairs = numbered([5, size, 0, size, size, *range(12), size, 1])
     archive = pack(pairs) + END
     assert_reads_back(archive, pairs, io.BytesIO(archive))
-    assert_reads_back(archive, pairs, Drip(archive, (CHUNK - 7, 3, CHUNK, 70_001)))
+    assert_reads_back(archive, pairs, Drip(archive, (PIECE - 7, 3, PIECE, 70_001)))
 
 
 SMALL = 2048
@@ -152,7 +152,7 @@ def test_small_and_large_members_in_any_order(sizes, steps, picked):
     pairs = numbered(sizes)
     archive = pack(pairs) + END
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tarshards.tar.read.CHUNK", SMALL)
+        patch.setattr("tarshards.tar.read.PIECE", SMALL)
         patch.setattr("tarshards.tar.read.MAX_READ", SMALL + 100)
         for stream in (io.BytesIO(archive), Drip(archive, steps)):
             assert_reads_back(archive, pairs, stream)
@@ -162,7 +162,7 @@ def test_small_and_large_members_in_any_order(sizes, steps, picked):
             assert read_whole(stream, select=names.__contains__) == everything[::picked]
 
 
-@pytest.mark.parametrize("size", [10, CHUNK - 1, 3 * CHUNK])
+@pytest.mark.parametrize("size", [10, PIECE - 1, 3 * PIECE])
 @pytest.mark.parametrize("opener", [io.BytesIO, Drip])
 @pytest.mark.parametrize("select", [None, "a.txt".__eq__])
 def test_the_data_of_what_is_no_regular_file_is_passed_over_and_counted_once(size, opener, select):
@@ -174,7 +174,7 @@ def test_the_data_of_what_is_no_regular_file_is_passed_over_and_counted_once(siz
 
 
 def test_select_sees_the_name_of_every_regular_file_once():
-    archive = pack([("a.txt", b"1"), ("b.txt", bytes(CHUNK))]) + entry(name=b"d/", kind=b"5") + pack([("c", b"")]) + END
+    archive = pack([("a.txt", b"1"), ("b.txt", bytes(PIECE))]) + entry(name=b"d/", kind=b"5") + pack([("c", b"")]) + END
     seen = []
     assert read_whole(archive, select=seen.append) == []
     assert seen == ["a.txt", "b.txt", "c"]
@@ -312,7 +312,7 @@ def test_breaking_off_leaves_the_stream_open_after_what_was_read():
 
 
 def test_the_last_padding_may_come_in_pieces():
-    pairs = numbered([CHUNK + 1, 1])
+    pairs = numbered([PIECE + 1, 1])
     archive = pack(pairs) + END
-    assert padding(CHUNK + 1) == 511
-    assert_reads_back(archive, pairs, Drip(archive, (CHUNK, 1, 2, 3, 5)))
+    assert padding(PIECE + 1) == 511
+    assert_reads_back(archive, pairs, Drip(archive, (PIECE, 1, 2, 3, 5)))
