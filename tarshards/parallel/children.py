@@ -12,7 +12,6 @@ from math import inf
 from threading import RLock
 from typing import Any
 
-GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 STDIN, STDOUT, STDERR = 0, 1, 2
 PIPE = -1  # for ChildGroup: a new pipe
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)

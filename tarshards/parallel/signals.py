@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from threading import current_thread, main_thread
 from typing import Any
 
+GRACE = 2.0  # seconds that a program, a thread or a reader of our output has when we end it, or ourselves
 TICK = 0.2  # seconds; a signal that arrives just before a wait takes effect only after it
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # end a program; Python's handlers raise
 

@@ -14,13 +14,13 @@ from typing import Any
 from warnings import warn
 
 from tarshards.errors import OpenError
+from tarshards.parallel.signals import GRACE
 from tarshards.storage.redaction import redacted
 
 BUFFER = 1 << 16  # bytes that a pipe holds, and of a buffer
 PIECE = 1 << 19  # bytes that are read, copied or decompressed at once; they fit the processor's cache
 #: Content-Encodings that are compressions: of the file itself, or of the response only.
 COMPRESSING = ("gzip", "x-gzip", "bzip2", "xz", "lzma", "zstd", "lz4")
-PATIENCE = 2.0  # seconds in which a reader must accept some bytes of a tar's end
 AT_ONCE = 1 << 24  # bytes that the system copies at once: more save nothing, and signals and readers of a pipe wait
 
 
@@ -258,10 +258,10 @@ class LastingFile(io.BufferedWriter):
                     raise
 
     def end(self, pieces: Iterable[Any]) -> None:
-        """Write the rest of an interrupted write and *pieces*; BlockingIOError if nobody reads for PATIENCE seconds."""
+        """Write the rest of an interrupted write and *pieces*; BlockingIOError if nobody reads for GRACE seconds."""
         blocks = os.get_blocking(self.fileno())
         os.set_blocking(self.fileno(), False)
-        self._patience = PATIENCE
+        self._patience = GRACE
         try:
             for piece in chain(self._left, pieces):
                 for at in range(0, len(piece), BUFFER):

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE = 2.0  # seconds to wait for readers to end when the generator is closed
-
 
 def round_robin(sources: Iterable[Iterable[T]], width: int) -> Iterator[T]:
     """Yield one item from each of *width* sources in turn; when a source ends, the next one replaces it.
@@ -202,11 +200,11 @@ class _ShardThread(Thread):
 def _end(readers: list[_ShardThread]) -> None:
     """Wait for the readers to end, and kill the commands that they wait for.
 
-    After ``PATIENCE`` seconds, readers that still wait for a network are left to end by themselves.
+    After GRACE seconds, readers that still wait for a network are left to end by themselves.
     """
-    from tarshards.parallel.signals import TICK
+    from tarshards.parallel.signals import GRACE, TICK
 
-    deadline = monotonic() + PATIENCE
+    deadline = monotonic() + GRACE
     while (alive := [reader for reader in readers if reader.is_alive()]) and monotonic() < deadline:
         alive[0].join(TICK)
         for reader in alive:

@@ -18,8 +18,8 @@ from threading import Thread
 from typing import Any
 
 from tarshards.errors import OpError
-from tarshards.parallel.children import GRACE, PIPE, ChildGroup, ending
-from tarshards.parallel.signals import TICK
+from tarshards.parallel.children import PIPE, ChildGroup, ending
+from tarshards.parallel.signals import GRACE, TICK
 from tarshards.run.samples.journal import SampleResult
 from tarshards.run.samples.runners import Failure, Work
 from tarshards.run.samples.scratch import Scratch

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError, TarshardsError
-from tarshards.parallel.children import GRACE, PIPE, STDERR, ChildGroup, ending, wait_for
+from tarshards.parallel.children import PIPE, STDERR, ChildGroup, ending, wait_for
+from tarshards.parallel.signals import GRACE
 from tarshards.run.samples.folder import pack, remove, unpack, write_all
 from tarshards.samples.keys import Sample
 from tarshards.storage.code_digest import digest_module
