@@ -18,10 +18,10 @@ from tarshards.samples.resync.judging import judge
 from tarshards.samples.resync.reading import Survey, explain, group_file, read_member
 from tarshards.samples.resync.walking import FoundSample, Gap, Piece, Zeros, group_found, walk
 from tarshards.storage.opening import PlainFile
+from tarshards.storage.streams import PIECE
 from tarshards.verbs.check.report import Report
 
 HELD = 1 << 16  # the most members of a shard whose headers are held in memory rather than read twice
-BATCH = 1 << 21  # bytes of samples that one call decodes
 WHITE = re.compile(r"\s")
 
 
@@ -106,7 +106,7 @@ def _batches(samples: Iterable[FoundSample]) -> Iterator[list[FoundSample]]:
     for sample in samples:
         batch.append(sample)
         size += sample.size
-        if size >= BATCH:
+        if size >= PIECE:
             yield batch
             batch, size = [], 0
     if batch:
