@@ -15,6 +15,7 @@ from tarshards.errors import SampleError, TarshardsError
 from tarshards.formats.arrow import Tables, arrow
 from tarshards.formats.exporting import LOOKED_AT
 from tarshards.formats.naming import Columns
+from tarshards.formats.pieces import BATCH
 from tarshards.index.sidecar import Index
 from tarshards.parallel.forks import cached_property
 from tarshards.samples.keys import Sample
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KEY = "__key__"
-TABLE = 1 << 24  # bytes of fields in a table; half or double takes the same CPU time
 TASK = 1 << 27  # bytes of fields of a task: the size of a block or partition in Ray and Spark
 
 
@@ -142,14 +142,14 @@ class SampleRange:
         return self.end - self.begin
 
     def read(self) -> Iterator[pa.Table]:
-        """Yield the samples as tables of about 16 MiB; raise TarshardsError for a faulty sample."""
+        """Yield the samples as tables of about 2 MiB; raise TarshardsError for a faulty sample."""
         samples = IndexedShards(Shards.of(self.shards), fields=self.fields)
         block: list[Sample] = []
         size = 0
         for sample in samples[self.begin : self.end]:
             block.append(sample)
             size += sum(map(len, sample.values()))
-            if size >= TABLE:
+            if size >= BATCH:
                 yield self._table(block)
                 block, size = [], 0
         if block:

@@ -15,7 +15,7 @@ from tarshards.errors import EncodeError, OpenError, SampleError, TarshardsError
 from tarshards.formats.arrow import Tables
 from tarshards.formats.msgpack_shards import write_msgpack
 from tarshards.formats.naming import Columns, decode_value, record_url, to_json
-from tarshards.formats.pieces import fail_rows, file_identity
+from tarshards.formats.pieces import PART, fail_rows, file_identity
 from tarshards.samples.codecs.basic import check_types
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.grouping import read_samples, read_shard
@@ -31,7 +31,6 @@ from tarshards.write.map import output_names
 from tarshards.write.once import Outputs
 
 FORMATS = ("parquet", "jsonl", "msgpack", "folder")
-GROUP = 1 << 26  # approximate bytes of data in a row group of parquet
 MOST_ROWS = 1 << 16  # most rows of a row group
 LOOKED_AT = 100  # samples that determine the columns, or the fields of a split, without a record
 
@@ -203,7 +202,7 @@ def _groups(rows: Iterable[tuple[dict[str, Any], int]]) -> Iterator[list[dict[st
     for row, size in rows:
         group.append(row)
         total += size
-        if total >= GROUP or len(group) == MOST_ROWS:
+        if total >= PART or len(group) == MOST_ROWS:
             yield group
             group, total = [], 0
     if group:

@@ -24,10 +24,10 @@ from tarshards.storage.opening import open_shard
 if TYPE_CHECKING:
     import numpy as np
 
-PIECE = 1 << 18  # bytes unpacked at once
+PIECE = 1 << 18  # bytes that are read at once, and of a long line
 FILE_NUMBER = re.compile(r"-\d+-of-\d+$")  # TensorFlow appends it to the names of files
 _EXTENSION = re.compile(r"(?<=.)\.[^\d.][^.]*$")  # numbers are no extensions
-MOST_BYTES = 1 << 30  # most bytes of a sample
+MOST_BYTES = 1 << 30  # most bytes of a sample, also of TFRecord
 MOST_ITEMS = 1 << 20  # most items of a list or map; memory for them is allocated before they are read
 
 

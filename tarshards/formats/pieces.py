@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, TarshardsError, UrlError
 from tarshards.formats.arrow import Batches, arrow
-from tarshards.formats.msgpack_shards import read_msgpack_shard
+from tarshards.formats.msgpack_shards import PIECE, read_msgpack_shard
 from tarshards.formats.naming import (
     Naming,
     batch_of,
@@ -51,11 +51,10 @@ from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
 from tarshards.storage.ranges import RangedFile
 
-BATCH = 1 << 21  # approximate bytes of the rows that are converted together
+BATCH = 1 << 21  # approximate bytes of rows that are converted together, or in a table for an engine
 MOST_ROWS = 4096  # most rows that are converted together
 FEW_ROWS = 256  # the same in formats without columns
-PART = 1 << 26  # approximate bytes of a piece if the caller sets no size; texts are then not cut
-LONGEST_LINE = 1 << 20  # most bytes of a line to read at once when looking for a cut
+PART = 1 << 26  # approximate bytes of a piece if the caller sets no size (texts are then not cut), and of a row group
 KEY = "{file}/{record:09d}"  # the default template of keys
 #: Functions that write the values of ``parse_cell`` as JSON, by type.
 AS_JSON: dict[str, Callable[[Any], bytes]] = {
@@ -629,7 +628,7 @@ def _cuts(url: str, max_bytes: int | None, *, is_quoted: bool, begin: int = 0) -
         position = begin
         rows = first = 0  # the number of rows before *position*, and before *begin*
         quotes, is_blank = 0, True  # state of the incomplete row
-        while line := file.readline(LONGEST_LINE):
+        while line := file.readline(PIECE):
             position += len(line)
             is_blank = is_blank and not line.strip(b"\r\n")
             quotes += line.count(b'"') if is_quoted else 0

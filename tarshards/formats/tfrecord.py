@@ -18,6 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tarshards.errors import OpenError, SampleError
+from tarshards.formats.msgpack_shards import MOST_BYTES
 from tarshards.formats.pieces import Plan, RecordPiece, fail_rows, file_identity
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.compression import read_held
@@ -26,7 +27,6 @@ from tarshards.storage.opening import open_shard
 if TYPE_CHECKING:
     import numpy as np
 
-MOST_BYTES = 1 << 30  # most bytes of a record
 STRIP = 64  # bytes; numpy computes the checksums of all strips of a record at once
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # the wire types of protobuf
 Field = tuple[int, int, Any]  # a field of a message: its number, wire type and value
