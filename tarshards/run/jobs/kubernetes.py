@@ -14,9 +14,8 @@ from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_options import Options
 from tarshards.run.jobs.job_plan import JobPlan
 from tarshards.run.jobs.kubernetes_objects import DIGEST, LABEL, RUN_LABEL, Object, make_objects
-from tarshards.run.jobs.scheduler import Poll, tasks_of
+from tarshards.run.jobs.scheduler import WATCH, Poll, tasks_of
 
-WATCH = 5  # seconds that one watch request lasts
 PATIENCE = (0.5, 1, 2, 4, 8, 15, 30)  # seconds before a request is made again
 PASSING = {429, 500, 502, 503, 504}
 MODEL = re.compile(r"(?P<list>list\[)?(?P<model>V1\w+)\]?")

@@ -17,6 +17,7 @@ from tarshards.run.jobs.status import Show, Status, survey
 SCHEDULERS = {"slurm": "Slurm", "kubernetes": "Kubernetes"}
 ATTENDED = ("local", "ray")  # a process on this machine runs the job, or waits for its calls
 PAUSE = 1.0  # seconds between two queries of a local job
+WATCH = 5  # seconds between two queries of Slurm, or that one watch request of Kubernetes lasts
 
 
 @dataclass

@@ -16,10 +16,9 @@ from tarshards.errors import OpenError
 from tarshards.run.jobs.job_folder import JobFolder
 from tarshards.run.jobs.job_options import Options, parse_quantity
 from tarshards.run.jobs.job_plan import JobPlan
-from tarshards.run.jobs.scheduler import Poll, tasks_of
+from tarshards.run.jobs.scheduler import WATCH, Poll, tasks_of
 from tarshards.run.jobs.worker import PERMANENT
 
-PAUSE = 5.0  # seconds between two queries
 MAX_ARRAY = 1001  # Slurm's default MaxArraySize: one more than the size of the largest array
 RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT"}
 OPEN = RUNNING | {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "SUSPENDED", "SIGNALING", "STOPPED"}
@@ -75,7 +74,7 @@ class Slurm:
         return poll
 
     def wait(self, parts: list[dict[str, Any]]) -> None:
-        time.sleep(PAUSE)
+        time.sleep(WATCH)
 
     def log(self, part: dict[str, Any], index: int) -> str:
         with (
