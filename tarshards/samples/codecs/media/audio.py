@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tarshards.errors import DecodeError
 from tarshards.samples.codecs.array import to_array
 from tarshards.samples.codecs.media import audio_headers
-from tarshards.samples.codecs.media.video import opened
+from tarshards.samples.codecs.media.video import MAX_BYTES, opened
 from tarshards.samples.codecs.registry import SpecFamily, encoder, require
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ EXTENSIONS = frozenset(
     "wav aif aiff aifc flac ogg oga opus mp3 sph au snd caf m4a aac mka weba w64 mp2 ac3 amr wma wv ape".split()  # noqa: SIM905
 )
 AUDIOSPECS = "audio", "torchaudio"
-MAX_BYTES = 1 << 32  # of decoded float32: more than six hours of 48 kHz in mono
 BLOCK = 1 << 16  # frames written at once: libsndfile's Vorbis encoder keeps them on the stack
 SERIAL = bytes(4)  # of an Ogg stream; libsndfile's is random, so that a sound would give different bytes each time
 

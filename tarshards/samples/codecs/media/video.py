@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXTENSIONS = frozenset(["mp4", "m4v", "mov", "mkv", "webm", "avi", "ogv"])
 VIDEOSPECS = "video", "torchvideo"
-MAX_BYTES = 1 << 32  # of decoded frames: 2.5 minutes of 640 x 480 at 30 frames a second
+MAX_BYTES = 1 << 32  # decoded: 2.5 minutes of 640 x 480 at 30 frames a second, six hours of 48 kHz in mono
 MAX_PIXELS = 1 << 26  # of a frame: 8192 x 8192
 CHECKS = {"err_detect": "crccheck+bitstream+buffer+explode", "max_pixels": str(MAX_PIXELS)}
 SLANT = 0.0175  # of a display matrix: a rotation within a degree of a quarter turn counts as one, as in FFmpeg
