@@ -13,8 +13,7 @@ from tarshards.view.media_types import BYTES, media_type
 
 THUMBNAIL = 240  # pixels
 TINY = 48  # pictures up to this size stay unchanged; the page enlarges them with square pixels
-MAX_PIXELS = 1 << 26  # 8192 x 8192
-MAX_BYTES = 1 << 28  # most bytes of an image
+MAX_PIXELS = 1 << 26  # 8192 x 8192; an image has at most as many bytes as they take
 _decoding = BoundedSemaphore(2)  # each takes up to 4 * MAX_PIXELS bytes
 
 

@@ -10,7 +10,7 @@ from tarshards.samples.lines import escape
 from tarshards.samples.member_file import MemberFile
 from tarshards.view.damage_map import damage_map
 from tarshards.view.histograms import histogram, suggestions
-from tarshards.view.pictures import MAX_BYTES, thumbnail, whole_picture
+from tarshards.view.pictures import MAX_PIXELS, thumbnail, whole_picture
 from tarshards.view.queries import Queries, Query
 from tarshards.view.viewed_shards import ViewedShards, parse_number
 
@@ -99,7 +99,7 @@ class ViewApi:
     def picture(self, parameters: Parameters) -> Answer:
         """Return an image in a format that browsers show; with *small*, a thumbnail."""
         field, file = text_in(parameters, "field"), self._file(parameters)
-        if file.size > MAX_BYTES:
+        if file.size > 4 * MAX_PIXELS:
             raise SampleError(f"an image of {file.size:,} bytes is not shown", field=field)
         return (thumbnail if "small" in parameters else whole_picture)(field, bytes(file))
 

@@ -30,7 +30,6 @@ from tarshards.view.media_types import has_media
 
 HEAD = 256  # bytes of a field, enough for a line
 TOGETHER = 1 << 22  # most bytes of consecutive samples whose heads one request fetches
-THREADS = 16  # concurrent requests
 
 
 class SampleAddress(NamedTuple):
@@ -195,7 +194,7 @@ class ViewedShards:
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(THREADS)
+        return ThreadPoolExecutor(self.shards[0].location().remote.connections)
 
     @cached_property
     def _is_remote(self) -> bool:
