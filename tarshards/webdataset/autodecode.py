@@ -9,9 +9,9 @@ from io import BytesIO
 from typing import Any
 
 from tarshards.errors import DecodeError
-from tarshards.samples.codecs import decode_field, encode_field
+from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.image import IMAGES, IMAGESPECS, check_imagespec
-from tarshards.samples.codecs.registry import DECODERS, require
+from tarshards.samples.codecs.registry import DECODERS, ENCODERS, require
 from tarshards.samples.keys import Sample
 from tarshards.storage.compression import gunzip
 from tarshards.stream import ops
@@ -24,7 +24,7 @@ Function = Callable[[str, bytes], Any]
 imagespecs = {name: form for name, form in IMAGESPECS.items() if form[1] != "uint16"}
 IMAGE_EXTENSIONS = sorted(IMAGES.extensions)
 decode_buffer = tenbin_loads = DECODERS["tenbin"]
-encode_buffer = partial(encode_field, "tenbin")
+encode_buffer = ENCODERS["tenbin"]
 DecodingError = DecodeError
 #: Whether ``torch_loads`` loads tensors and plain containers only; ``decode`` always does.
 pytorch_weights_only = False

@@ -15,13 +15,15 @@ import msgpack
 from tarshards.errors import EncodeError
 from tarshards.samples.codecs import encode_field
 from tarshards.samples.codecs.basic import INTEGERS
+from tarshards.samples.codecs.registry import ENCODERS
 from tarshards.samples.keys import Sample
 from tarshards.storage.compression import compressed, named_compression
 from tarshards.storage.location import Location
 from tarshards.webdataset.tariterators import gopen as gopen
 from tarshards.write import shards
 
-torch_dumps, numpy_dumps, numpy_npz_dumps = (partial(encode_field, name) for name in ("pth", "npy", "npz"))
+torch_dumps, numpy_dumps, numpy_npz_dumps = (ENCODERS[name] for name in ("pth", "npy", "npz"))
+encode_integer = ENCODERS["cls"]
 FIXED = ("user", "group", "mode", "mtime", "format", "keep_meta")
 
 
@@ -31,7 +33,7 @@ def _encode_json(value: Any) -> bytes:
 
 def _encode_text(value: Any) -> bytes:
     try:
-        return b"%d" % value if type(value) is int else encode_field("cls", value)
+        return encode_integer(value)
     except (TypeError, ValueError):
         return str(value).encode("ascii")
 
@@ -55,9 +57,9 @@ def imageencoder(value: Any, format: str = "PNG") -> bytes:
     return stream.getvalue()
 
 
-#: Functions by extension that encode as webdataset does where our codecs, which encode the others, would refuse values
-#: that do not read back unchanged.
+#: Functions by extension that encode as webdataset does; our codecs refuse values that would not read back unchanged.
 default_handlers: dict[str, Callable[[Any], bytes]] = {
+    **ENCODERS,
     **dict.fromkeys(INTEGERS, _encode_text),
     **dict.fromkeys(("json", "jsn"), _encode_json),
     **dict.fromkeys(("mp", "msg", "msgpack"), msgpack.packb),
