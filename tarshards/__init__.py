@@ -2,7 +2,7 @@
 
 The packages, each importing only from those before it: ``storage`` (URLs to bytes), ``tar`` (bytes to members),
 ``samples`` (members to samples), ``index``, ``epoch``, ``stream``, ``loaders``, ``write``, ``verbs``, ``run``,
-``formats``, ``catalog``, ``feed``, ``view``, ``engines``, ``testing``, ``cli``, ``webdataset``.
+``formats``, ``feed``, ``view``, ``engines``, ``testing``, ``cli``, ``webdataset``.
 
 Names are loaded at first use: ``import tarshards`` imports no torch, numpy, Pillow or fsspec.
 """
@@ -91,7 +91,7 @@ _NAMESPACES = {
 }
 #: The other names, by their modules.
 _MODULES = {
-    "catalog": "Catalog",
+    "formats.catalog": "Catalog",
     "epoch.packing": "bucket pack",
     "epoch.plan": "EpochPlan",
     "epoch.proportions": "Mixture stepwise",
