@@ -15,7 +15,8 @@ import numpy as np
 from tarshards.epoch.plan import PlannedEpoch
 from tarshards.epoch.world import World
 from tarshards.errors import AuditError, TarshardsError
-from tarshards.index.access import LOOKED_UP, SampleReader
+from tarshards.index.access import SampleReader
+from tarshards.index.readahead import LOOKED_UP
 from tarshards.samples.batch import SampleBatch
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, PassOf, Tally

@@ -18,15 +18,13 @@ from tarshards.errors import SampleError, TarshardsError, shortened
 from tarshards.index.mapped_fields import MappedFields
 from tarshards.index.npy_column import Column
 from tarshards.index.open import OpenShards
-from tarshards.index.readahead import LocalReadahead, Numbers, in_parts
+from tarshards.index.readahead import LOOKED_UP, LocalReadahead, Numbers, in_parts
 from tarshards.samples.fields import FieldNames, Term, lazy_fields
 from tarshards.samples.keys import Sample
 from tarshards.storage.manifest import Shards, collector_paused
 
 if TYPE_CHECKING:  # what reads local shards need not load what asks servers
     from tarshards.index.fetch import BlockFetcher
-
-LOOKED_UP = 1 << 12  # samples, or positions, to look up at once
 
 
 class SampleReader:

@@ -23,6 +23,7 @@ from tarshards import kernels
 from tarshards.errors import TarshardsError
 from tarshards.samples.payloads import address_of
 from tarshards.storage.ranges import most_open
+from tarshards.storage.streams import PIECE
 
 if TYPE_CHECKING:
     from tarshards.index.open import OpenShard, OpenShards
@@ -32,11 +33,10 @@ EVERY = 256  # samples after which the waits are counted, at most
 FEW = 32  # samples for each wait that says nothing: a library's pages are waited for, too
 LASTS = 16  # counts for which more waits are taken to say that the next samples are on the disk, too
 AHEAD = 1 << 25  # bytes that are asked for ahead, about
-FEWEST, MOST = 64, 1 << 12  # samples that are asked for ahead
+LOOKED_UP = 1 << 12  # samples, or positions, to look up at once; no more are asked for ahead
 APART = 1 << 16  # bytes between samples that take longer than another read of the disk
 SMALL = 1 << 14  # bytes of a sample that takes a disk as long as another read
 MOST_WHOLE = 1 << 30  # bytes of shards that are read whole, so that they stay in memory
-TOUCHED = 1 << 10  # pages of a whole shard that are touched by one call
 
 Numbers = tuple[np.ndarray, np.ndarray]  # of shards, and of the samples in them; int64
 
@@ -87,7 +87,7 @@ class LocalReadahead:
     def __init__(self, shards: OpenShards, upcoming: Iterator[Numbers], *, gap: float = 0.0):
         self._shards, self._upcoming = shards, upcoming
         samples, size = int(shards.counts.sum()), int(shards.sizes.sum())
-        self._reach = int(min(max(AHEAD * samples / max(1, size), FEWEST), MOST))
+        self._reach = int(min(max(AHEAD * samples / max(1, size), 2 * FEW), LOOKED_UP))
         self._are_scattered = gap * size >= APART * samples > 0
         self._reads_whole = (
             not self._are_scattered and size <= min(MOST_WHOLE, SMALL * samples) and len(shards.named) <= most_open()
@@ -101,7 +101,7 @@ class LocalReadahead:
         self._over = threading.Event()
         if self._are_scattered:
             shards.scatter(True)
-            self._ask(0, FEWEST)
+            self._ask(0, 2 * FEW)
 
     def take(self, count: int, fields: FieldNames | None = None) -> None:
         """Record that *fields* (default: those of the shards) of the next *count* samples will be read."""
@@ -120,7 +120,7 @@ class LocalReadahead:
             self._thread = threading.Thread(target=self._read_whole, name="tarshards-readahead", daemon=True)
             self._thread.start()
             return
-        far = max(FEWEST, 2 * self._taken) if self._are_scattered else self._reach
+        far = max(2 * FEW, 2 * self._taken) if self._are_scattered else self._reach
         self._ask(begin, self._taken + min(self._reach, far))
 
     def _ask(self, begin: int, end: int) -> None:
@@ -154,12 +154,13 @@ class LocalReadahead:
             return
         begin, size = address_of(shard.buffer), len(shard.buffer)
         pages = np.arange(begin, begin + size, PAGESIZE, dtype=np.uint64)
-        for i in range(0, len(pages), TOUCHED):
+        step = PIECE // PAGESIZE
+        for i in range(0, len(pages), step):
             if self._over.is_set():
                 return
-            following = pages[i + TOUCHED : i + TOUCHED + 1]
-            kernels.rows.ask(following, np.minimum(TOUCHED * PAGESIZE, begin + size - following.astype(np.int64)))
-            part = pages[i : i + TOUCHED]
+            following = pages[i + step : i + step + 1]
+            kernels.rows.ask(following, np.minimum(PIECE, begin + size - following.astype(np.int64)))
+            part = pages[i : i + step]
             with suppress(OSError):  # the shard has shrunk; reading the missing bytes will raise the error
                 kernels.rows.gather(np.empty((len(part), 1), np.uint8), part, b"")
 

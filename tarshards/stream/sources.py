@@ -379,7 +379,7 @@ class PlannedSource:
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the rest of one worker's share: every num_workers-th position of its rank."""
         from tarshards.epoch.loop import Part, Shares, growing
-        from tarshards.index.access import LOOKED_UP
+        from tarshards.index.readahead import LOOKED_UP
 
         world = progress.world
         plan = self.as_of(progress.version).plan(progress.epoch, world.world_size)

@@ -136,7 +136,7 @@ def test_a_loop_that_is_left_ends_the_reading_of_whole_shards(many, monkeypatch)
 
     monkeypatch.setattr(kernels.rows, "ask", ask)
     monkeypatch.setattr(threading.Thread, "join", leave)
-    monkeypatch.setattr(readahead, "TOUCHED", 1)
+    monkeypatch.setattr(readahead, "PIECE", mmap.PAGESIZE)
     monkeypatch.setattr(readahead, "_waits", count(0, 100).__next__)
     read = iter(Stream.from_shards(many, shuffle=True))
     deque(islice(read, 1024), 0)
@@ -250,7 +250,7 @@ def test_so_it_is_of_shards_that_were_opened_without_being_asked_for(spec, monke
     flags: list[tuple[str, bool]] = []
     monkeypatch.setattr(LocalRanges, "scatter", lambda self, flag: flags.append((self.name[-5], flag)))
     monkeypatch.setattr(readahead, "APART", 1 << 10)
-    monkeypatch.setattr(readahead, "FEWEST", 1)
+    monkeypatch.setattr(readahead.LocalReadahead, "_ask", lambda *_: None)
     stream = Stream.from_shards(str(Path(spec).with_name("set.shards.json"))).select(keys=["005", "205"])
     assert [sample["__key__"] for sample in stream] == ["005", "205"]
     assert flags == [("0", True), ("2", True), ("0", False), ("2", False)]

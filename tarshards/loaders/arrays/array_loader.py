@@ -22,8 +22,8 @@ from tarshards.epoch.packing import Packing
 from tarshards.epoch.permutations import hash_of
 from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import SampleError, flag, shortened, whole_number
-from tarshards.index.access import LOOKED_UP
 from tarshards.index.mapped_fields import MappedFields, find_in_samples
+from tarshards.index.readahead import LOOKED_UP
 from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, Memory, Substitution, Transform, has_failed
 from tarshards.loaders.arrays.readers.arrays import Ragged
 from tarshards.loaders.arrays.readers.reader import Reader
