@@ -52,7 +52,7 @@ from tarshards.storage.opening import open_plain, open_url
 from tarshards.storage.redaction import redacted
 from tarshards.tar import elsewhere
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError, expand, link_target, member_at
-from tarshards.tar.read import BLOCK, END, MEMBER_LIMIT, MemberTaker, read_archive, read_members, scan
+from tarshards.tar.read import BLOCK, END, MEMBER_LIMIT, _Members, read_archive, read_members, scan
 from tarshards.testing.faulty_server import Answer, serving
 from tarshards.webdataset import tariterators
 
@@ -248,7 +248,7 @@ def in_small_pieces(n: int, steps: Steps, folder: Any) -> None:
         def read(self, size: Any = -1, /) -> bytes:
             return super().read(min(size, 64))
 
-    class Taker(MemberTaker):
+    class Taker(_Members):
         def take(self, buffer: bytes, *arguments: Any) -> Any:
             steps.add(len(buffer))
             return super().take(buffer, *arguments)

@@ -52,15 +52,15 @@ from tarshards.tar.read import (
     Grouper,
     KeptBytes,
     Member,
-    MemberTaker,
     Reached,
     read_archive,
     read_members,
+    scan_whole,
     with_headers,
 )
 
 if TYPE_CHECKING:
-    from tarshards.kernels._tar_py import Event
+    from tarshards.kernels._tar_py import Event, ScannedMember
     from tarshards.storage.ranges import Ranges
 
 T = TypeVar("T")
@@ -406,9 +406,16 @@ class _KeepingGrouping(_Grouping):
     """Groups members whose data carries their headers."""
 
     def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
-        taker = MemberTaker(None, self._ledger, self._url, keeps=True)
-        members, reached = taker.take(buffer, position, zeros, limit, base)
-        return self.each(iter(members)), reached
+        members, reached = scan_whole(buffer, position, zeros, limit)
+        return self.each(self._members(buffer, members, base)), reached
+
+    def _members(self, buffer: bytes, members: list[ScannedMember], base: int) -> Iterator[Member]:
+        """Yield those of *members* that are files; count each of the others when it is reached."""
+        for name, header, start, end, kind in members:
+            if not kind:
+                yield Member(name, with_headers(buffer[start:end], buffer[header:start]), base + header)
+            elif self._ledger is not None:
+                self._ledger.skip(kind)
 
     def add(self, name: str, data: bytes | None, offset: int, headers: bytes) -> Iterable[Sample]:
         return super().add(name, None if data is None else with_headers(data, headers), offset, headers)

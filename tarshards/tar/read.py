@@ -152,7 +152,7 @@ class Taker(Protocol[Item]):
         """Return the item that is still open at the end of an archive, if there is one."""
 
 
-class MemberTaker:
+class _Members:
     """Passes members through, with *keeps* with their headers; *ledger* counts those that are no regular files."""
 
     def __init__(
@@ -216,7 +216,7 @@ def read_members(
     leave, unless *concatenated*; and for only zeros, unless they are the two blocks, or the record, of an archive
     without members.
     """
-    taker = MemberTaker(select, ledger, url or _name_of(stream), keep_headers)
+    taker = _Members(select, ledger, url or _name_of(stream), keep_headers)
     return read_archive(
         stream,
         taker,

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tarshards import write_samples
+from tarshards import Ledger, write_samples
+from tarshards.samples.grouping import read_shard
+from tarshards.storage.manifest import Shard
 
 FORMATS = {"gnu": ["--format=gnu"], "pax": ["--format=pax", "--pax-option=TEST.note:=x"], "ustar": ["--format=ustar"]}
 KEYS = ["0", "1", "2", "3", "big", "a" * 60 + "/" + "b" * 60]
@@ -136,3 +138,17 @@ def test_columns_are_refused(tmp_path, shell):
     write_samples([{"__key__": "a", "txt": "x", "json": {"n": 1}}], tmp_path / "s.tar")
     shell("tarindex -q --columns length:txt s.tar")
     assert "--keep-metadata" in shell("tarcat --keep-metadata --where 'length > 0' s.tar 2>&1 || true")
+
+
+def test_members_that_are_passed_over_count_when_they_are_reached(tmp_path):
+    with tarfile.open(tmp_path / "s.tar", "w") as archive:
+        for name in ("0.txt", "1.txt", "folder", "2.txt", "folder"):
+            member = tarfile.TarInfo(name)
+            member.type = tarfile.REGTYPE if "." in name else tarfile.DIRTYPE
+            archive.addfile(member)
+    for keep_headers in (False, True):
+        ledger = Ledger(max_errors=0)
+        samples = read_shard(Shard(f"{tmp_path}/s.tar", keep_headers=keep_headers), ledger=ledger)
+        counts = [(next(samples)["__key__"], dict(ledger.skipped)) for _ in range(3)]
+        assert counts == [("0", {}), ("1", {"directory": 1}), ("2", {"directory": 2})]
+        samples.close()
