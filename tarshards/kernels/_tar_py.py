@@ -9,7 +9,6 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterator
-from ctypes import string_at
 from functools import lru_cache, partial
 from typing import Any
 from zlib import adler32
@@ -543,9 +542,11 @@ def plain_rows(
     with an entry for each member, where *sample* is the number of the first sample and *offset* that of the first
     header.
     """
+    from ctypes import string_at
+
     if row < 0 or stop > len(keys):
         raise ValueError("there must be as many keys as rows")
-    opened = [(field, number, addresses.tolist(), sizes.tolist()) for field, number, addresses, sizes in columns]
+    opened = [(field, number, memoryview(addresses), memoryview(sizes)) for field, number, addresses, sizes in columns]
     if any(min(len(addresses), len(sizes)) < stop for _, _, addresses, sizes in opened):
         raise ValueError("a column must have as many addresses and sizes as there are rows")
     parts: list[bytes] = []
