@@ -85,7 +85,8 @@ static int parse(Cursor *cursor, int64_t *found) {
 }
 
 /* Parse the index, in the folder *indexes*, of a shard in *folder*; return -1 if there is none, and 0 if reading it
- * fails, or the shard has another size than the index says. Names are relative to open folders, so the system need not look up whole paths. */
+ * fails, or the shard has another size than the index says. Names are relative to open folders, so the system need not
+ * look up whole paths. */
 static int read_head(int folder, int indexes, const char *name, size_t length, int64_t *found) {
     unsigned char head[HEAD];
     char sidecar[LONGEST];

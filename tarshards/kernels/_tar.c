@@ -584,8 +584,8 @@ static PyObject *taken_exception(void) {
 
 /* A run of adjacent samples in a buffer that are passed over. */
 typedef struct {
-    const char *data;           /* the buffer, */
-    int64_t length, limit;      /* its length, and the most bytes of a member */
+    const char *data;           /* the buffer */
+    int64_t length, limit;      /* bytes of the buffer, and the most of a member */
     int64_t at;                 /* the end of the samples found */
     int64_t parsed, next;       /* the offsets of the member parsed last, -1 if there is none, and of the one after it */
     int64_t key_length, number; /* of that member; number: of its field */
@@ -673,8 +673,10 @@ static int pass_over(Grouper *self, Run *run, PyObject **samples) {
         Py_XDECREF(key);
     }
     run->at = end;
-    if (passed < 0) Py_CLEAR(keys);
-    if (passed < 0) return -1;
+    if (passed < 0) {
+        Py_XDECREF(keys);
+        return -1;
+    }
     return keys ? append_to(samples, Py_BuildValue("NLLL", keys, (long long)begin, (long long)end, (long long)total)) : 0;
 }
 
