@@ -91,7 +91,6 @@ _NAMESPACES = {
 }
 #: The other names, by their modules.
 _MODULES = {
-    "formats.catalog": "Catalog",
     "epoch.packing": "bucket pack",
     "epoch.plan": "EpochPlan",
     "epoch.proportions": "Mixture stepwise",
@@ -100,6 +99,7 @@ _MODULES = {
         "AuditError DecodeError EncodeError OpenError OpError SampleError ShardIndexError StateError TarError "
         "TarshardsError UrlError WorldError"
     ),
+    "formats.catalog": "Catalog",
     "formats.exporting": "export_dataset",
     "formats.importing": "import_dataset",
     "formats.msgpack_shards": "read_msgpack write_msgpack",

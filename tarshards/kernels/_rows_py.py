@@ -8,7 +8,7 @@ files are mapped only for the native ones.
 from __future__ import annotations
 
 import re
-from ctypes import string_at
+from ctypes import c_char, string_at
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ def pack(out: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> None:
 
 def copy_bytes(address: int, size: int) -> bytes:
     """Return a copy of the *size* bytes at an address."""
+    if size >> 31:  # string_at takes an int of C
+        return (c_char * size).from_address(address).raw
     return string_at(address, size)
 
 

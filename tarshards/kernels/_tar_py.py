@@ -557,7 +557,7 @@ def plain_rows(
         for field, number, addresses, sizes in opened:
             if sizes[end] >= 0:
                 fields.append(field)
-                values.append(string_at(addresses[end], sizes[end]))
+                values.append(string_at(addresses[end], min(sizes[end], limit)))  # at the limit it is too large
                 numbers.append(number)
         if not key or key[-1] == "/" or "." in key or "__" in key or "\0" in key:
             break

@@ -117,3 +117,9 @@ def test_columns_that_are_shorter_than_the_rows_are_refused(tar):
     for row, stop in (-1, 1), (0, 2):
         with pytest.raises(ValueError, match="as many keys as rows"):
             tar.plain_rows(["a"], [], row, stop, 1000, 1000, 0, 0)
+
+
+def test_a_row_of_a_size_beyond_an_int_of_c_is_not_cut(tar):
+    payloads = Payloads.joined([bytes(1000), bytes(1000)])
+    columns = [("txt", 0, payloads.addresses, payloads.sizes + (1 << 32))]
+    assert tar.plain_rows(["a"], columns, 0, 1, 2000, 1 << 20, 0, 0)[:2] == (0, b"")
