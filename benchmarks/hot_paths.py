@@ -16,7 +16,8 @@ from sets import Data
 
 from tarshards import ArrayLoader, IndexedShards, Stream, kernels
 from tarshards.epoch.permutations import hash_of
-from tarshards.index.access import LOOKED_UP, SampleReader
+from tarshards.index.access import SampleReader
+from tarshards.index.readahead import LOOKED_UP
 from tarshards.loaders.arrays.array_loader import TOGETHER_QUICK
 from tarshards.loaders.arrays.assembly import Assembler
 from tarshards.loaders.arrays.readers import images
@@ -26,9 +27,10 @@ from tarshards.samples.grouping import read_shard
 from tarshards.samples.ledger import Ledger
 from tarshards.samples.payloads import Payloads
 from tarshards.storage.opening import open_shard
+from tarshards.storage.streams import PIECE
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_ragged
-from tarshards.tar.read import CHUNK, MEMBER_LIMIT, scan
+from tarshards.tar.read import MEMBER_LIMIT, scan
 
 Work = Callable[[], Any]
 MEMCPY, BYTES = "one memcpy of the same bytes", "bytes(view) of each member"
@@ -108,7 +110,7 @@ def planned(data: Data, *, shuffled: bool) -> Path:
 
 def streamed(data: Data) -> Path:
     """Samples one by one, without index."""
-    stream, buffer = Stream.from_shards(data.urls, index=False), bytearray(CHUNK)
+    stream, buffer = Stream.from_shards(data.urls, index=False), bytearray(PIECE)
 
     def each(work: Callable[[Any], None]) -> Work:
         def run() -> None:
@@ -120,12 +122,12 @@ def streamed(data: Data) -> Path:
 
     def headers(file: Any) -> None:
         rest, position, ended = b"", 0, 0
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(PIECE):
             rest, position = rest[position:] + chunk, max(0, position - len(rest))
             _, position, _, ended, _ = scan(rest, position, ended, MEMBER_LIMIT)
 
     stages: dict[str, Work] = {
-        (reading := "read files"): each(lambda file: exhaust(iter(lambda: file.read(CHUNK), b""))),
+        (reading := "read files"): each(lambda file: exhaust(iter(lambda: file.read(PIECE), b""))),
         "scan headers": each(headers),
         (grouping := "group, make bytes and dicts"): lambda: [
             exhaust(read_shard(url, ledger=Ledger())) for url in data.urls

@@ -18,10 +18,10 @@ from tarshards.errors import OpenError, TarError
 from tarshards.index.sidecar import Index
 from tarshards.storage import streams
 from tarshards.storage.opening import open_url
-from tarshards.storage.streams import FileRange
-from tarshards.tar.read import BLOCK, CHUNK, end_of, padding
+from tarshards.storage.streams import PIECE, FileRange
+from tarshards.tar.read import BLOCK, end_of, padding
 
-SIZES = [3 * CHUNK, CHUNK + 1, 200_000, 1000, 2 * CHUNK, 70_000]  # of the large fields
+SIZES = [3 * PIECE, PIECE + 1, 200_000, 1000, 2 * PIECE, 70_000]  # of the large fields
 
 
 def data_of(number: int, size: int) -> bytes:
@@ -195,10 +195,10 @@ def test_bytes_that_differ_from_those_between_are_written(tmp_path):
     assert (tmp_path / "b").read_bytes() == expected
 
 
-@pytest.mark.parametrize("cut", [BLOCK + 1, BLOCK + 3 * CHUNK - 1])
+@pytest.mark.parametrize("cut", [BLOCK + 1, BLOCK + 3 * PIECE - 1])
 def test_a_sample_that_is_cut_is_not_delivered(shard, tmp_path, cut, run):
     (whole,) = re.finditer(rb"004\.bin\0", shard.read_bytes())
-    data = shard.read_bytes()[: whole.start() + (cut if cut < CHUNK else BLOCK + SIZES[4] - 1)]
+    data = shard.read_bytes()[: whole.start() + (cut if cut < PIECE else BLOCK + SIZES[4] - 1)]
     (tmp_path / "cut.tar").write_bytes(data)
     with pytest.raises(TarError) as caught:
         cat(tmp_path / "cut.tar", "-o", tmp_path / "out.tar")

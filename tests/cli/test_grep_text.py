@@ -8,17 +8,17 @@ import subprocess
 import pytest
 
 from tarshards import write_samples
-from tarshards.tar.read import CHUNK
+from tarshards.storage.streams import PIECE
 
 SAMPLES = [
     {"__key__": "a", "cls": b"needle", "txt": "hay"},
     {"__key__": "b", "txt": "hay needl", "z": b"e, no needl"},
     {"__key__": "needle", "txt": "hay"},
     {"__key__": "c", "txt": "a needle".encode("utf-16")},
-    {"__key__": "c2", "txt": "a needle".encode("utf-32-be"), "big": bytes(3 * CHUNK)},
+    {"__key__": "c2", "txt": "a needle".encode("utf-32-be"), "big": bytes(3 * PIECE)},
     {"__key__": "c3", "txt": b"\0\0\xfe\xff" + "a needle".encode("utf-32-be")},
-    {"__key__": "d", "big": bytes(2 * CHUNK) + b"needle", "cls": b"1"},
-    {"__key__": "e", "big": b"needle" + bytes(2 * CHUNK), "cls": b"1"},
+    {"__key__": "d", "big": bytes(2 * PIECE) + b"needle", "cls": b"1"},
+    {"__key__": "e", "big": b"needle" + bytes(2 * PIECE), "cls": b"1"},
     {"__key__": "f", "a": b"1" * 300_000, "b": b"2" * 300_000, "c": b"needle"},
     {"__key__": "g", **{f"{number:03d}": b"" for number in range(70)}},
     {"__key__": "h", "txt": b"\xff a needle"},

@@ -20,7 +20,8 @@ from tarshards.samples.grouping import read_shard, unpacked
 from tarshards.samples.keys import split_name
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.manifest import Shard
-from tarshards.tar.read import BLOCK, CHUNK, END, LARGE, MEMBER_LIMIT, pack_header, padding
+from tarshards.storage.streams import PIECE
+from tarshards.tar.read import BLOCK, END, LARGE, MEMBER_LIMIT, pack_header, padding
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -162,7 +163,7 @@ def test_what_the_tool_writes_and_says(tmp_path, path_with_tools, line):
     write_samples(SAMPLES[:1000], tmp_path / "c.tar.gz")
     write_samples(SAMPLES[1990:2010], tmp_path / "mixed.tar")
     write_samples([], tmp_path / "empty.tar")
-    write_samples([{**sample, "z": bytes(CHUNK)} for sample in SAMPLES[:9]], tmp_path / "large.tar")
+    write_samples([{**sample, "z": bytes(PIECE)} for sample in SAMPLES[:9]], tmp_path / "large.tar")
     (tmp_path / "cut.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:1_000_100])
 
     def run(line: str):

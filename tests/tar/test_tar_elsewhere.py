@@ -11,8 +11,9 @@ from tar_corpus import Drip, entry, header, pack, pax, read, read_whole, seal
 
 from tarshards.errors import TarError
 from tarshards.storage import compression
+from tarshards.storage.streams import PIECE
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError, expand
-from tarshards.tar.read import BLOCK, END, PIECE, read_members
+from tarshards.tar.read import BLOCK, END, read_members
 
 NAMES = ["a", "b.x", "d/a", "d/b.x", "./a", "d/e/c", "d", "../a", "d/../a"]  # no absolute ones, which tarfile joins
 TYPES = [tarfile.REGTYPE, tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE]

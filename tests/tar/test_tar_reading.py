@@ -7,12 +7,12 @@ import pytest
 from tar_corpus import Drip, Skips, entry, header, pack, pax, seal, tarfile_archive
 
 from tarshards.errors import SampleError, TarError
+from tarshards.storage.streams import PIECE
 from tarshards.tar.read import (
     BLOCK,
     CUT,
     END,
     LARGE,
-    PIECE,
     KeptBytes,
     Member,
     kept_headers,
