@@ -93,11 +93,12 @@ def _index_folder(folder: str, index_dir: str | None) -> str:
 def with_counts(shards: Shards, uncounted: Sequence[int], *fields: FieldNames | None) -> tuple[Shards, Sequence[int]]:
     """Return *shards* with the counts of the *uncounted* ones from their indexes, and the shards without an index.
 
-    Both are numbers. Only the beginnings of indexes are read, and the sizes of local shards: they are compared
-    with the shards when these are opened, except for shards without samples, which are not opened. If none of PROBED
-    shards, evenly spaced, has an index, the others are not looked for, as if they had none. Raises ShardIndexError for
-    an index that is damaged, made by another rule for names than its shard is read by, or of a shard of another size,
-    and OpenError for a local shard that is missing; SampleError if the first of these shards lacks one of *fields*.
+    *uncounted*, and the shards without an index, are numbers of shards. Only the beginnings of indexes are read, and
+    the sizes of local shards: they are compared with the shards when these are opened, except for shards without
+    samples, which are not opened. If none of PROBED shards, evenly spaced, has an index, the others are not looked for,
+    as if they had none. Raises ShardIndexError for an index that is damaged, made by another rule for names than its
+    shard is read by, or of a shard of another size, and OpenError for a local shard that is missing; SampleError if the
+    first of these shards lacks one of *fields*.
     """
     if not uncounted:
         return shards, []
@@ -190,8 +191,10 @@ def _read_some(shards: Shards) -> array[int]:
             elif len(heads) == 3 * len(numbers):
                 for i, number in enumerate(numbers):
                     found[3 * number : 3 * number + 3] = heads[3 * i : 3 * i + 3]
-    for i in [i for i, samples in enumerate(found[::3]) if samples < -1] if min(found) < -1 else ():
-        found[3 * i : 3 * i + 3] = array("q", _find_head(shards[i].location()))
+    if min(found) < -1:  # sidecars that the kernel cannot read: raise the error, or read them by their locations
+        for i in range(len(paths)):
+            if found[3 * i] < -1:
+                found[3 * i : 3 * i + 3] = array("q", _find_head(shards[i].location()))
     return found
 
 

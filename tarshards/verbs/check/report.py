@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 from tarshards.errors import TarshardsError, visible
 from tarshards.verbs.contents import Contents
 
-SHOWN = 1000  # findings of a severity and kind, and sets of fields, that are kept; the other findings are only counted
+# The most findings of a severity and kind, fields, and sets of fields that are kept; other findings are only counted.
+SHOWN = 1000
 
 
 class Finding(NamedTuple):
