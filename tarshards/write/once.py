@@ -90,7 +90,7 @@ class Unit(Protocol):
 
 
 def _make_unit(unit: Unit, *, skips: bool) -> tuple[dict[str, Any], bool]:
-    """Return the record of the output, and whether an interrupted run made it."""
+    """Make the output of *unit*, unless an interrupted run has; return its record, and whether that run made it."""
 
     def make() -> dict[str, Any]:
         failures = Ledger(max_errors=float("inf") if skips else 0)
