@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from webdataset import tenbin
@@ -33,6 +33,7 @@ tensors = hnp.arrays(
 
 
 @given(hnp.arrays(numbers | hnp.datetime64_dtypes(), shapes), st.binary(max_size=3), st.integers(0, 200))
+@example(np.array(False), b"\n\0", 65)  # the pattern ends before the header does
 @settings(max_examples=300)
 def test_a_plain_header_is_read_as_numpy_reads_it(array, other, at):
     """By a pattern, also where some bytes of it are others."""
@@ -41,10 +42,21 @@ def test_a_plain_header_is_read_as_numpy_reads_it(array, other, at):
     data = file.getvalue()
     for header in data, data[:at] + other + data[at + len(other) :]:
         if npy_codec.PLAIN.match(header):
-            found, size = npy_codec._read_header(header)
-            stream = io.BytesIO(header)
-            np.lib.format.read_magic(stream)
-            assert (found, size) == (np.lib.format.read_array_header_1_0(stream), stream.tell())
+            assert outcome(npy_codec._read_header, header) == outcome(read_by_numpy, header)
+
+
+def read_by_numpy(header):
+    stream = io.BytesIO(header)
+    np.lib.format.read_magic(stream)
+    return np.lib.format.read_array_header_1_0(stream), stream.tell()
+
+
+def outcome(read, header):
+    """What *read* returns, or the error that it raises."""
+    try:
+        return read(header)
+    except ValueError as error:
+        return f"{error}"
 
 
 def same(got, wanted):
