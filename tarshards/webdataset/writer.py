@@ -97,9 +97,8 @@ def _encode(encoders: Mapping[str, Callable[[Any], bytes]], sample: Sample) -> S
             try:
                 encoded[name] = encode_field(name, value.encode() if isinstance(value, str) else value, encoders)
             except ValueError as error:
-                failure = error if isinstance(error, EncodeError) else EncodeError.because(error)
-                key = str(sample.get("__key__"))
-                raise EncodeError(failure.reason, key=key, field=name) from failure.__cause__
+                reason = error.reason if isinstance(error, EncodeError) else EncodeError.because(error).reason
+                raise EncodeError(reason, key=str(sample.get("__key__")), field=name) from error.__cause__ or error
     return encoded
 
 

@@ -6,6 +6,8 @@ import io
 import re
 import sys
 import tarfile
+import weakref
+from contextlib import suppress
 from importlib import import_module
 
 import numpy as np
@@ -14,7 +16,7 @@ import torch
 from PIL import Image
 
 import tarshards.webdataset as wds
-from tarshards import TarWriter
+from tarshards import EncodeError, TarWriter
 from tarshards.stream.other_names import ABSENT
 from tarshards.webdataset import autodecode
 
@@ -293,3 +295,16 @@ class TestCached:
 def test_imageencoder_of_a_tensor_is_an_error():
     with pytest.raises(TypeError, match="PIL image or a numpy array"):
         wds.imageencoder(torch.zeros(2, 2))
+
+
+def test_an_error_of_an_encoder_keeps_no_writer_alive(tmp_path):
+    writers = []
+
+    def write():
+        writer = wds.TarWriter(str(tmp_path / "a.tar"))
+        writers.append(weakref.ref(writer))
+        writer.write({"__key__": "k", "xyz": 5})
+
+    with pytest.warns(RuntimeWarning, match="not closed"), suppress(EncodeError):
+        write()
+    assert writers[0]() is None
