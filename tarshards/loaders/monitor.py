@@ -60,7 +60,7 @@ class Monitor:
         self.decoding += max(0.0, seconds - traffic.waited)
 
     def add_sent(self, seconds: float, counts: Iterable[float]) -> None:
-        """Count the work of another process, with its traffic, of which it has sent the *counts*."""
+        """Count the work of another process, and its traffic, whose *counts* it has sent."""
         sent = Traffic(*counts)  # type: ignore[arg-type]
         self.add(seconds, sent)
         self.traffic += sent

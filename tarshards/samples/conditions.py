@@ -25,8 +25,8 @@ from tarshards.storage.location import Location
 Evaluate = Callable[[Any], Any]  # takes a function that returns the value of each name
 
 MAX_LENGTH = 1000  # characters; this also limits the depth of nesting
-# Items of a sum of texts or lists, and bits of a product of integers, of which JSON's have at most 14,300. Nested ones
-# double it.
+# Items of a sum of texts or lists, and bits of a product of integers; a nested one may double it. Integers of JSON have
+# at most 14,300 bits.
 MAX_SIZE = 100_000
 MAX_TURNS = 10_000  # of all loops together
 METHODS: dict[type, set[str]] = {
