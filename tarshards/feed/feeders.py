@@ -212,7 +212,8 @@ class Feeders:
         """Wait for *seconds* at most; return the feeders that sent something or whose connection changed."""
         if self._poller is None:
             raise OpenError("the connections to the feeders were closed during a pass")
-        return {self._by_socket[socket] for socket, _ in self._poller.poll(1000 * min(seconds, TICK))}
+        wait = 1000 * max(0.0, min(seconds, TICK))  # less than none would be forever
+        return {self._by_socket[socket] for socket, _ in self._poller.poll(wait)}
 
     def refuse(self, feeder: _Feeder, reason: str) -> None:
         """Leave a feeder out; raise OpenError if no other one can be used."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -22,7 +23,7 @@ from with_torch import needs_torch, torch
 
 from tarshards import EncodeError, OpenError
 from tarshards.feed.feeder import Feeder
-from tarshards.feed.feeders import ask_status
+from tarshards.feed.feeders import Feeders, ask_status
 from tarshards.feed.messages import ANSWERS, ARRAY, BYTES, DEEPEST, REQUESTS, TENSOR, TUPLE, decode, encode
 
 zmq = pytest.importorskip("zmq")
@@ -370,6 +371,21 @@ def test_the_status_of_what_is_no_feeder(good):
             found = ask_status([address, good.address], keys=None, encrypted=True, seconds=0.3)
         assert found[address] is None
         assert found[good.address] is not None
+
+
+def test_nothing_is_waited_for_once_the_time_is_over(good):
+    feeders = Feeders([good.address], {}, keys=None, encrypted=True, patience=1, timeout=1)
+    feeders.connect()
+    try:
+        while feeders.active(0.1):
+            for feeder in feeders:
+                deque(feeder.changes(), 0)
+        waiting = threading.Thread(target=feeders.active, args=[-0.001], daemon=True)
+        waiting.start()
+        waiting.join(10)
+        assert not waiting.is_alive()
+    finally:
+        feeders.close()
 
 
 @pytest.mark.soak
