@@ -85,6 +85,14 @@ def read_csv(file: BinaryIO, *, name: str, texts: Collection[str] = ()) -> pa.Ta
     return require("pyarrow", extra="arrow").table(columns, names=names)
 
 
+def read_parquet(file: Any) -> pa.Table:
+    """Return the table in a *file* of Parquet, or a buffer, read by this thread.
+
+    Arrow's own threads abort a process that ends while they start, and ``read_table`` imports its datasets first.
+    """
+    return require("pyarrow.parquet", extra="arrow").ParquetFile(file).read(use_threads=False)
+
+
 def typed(cells: Any, data_type: Any, nulls: Sequence[str] = ("",)) -> Any:
     """Return a column of text as one of *data_type*, *nulls* as null; raise ArrowException for another cell."""
     pa, compute = require("pyarrow", extra="arrow"), require("pyarrow.compute", extra="arrow")

@@ -34,7 +34,7 @@ from tarshards.errors import (
     check_function,
 )
 from tarshards.index.access import SampleSequence
-from tarshards.index.cells import read_csv
+from tarshards.index.cells import read_csv, read_parquet
 from tarshards.index.inventory import for_each_shard, read_head
 from tarshards.index.sidecar import NO_DIGEST, Index, index_location
 from tarshards.kernels._sidecars_py import SidecarHead
@@ -231,10 +231,9 @@ class ShardColumns(NamedTuple):
     @classmethod
     def parse(cls, shard: Location, packed: bytes, head: SidecarHead) -> ShardColumns:
         """Return the columns of *shard* of the bytes of their file; raise ShardIndexError for damaged or stale ones."""
-        pa, parquet = require("pyarrow", extra="arrow"), require("pyarrow.parquet", extra="arrow")
-        location = columns_location(shard)
+        pa, location = require("pyarrow", extra="arrow"), columns_location(shard)
         try:
-            table = parquet.read_table(pa.BufferReader(packed))
+            table = read_parquet(pa.BufferReader(packed))
             about = json.loads(table.schema.metadata[FORMAT])
             version, sources, digest = about["version"], dict(about["columns"]), bytes.fromhex(about.get("digest", ""))
             checksums = {name: dict(each) for name, each in about.get("crc32", {}).items()}
@@ -577,7 +576,7 @@ def _read_table(table: Any, key: str) -> tuple[pa.Table, str]:
         return table, "a table"
     location = Location(fspath(table))
     if location.base.lower().endswith(".parquet"):
-        read = require("pyarrow.parquet", extra="arrow").read_table
+        read = read_parquet
     elif location.base.lower().endswith(".csv"):
         read = partial(read_csv, name=location.name, texts=(key,))
     else:

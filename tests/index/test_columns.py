@@ -480,6 +480,17 @@ def test_only_columns_are_read(shards, tmp_path):
         assert {path for path, _ in site.requests if path.endswith(".tar")} == {"/a-2.tar"}
 
 
+def test_columns_are_read_without_a_thread(shards, tmp_path):
+    build_columns(shards, "length:txt")
+    program = (
+        "import os, pyarrow.parquet; from tarshards.index.columns import Location, ShardColumns; "
+        "before = os.listdir('/proc/self/task'); ShardColumns.load(Location('a-0.tar')); "
+        "print(os.listdir('/proc/self/task') == before)"
+    )
+    done = run(f'python3 -c "{program}"', tmp_path)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_names_that_are_no_columns(shards):
     build_columns(shards, "json.score")
     with pytest.raises(ShardIndexError, match=r"no column width; there are score; add it with .*, or give fields="):
@@ -567,8 +578,8 @@ def test_threads_only_read_what_arrow_parses(tmp_path, monkeypatch):
         write_samples([{"__key__": str(i), "json": b'{"n": %d}' % i}], name)
     list(refresh_indexes(names))
     build_columns(names, "n=json.n")
-    parse, threads, waits = pq.read_table, [], itertools.count(step=10**6)
-    monkeypatch.setattr(pq, "read_table", lambda *args: threads.append(threading.current_thread()) or parse(*args))
+    parse, threads, waits = columns.read_parquet, [], itertools.count(step=10**6)
+    monkeypatch.setattr(columns, "read_parquet", lambda data: threads.append(threading.current_thread()) or parse(data))
     monkeypatch.setattr("tarshards.index.inventory._waits", lambda: next(waits))  # as of a slow disk
     monkeypatch.setattr("tarshards.index.inventory.FEW", 4)  # before it is known
     read_head, readers = columns.read_head, set()
