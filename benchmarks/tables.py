@@ -110,6 +110,10 @@ TABLES = {  # the first cell of a table's head -> its columns and rows
         COLD,
     ),
 }
+GPU = {  # the first cell of a table's head -> the section of the results that has its table
+    "on one H100, 16 cores: JPEGs of 500 x 375, cropped to 224 x 224": "Images on a GPU",
+    "on one H100, 16 cores: a ResNet-50 that trains on these": "Training a ResNet-50 on a GPU",
+}
 
 
 def glance(page: Path) -> dict[str, dict[str, str]]:
@@ -133,6 +137,13 @@ def table(head: str, summary: dict[str, dict[str, str]]) -> list[str]:
             shown = [next((times(cells[peer]) for peer in peers if peer in cells), "") for peers in columns.values()]
             lines.append(f"| {words} | {cells[OURS]} | {' | '.join(shown)} |")
     return lines
+
+
+def on_gpu(head: str, results: Path) -> list[str]:
+    """Return the lines of one of the tables of GPU: those of the section of the results, with this head."""
+    text = results.read_text() if results.exists() else ""
+    found = re.search(rf"^## {GPU[head]}\n.*?^\|[^|\n]*(\|[^\n]*\n(?:\|[^\n]*\n)*)", text, re.MULTILINE | re.DOTALL)
+    return [] if found is None else f"| {head} {found[1]}".splitlines()
 
 
 def why(name: str) -> str:
@@ -193,6 +204,7 @@ def main(results: Path = RESULTS, page: Path = PAGE, images: Path = IMAGES) -> N
     """Write the tables of the page, and the figure."""
     summary, text = glance(results), page.read_text()
     tables = {head: table(head, summary) for head in TABLES} | {BEHIND: behind(summary)}
+    tables |= {head: on_gpu(head, results) for head in GPU}
     for head, written in tables.items():
         lines = "\n".join(written) + "\n"
         text, found = re.subn(

@@ -225,7 +225,11 @@ def test_what_the_page_shows_is_measured():
 
 def test_the_tables_of_the_page_are_those_of_the_results():
     text, summary = tables.PAGE.read_text(), tables.glance(measure.RESULTS)
-    for lines in (*(tables.table(head, summary) for head in tables.TABLES), tables.behind(summary)):
+    for lines in (
+        *(tables.table(head, summary) for head in tables.TABLES),
+        *(tables.on_gpu(head, measure.RESULTS) for head in tables.GPU),
+        tables.behind(summary),
+    ):
         assert len(lines) > 3
         assert "\n".join(lines) + "\n\n" in text, "make bench ONLY=report writes them"
 
