@@ -36,7 +36,7 @@ from tarshards.cli.parameters import (
     typed,
     where_option,
 )
-from tarshards.cli.program import refuse, say, usage_errors
+from tarshards.cli.program import say, usage_errors
 from tarshards.errors import OpenError, SampleError, TarshardsError
 from tarshards.parallel.forks import cached_property
 
@@ -66,9 +66,12 @@ class Losses:
 
         policy, _, target = (on_error or ("fail" if max_errors is None else "skip")).partition("=")
         known = policy in ("fail", "skip", "quarantine") and (policy == "quarantine") == bool(target)
-        refuse(not known, "--on-error is fail, skip or quarantine=TAR")
-        refuse(bool(target) and not quarantines, "this tool has no samples to put aside: --on-error is fail or skip")
-        refuse(policy == "fail" and max_errors is not None, "--max-errors cannot be combined with --on-error fail")
+        if not known:
+            raise click.UsageError("--on-error is fail, skip or quarantine=TAR")
+        if target and not quarantines:
+            raise click.UsageError("this tool has no samples to put aside: --on-error is fail or skip")
+        if policy == "fail" and max_errors is not None:
+            raise click.UsageError("--max-errors cannot be combined with --on-error fail")
         self.goes_on: bool = policy != "fail"
         self.max_errors = max_errors
         self.ledger: Ledger = Ledger(max_errors=float("inf") if self.goes_on else 0, on_error=self._lose)
@@ -238,7 +241,8 @@ def requires_shards(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def with_found(shards: ShardArguments, **values: Any) -> Any:
-            refuse(not shards.specs, reason)
+            if not shards.specs:
+                raise click.UsageError(reason)
             return command(shards=shards.named(), **values)
 
         argument = click.argument("shards", nargs=-1, metavar=metavar, type=FILE)
@@ -298,7 +302,8 @@ class Input:
             from tarshards.samples.lines import read_keys
             from tarshards.verbs.grep import KeyFilter
 
-            refuse(keys == "-" and "-" in self.specs, "both the keys and a tar would be read from stdin")
+            if keys == "-" and "-" in self.specs:
+                raise click.UsageError("both the keys and a tar would be read from stdin")
             self._wanted = KeyFilter(read_keys(typed(keys)))
 
     def read(self, copies: Copies | None = None) -> Iterator[Any]:
@@ -391,7 +396,8 @@ class Input:
         fields = self.take_fields()
         terms = [] if fields is None else parse_terms(fields)
         plain = all(term.name is None and term.alternatives != ["*"] for term in terms)
-        refuse(not plain, '-f takes only names of fields here, such as -f "jpg;png cls"')
+        if not plain:
+            raise click.UsageError('-f takes only names of fields here, such as -f "jpg;png cls"')
         return [term.alternatives for term in terms]
 
     def _left(self, total: int | None) -> int | None:
@@ -575,7 +581,8 @@ def selects_samples(command: Callable[..., Any]) -> Callable[..., Any]:
 def refuse_terminal(reads_stdin: bool) -> None:
     """Refuse to read a tar from a terminal."""
     is_terminal = reads_stdin and sys.stdin is not None and sys.stdin.isatty()
-    refuse(is_terminal, "stdin is a terminal: name SHARDS, or pipe a tar into it")
+    if is_terminal:
+        raise click.UsageError("stdin is a terminal: name SHARDS, or pipe a tar into it")
 
 
 def shard_progress(items: Iterable[Any], total: int, quiet: bool) -> Iterable[Any]:

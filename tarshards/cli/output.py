@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tarshards.cli.parameters import Name, options
-from tarshards.cli.program import refuse
 from tarshards.errors import SampleError, TarshardsError, UrlError
 
 if TYPE_CHECKING:
@@ -94,15 +93,18 @@ def check_output(target: Location, *, is_field: bool = False, replaces: bool = F
     """
     from tarshards.storage.claims import Claims
 
-    refuse(target.url == "-" and sys.stdout.isatty(), "stdout is a terminal: name a file with -o, or pipe it on")
+    if target.url == "-" and sys.stdout.isatty():
+        raise click.UsageError("stdout is a terminal: name a file with -o, or pipe it on")
     if not is_field:
         check_suffix(target)
     path = target.path
-    refuse(path is not None and os.path.isdir(path), f"{target.url} is a folder; name a file in it")
+    if path is not None and os.path.isdir(path):
+        raise click.UsageError(f"{target.url} is a folder; name a file in it")
     context = click.get_current_context()
     if not (replaces or context.meta.get(OVERWRITE)):
         context.with_resource(Claims()).take(target)
-        refuse(target.is_taken(), f"{target} exists; --overwrite replaces it")
+        if target.is_taken():
+            raise click.UsageError(f"{target} exists; --overwrite replaces it")
 
 
 def check_suffix(target: str | Location) -> None:

@@ -285,12 +285,6 @@ def shown(line: str, output: str = "-", spell: Callable[[str], str] = visible) -
     return "".join(c if c.isprintable() or c == "\t" else spell(c) for c in line)
 
 
-def refuse(wrong: object, reason: str) -> None:
-    """Refuse the command line for *reason* if *wrong*."""
-    if wrong:
-        raise click.UsageError(reason)
-
-
 @contextmanager
 def usage_errors(option: str | None = None) -> Iterator[None]:
     """Refuse the command line, naming *option*, if one of its values raises ValueError; errors of data are raised."""

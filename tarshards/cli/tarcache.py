@@ -9,7 +9,7 @@ import click
 
 from tarshards.cli.input import ShardArguments, all_specs, shard_progress
 from tarshards.cli.parameters import FOLDER, cache_bytes_option, list_option, quiet_option, shards_argument
-from tarshards.cli.program import refuse, say, tool, usage_errors
+from tarshards.cli.program import say, tool, usage_errors
 from tarshards.errors import visible
 
 if TYPE_CHECKING:
@@ -98,12 +98,14 @@ def warm(folder: str, shards: tuple[str, ...], lists: tuple[str, ...], cache_byt
     from tarshards.storage.streams import PIECE
 
     specs = all_specs(shards, lists)
-    refuse(not specs, "name SHARDS, or a list of them with -T")
+    if not specs:
+        raise click.UsageError("name SHARDS, or a list of them with -T")
     with usage_errors("--cache-bytes"):
         remote = Remote(cache_dir=folder, cache_bytes=cache_bytes)
     locations = [shard.location() for shard in ShardArguments(specs, remote=remote).named()]
     for location in locations:
-        refuse(not location.is_remote, f"{location.name} is not remote, so no block of it is cached")
+        if not location.is_remote:
+            raise click.UsageError(f"{location.name} is not remote, so no block of it is cached")
     cache = BlockCache.of(remote)  # raises errors before anything is fetched
     assert cache is not None
     for location in shard_progress(locations, len(locations), quiet):

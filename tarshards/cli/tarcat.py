@@ -11,7 +11,7 @@ import click
 from tarshards.cli.input import Input, reads_samples, rekeyed, selects_samples, sliced
 from tarshards.cli.output import check_output, output_options, write_new_keys
 from tarshards.cli.parameters import COUNT, keep_metadata_option, options, rekey_option, seed_option, shuffle_option
-from tarshards.cli.program import refuse, tool
+from tarshards.cli.program import tool
 
 if TYPE_CHECKING:
     from tarshards.samples.grouping import Copies
@@ -99,7 +99,8 @@ def main(
     One sample is held at a time; --shuffle N holds N, --interleave N has N shards open.
     """
     check_output(output)
-    refuse(width is not None and any(source.selection), "--interleave cannot be combined with --where or --keys")
+    if width is not None and any(source.selection):
+        raise click.UsageError("--interleave cannot be combined with --where or --keys")
     if width is None:
         samples = source.read(arrange.copies)
     else:

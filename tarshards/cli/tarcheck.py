@@ -15,7 +15,7 @@ from tarshards.cli.parameters import (
     parallel_option,
     shards_argument,
 )
-from tarshards.cli.program import refuse, say, tool
+from tarshards.cli.program import say, tool
 
 if TYPE_CHECKING:
     from tarshards.storage.location import Location
@@ -54,11 +54,10 @@ def main(
     named = shards.named()
     if repair is not None:
         is_last = shards.split == "last"
-        refuse(is_last, "--repair cannot be combined with --split last: keys with dots cannot be written")
-        refuse(
-            "-" in [repair.url, *(shard.url for shard in named)],
-            "--repair reads files and writes a file: neither SHARDS nor FILE can be -",
-        )
+        if is_last:
+            raise click.UsageError("--repair cannot be combined with --split last: keys with dots cannot be written")
+        if "-" in [repair.url, *(shard.url for shard in named)]:
+            raise click.UsageError("--repair reads files and writes a file: neither SHARDS nor FILE can be -")
         check_output(repair)
     shown = shard_progress(named, len(named), quiet)
     if repair is None:

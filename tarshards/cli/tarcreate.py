@@ -20,7 +20,7 @@ from tarshards.cli.parameters import (
     quiet_option,
     typed,
 )
-from tarshards.cli.program import refuse, say, tool
+from tarshards.cli.program import say, tool
 from tarshards.errors import SampleError
 
 if TYPE_CHECKING:
@@ -84,16 +84,24 @@ def main(
     """
     inputs = [source for source in (plan, folder, lines, jsonl) if source is not None]
     from_plan = plan is not None or not inputs
-    refuse(len(inputs) > 1, "PLAN, --dir, --lines and --jsonl cannot be combined")
-    refuse(plan is not None and os.path.isdir(plan), f"{plan} is a folder: read the files in it with --dir {plan}")
-    refuse(folder is None and (exts or missing or class_field or classes), f"{OF_FOLDER} require --dir")
-    refuse(not from_plan and (key or delimiter), "-k and --delimiter require PLAN")
-    refuse(jsonl is not None and (base or allow_pipe), "-C and --allow-pipe require PLAN or --lines")
-    refuse(missing and not exts, "--missing requires --exts")
-    refuse(classes and not class_field, "--classes requires --class-field")
+    if len(inputs) > 1:
+        raise click.UsageError("PLAN, --dir, --lines and --jsonl cannot be combined")
+    if plan is not None and os.path.isdir(plan):
+        raise click.UsageError(f"{plan} is a folder: read the files in it with --dir {plan}")
+    if folder is None and (exts or missing or class_field or classes):
+        raise click.UsageError(f"{OF_FOLDER} require --dir")
+    if not from_plan and (key or delimiter):
+        raise click.UsageError("-k and --delimiter require PLAN")
+    if jsonl is not None and (base or allow_pipe):
+        raise click.UsageError("-C and --allow-pipe require PLAN or --lines")
+    if missing and not exts:
+        raise click.UsageError("--missing requires --exts")
+    if classes and not class_field:
+        raise click.UsageError("--classes requires --class-field")
     if delimiter is not None:
         delimiter = delimiter.replace("\\t", "\t")
-        refuse(len(delimiter) != 1 or delimiter in '"\r\n', f"--delimiter is one character, not {delimiter!r}")
+        if len(delimiter) != 1 or delimiter in '"\r\n':
+            raise click.UsageError(f"--delimiter is one character, not {delimiter!r}")
     for target in [] if dry_run else [output, classes]:
         if target is not None:
             check_output(target)

@@ -9,7 +9,7 @@ import click
 from tarshards.cli.input import Input, counted, reads_samples
 from tarshards.cli.output import check_output, output_options
 from tarshards.cli.parameters import where_option
-from tarshards.cli.program import refuse, tool, usage_errors
+from tarshards.cli.program import tool, usage_errors
 from tarshards.errors import SampleError
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import pick_field
@@ -36,7 +36,8 @@ def main(source: Input, where: str | None, whole: bool, output: Location) -> Non
     One sample is held at a time. Exits with 1 when no sample matches.
     """
     wanted = source.take_field_words()
-    refuse(not whole and len(wanted) != 1, 'name the file to write, -f "jpg;png", or write the whole sample with --tar')
+    if not whole and len(wanted) != 1:
+        raise click.UsageError('name the file to write, -f "jpg;png", or write the whole sample with --tar')
     with usage_errors("--where"):
         condition = Condition("True" if where is None else where)
     if whole or output.url != "-":

@@ -13,7 +13,7 @@ import click
 from tarshards.cli.input import Input, counted, reads_samples
 from tarshards.cli.output import check_output, output_options
 from tarshards.cli.parameters import COUNT, index_dir_option, keep_metadata_option, keys_option, typed, where_option
-from tarshards.cli.program import refuse, say, shown, tool, usage_errors
+from tarshards.cli.program import say, shown, tool, usage_errors
 from tarshards.samples.conditions import Condition
 from tarshards.samples.keys import Sample
 from tarshards.samples.lines import escape, escape_bytes, read_keys
@@ -30,13 +30,15 @@ def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_pattern(shards: tuple[str, ...], **values: Any) -> Any:
         others = values["where"] is not None or values["keys"] is not None or values["duplicates"]
         if not values["patterns"] and not others:
-            refuse(not shards, "nothing to look for: give a PATTERN, --where, --keys or --duplicates")
+            if not shards:
+                raise click.UsageError("nothing to look for: give a PATTERN, --where, --keys or --duplicates")
             values["patterns"], shards = shards[:1], shards[1:]
             taken = not shards and not values["lists"] and os.path.isfile(values["patterns"][0])
             name = values["patterns"][0]
-            refuse(
-                taken, f"{name} is taken as the PATTERN, and a tar read from stdin: write PATTERN {name}, or -e {name}"
-            )
+            if taken:
+                raise click.UsageError(
+                    f"{name} is taken as the PATTERN, and a tar read from stdin: write PATTERN {name}, or -e {name}"
+                )
         return command(shards=shards, **values)
 
     return with_pattern
@@ -97,12 +99,16 @@ def main(
     With -q and without -o, nothing is written, and reading ends at the first found sample.
     """
     is_silent = source.quiet and output.url == "-"
-    refuse(counts and list_keys, "-c cannot be combined with -l")
+    if counts and list_keys:
+        raise click.UsageError("-c cannot be combined with -l")
     chosen = most is not None or source.count is not None or source.slice is not None
-    refuse(keys is not None and chosen, "--keys cannot be combined with -m, --count or --slice")
-    refuse(keys == "-" and "-" in source.specs, "both the keys and a tar would be read from stdin")
+    if keys is not None and chosen:
+        raise click.UsageError("--keys cannot be combined with -m, --count or --slice")
+    if keys == "-" and "-" in source.specs:
+        raise click.UsageError("both the keys and a tar would be read from stdin")
     useless = source.fields and not patterns and not duplicates
-    refuse(useless, "-f says in which fields to look for a PATTERN or --duplicates, and there is neither")
+    if useless:
+        raise click.UsageError("-f says in which fields to look for a PATTERN or --duplicates, and there is neither")
     if output.url != "-" or not (list_keys or counts or is_silent):
         check_output(output)
     conditions: list[Callable[[Sample], bool]] = []

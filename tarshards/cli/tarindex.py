@@ -18,7 +18,7 @@ from tarshards.cli.parameters import (
     parallel_option,
     quiet_option,
 )
-from tarshards.cli.program import refuse, say, shown, tool, usage_errors
+from tarshards.cli.program import say, shown, tool, usage_errors
 
 if TYPE_CHECKING:
     from tarshards.storage.manifest import Shard
@@ -81,19 +81,24 @@ def main(
     --index-dir FOLDER is for shards on read-only mounts: indexes, columns, manifest and key index are written to
     FOLDER, where other tools find them with --index-dir, and Python with index_dir=.
     """
-    refuse(not shards.specs, "name SHARDS to index")
+    if not shards.specs:
+        raise click.UsageError("name SHARDS to index")
     exports, has_manifest = format_ != "index", manifest or no_manifest
-    refuse(exports and (check or crc or has_manifest), "--check, --crc and the manifest options require --format index")
-    refuse(not exports and output is not None, "-o requires --format dali, tar.idx, energon or wids")
-    refuse(shards.split is not None and (check or exports), "--split is for indexes that are written, and they keep it")
-    refuse(check and (dry_run or has_manifest), "--check cannot be combined with --dry-run or the manifest options")
-    refuse(manifest and no_manifest, "--manifest cannot be combined with --no-manifest")
+    if exports and (check or crc or has_manifest):
+        raise click.UsageError("--check, --crc and the manifest options require --format index")
+    if not exports and output is not None:
+        raise click.UsageError("-o requires --format dali, tar.idx, energon or wids")
+    if shards.split is not None and (check or exports):
+        raise click.UsageError("--split is for indexes that are written, and they keep it")
+    if check and (dry_run or has_manifest):
+        raise click.UsageError("--check cannot be combined with --dry-run or the manifest options")
+    if manifest and no_manifest:
+        raise click.UsageError("--manifest cannot be combined with --no-manifest")
     adds = columns is not None or attach is not None
-    refuse(
-        key_index and (exports or check or dry_run or no_manifest),
-        "--key-index requires that indexes and a manifest are written",
-    )
-    refuse(adds and (exports or check or dry_run), "columns cannot be combined with --check, --dry-run or --format")
+    if key_index and (exports or check or dry_run or no_manifest):
+        raise click.UsageError("--key-index requires that indexes and a manifest are written")
+    if adds and (exports or check or dry_run):
+        raise click.UsageError("columns cannot be combined with --check, --dry-run or --format")
     if columns is not None:
         from tarshards.index.columns import parse_columns
 

@@ -9,7 +9,7 @@ import click
 from tarshards.cli.input import Input, reads_samples
 from tarshards.cli.output import check_output, output_options
 from tarshards.cli.parameters import index_dir_option, keep_metadata_option, spill_options
-from tarshards.cli.program import refuse, say, tool
+from tarshards.cli.program import say, tool
 from tarshards.storage.expressions import spec_name
 from tarshards.storage.location import Location
 from tarshards.verbs.join import CONFLICT, MISSING, join_shards
@@ -34,7 +34,8 @@ def main(source: Input, output: Location, **options: Any) -> None:
     of the first. Inputs in the same order are joined while they are read; once the orders differ, the other inputs are
     read by index, or the rest is sorted.
     """
-    refuse(len(source.specs) < 2, "give at least two inputs, each a shard expression")
+    if len(source.specs) < 2:
+        raise click.UsageError("give at least two inputs, each a shard expression")
     check_output(output)
     samples = join_shards(
         [source.named(spec) for spec in source.specs],

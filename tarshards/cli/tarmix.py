@@ -18,7 +18,7 @@ from tarshards.cli.parameters import (
     shuffle_option,
     words,
 )
-from tarshards.cli.program import refuse, say, tool, usage_errors
+from tarshards.cli.program import say, tool, usage_errors
 from tarshards.storage.expressions import spec_name
 from tarshards.storage.location import Location
 from tarshards.verbs.mix import mix_streams, parse_sources, read_sources
@@ -79,8 +79,10 @@ def main(
     --until first: until a source is exhausted; last: until all have been read once, while exhausted ones start again;
     N: this many samples.
     """
-    refuse(config is not None and source.specs != ["-"], "SHARDS and --yaml cannot be combined: both name the sources")
-    refuse(config is None and allow_pipe, "--allow-pipe requires --yaml")
+    if config is not None and source.specs != ["-"]:
+        raise click.UsageError("SHARDS and --yaml cannot be combined: both name the sources")
+    if config is None and allow_pipe:
+        raise click.UsageError("--allow-pipe requires --yaml")
     with usage_errors():
         sources = parse_sources(source.specs) if config is None else read_sources(config)
         names = [spec_name(each.shards) for each in sources]

@@ -13,7 +13,7 @@ import click
 from tarshards.cli.input import Input, Losses, reads_samples, rekeyed, selects_samples
 from tarshards.cli.output import check_output, output_options, write_new_keys, written
 from tarshards.cli.parameters import COUNT, FILE, parallel_option, rekey_option, tmpdir_option
-from tarshards.cli.program import refuse, say, tool, usage_errors
+from tarshards.cli.program import say, tool, usage_errors
 from tarshards.errors import OpError, SampleError
 from tarshards.samples.keys import Sample
 from tarshards.storage.location import Location
@@ -81,13 +81,17 @@ def main(
     TAR_INDEX, TAR_SHARD and TAR_SLOT. What the command prints goes to stderr.
     """
     ways = sum(options[way] is not None for way in WAYS)
-    refuse(ways != 1, "give one of -c, --script, --python and --server")
+    if ways != 1:
+        raise click.UsageError("give one of -c, --script, --python and --server")
     aborts = halt is not None and failed == "abort"
-    refuse(aborts, "--halt does not go with --failed abort; use --failed skip or keep")
+    if aborts:
+        raise click.UsageError("--halt does not go with --failed abort; use --failed skip or keep")
     resume, state, joblog = resume or resume_failed, options.pop("state"), options["joblog"]
-    refuse(state is not None and not resume, "--state goes with --resume or --resume-failed")
+    if state is not None and not resume:
+        raise click.UsageError("--state goes with --resume or --resume-failed")
     if resume and state is None:
-        refuse(not output.is_local, "--resume needs -o FILE, or --state FILE")
+        if not output.is_local:
+            raise click.UsageError("--resume needs -o FILE, or --state FILE")
         state = f"{output.url}.tarproc"
     from tarshards.run.samples.journal import add_end, has_ended
 

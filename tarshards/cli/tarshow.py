@@ -9,7 +9,7 @@ import click
 
 from tarshards.cli.input import Input, reads_samples
 from tarshards.cli.output import OUTPUT, check_output, writing_options
-from tarshards.cli.program import refuse, tool, usage_errors
+from tarshards.cli.program import tool, usage_errors
 
 if TYPE_CHECKING:
     from tarshards.storage.location import Location
@@ -26,7 +26,8 @@ keys too, about 150 bytes each, of up to 10 million samples."""
 @writing_options
 def main(source: Input, summary: bool, images: bool, html: Location | None) -> None:
     """List the samples of SHARDS: one line each, with the key, then every field as NAME:BYTES=PREVIEW."""
-    refuse(summary + images + (html is not None) > 1, "--summary, --images and --html cannot be combined")
+    if summary + images + (html is not None) > 1:
+        raise click.UsageError("--summary, --images and --html cannot be combined")
     if html is not None:
         _write_html(source, html)
     elif summary:

@@ -9,7 +9,7 @@ import click
 from tarshards.cli.input import Input, reads_samples
 from tarshards.cli.output import check_output, output_options
 from tarshards.cli.parameters import keep_metadata_option, seed_option, spill_options
-from tarshards.cli.program import refuse, say, tool, usage_errors
+from tarshards.cli.program import say, tool, usage_errors
 from tarshards.samples.keys import key_rule
 from tarshards.storage.location import Location
 from tarshards.verbs.sort import (
@@ -57,9 +57,12 @@ def main(
     groups the members of each key of a shard. With --regroup and without --sort the samples stay in the order of their
     first members.
     """
-    refuse(shuffle and (keys or reverse), "--shuffle cannot be combined with --sort or -r")
-    refuse(regroup and unique, "--regroup cannot be combined with --unique")
-    refuse(regroup and reverse and not keys, "--regroup can be combined with -r only if there is --sort")
+    if shuffle and (keys or reverse):
+        raise click.UsageError("--shuffle cannot be combined with --sort or -r")
+    if regroup and unique:
+        raise click.UsageError("--regroup cannot be combined with --unique")
+    if regroup and reverse and not keys:
+        raise click.UsageError("--regroup can be combined with -r only if there is --sort")
     with usage_errors("--sort"):
         list(map(parse_sort_key, keys))
     check_output(output)

@@ -19,7 +19,7 @@ from tarshards.cli.parameters import (
     seed_option,
     size_option,
 )
-from tarshards.cli.program import refuse, say, shown, tool
+from tarshards.cli.program import say, shown, tool
 
 if TYPE_CHECKING:
     from tarshards.storage.location import Location
@@ -69,13 +69,16 @@ def main(
     from tarshards.write.shards import SHARD_BYTES
     from tarshards.write.split import ShardCommand, route_by_field, route_by_ratios, split_samples
 
-    refuse(delete and not post, "--delete requires --post")
-    refuse(delete and options["index"], "--index cannot be combined with --delete; let --post run tarindex")
+    if delete and not post:
+        raise click.UsageError("--delete requires --post")
+    if delete and options["index"]:
+        raise click.UsageError("--index cannot be combined with --delete; let --post run tarindex")
     routes: dict[str, Route] = {}
     if ratios is not None:
         routes["split"] = route_by_ratios(_parse_ratios(ratios), seed=seed)
     if by is not None:
-        refuse(by == "shard" or by in routes, f"--by {by}: {{{by}}} has another meaning in the pattern")
+        if by == "shard" or by in routes:
+            raise click.UsageError(f"--by {by}: {{{by}}} has another meaning in the pattern")
         routes[by] = route_by_field(by)
     if options["max_samples"] is None and options["max_bytes"] is None:
         options["max_bytes"] = SHARD_BYTES
@@ -108,11 +111,13 @@ def _full_pattern(pattern: str, variables: list[str]) -> str:
     found = set(re.findall(r"\{([^{}:]+)[^{}]*\}", pattern))
     for variable in variables:
         lacks = variable not in found or "{" + variable + "}" not in pattern
-        refuse(lacks, f"-o {pattern}: the pattern needs {{{variable}}}")
+        if lacks:
+            raise click.UsageError(f"-o {pattern}: the pattern needs {{{variable}}}")
     if unknown := found - {"shard", *variables}:
         raise click.UsageError(f"-o {pattern}: unknown {{{min(unknown)}}}; --by FIELD and --ratios make them known")
     has_number = re.search(r"%0?\d*d|\{shard(:0?\d*d?)?\}", pattern)
-    refuse(not has_number, f"-o {pattern}: the pattern needs a shard number, %06d or {{shard:06d}}")
+    if not has_number:
+        raise click.UsageError(f"-o {pattern}: the pattern needs a shard number, %06d or {{shard:06d}}")
     check_suffix(pattern)
     return pattern
 
@@ -126,6 +131,8 @@ def _parse_ratios(text: str) -> dict[str, float]:
     except ValueError as error:
         raise click.UsageError(f"--ratios {text}: write train=.9,val=.1, with a sum of 1") from error
     for name in ratios:
-        refuse(not is_safe(name), f"--ratios {text}: {name!r} is not safe in a file name")
-    refuse(len(ratios) <= text.count(","), f"--ratios {text}: a name occurs twice")
+        if not is_safe(name):
+            raise click.UsageError(f"--ratios {text}: {name!r} is not safe in a file name")
+    if len(ratios) <= text.count(","):
+        raise click.UsageError(f"--ratios {text}: a name occurs twice")
     return ratios
