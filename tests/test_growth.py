@@ -648,7 +648,7 @@ TEXTS: dict[str, Callable[[], object]] = {
     "braces in each other": lambda: refused("{" * MANY + "}" * MANY),
     "other brackets": lambda: _OTHER_RANGES.search("_OP_" * MANY + ".."),
     "classes": lambda: _OTHER_RANGES.search("[{" + "." * 20 * MANY),
-    "numbers in a name": lambda: _missing_numbers(["1" * MANY + "a1.tar", "2.tar"]),
+    "numbers in a name": lambda: _missing_numbers(list(map(Location, ["1" * MANY + "a1.tar", "2.tar"]))),
     "series": lambda: series_url("1" * MANY + "a1.tar"),
     "names of members": lambda: tariterators.base_plus_ext("a/" * MANY + "b"),
     "queries": lambda: redacted("? " + "://" * MANY),

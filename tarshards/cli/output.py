@@ -109,11 +109,10 @@ def check_output(target: Location, *, is_field: bool = False, replaces: bool = F
 
 def check_suffix(target: str | Location) -> None:
     """Refuse an output, or a pattern, whose name requests a compression or format that no tool writes."""
-    from tarshards.storage.compression import named_compression
     from tarshards.storage.location import Location
 
     try:
-        named_compression(Location.of(target))
+        Location.of(target).compression()
     except UrlError as error:
         raise click.UsageError(str(error)) from error
 

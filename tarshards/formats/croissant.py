@@ -21,7 +21,6 @@ from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.image import IMAGES
 from tarshards.samples.grouping import read_samples
 from tarshards.samples.keys import Sample, is_reserved
-from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard
@@ -183,7 +182,7 @@ def _file(shard: Shard, beside: Location | None) -> dict[str, Any]:
     if location.is_remote:
         url = url.partition("?")[0]
     size = shard.size if shard.size is not None else location.size()
-    compressed = named_compression(location) is not None
+    compressed = location.compression() is not None
     if shard.sha256 is not None:
         check_described(shard, location)
     return {

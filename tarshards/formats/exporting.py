@@ -22,7 +22,6 @@ from tarshards.samples.grouping import read_samples, read_shard
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.samples.seen_keys import SeenKeys
-from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import find_shards, spec_name
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import ArchiveEnd, Shard
@@ -79,7 +78,7 @@ def export_dataset(
     else:
         names = output_names(output, len(sources))
     if kind in ("jsonl", "msgpack"):
-        named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
+        Location.of(names[0]).compression()  # raises UrlError for a name of another format
     repeated = _repeated_files(sources, columns) if kind == "folder" else [{}] * len(sources)
     targets = [target.at(name) for name in names]
     units = [_ExportedShard(*each[:2], kind, columns, each[2]) for each in zip(sources, targets, repeated)]

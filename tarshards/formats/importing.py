@@ -14,7 +14,6 @@ from tarshards.formats.naming import Columns, Naming, record_url, sample_of
 from tarshards.formats.pieces import Piece, Plan, fail_rows
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.storage.compression import named_compression
 from tarshards.storage.location import Location
 from tarshards.write.map import output_names
 from tarshards.write.once import Outputs
@@ -61,7 +60,7 @@ def import_dataset(
     max_bytes = whole_number("max_bytes", max_bytes, 1)
     ledger = Ledger.of(on_error)
     target = Location.of(pattern, sync=sync)
-    named_compression(target)  # raises UrlError for a name of another format
+    target.compression()  # raises UrlError for a name of another format
     name = name_of(source)
     plan = plan_input(source, format, split, key, types, max_bytes)
     names = output_names(target.url, len(plan.pieces))

@@ -27,7 +27,6 @@ from tarshards.formats.pieces import (
 from tarshards.formats.tfrecord import plan_tfrecord
 from tarshards.formats.zarr_ import is_zarr, plan_zarr
 from tarshards.samples.fields import check_mapping
-from tarshards.storage.compression import without_suffix
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import SUFFIX
@@ -160,7 +159,7 @@ def named_format(name: str) -> str | None:
     >>> named_format("c4-train.00000-of-01024.json.gz"), named_format("a.tfrecord-0-of-2"), named_format("0.gz")
     ('jsonl', 'tfrecord', None)
     """
-    return _SUFFIXES.get(FILE_NUMBER.sub("", without_suffix(name.lower())).rpartition(".")[2])
+    return _SUFFIXES.get(FILE_NUMBER.sub("", Location(name.lower()).stem).rpartition(".")[2])
 
 
 def _format_of(urls: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from tarshards.errors import DecodeError, EncodeError, OpenError, SampleError, T
 from tarshards.samples.codecs.basic import check_types
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.storage.compression import bomb_in, without_suffix
+from tarshards.storage.compression import bomb_in
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
@@ -102,7 +102,7 @@ def stem_of(location: Location) -> str:
     """
     if location.scheme == "-":
         return "stdin"
-    name = without_suffix(location.base.lstrip("."))
+    name = location.stem.lstrip(".")
     number = FILE_NUMBER.search(name)
     stem = _EXTENSION.sub("", name[: number.start()] if number else name)
     return (stem + (number[0] if number else "")).replace(".", "-").strip("_") or "file"

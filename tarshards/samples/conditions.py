@@ -19,7 +19,6 @@ from tarshards.samples.codecs import decode_field
 from tarshards.samples.fields import find_field, no_field, value_at, value_path
 from tarshards.samples.keys import Sample, is_reserved
 from tarshards.samples.retry_parse import retry_parse
-from tarshards.storage.compression import without_suffix
 from tarshards.storage.location import Location
 
 Evaluate = Callable[[Any], Any]  # takes a function that returns the value of each name
@@ -533,4 +532,4 @@ def shard_of(sample: Sample) -> str:
     location = Location.of(sample.get("__url__", ""))
     if location.scheme == "-":
         return "stdin"
-    return without_suffix(location.base.rpartition(":")[2] if location.scheme else location.base)
+    return location.stem.rpartition(":")[2] if location.scheme else location.stem

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from tarshards.errors import OpenError, UrlError
-from tarshards.storage.location import Location
+from tarshards.errors import OpenError
 from tarshards.storage.remote import check_ratio
 from tarshards.storage.streams import BUFFER, PIECE, InputStream, OutputStream, failure, read_some
 
@@ -485,7 +484,7 @@ TAR_ENDING = re.compile(
 
 #: The beginnings of suffixes that a tar must not have: those of other compressions, archives and tables, and what looks
 #: like a compression, such as `.gzip` and `.gz-000`.
-_OTHERS = re.compile(
+OTHER_SUFFIXES = re.compile(
     r"\.(?:t?(?:gz|bz|xz|lz|zst|zip|7z)|(?:t?a?z|tzo|brotli|br|sz|snappy|zz|zlib|deflate|lrz|rar)(?![a-z])"
     r"|(?:parquet|arrow|tfrecord|npz|h5)(?![a-z]))",
     re.IGNORECASE,
@@ -512,42 +511,15 @@ def _begin(make: Callable[[], Any], url: str) -> Any:
         raise OpenError(f"{package} is missing: pip install 'tarshards[{package}]'", url=url) from error
 
 
-def named_compression(location: Location) -> str | None:
-    """Return the compression that the suffix of *location* names, if any; ``-`` and ``pipe:`` have none.
-
-    Raises UrlError for the suffix of another format, which a tar must not have.
-
-    >>> named_compression(Location("https://host/a.tar.gz?token=x")), named_compression(Location("a.tar"))
-    ('gzip', None)
-    """
-    suffix = "" if location.is_stream else os.path.splitext(location.base)[1]
-    compression = None if suffix == ".taZ" else SUFFIXES.get(suffix.lower())  # compress, while .taz is gzip
-    if compression is None and _OTHERS.match(suffix):
-        known = " ".join(SUFFIXES)
-        raise UrlError(f"the suffix {suffix} is not supported; those that compress are {known}", url=location.name)
-    return compression
-
-
-def without_suffix(base: str) -> str:
-    """Return the name of a file without the suffix of a compression and ``.tar``.
-
-    >>> [without_suffix(base) for base in ("a.tar.zst", "a.tgz", "a.tar", "a.jsonl.gz")]
-    ['a', 'a', 'a', 'a.jsonl']
-    """
-    stem, _, suffix = base.rpartition(".")
-    return (stem if f".{suffix}".lower() in SUFFIXES else base).removesuffix(".tar")
-
-
-def compressed(stream: OutputStream, location: Location) -> OutputStream:
-    """Return an OutputStream that compresses into *stream*, or *stream* itself, by the suffix of *location*."""
+def compressed(stream: OutputStream, compression: str | None) -> OutputStream:
+    """Return an OutputStream that compresses into *stream*, or, for no *compression*, *stream* itself."""
+    if compression is None:
+        return stream
     try:
-        compression = named_compression(location)
-        encoder = None if compression is None else _begin(COMPRESSIONS[compression].encoder, stream.name)
+        encoder = _begin(COMPRESSIONS[compression].encoder, stream.name)
     except BaseException:
         stream.abort()
         raise
-    if encoder is None:
-        return stream
 
     def write(data: Any) -> None:
         stream.write(encoder.compress(data))

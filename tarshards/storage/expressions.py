@@ -13,7 +13,6 @@ from operator import add, attrgetter
 from typing import Any
 
 from tarshards.errors import UrlError, shortened, visible
-from tarshards.storage.compression import without_suffix
 from tarshards.storage.derived import COLUMNS, INDEX
 from tarshards.storage.location import CHAINED, FAMILIES, SEPARATOR, Location
 from tarshards.storage.manifest import MAX_BYTES, SUFFIX, ArchiveEnd, Shard, Shards, check_end, parse_manifest
@@ -497,31 +496,30 @@ def _shards_of(location: Location, known: dict[str, Shards]) -> Shards:
         raise UrlError(f"no file matches{gone}", url=location.name)
     if urls == [location.url]:
         return Shards(urls)
-    if missing := _missing_numbers([Location(url).base for url in urls]):
+    if missing := _missing_numbers(list(map(Location, urls))):
         _warn_of_gaps(location.name, len(urls), missing)
     known[location.url] = Shards(urls)
     return known[location.url]
 
 
-def _missing_numbers(names: list[str]) -> str:
-    """Return the missing ones, as text, of the runs of numbers that the *names* of files have; "" if none is missing.
+def _missing_numbers(files: list[Location]) -> str:
+    """Return the missing ones, as text, of the runs of numbers that the names of *files* have; "" if none is missing.
 
     Names are a run if they differ in one number only, and if at least half of its numbers, and three, are there.
 
-    >>> _missing_numbers(["a-0.tar", "a-1.tar", "a-3.tar", "b-7.tar"]), _missing_numbers(["y2019.tar", "y2024.tar"])
-    ('a-2.tar', '')
+    >>> _missing_numbers(list(map(Location, ["a-0.tar", "a-1.tar", "a-3.tar", "b-7.tar", "y2019.tar", "y2024.tar"])))
+    'a-2.tar'
     """
     runs: dict[tuple[str, str, int], list[int]] = {}
-    names = [name for name in names if len(name) <= LONGEST_NAME] or [""]
-    first_name, last_name = (_NUMBERED.fullmatch(without_suffix(name)) for name in (names[0], names[-1]))
-    if first_name and last_name and int(last_name[2]) - int(first_name[2]) == len(names) - 1:
+    files = [file for file in files if len(file.base) <= LONGEST_NAME] or [Location("")]
+    first_name, last_name = (_NUMBERED.fullmatch(file.stem) for file in (files[0], files[-1]))
+    if first_name and last_name and int(last_name[2]) - int(first_name[2]) == len(files) - 1:
         return ""  # the usual case, also of very many shards
-    for name in names:
-        stem = without_suffix(name)
-        if match := _NUMBERED.fullmatch(stem):
+    for file in files:
+        if match := _NUMBERED.fullmatch(file.stem):
             before, number, after = match.groups()
             width = len(number) if number.startswith("0") and len(number) > 1 else 0
-            runs.setdefault((before, after + name[len(stem) :], width), []).append(int(number))
+            runs.setdefault((before, after + file.base[len(match[0]) :], width), []).append(int(number))
     gaps: list[str] = []
     count = 0
     for (before, after, width), numbers in _joined(runs).items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from tarshards.errors import OpenError, UrlError, shortened
 from tarshards.parallel.forks import cached_property
+from tarshards.storage.compression import OTHER_SUFFIXES, SUFFIXES
 from tarshards.storage.redaction import (
     redacted,
     secrets_in,
@@ -314,6 +315,31 @@ class Location:
     def base(self) -> str:
         """The last part of the path, as the URL writes it."""
         return self._parts[1]
+
+    @property
+    def stem(self) -> str:
+        """The base without the suffix of a compression and ``.tar``.
+
+        >>> [Location(url).stem for url in ("d/a.tar.zst", "a.tgz", "http://host/a.tar?token=x", "a.jsonl.gz")]
+        ['a', 'a', 'a', 'a.jsonl']
+        """
+        stem, _, suffix = self.base.rpartition(".")
+        return (stem if f".{suffix}".lower() in SUFFIXES else self.base).removesuffix(".tar")
+
+    def compression(self) -> str | None:
+        """Return the compression that the suffix names, if any; ``-`` and ``pipe:`` have none.
+
+        Raises UrlError for the suffix of another format, which a tar must not have.
+
+        >>> Location("https://host/a.tar.gz?token=x").compression(), Location("a.tar").compression()
+        ('gzip', None)
+        """
+        suffix = "" if self.is_stream else os.path.splitext(self.base)[1]
+        compression = None if suffix == ".taZ" else SUFFIXES.get(suffix.lower())  # compress, while .taz is gzip
+        if compression is None and OTHER_SUFFIXES.match(suffix):
+            known = " ".join(SUFFIXES)
+            raise UrlError(f"the suffix {suffix} is not supported; those that compress are {known}", url=self.name)
+        return compression
 
     @property
     def query(self) -> str:

@@ -67,10 +67,11 @@ def open_shard(
     needs ``pip install 'tarshards[lz4]'``.
     """
     location = Location.of(url, allow_pipe=allow_pipe, sync=sync)
+    compression = location.compression() if mode == "wb" else None
     stream: Any = location.open(mode, compressed=True)
     if mode == "wb":
         stream.before_commit = partial(forget, location)
-        shard: Any = compressed(stream, location)
+        shard: Any = compressed(stream, compression)
     else:
         shard = decompressed(stream, location.name, location.remote.max_ratio if max_ratio is None else max_ratio)
     return shard

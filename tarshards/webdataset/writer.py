@@ -17,7 +17,7 @@ from tarshards.samples.codecs import encode_field
 from tarshards.samples.codecs.basic import INTEGERS
 from tarshards.samples.codecs.registry import ENCODERS
 from tarshards.samples.keys import Sample
-from tarshards.storage.compression import compressed, named_compression
+from tarshards.storage.compression import compressed
 from tarshards.storage.location import Location
 from tarshards.webdataset.tariterators import gopen as gopen
 from tarshards.write import shards
@@ -129,14 +129,14 @@ class TarWriter(shards.TarWriter):
             words = "user, group, mode, mtime and format are fixed, and names with a leading _ are not written"
             warnings.warn(f"TarWriter: {words}; see tarshards.TarWriter", stacklevel=2)
         by_word = Location.of(f"a.{'gz' if compress is True else compress or 'tar'}")
-        asked = named_compression(by_word)
-        named = named_compression(Location.of(fileobj)) if isinstance(fileobj, str | os.PathLike) else None
+        asked = by_word.compression()
+        named = Location.of(fileobj).compression() if isinstance(fileobj, str | os.PathLike) else None
         if (compress and asked is None) or (compress is not None and named not in (None, asked)):
             raise ValueError(f"compress={compress!r} for {fileobj}: it is True, 'gz', 'bz2' or 'xz', as the name says")
         super().__init__(fileobj, allow_pipe=True)
         self.encoder: Callable[[Sample], Sample] = make_encoder(encoder)
         if asked and not self.is_compressed:
-            self._stream = compressed(self._stream, by_word)
+            self._stream = compressed(self._stream, asked)
             self.is_compressed = True
 
     def write(self, obj: Sample) -> int:  # type: ignore[override]

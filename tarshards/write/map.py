@@ -20,7 +20,6 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
 from tarshards.storage.claims import Claims
 from tarshards.storage.code_digest import digest_code, name_unknown
-from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import common_name, expand_urls, find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import ArchiveEnd, Shard
@@ -85,7 +84,7 @@ def map_shards(
     check_function(function, "map_shards")
     shards = find_shards(inputs, concatenated=concatenated, end=end, allow_pipe=allow_pipe)
     names = output_names(outputs, len(shards))
-    named_compression(Location.of(names[0]))  # raises UrlError for a name of another format
+    Location.of(names[0]).compression()  # raises UrlError for a name of another format
     handler = error_handler(on_error)
     code = digest_code(function)
     name_unknown(log.warning, "map_shards", code)

@@ -27,7 +27,6 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import Ledger, Tally
 from tarshards.samples.retry_parse import retry_parse
 from tarshards.storage.claims import Claims
-from tarshards.storage.compression import named_compression
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location, look_up
 from tarshards.storage.manifest import ArchiveEnd, Shard, manifest_url
@@ -149,7 +148,7 @@ def reshard(
     output_pattern = pattern.url
     if not is_pattern(output_pattern):
         raise ValueError(f"{pattern.name}: the pattern needs a shard number, {{shard:06d}} or %06d")
-    named_compression(pattern)  # raises UrlError for a name of another format
+    pattern.compression()  # raises UrlError for a name of another format
     if rekey is not None:
         ops.rekey([], rekey)  # raises ValueError for an invalid template
     named = find_shards(inputs, concatenated=concatenated, end=end, allow_pipe=allow_pipe)

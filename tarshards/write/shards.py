@@ -20,7 +20,6 @@ from tarshards.samples.ledger import Reject, reject_or_raise
 from tarshards.samples.member_file import MemberFile
 from tarshards.samples.seen_keys import SeenKeys
 from tarshards.storage.claims import Claims
-from tarshards.storage.compression import named_compression
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shard, manifest_url
 from tarshards.storage.opening import open_shard
@@ -90,7 +89,7 @@ class TarWriter(_Writer):
         else:
             self._location = Location.of(target, allow_pipe=allow_pipe, sync=sync)  # type: ignore[arg-type]
             self.target = self._location.url
-            self.is_compressed = named_compression(self._location) is not None
+            self.is_compressed = self._location.compression() is not None
             self._stream = open_shard(self._location, "wb")
         self._digest: Any = None
         if flag("sha256", sha256) and not self.is_compressed:
@@ -325,7 +324,7 @@ class ShardWriter(_Writer):
         self.pattern: str = self._location.url
         if not is_pattern(self.pattern):
             raise ValueError(f"{self._location.name}: the pattern needs a shard number, {{shard:06d}} or %06d")
-        named_compression(self._location)  # raises UrlError for a name of another format
+        self._location.compression()  # raises UrlError for a name of another format
         self.max_samples: int | None = None if max_samples is None else whole_number("max_samples", max_samples, 1)
         self.max_bytes: int | None = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1)
         self._most = None if self.max_bytes is None else most_of_members(self.max_bytes)
@@ -418,7 +417,7 @@ class ShardWriter(_Writer):
     def _with_sha256(self, shard: Shard) -> Shard:
         """Return a shard of an earlier run, with its checksum if ``sha256`` is set; compute it if none is stored."""
         location = Location.of(shard.url)
-        if not self._sha256 or shard.sha256 is not None or named_compression(location) is not None:
+        if not self._sha256 or shard.sha256 is not None or location.compression() is not None:
             return shard
         return shard._replace(sha256=location.sha256())
 
@@ -523,7 +522,7 @@ def write_shard(
 
 def made_shard(url: str, samples: int, size: int) -> Shard:
     """Return the manifest entry of a shard that ``write_shard`` wrote; a compressed shard has no index."""
-    is_indexed = named_compression(Location.of(url)) is None
+    is_indexed = Location.of(url).compression() is None
     return Shard(url, samples, size if is_indexed else None, indexed=is_indexed)
 
 
