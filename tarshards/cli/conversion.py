@@ -5,20 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.input import runs_in_processes
-from tarshards.cli.parameters import options, parallel_option, quiet_option
 from tarshards.cli.program import say
 
 if TYPE_CHECKING:
     from tarshards.samples.ledger import Ledger
     from tarshards.storage.location import Location
-
-#: The options of every import and export, for ``convert``.
-conversion_options: Final = options(parallel_option("Processes", 0), runs_in_processes, quiet_option)
 
 
 def convert(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from tarshards.cli.output import written
+from tarshards.cli.output import pattern_options, written
 from tarshards.cli.parameters import (
     COUNT,
     FILE,
@@ -30,8 +30,10 @@ from tarshards.cli.parameters import (
     max_ratio_option,
     on_error_option,
     options,
+    parallel_option,
     quiet_option,
     shards_argument,
+    size_option,
     split_option,
     typed,
     where_option,
@@ -150,17 +152,31 @@ def leaves_out(command: Callable[..., Any]) -> Callable[..., Any]:
     return options(on_error_option, max_errors_option)(with_losses)
 
 
-def runs_in_processes(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of ``leaves_out`` to a command with -j; it gets a *ledger*, and an *executor* of -j processes."""
+def makes_files(
+    meaning: str, *, makes_tars: bool = False, size: str | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add what tools share that make files in processes to a command: ``pattern_options``, -j, -q, ``leaves_out``.
 
-    @wraps(command)
-    def with_executor(parallel: int, losses: Losses, **values: Any) -> Any:
-        from tarshards.parallel.process_pool import ProcessPool
+    It gets an *executor* of -j processes, and the *ledger* of the errors. *size* describes the default of -s; None if
+    the tool has no -s.
+    """
 
-        with usage_errors(), ProcessPool(parallel) as pool:
-            return command(executor=pool, ledger=losses.ledger, **values)
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_executor(parallel: int, losses: Losses, **values: Any) -> Any:
+            from tarshards.parallel.process_pool import ProcessPool
 
-    return leaves_out(with_executor)
+            with usage_errors(), ProcessPool(parallel) as pool:
+                return command(executor=pool, ledger=losses.ledger, **values)
+
+        return options(
+            pattern_options(meaning, makes_tars=makes_tars),
+            *([] if size is None else [size_option(size)]),
+            parallel_option("Processes", 0),
+            quiet_option,
+        )(leaves_out(with_executor))
+
+    return decorate
 
 
 def too_many(losses: int, allowed: int, first: object) -> TarshardsError:

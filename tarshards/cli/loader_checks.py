@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from tarshards.cli.parameters import options, seed_option
+from tarshards.cli.parameters import seed_option
 from tarshards.cli.program import tool, usage_errors
 from tarshards.testing.chains import Chain, LoaderFault
 from tarshards.testing.epochs import check_epoch
@@ -50,43 +50,43 @@ class FunctionName(click.ParamType):
             self.fail(f"{value}: {error}; name a function as module:function", param, ctx)
 
 
-#: The arguments and options that these commands share.
-of_loader: Final = options(
-    click.argument("make_loader", type=FunctionName(), metavar="MODULE:FUNCTION"),
-    click.option(
+def checks_loader(check: Callable[..., Any]) -> Callable[..., None]:
+    """Add the arguments and options of a check of a loader to it; print its report, or the fault, and exit with 1."""
+
+    @click.argument("make_loader", type=FunctionName(), metavar="MODULE:FUNCTION")
+    @click.option(
         "--read",
         type=FunctionName(),
         metavar="MODULE:FUNCTION",
         help="Function from a batch to the numbers of its samples.",
-    ),
-    click.option(
+    )
+    @click.option(
         "--tail",
         type=click.Choice(["exact", "pad", "drop"]),
         default="exact",
         help="Samples that do not divide evenly: deliver each once, repeat some, or drop some.",
-    ),
-    click.option(
+    )
+    @click.option(
         "--steady",
         type=Names("workers", "batch_size"),
         default="",
         help="Properties that do not affect the order of samples: workers, batch_size or both.",
-    ),
-    click.option("--processes", is_flag=True, help="Run each rank in a separate process."),
-    click.option("--limit", default=30.0, metavar="SECONDS", help="Seconds after which a run is taken to hang."),
-)
+    )
+    @click.option("--processes", is_flag=True, help="Run each rank in a separate process.")
+    @click.option("--limit", default=30.0, metavar="SECONDS", help="Seconds after which a run is taken to hang.")
+    @wraps(check)
+    def command(make_loader: Any, read: Any, **options: Any) -> None:
+        if read is not None:
+            options["read"] = read
+        try:
+            with usage_errors():
+                report = check(make_loader, **options)
+        except LoaderFault as fault:
+            click.echo(fault)
+            sys.exit(1)
+        click.echo(f"ok: {report}")
 
-
-def conclude(check: Callable[..., Any], make_loader: Any, read: Any, **options: Any) -> None:
-    """Run a check, print what it found, and exit with 1 at a fault."""
-    if read is not None:
-        options["read"] = read
-    try:
-        with usage_errors():
-            report = check(make_loader, **options)
-    except LoaderFault as fault:
-        click.echo(fault)
-        sys.exit(1)
-    click.echo(f"ok: {report}")
+    return command
 
 
 @tool()
@@ -102,31 +102,39 @@ def conclude(check: Callable[..., Any], make_loader: Any, read: Any, **options: 
     metavar="NAME,...",
     help="Properties that may differ after a resume.",
 )
-@of_loader
-def resume(chain: str | None, make_loader: Any, read: Any, **options: Any) -> None:
+@checks_loader
+def resume(
+    make_loader: Any,
+    chain: str | None,
+    seed: int,
+    chains: int,
+    worlds: int,
+    times: int,
+    changes: tuple[str, ...],
+    **options: Any,
+) -> Any:
     """Stop a loader in small worlds at every batch, and resume it.
 
     MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Exit code 1: the loader is wrong; the shortest chain
     that shows the fault is printed.
     """
-    if chain is None:
-        conclude(check_resume, make_loader, read, **options)
-        return
-    with usage_errors("--chain"):
-        one = Chain.parse(chain)
-    tested = {name: options[name] for name in ("tail", "steady", "processes", "limit")}
-    conclude(partial(check_chain, chain=one), make_loader, read, **tested)
+    if chain is not None:
+        with usage_errors("--chain"):
+            one = Chain.parse(chain)
+        return check_chain(make_loader, one, **options)
+    counts: dict[str, Any] = {"seed": seed, "chains": chains, "worlds": worlds, "times": times}
+    return check_resume(make_loader, changes=changes, **counts, **options)
 
 
 @tool()
 @click.option("--setups", default=500, metavar="N", help="Number of small setups, of 1,872.")
-@of_loader
-def epoch(make_loader: Any, read: Any, **options: Any) -> None:
+@checks_loader
+def epoch(make_loader: Any, **options: Any) -> Any:
     """Compare three epochs of all ranks with the dataset, and the steps of the ranks with each other.
 
     MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Exit code 1: the loader is wrong.
     """
-    conclude(check_epoch, make_loader, read, **options)
+    return check_epoch(make_loader, **options)
 
 
 @tool()
@@ -139,11 +147,11 @@ def epoch(make_loader: Any, read: Any, **options: Any) -> None:
 )
 @click.option("--window", type=int, metavar="N", help="Samples that are mixed with each other.  [default: all]")
 @click.option("--seeds", default=150, metavar="N", help="Number of seeds.")
-@of_loader
-def shuffle(make_loader: Any, read: Any, **options: Any) -> None:
+@checks_loader
+def shuffle(make_loader: Any, **options: Any) -> Any:
     """Compare the orders of a loader with uniform random permutations.
 
     MODULE:FUNCTION makes a loader for a tarshards.testing.Setup. Prints how many standard deviations they are from the
     expectation. Exit code 1: the loader is less random than promised.
     """
-    conclude(check_shuffle, make_loader, read, **options)
+    return check_shuffle(make_loader, **options)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.conversion import conversion_options, convert
-from tarshards.cli.output import pattern_options
+from tarshards.cli.conversion import convert
+from tarshards.cli.input import makes_files
 from tarshards.cli.parameters import FILE, max_ratio_option
 from tarshards.cli.program import tool
 
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     example="tarconvert 'store/*.gz' -o train-%06d.tar",
 )
 @click.argument("shards", nargs=-1, required=True, type=FILE)
-@pattern_options("Shards to write: out-%06d.tar, or out/%06d.gz for msgpack.")
+@makes_files("Shards to write: out-%06d.tar, or out/%06d.gz for msgpack.")
 @max_ratio_option(expose_value=False)
-@conversion_options
 def main(shards: tuple[str, ...], output: Location, **options: Any) -> None:
     """Convert tar SHARDS to msgpack shards of Squirrel, or msgpack shards to tars, according to the suffix of -o.
 

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.conversion import conversion_options, convert
-from tarshards.cli.input import requires_shards
-from tarshards.cli.output import pattern_options
+from tarshards.cli.conversion import convert
+from tarshards.cli.input import makes_files, requires_shards
 from tarshards.cli.program import tool
 
 if TYPE_CHECKING:
@@ -22,9 +21,8 @@ FORMATS = ("parquet", "jsonl", "msgpack", "folder")
     epilog="Streams: each process holds a row group of parquet, or one sample.",
     example="tarexport train.shards.json -o train-%06d.parquet",
 )
-@pattern_options("Files to write, such as out-%06d.parquet; or a folder.")
 @click.option("--format", type=click.Choice(FORMATS), help="What to write.  [default: by the name of the output]")
-@conversion_options
+@makes_files("Files to write, such as out-%06d.parquet; or a folder.")
 @requires_shards("name SHARDS to export")
 def main(shards: list[Shard], output: Location, **options: Any) -> None:
     """Write each of SHARDS to a file of another format, or their members to files in a folder.

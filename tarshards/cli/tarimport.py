@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.conversion import conversion_options, convert
-from tarshards.cli.output import pattern_options
-from tarshards.cli.parameters import FILE, max_ratio_option, size_option
+from tarshards.cli.conversion import convert
+from tarshards.cli.input import makes_files
+from tarshards.cli.parameters import FILE, max_ratio_option
 from tarshards.cli.program import tool
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "fol
     example="tarimport 'data/train-*.parquet' -o train-%06d.tar",
 )
 @click.argument("source", nargs=-1, required=True, type=FILE)
-@pattern_options("Shards to write: out-%06d.tar or out-{shard:06d}.tar.", makes_tars=True)
 @click.option("--format", type=click.Choice(FORMATS), help="What SOURCE is.  [default: by its name]")
 @click.option("--split", metavar="NAME", help="The split of a Hugging Face dataset.")
 @click.option("-k", "--key", metavar="TEMPLATE", help='Keys, such as "{file}/{record:09d}"; columns are names too.')
@@ -32,9 +31,8 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "fol
     callback=lambda context, parameter, types: None if types is None else dict(map(_column_type, types.split(","))),
     help="Types of columns of csv: text, int, float, bool, date, timestamp.",
 )
-@size_option("1e9")
+@makes_files("Shards to write: out-%06d.tar or out-{shard:06d}.tar.", makes_tars=True, size="1e9")
 @max_ratio_option(expose_value=False)
-@conversion_options
 def main(source: tuple[str, ...], output: Location, max_bytes: int | None, **options: Any) -> None:
     """Write the rows of SOURCE, data in another format, as samples to shards.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
 
-from tarshards.cli.parameters import FILE, Size, options, quiet_option
+from tarshards.cli.parameters import FILE, Size, quiet_option
 from tarshards.cli.program import Program, say, tool, usage_errors
 from tarshards.errors import OpenError, StateError, TarshardsError, UrlError, visible
 
@@ -87,78 +88,76 @@ def submits(default: str) -> Program:
     """Return the command that submits jobs, by default to this backend."""
     backend = click.Choice(BACKENDS)
     several: dict[str, Any] = {"multiple": True}
-    decorators = [
-        click.argument(
-            "command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...", shell_complete=_complete_command
-        ),
-        click.option(
-            *("-s", "--items"),
-            metavar="ITEMS",
-            **several,
-            help="Items: braces, @file, globs, - for stdin; several: their product.",
-        ),
-        click.option("--zip", "zipped", is_flag=True, help="Pair the items of several -s, instead of their product."),
-        click.option("--inputs", metavar="SHARDS", help="Items {1}; with --outputs, instead of -s."),
-        click.option("--outputs", metavar="SHARDS", help="Items {2}: the output for each of --inputs."),
-        click.option("--group", metavar="N|SIZE", help="Items per task, or bytes per task such as 10GB."),
-        click.option("--state", metavar="URL", help="Write the done-markers to this folder, not beside the outputs."),
-        click.option(
-            "--name", metavar="NAME", help="Name of the job.  [default: derived from the command and the items]"
-        ),
-        click.option("-b", "--backend", type=backend, default=default, help="Where the tasks run."),
-        click.option("--dry-run", "--print", "dry_run", is_flag=True, help="Print what would run, and exit."),
-        wait_option,
-        click.option(
-            "-P",
-            "-j",
-            "--parallel",
-            "parallelism",
-            type=COUNT,
-            metavar="N",
-            help="Tasks at once, 0: the default.  [default: as many as cores; Kubernetes: 100; Slurm: no limit]",
-        ),
-        click.option(
-            "--retries", type=COUNT, default=3, metavar="N", help="Retries after a failure other than status 42."
-        ),
-        click.option("--max-failed", type=COUNT, metavar="N", help="End the job when more than N items have failed."),
-        click.option(
-            "--deadline", type=click.IntRange(min=1), metavar="SECONDS", help="Limit of the job, in Slurm of each task."
-        ),
-        click.option("--cpu", metavar="QUANTITY", help="Cores of a task: 2, 500m."),
-        click.option("--memory", metavar="QUANTITY", help="Memory of a task: 4Gi."),
-        click.option("--storage", metavar="QUANTITY", help="Scratch disk of a task: 20Gi."),
-        click.option("--gpu", type=COUNT, default=0, metavar="N", help="GPUs of a task."),
-        click.option(
-            "--image",
-            envvar="TARJOB_IMAGE",
-            show_envvar=True,
-            metavar="IMAGE",
-            help="Image of the pods, with tarshards installed.  [default: image of [tarjob] in "
-            "~/.config/tarshards/config.toml]",
-        ),
-        click.option("--namespace", metavar="NAME", help="Namespace.  [default: that of the kubeconfig]"),
-        click.option("--service-account", metavar="NAME", help="Service account of the pods."),
-        click.option("--secret-env", metavar="SECRET|NAME=SECRET:KEY", **several, help="Variables from a secret."),
-        click.option("--secret-volume", metavar="SECRET:PATH", **several, help="A secret as files."),
-        click.option(
-            "--patch",
-            type=click.Path(exists=True, dir_okay=False),
-            metavar="FILE",
-            help="Merge this patch (JSON or YAML) into the Job.",
-        ),
-        click.option("--partition", metavar="NAME", help="Partition of the tasks."),
-        click.option("--sbatch", metavar="OPTION", **several, help="Another #SBATCH line, like --account=x."),
-        quiet_option,
-    ]
     epilog = (
         "Then: tarjob status|logs|retry|cancel [NAME]. Exit code: 0 all items are done, or submitted; 1 an item "
         "failed; 3 the job has not ended."
     )
     name = "kujob" if default == "kubernetes" else "tarjob"
     example = name + " -s '{0000..0999}' -- tarproc -p 16 -c 'run-ocr *.png' gs://b/in-{}.tar -o gs://b/ocr-{}.tar"
-    return tool(cls=JobVerbs, verbs=VERBS, epilog=epilog, headings=HEADINGS, example=example)(
-        options(*decorators)(_run)
+
+    @tool(cls=JobVerbs, verbs=VERBS, epilog=epilog, headings=HEADINGS, example=example)
+    @click.argument(
+        "command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...", shell_complete=_complete_command
     )
+    @click.option(
+        *("-s", "--items"),
+        metavar="ITEMS",
+        **several,
+        help="Items: braces, @file, globs, - for stdin; several: their product.",
+    )
+    @click.option("--zip", "zipped", is_flag=True, help="Pair the items of several -s, instead of their product.")
+    @click.option("--inputs", metavar="SHARDS", help="Items {1}; with --outputs, instead of -s.")
+    @click.option("--outputs", metavar="SHARDS", help="Items {2}: the output for each of --inputs.")
+    @click.option("--group", metavar="N|SIZE", help="Items per task, or bytes per task such as 10GB.")
+    @click.option("--state", metavar="URL", help="Write the done-markers to this folder, not beside the outputs.")
+    @click.option("--name", metavar="NAME", help="Name of the job.  [default: derived from the command and the items]")
+    @click.option("-b", "--backend", type=backend, default=default, help="Where the tasks run.")
+    @click.option("--dry-run", "--print", "dry_run", is_flag=True, help="Print what would run, and exit.")
+    @wait_option
+    @click.option(
+        "-P",
+        "-j",
+        "--parallel",
+        "parallelism",
+        type=COUNT,
+        metavar="N",
+        help="Tasks at once, 0: the default.  [default: as many as cores; Kubernetes: 100; Slurm: no limit]",
+    )
+    @click.option("--retries", type=COUNT, default=3, metavar="N", help="Retries after a failure other than status 42.")
+    @click.option("--max-failed", type=COUNT, metavar="N", help="End the job when more than N items have failed.")
+    @click.option(
+        "--deadline", type=click.IntRange(min=1), metavar="SECONDS", help="Limit of the job, in Slurm of each task."
+    )
+    @click.option("--cpu", metavar="QUANTITY", help="Cores of a task: 2, 500m.")
+    @click.option("--memory", metavar="QUANTITY", help="Memory of a task: 4Gi.")
+    @click.option("--storage", metavar="QUANTITY", help="Scratch disk of a task: 20Gi.")
+    @click.option("--gpu", type=COUNT, default=0, metavar="N", help="GPUs of a task.")
+    @click.option(
+        "--image",
+        envvar="TARJOB_IMAGE",
+        show_envvar=True,
+        metavar="IMAGE",
+        help="Image of the pods, with tarshards installed.  [default: image of [tarjob] in "
+        "~/.config/tarshards/config.toml]",
+    )
+    @click.option("--namespace", metavar="NAME", help="Namespace.  [default: that of the kubeconfig]")
+    @click.option("--service-account", metavar="NAME", help="Service account of the pods.")
+    @click.option("--secret-env", metavar="SECRET|NAME=SECRET:KEY", **several, help="Variables from a secret.")
+    @click.option("--secret-volume", metavar="SECRET:PATH", **several, help="A secret as files.")
+    @click.option(
+        "--patch",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help="Merge this patch (JSON or YAML) into the Job.",
+    )
+    @click.option("--partition", metavar="NAME", help="Partition of the tasks.")
+    @click.option("--sbatch", metavar="OPTION", **several, help="Another #SBATCH line, like --account=x.")
+    @quiet_option
+    @wraps(_run)
+    def command(**options: Any) -> None:
+        _run(**options)
+
+    return command
 
 
 def _run(**options: Any) -> None:

@@ -6,18 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.input import requires_shards, runs_in_processes
-from tarshards.cli.output import pattern_options
+from tarshards.cli.input import makes_files, requires_shards
 from tarshards.cli.parameters import (
     allow_empty_option,
     keep_metadata_option,
     keep_order_option,
-    parallel_option,
-    quiet_option,
     rekey_option,
     samples_option,
     seed_option,
-    size_option,
     tmpdir_option,
 )
 from tarshards.cli.program import say, tool
@@ -28,18 +24,16 @@ if TYPE_CHECKING:
 
 
 @tool(epilog="Streams in two passes: holds 16 MB for each process, and needs as much disk space as the input.")
-@pattern_options("Shards to write: out-%06d.tar or out-{shard:06d}.tar.", makes_tars=True)
 @samples_option
-@size_option("1e9, without -n and --shards")
+@makes_files(
+    "Shards to write: out-%06d.tar or out-{shard:06d}.tar.", makes_tars=True, size="1e9, without -n and --shards"
+)
 @click.option("--shards", "count", type=click.IntRange(min=1), metavar="N", help="N shards, equal within one sample.")
 @seed_option
 @keep_order_option
 @rekey_option
-@parallel_option("Processes", 0)
 @tmpdir_option("the samples between the two passes", "beside the output")
-@runs_in_processes
 @allow_empty_option
-@quiet_option
 @requires_shards("name SHARDS to reshard")
 @keep_metadata_option
 def main(
