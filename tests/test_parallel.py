@@ -27,7 +27,7 @@ from soak import SOAK
 from tarshards.errors import OpenError, OpError, RemoteTraceback
 from tarshards.parallel import process_pool
 from tarshards.parallel.calls import DaemonThreads, bounded_map, settled_map
-from tarshards.parallel.children import PIPE, ChildGroup
+from tarshards.parallel.children import ChildGroup
 from tarshards.parallel.forks import PerProcess
 from tarshards.parallel.process_pool import ProcessPool
 
@@ -263,7 +263,7 @@ def is_running(pid: int) -> bool:
 
 def start_with_child(tmp_path: Path, rest: str) -> tuple[ChildGroup, int]:
     """Start a shell that starts another process; return the shell and the id of that process."""
-    group = ChildGroup(["bash", "-c", f"sleep 200 & echo $!; {rest}"], stdin=os.devnull, stdout=PIPE)
+    group = ChildGroup(["bash", "-c", f"sleep 200 & echo $!; {rest}"], stdin=os.devnull, stdout=subprocess.PIPE)
     with os.fdopen(group.stdout, "rb") as output:
         return group, int(output.readline())
 
@@ -302,7 +302,7 @@ def test_what_the_leader_leaves_running_is_ended_too_or_left(tmp_path):
 @pytest.mark.usefixtures("system")
 def test_a_child_group_has_a_grace_period():
     def start(handler: str) -> ChildGroup:
-        group = ChildGroup(["bash", "-c", f"trap '{handler}' TERM; echo; sleep 60 & wait"], stdout=PIPE)
+        group = ChildGroup(["bash", "-c", f"trap '{handler}' TERM; echo; sleep 60 & wait"], stdout=subprocess.PIPE)
         with os.fdopen(group.stdout, "rb") as output:
             output.readline()
         return group
@@ -319,7 +319,7 @@ def test_the_ends_of_a_child_group(tmp_path):
     assert (tmp_path / "out").read_text() == "text"
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
-        ChildGroup(["no-such-program"], stdin=PIPE, stdout=PIPE)
+        ChildGroup(["no-such-program"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 

@@ -72,8 +72,10 @@ def serve(spec: str, address: str, keys: str | None, plain: bool, parallel: int,
 
 def _serve_by(processes: int, address: str, options: dict[str, Any]) -> None:
     """Run *processes* feeders at successive ports, and replace those that end."""
+    from subprocess import PIPE
+
     from tarshards.feed.encryption import check_address
-    from tarshards.parallel.children import PIPE, ChildGroup, ending
+    from tarshards.parallel.children import ChildGroup, ending
 
     check_address(address, options["keys"], options["encrypted"])
     host, _, port = address.rpartition(":")

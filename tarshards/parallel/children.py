@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
+from subprocess import PIPE
 from threading import RLock
 from typing import Any
 
 STDIN, STDOUT, STDERR = 0, 1, 2
-PIPE = -1  # for ChildGroup: a new pipe
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -37,8 +37,9 @@ class ChildGroup:
     """A child process that leads its own process group; only the waiting thread may do more than ``signal`` it.
 
     *arguments* start with the program, which is looked up on the PATH. *stdin*, *stdout* and *stderr* are each a
-    descriptor, the path of a file, or PIPE; by default the child inherits ours. It also inherits the descriptor *held*.
-    The attributes ``stdin`` and ``stdout`` are our ends of the pipes, raw descriptors that the caller closes.
+    descriptor, the path of a file, or ``subprocess.PIPE``; by default the child inherits ours. It also inherits the
+    descriptor *held*. The attributes ``stdin`` and ``stdout`` are our ends of the pipes, raw descriptors that the
+    caller closes.
     ``status`` is None until the leader has been reaped, then its exit status as in ``subprocess``. Raises OSError or
     ValueError if the program cannot be started.
     """

@@ -6,10 +6,11 @@ import os
 import shutil
 import signal
 from contextvars import ContextVar
+from subprocess import PIPE
 from typing import Any
 
 from tarshards.errors import OpenError
-from tarshards.parallel.children import PIPE, ChildGroup, ending
+from tarshards.parallel.children import ChildGroup, ending
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.streams import InputStream, OutputStream, failure
 

@@ -7,11 +7,12 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from subprocess import PIPE
 from threading import Thread
 from typing import Any, NamedTuple
 
 from tarshards.errors import StateError, visible
-from tarshards.parallel.children import PIPE, ChildGroup, ending
+from tarshards.parallel.children import ChildGroup, ending
 from tarshards.parallel.signals import TICK, defer_signals
 from tarshards.run.guard import OwnProcesses
 from tarshards.run.jobs.attempt import Attempt

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
+from subprocess import PIPE
 from threading import Thread
 from typing import Any
 
 from tarshards.errors import OpError
-from tarshards.parallel.children import PIPE, ChildGroup, ending
+from tarshards.parallel.children import ChildGroup, ending
 from tarshards.parallel.signals import GRACE, TICK
 from tarshards.run.samples.journal import SampleResult
 from tarshards.run.samples.runners import Failure, Work

@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from subprocess import PIPE
 from typing import Any, NamedTuple
 
 from tarshards.errors import SampleError, TarshardsError
-from tarshards.parallel.children import PIPE, STDERR, ChildGroup, ending, wait_for
+from tarshards.parallel.children import STDERR, ChildGroup, ending, wait_for
 from tarshards.parallel.signals import GRACE
 from tarshards.run.samples.folder import pack, remove, unpack, write_all
 from tarshards.samples.keys import Sample
