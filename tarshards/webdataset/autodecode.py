@@ -10,7 +10,7 @@ from typing import Any
 
 from tarshards.errors import DecodeError
 from tarshards.samples.codecs import decode_field
-from tarshards.samples.codecs.image import IMAGES, IMAGESPECS, check_imagespec
+from tarshards.samples.codecs.image import IMAGES
 from tarshards.samples.codecs.registry import DECODERS, ENCODERS, require
 from tarshards.samples.keys import Sample
 from tarshards.storage.compression import gunzip
@@ -21,7 +21,7 @@ from tarshards.webdataset import handlers
 Function = Callable[[str, bytes], Any]
 
 #: webdataset's imagespecs: code that uses them expects uint8 or float32.
-imagespecs = {name: form for name, form in IMAGESPECS.items() if form[1] != "uint16"}
+imagespecs = {name: form for name, form in IMAGES.words.items() if form[1] != "uint16"}
 IMAGE_EXTENSIONS = sorted(IMAGES.extensions)
 decode_buffer = tenbin_loads = DECODERS["tenbin"]
 encode_buffer = ENCODERS["tenbin"]
@@ -66,8 +66,8 @@ def _by_extension(extensions: tuple[str, ...], function: Callable[[bytes], Any],
 
 def imagehandler(imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> Function:
     """Return a function for ``decode`` that decodes images according to the *imagespec*."""
-    images = check_imagespec(imagespec.lower())
-    return handle_extension(" ".join(extensions), partial(IMAGES.decode, imagespec=str(images)))
+    images = IMAGES.check(imagespec.lower())
+    return handle_extension(" ".join(extensions), partial(IMAGES.decode, imagespec=images))
 
 
 ImageHandler = imagehandler

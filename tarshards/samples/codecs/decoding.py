@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tarshards.errors import DecodeError, check_function, did_you_mean, flag, shortened, visible
 from tarshards.samples.codecs import ByExtension
-from tarshards.samples.codecs.image import IMAGES, check_imagespec
+from tarshards.samples.codecs.image import IMAGES
 from tarshards.samples.codecs.registry import FAMILY_OF_WORD, decoder_of
 from tarshards.samples.fields import check_name, split_fields
 from tarshards.samples.keys import is_reserved
@@ -167,7 +167,7 @@ def decoding_of(
             if family.spec in words:
                 given = f"{words[family.spec]!r} and {shortened(decoder)}"
                 raise ValueError(f"decode takes one {family.spec} for all {family.values}, not {given}")
-            words[family.spec] = str(check_imagespec(decoder)) if family is IMAGES else decoder
+            words[family.spec] = family.check(decoder)
     if "handler" in by_field:
         raise TypeError("decode has no handler=: on_error= takes a function of the error; {'handler': f} names a field")
     named += [((name.lower(),), value) for name, value in by_field.items()]
@@ -199,7 +199,7 @@ def _function(field: str, value: Any, exif_transpose: bool, rotate: bool) -> Fun
     """Return the function that decodes a *field*; also for an imagespec, audiospec or videospec."""
     if isinstance(value, str):
         if value not in FAMILY_OF_WORD:
-            check_imagespec(value)
+            IMAGES.check(value)
         return decoder_of(value, exif_transpose=exif_transpose, rotate=rotate)
     if callable(value):
         check_function(value, "decode")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
-from tarshards.errors import DecodeError, did_you_mean, shortened
+from tarshards.errors import DecodeError
 from tarshards.samples.codecs import image_headers
 from tarshards.samples.codecs.array import to_array
 from tarshards.samples.codecs.registry import SpecFamily, encoder, require
@@ -69,17 +69,6 @@ IMAGESPECS: dict[str, tuple[str, str | None, str]] = {  # name: container, eleme
 # libjpeg only warns about this damage, and Pillow ignores it: the rest of the image is grey or noise.
 DAMAGE = re.compile("Corrupt JPEG data|Premature end of JPEG")
 EIGHTH = {"min_height": 1, "min_width": 1}  # of the size: reads every bit of a JPEG, but computes few pixels
-
-
-def check_imagespec(images: Any) -> str | None:
-    """Return *images*; raise TypeError or ValueError unless it is an imagespec or None."""
-    if images is None or (isinstance(images, str) and images in IMAGESPECS):
-        return images
-    if not isinstance(images, str):
-        advice = "the other fields need none, and decode({field: function}) decodes one by itself"
-        raise TypeError(f'an imagespec for all images is a str such as "rgb8", not {shortened(images)}; {advice}')
-    hint = did_you_mean(images, IMAGESPECS)
-    raise ValueError(f"unknown imagespec {images!r}; known: {' '.join(IMAGESPECS)}{hint}")
 
 
 def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> Any:

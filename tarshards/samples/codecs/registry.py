@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
+
+from tarshards.errors import did_you_mean, shortened
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {}
 UNSAFE_DECODERS: dict[str, Callable[[bytes], Any]] = {}
@@ -20,13 +22,14 @@ class SpecFamily(NamedTuple):
     """Words that choose among the forms of some values, such as the imagespecs.
 
     Fields with these *extensions* stay bytes unless ``decode`` gets one of the *words*: then ``decode(data, word)`` is
-    their value, with those options of ``decode`` that *flags* name as keywords. The *measures* of a field, by the names
+    their value, with those options of ``decode`` that *flags* name as keywords. Each word stands for a form, which only
+    ``decode`` understands. The *measures* of a field, by the names
     that columns have for them, are functions of its name and its bytes. *spec* and *values* stand in messages.
     """
 
     spec: str
     values: str
-    words: Collection[str]
+    words: Mapping[str, Any]
     extensions: frozenset[str]
     decode: Callable[..., Any]
     flags: tuple[str, ...] = ()
@@ -35,6 +38,16 @@ class SpecFamily(NamedTuple):
     def has(self, field: str) -> bool:
         """Return whether a field has one of the extensions."""
         return field.rpartition(".")[2] in self.extensions
+
+    def check(self, word: Any) -> str:
+        """Return *word*; raise TypeError or ValueError unless it is one of the family."""
+        if isinstance(word, str) and word in self.words:
+            return word
+        if not isinstance(word, str):
+            wanted = f'an {self.spec} for all {self.values} is a str such as "rgb8", not {shortened(word)}'
+            advice = "the other fields need none, and decode({field: function}) decodes one by itself"
+            raise TypeError(f"{wanted}; {advice}")
+        raise ValueError(f"unknown {self.spec} {word!r}; known: {' '.join(self.words)}{did_you_mean(word, self.words)}")
 
     def add(self) -> None:
         """Register the family."""

@@ -12,7 +12,7 @@ from tarshards.errors import DecodeError, check_function
 from tarshards.loaders.arrays.readers.reader import Batch, Reader, stack
 from tarshards.samples.codecs import ByExtension
 from tarshards.samples.codecs.basic import decode_integer, decode_text, encoding_of
-from tarshards.samples.codecs.image import check_imagespec
+from tarshards.samples.codecs.image import IMAGES
 from tarshards.samples.payloads import Payloads
 from tarshards.storage.remote import check_ratio
 
@@ -146,7 +146,7 @@ def decoded(images: str | None = None, *, pad: Any = None, max_ratio: float | No
     """
     if max_ratio is not None:
         check_ratio(max_ratio)
-    words = () if images is None else (str(check_imagespec(images)),)
+    words = () if images is None else (IMAGES.check(images),)
     return Codec(ByExtension(words, max_ratio=max_ratio), pad)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXTENSIONS = frozenset(
     "wav aif aiff aifc flac ogg oga opus mp3 sph au snd caf m4a aac mka weba w64 mp2 ac3 amr wma wv ape".split()  # noqa: SIM905
 )
-AUDIOSPECS = "audio", "torchaudio"
+AUDIOSPECS = {"audio": "numpy", "torchaudio": "torch"}  # and the containers
 BLOCK = 1 << 16  # frames written at once: libsndfile's Vorbis encoder keeps them on the stack
 SERIAL = bytes(4)  # of an Ogg stream; libsndfile's is random, so that a sound would give different bytes each time
 
@@ -45,7 +45,7 @@ def decode_audio(data: bytes, audiospec: str = "audio") -> Any:
     damaged and truncated files, as far as their format reveals it, and for more than 4 GiB of samples.
     """
     sound = decode_part(data)
-    if audiospec == "audio":
+    if AUDIOSPECS[audiospec] == "numpy":
         return sound
     torch = require("torch", extra="torch")
     return torch.from_numpy(sound.samples.T.copy()), sound.rate

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 EXTENSIONS = frozenset(["mp4", "m4v", "mov", "mkv", "webm", "avi", "ogv"])
-VIDEOSPECS = "video", "torchvideo"
+VIDEOSPECS = {"video": "numpy", "torchvideo": "torch"}  # and the containers
 MAX_BYTES = 1 << 32  # decoded: 2.5 minutes of 640 x 480 at 30 frames a second, six hours of 48 kHz in mono
 MAX_PIXELS = 1 << 26  # of a frame: 8192 x 8192
 CHECKS = {"err_detect": "crccheck+bitstream+buffer+explode", "max_pixels": str(MAX_PIXELS)}
@@ -81,7 +81,7 @@ def decode_video(data: Any, videospec: str = "video", rotate: bool = True) -> An
     video = Video(np.stack(frames), np.array(times, np.float64), fps)
     if (np.diff(video.times) < 0).any():
         raise ValueError(DISORDER)
-    if videospec == "video":
+    if VIDEOSPECS[videospec] == "numpy":
         return video
     torch = require("torch", extra="torch")
     return torch.from_numpy(video.frames), torch.from_numpy(video.times), fps
