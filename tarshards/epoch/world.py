@@ -82,6 +82,15 @@ class World:
         if self.world_size == 1 and self.worker == 0 and (self.iterator is None or epoch == 0) and not _are_known():
             _log_unannounced()
 
+    def check_ranks(self, count: int, parts: str, cure: str) -> None:
+        """Raise WorldError, on every rank, if there are fewer than one for each rank of *count* shards or files.
+
+        The message calls these *parts*, and ends in the advice *cure*.
+        """
+        if count < self.world_size:
+            reason = f"{count} {parts} for {self.world_size} ranks: every rank needs at least one"
+            raise WorldError(f"{reason}; write more and smaller {parts}, or {cure}")
+
     @property
     def processes(self) -> int:
         """The number of workers of all ranks on this host, if the launcher gives the number of these ranks."""

@@ -11,7 +11,7 @@ from tarshards.formats.inputs import plan_input
 from tarshards.formats.pieces import Piece, Plan, rows_of
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
-from tarshards.stream.sources import IterableSource, Progress, check_ranks
+from tarshards.stream.sources import IterableSource, Progress
 from tarshards.stream.stream import Stream
 
 
@@ -72,7 +72,7 @@ class RowSource(IterableSource):
     def iterate(self, progress: Progress) -> Iterator[Sample]:
         """Yield the rows of one worker; raise WorldError, on every rank, if some rank would have none."""
         pieces, world = self.plan.pieces, progress.world
-        check_ranks(len(pieces), "files", world.world_size, "import them into shards with `tarimport`")
+        world.check_ranks(len(pieces), "files", "import them into shards with `tarimport`")
         return self.read(world.share(pieces))
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[Sample]:

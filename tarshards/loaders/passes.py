@@ -100,7 +100,7 @@ class Passes:
         if this.plan is not None:  # here, since workers that begin again in each epoch would warn in each
             self.stream.source.warn_of_few_blocks(this.plan, this.world)
         elif self.steps is None and isinstance(self.stream.source, ShardSource):
-            self.stream.source.check_steps(this.world.world_size)
+            self.stream.source.check_steps(this.world)
         self._resumed, self.has_jumped = None, False
         epoch = self.stream.epochs.begin(World(), this.epoch if this.state else None)
         if epoch != this.epoch:  # a pass in another thread has begun meanwhile

@@ -183,7 +183,7 @@ class ShardSource:
 
         Raises WorldError, on every rank, if some rank would have none.
         """
-        self._check_ranks(world.world_size)
+        self._check_ranks(world)
         numbers = list(range(len(self.shards)))
         if self.options.resample:
             numbers = self._drawn(epoch)
@@ -191,12 +191,13 @@ class ShardSource:
             random.Random(f"{self.options.seed}/{epoch}").shuffle(numbers)
         return self.shards.take(world.share(numbers))
 
-    def _check_ranks(self, ranks: int) -> None:
-        check_ranks(len(self.shards), "shards", ranks, "index them with `tarindex`")
+    def _check_ranks(self, world: World) -> None:
+        world.check_ranks(len(self.shards), "shards", "index them with `tarindex`")
 
-    def check_steps(self, ranks: int) -> None:
-        """Raise WorldError if some of *ranks* have more shards, and so take more steps, unless *tail* is "exact"."""
-        self._check_ranks(ranks)
+    def check_steps(self, world: World) -> None:
+        """Raise WorldError if some ranks have more shards, and so take more steps, unless *tail* is "exact"."""
+        self._check_ranks(world)
+        ranks = world.world_size
         if ranks == 1 or self.options.tail == "exact":
             return
         if len(self.shards) % ranks:
@@ -215,16 +216,6 @@ class ShardSource:
         draws = Draws(_weights(self.options, len(self.shards)), self.options.seed, epoch)
         numbers: list[int] = draws.shards(np.arange(len(self.shards))).tolist()
         return numbers
-
-
-def check_ranks(count: int, parts: str, ranks: int, cure: str) -> None:
-    """Raise WorldError, on every rank, if *count* is less than *ranks*.
-
-    The message calls what is counted *parts*, such as "shards", and ends in the advice *cure*.
-    """
-    if count < ranks:
-        reason = f"{count} {parts} for {ranks} ranks: every rank needs at least one"
-        raise WorldError(f"{reason}; write more and smaller {parts}, or {cure}")
 
 
 class PlannedSource:

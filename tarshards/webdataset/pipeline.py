@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from torch.utils.data import DataLoader, IterableDataset
 
 from tarshards.epoch.world import World
-from tarshards.index.inventory import has_index
 from tarshards.loaders.torch.shard_dataset import SharedEpochCounter
 from tarshards.samples.ledger import Ledger
-from tarshards.storage.manifest import Shards
+from tarshards.storage.location import Location
 from tarshards.stream import ops
 from tarshards.stream.op import BoundOp
 from tarshards.stream.sources import IterableSource, Progress
@@ -26,7 +25,7 @@ from tarshards.stream.stream import Stream
 from tarshards.webdataset import filters, shardlists
 from tarshards.webdataset.filters import FilterFunction
 from tarshards.webdataset.handlers import Handler, PipelineStage, reraise_exception
-from tarshards.webdataset.tariterators import Reached, TarSamples, tarfile_samples
+from tarshards.webdataset.tariterators import Reached, TarSamples, is_indexed, tarfile_samples
 
 
 class _StageSource(IterableSource):
@@ -45,7 +44,7 @@ class _StageSource(IterableSource):
     def names(self) -> list[str]:  # type: ignore[override]
         """The shards, and whether they are read through an index."""
         urls = getattr(self.first, "urls", [])
-        return [*urls, str(any(has_index(Shards(urls[:1]))))]
+        return [*urls, str(any(map(is_indexed, map(Location.of, urls[:1]))))]
 
     def iterate(self, progress: Progress) -> Iterator[Any]:
         if isinstance(self.first, shardlists.ResampledShards):

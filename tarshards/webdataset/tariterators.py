@@ -16,7 +16,6 @@ import numpy as np
 from tarshards.epoch.loop import Part
 from tarshards.epoch.world import World
 from tarshards.errors import OpenError, SampleError, TarError, TarshardsError, UrlError
-from tarshards.index.inventory import has_index
 from tarshards.samples.grouping import group_members, read_shard
 from tarshards.samples.keys import Sample, split_name
 from tarshards.samples.ledger import Ledger
@@ -181,13 +180,21 @@ class TarSamples(filters.FilterFunction):
             ledger.report()
 
     def _samples(self, location: Location, ledger: Ledger, reached: Reached) -> Iterator[Sample]:
-        if self.split is split_name and _family(location) == "local" and has_index(Shards([location.url]))[0]:
+        if self.split is split_name and _family(location) == "local" and is_indexed(location):
             return _read_indexed(location, ledger, reached)
         samples = read_shard(location.url, ledger=ledger, split=self.split, location=location)
         reached.skip -= sum(1 for _ in islice(samples, reached.skip))
         count = Count()
         reached.enter(count.__int__)
         return count.over(samples)
+
+
+def is_indexed(location: Location) -> bool:
+    """Return whether a shard has an index beside it, as far as a server shows it."""
+    try:
+        return not location.is_stream and location.sibling(".index").exists()
+    except OpenError:
+        return False
 
 
 def _name(select: Names, rename: Names, name: str) -> tuple[str, str] | None:
