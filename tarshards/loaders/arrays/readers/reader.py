@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -47,12 +47,23 @@ class Reader:
         *draws* are the random numbers of the samples (see ``draws_of``). A row that failed may hold anything. This and
         ``join`` raise OSError if payloads lie in a mapped file that has shrunk.
         """
+
         failed = {}
         for i, payload in enumerate(payloads):
             try:
                 batch[i] = self.decode(payload)
             except Exception as exc:
                 failed[i] = failure(exc)
+        return failed
+
+    def read_each(self, payloads: Iterable[bytes], read: Callable[[int, bytes], None]) -> dict[int, DecodeError]:
+        """Call ``read(row, payload)`` for each of *payloads*, where ``decode`` is not enough; return the errors."""
+        failed = {}
+        for row, payload in enumerate(payloads):
+            try:
+                read(row, payload)
+            except Exception as exc:
+                failed[row] = failure(exc)
         return failed
 
     def decode(self, payload: bytes) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tarshards.errors import DecodeError, whole_number
 from tarshards.loaders.arrays.readers.draws import uniform
-from tarshards.loaders.arrays.readers.reader import Reader, failure
+from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.samples.codecs.media.audio import decode_part
 from tarshards.samples.codecs.registry import require
 
@@ -29,17 +29,15 @@ class Sounds(Reader):
 
     def read(self, batch: Any, payloads: Iterable[bytes], draws: np.ndarray) -> dict[int, DecodeError]:
         """Decode each sound into an array of its own."""
-        failed = {}
         if self.crop == "random":
             positions = uniform(draws, 0).tolist()
         else:
             positions = [0.5 if self.crop == "center" else 0.0] * len(draws)
-        for i, payload in enumerate(payloads):
-            try:
-                batch[i] = self._read_one(payload, positions[i])
-            except Exception as exc:
-                failed[i] = failure(exc)
-        return failed
+
+        def read(row: int, payload: bytes) -> None:
+            batch[row] = self._read_one(payload, positions[row])
+
+        return self.read_each(payloads, read)
 
     def _read_one(self, payload: bytes, position: float) -> np.ndarray:
         """Decode a sound; a longer one than wanted is cropped at this *position*, from 0, its start, to 1, its end."""

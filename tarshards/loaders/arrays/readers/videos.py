@@ -9,7 +9,7 @@ import numpy as np
 
 from tarshards.errors import DecodeError, whole_number
 from tarshards.loaders.arrays.readers.draws import uniform
-from tarshards.loaders.arrays.readers.reader import Reader, failure, sides_of
+from tarshards.loaders.arrays.readers.reader import Reader, sides_of
 from tarshards.samples.codecs.media.video import Clip, decode_clip, orientation_of, to_rgb
 
 VideoCrop = Literal["none", "center"]
@@ -45,7 +45,7 @@ class Videos(Reader):
         try:
             height, width, _ = decode_clip(payload, Clip(1, None, 0.0, False), self.whole)[0].shape
         except Exception as exc:
-            raise failure(exc) from exc
+            raise DecodeError.because(exc) from exc
         return OneSize(self.frames, (height, width), self.fps, self.start, self.crop, self.rotate)
 
     def make(self, count: int) -> np.ndarray:
@@ -54,20 +54,18 @@ class Videos(Reader):
 
     def read(self, batch: Any, payloads: Iterable[bytes], draws: np.ndarray) -> dict[int, DecodeError]:
         """Decode a clip of each video."""
-        failed = {}
         is_fraction = isinstance(self.start, str)  # of the times at which a clip can begin, instead of seconds
         if self.start == "random":
             starts = uniform(draws, 0).tolist()
         else:
             starts = [0.5 if is_fraction else float(self.start)] * len(draws)
-        for i, payload in enumerate(payloads):
-            try:
-                clip = decode_clip(payload, Clip(self.frames, self.fps, starts[i], is_fraction), self.convert)
-                for row, pixels in zip(batch[i], clip):
-                    row[:] = pixels
-            except Exception as exc:
-                failed[i] = failure(exc)
-        return failed
+
+        def read(row: int, payload: bytes) -> None:
+            clip = decode_clip(payload, Clip(self.frames, self.fps, starts[row], is_fraction), self.convert)
+            for frame, pixels in zip(batch[row], clip):
+                frame[:] = pixels
+
+        return self.read_each(payloads, read)
 
     def orientation(self, frame: Any) -> int:
         """Return how a frame is to be turned, as an EXIF orientation."""
