@@ -26,7 +26,6 @@ from tarshards.storage.expressions import find_shards, spec_name
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import ArchiveEnd, Shard
 from tarshards.storage.opening import open_shard
-from tarshards.write.map import output_names
 from tarshards.write.once import Outputs
 
 FORMATS = ("parquet", "jsonl", "msgpack", "folder")
@@ -74,19 +73,18 @@ def export_dataset(
         schema = Tables(columns, looked_at).schema
         columns = columns._replace(schema=schema.serialize().to_pybytes())
     if kind == "folder":
-        names = [os.path.join(output, f".{number:06d}") for number in range(len(sources))]
+        hidden = [target.at(os.path.join(output, f".{number:06d}")) for number in range(len(sources))]
+        outputs = Outputs(hidden)
     else:
-        names = output_names(output, len(sources))
+        outputs = Outputs.named(target, len(sources))
     if kind in ("jsonl", "msgpack"):
-        Location.of(names[0]).compression()  # raises UrlError for a name of another format
+        outputs.targets[0].compression()  # raises UrlError for a name of another format
     repeated = _repeated_files(sources, columns) if kind == "folder" else [{}] * len(sources)
-    targets = [target.at(name) for name in names]
-    units = [_ExportedShard(*each[:2], kind, columns, each[2]) for each in zip(sources, targets, repeated)]
-    outputs = Outputs(units)
+    units = [_ExportedShard(*each[:2], kind, columns, each[2]) for each in zip(sources, outputs.targets, repeated)]
     if kind == "folder" and not overwrite and not outputs.is_begun and os.path.isdir(output) and os.listdir(output):
         raise OpenError("the folder has files; --overwrite writes into it", url=target.name)
     with outputs.claimed(overwrite=overwrite):
-        made = outputs.make(ledger, executor=executor, progress=progress)
+        made = outputs.make(units, ledger, executor=executor, progress=progress)
         samples = sum(each["samples"] for each in made)
         ledger.count(shards=len(made), samples=samples, streamed=samples)
         if not samples:

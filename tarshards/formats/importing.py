@@ -15,7 +15,6 @@ from tarshards.formats.pieces import Piece, Plan, fail_rows
 from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.location import Location
-from tarshards.write.map import output_names
 from tarshards.write.once import Outputs
 from tarshards.write.shards import enter_shards, write_shard
 
@@ -63,20 +62,19 @@ def import_dataset(
     target.compression()  # raises UrlError for a name of another format
     name = name_of(source)
     plan = plan_input(source, format, split, key, types, max_bytes)
-    names = output_names(target.url, len(plan.pieces))
-    units = [_ImportedShard(piece, target.at(name), plan.key) for piece, name in zip(plan.pieces, names)]
-    outputs = Outputs(units)
+    outputs = Outputs.named(target, len(plan.pieces))
+    units = [_ImportedShard(piece, output, plan.key) for piece, output in zip(plan.pieces, outputs.targets)]
     with outputs.claimed(overwrite=overwrite):
-        made = outputs.make(ledger, executor=executor, progress=progress)
+        made = outputs.make(units, ledger, executor=executor, progress=progress)
         samples = sum(each["samples"] for each in made)
         ledger.count(samples=samples, streamed=samples)
         if not samples:
             outputs.discard()
             raise SampleError("no samples: no row became one", url=name)
         columns = _columns(plan, [each["fields"] for each in made], name)
-        columns.save(target.at(record_url(names)))
+        columns.save(target.at(record_url([output.url for output in outputs.targets])))
         shards = [(each["output"], each["samples"], each["size"]) for each in made]
-        enter_shards(shards, target.url, [target.at(name) for name in names])
+        enter_shards(shards, target.url, outputs.targets)
         outputs.finish()
     return [each["output"] for each in made]
 

@@ -37,19 +37,17 @@ from tarshards.formats.naming import (
     rows_batch,
     sample_of,
 )
-from tarshards.index.cells import ExactTypes, arrow_type
+from tarshards.index.cells import ExactTypes
 from tarshards.samples.batch import SampleBatch
 from tarshards.samples.codecs.registry import require
 from tarshards.samples.conditions import Template
 from tarshards.samples.keys import NO_FIELDS, Sample
 from tarshards.samples.ledger import Ledger
-from tarshards.samples.lines import Utf8, open_text
+from tarshards.samples.lines import open_text
 from tarshards.samples.payloads import Payloads
 from tarshards.samples.rows import csv_rows, json_rows
 from tarshards.samples.tree import FileTree
 from tarshards.storage.location import Location
-from tarshards.storage.opening import open_shard
-from tarshards.storage.ranges import RangedFile
 
 BATCH = 1 << 21  # approximate bytes of rows that are converted together, or in a table for an engine
 MOST_ROWS = 4096  # most rows that are converted together
@@ -329,7 +327,7 @@ def _parquet(url: str) -> Iterator[Any]:
     location = Location.of(url)
     if location.path is not None and not os.path.isfile(location.path):
         raise OpenError(os.strerror(errno.ENOENT), url=location.name, errno=errno.ENOENT)
-    source = location.path if location.path is not None else RangedFile(location.ranges())
+    source = location.path if location.path is not None else location.ranges().file()
     try:
         file = parquet.ParquetFile(source, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
@@ -529,22 +527,19 @@ def plan_csv(
     for column in types:
         if column not in columns:
             raise SampleError(f"no column {column!r} to give a type; there are {', '.join(columns)}", url=name)
-    exact = ExactTypes(column for column in columns if column != "__key__" and column not in types)
+    exact = ExactTypes(columns, {"__key__": "text", **types})
     for url, (_, begin) in zip(urls, heads):
         _find_types(exact, url, columns, begin)
-    kinds = exact.found
-    for column in Keys.of(key or "", "").columns:
-        if kinds.get(column) != "int":  # the text of an int equals its cell
-            kinds[column] = "text"
-    kinds |= types
-    found_types = tuple((column, kinds.get(column, "text")) for column in columns)
+    in_keys = set(Keys.of(key or "", "").columns).difference(types)
+    texts = {column for column, kind in exact.found.items() if column in in_keys and kind != "int"}
+    exact = exact.settled(dict.fromkeys(texts, "text"))  # the text of an int equals its cell
     for url, file, (_, begin) in zip(urls, names, heads):
         version = file_identity(url)
         for cut in _cuts(url, max_bytes, is_quoted=True, begin=begin):
-            pieces.append(CsvPiece(url, file, version, *cut, _delimiter(url), found_types, tuple(types)))
+            pieces.append(CsvPiece(url, file, version, *cut, _delimiter(url), tuple(exact.found.items()), tuple(types)))
     schema = None
     with suppress(ModuleNotFoundError):  # without pyarrow the record of the import has no types
-        schema = arrow().schema([(column, arrow_type(kind)) for column, kind in found_types])
+        schema = exact.schema()
     return Plan(pieces, schema, order=columns)
 
 
@@ -614,21 +609,18 @@ def _cuts(url: str, max_bytes: int | None, *, is_quoted: bool, begin: int = 0) -
     may span several lines, because quotes may contain line breaks. A quote within quotes is doubled, so a line break
     ends a row if an even number of quotes precedes it. Blank lines between such rows are skipped.
     """
-    location = Location.of(url)
+    rows = first = 0  # the number of rows before *position*, and before *begin*
     if max_bytes is None:
         yield begin, None, 0
         return
-    with open_shard(url) as stream:
-        mark, is_file = Utf8(stream, location.name).mark, isinstance(stream, io.FileIO)
-    if not is_file or mark is None or (size := os.path.getsize(str(location.path)) - mark) - begin <= max_bytes:
-        yield begin, None, 0
-        return
-    with open(str(location.path), "rb") as file:
-        file.seek(mark + begin)
+    with open_text(url, begin) as text:
+        size = text.raw.size_in_file()
+        if size is None or size - begin <= max_bytes:
+            yield begin, None, 0
+            return
         position = begin
-        rows = first = 0  # the number of rows before *position*, and before *begin*
         quotes, is_blank = 0, True  # state of the incomplete row
-        while line := file.readline(PIECE):
+        while line := text.readline(PIECE):
             position += len(line)
             is_blank = is_blank and not line.strip(b"\r\n")
             quotes += line.count(b'"') if is_quoted else 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from functools import partial
 from io import BufferedReader, BytesIO
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tarshards.errors import SampleError
@@ -38,7 +39,8 @@ class ExactTypes:
     """Finds the types of columns of text: text, unless another type, written in one way, reproduces every cell.
 
     An empty cell is a null, of any type. So 7 and -2 are integers, and 0.50 and 1.25 are numbers of two decimals; but
-    007 stays text, and so do 1.5 beside 1.10 and integers of more than 64 bits.
+    007 stays text, and so do 1.5 beside 1.10 and integers of more than 64 bits. The types of some columns may be
+    *given*.
 
     >>> types = ExactTypes(["a", "b", "c"])
     >>> types.see({"a": ["7", "", "-2"], "b": ["0.50", "1.25"], "c": ["8", "007"]})
@@ -46,8 +48,11 @@ class ExactTypes:
     ({'a': 'int', 'b': 'float', 'c': 'text'}, ['a', 'b'])
     """
 
-    def __init__(self, names: Iterable[str]):
-        self._ways: dict[str, list[tuple[str, Callable[[str], str]]] | None] = dict.fromkeys(names)
+    def __init__(self, names: Iterable[str], given: Mapping[str, str] = MappingProxyType({})):
+        self._names = list(names)
+        self._given = given
+        self._ways: dict[str, list[tuple[str, Callable[[str], str]]] | None]
+        self._ways = {name: None for name in self._names if name not in given}
 
     @property
     def unsettled(self) -> list[str]:
@@ -57,7 +62,19 @@ class ExactTypes:
     @property
     def found(self) -> dict[str, str]:
         """The type of each column, one of TYPES."""
-        return {name: ways[0][0] if ways else "text" for name, ways in self._ways.items()}
+        return {name: self._given.get(name) or self._found(name) for name in self._names}
+
+    def _found(self, name: str) -> str:
+        ways = self._ways[name]
+        return ways[0][0] if ways else "text"
+
+    def settled(self, given: Mapping[str, str]) -> ExactTypes:
+        """Return the types found so far, but for the *given* ones."""
+        return ExactTypes(self._names, {**self.found, **given})
+
+    def schema(self) -> pa.Schema:
+        """Return the schema of Arrow of columns with these types."""
+        return require("pyarrow", extra="arrow").schema([(name, arrow_type(kind)) for name, kind in self.found.items()])
 
     def see(self, columns: Mapping[str, Iterable[str]]) -> None:
         """Examine more cells of columns."""
@@ -78,10 +95,9 @@ def read_csv(file: BinaryIO, *, name: str, texts: Collection[str] = ()) -> pa.Ta
         raise SampleError(f"two columns have the same name: {', '.join(names)}", url=name)
     options = csv.ConvertOptions(column_types=dict.fromkeys(names, arrow_type("text")), strings_can_be_null=False)
     table = csv.read_csv(BytesIO(data), convert_options=options)
-    types = ExactTypes(names)
-    types.see({name: table.column(name).to_pylist() for name in names})
-    kinds = {**types.found, **dict.fromkeys(texts, "text")}
-    columns = [typed(column, arrow_type(kinds[each])) for each, column in zip(names, table.columns)]
+    types = ExactTypes(names, dict.fromkeys(texts, "text"))
+    types.see({name: table.column(name).to_pylist() for name in types.unsettled})
+    columns = [typed(column, each.type) for each, column in zip(types.schema(), table.columns)]
     return require("pyarrow", extra="arrow").table(columns, names=names)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader, RawIOBase
+from io import BufferedReader, FileIO, RawIOBase
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any
 
 from tarshards.errors import DecodeError, OpenError, SampleError, TarshardsError, visible
 from tarshards.samples.codecs.basic import encoding_of
@@ -26,11 +27,11 @@ _PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
 @contextmanager
-def open_text(url: str | Location, begin: int = 0, end: int | None = None) -> Iterator[BinaryIO]:
+def open_text(url: str | Location, begin: int = 0, end: int | None = None) -> Iterator[BufferedReader[Any]]:
     """Open a text, decompressed and as UTF-8; with *begin* and *end*, only the part between these bytes.
 
     The text is in UTF-8, or in the encoding of its byte order mark, which is removed. *begin* and *end* are offsets in
-    what is read.
+    what is read. Without *end*, the ``raw`` stream is a ``Utf8``.
     """
     size = None if end is None else end - begin
     with open_shard(url) as stream:
@@ -108,6 +109,11 @@ class Utf8(RawIOBase):
             return self._decoder.decode(data, not data).encode()
         except UnicodeError as error:
             raise DecodeError(f"not in the encoding of its byte order mark: {error}", url=self._name) from error
+
+    def size_in_file(self) -> int | None:
+        """Return the size of a UTF-8 text without its mark if it is the content of a local file, else None."""
+        is_content = self.mark is not None and isinstance(self.stream, FileIO)
+        return os.fstat(self.stream.fileno()).st_size - (self.mark or 0) if is_content else None
 
     def start_at(self, offset: int) -> None:
         """Begin at an *offset* in a UTF-8 text whose stream can seek."""

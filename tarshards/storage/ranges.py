@@ -89,6 +89,10 @@ class Ranges:
         if version is not None and self.version not in (None, version):
             raise OpenError("has changed since it was first opened", url=self.name)
 
+    def file(self) -> RangedFile:
+        """Return all its bytes as a seekable file, which closes it."""
+        return RangedFile(self)
+
     def close(self) -> None:
         """Release the file."""
 

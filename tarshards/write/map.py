@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
@@ -20,12 +19,12 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, Quarantined, error_handler
 from tarshards.storage.claims import Claims
 from tarshards.storage.code_digest import digest_code, name_unknown
-from tarshards.storage.expressions import common_name, expand_urls, find_shards
+from tarshards.storage.expressions import common_name, find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import ArchiveEnd, Shard
 from tarshards.storage.markers import Provenance, digest_of, log, say_kept, versions_of
-from tarshards.write.once import at_shard, run_all
-from tarshards.write.shards import enter_shards, is_pattern, shard_name, write_shard
+from tarshards.write.once import at_shard, output_names, run_all
+from tarshards.write.shards import enter_shards, write_shard
 
 
 @dataclass(frozen=True)
@@ -126,24 +125,6 @@ def map_shards(
         made = [row for row in rows if row.error is None and not Location.of(row.output).is_stream]
         enter_shards([(row.output, row.samples_out, row.bytes) for row in made], outputs, targets)
     return rows
-
-
-def output_names(outputs: Any, count: int) -> list[str]:
-    """Return *count* URLs from *outputs*: a shard expression, or a pattern with ``{shard:06d}`` or ``%06d``.
-
-    Raises ValueError for another number of URLs, and if two are the same.
-
-    >>> output_names("out-{shard:03d}.tar", 2), output_names("out-{a,b}.tar", 2)
-    (['out-000.tar', 'out-001.tar'], ['out-a.tar', 'out-b.tar'])
-    """
-    numbers = range(count)
-    names = [shard_name(outputs, number) for number in numbers] if is_pattern(outputs) else expand_urls(outputs)
-    if len(names) != count:
-        raise ValueError(f"{count} inputs and {len(names)} outputs: each input needs one output")
-    name, times = Counter(names).most_common(1)[0]
-    if times > 1:
-        raise ValueError(f"{times} shards would write {Location.of(name).name}")
-    return names
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -14,6 +15,7 @@ from tarshards.parallel.process_pool import ProcessPool
 from tarshards.samples.ledger import Ledger
 from tarshards.storage.claims import Claims
 from tarshards.storage.derived import forget
+from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.markers import (
     Marker,
@@ -24,6 +26,7 @@ from tarshards.storage.markers import (
 )
 from tarshards.storage.streams import taken
 from tarshards.stream.ops import progress as show_progress
+from tarshards.write.shards import is_pattern, shard_name
 
 AHEAD = 1000  # the most items that are submitted to an executor at a time
 
@@ -103,16 +106,39 @@ def _make_unit(unit: Unit, *, skips: bool) -> tuple[dict[str, Any], bool]:
     return Provenance(digest, output, inputs=inputs).make_once(unit.output.sibling(".done"), make)
 
 
-class Outputs:
-    """The outputs of *units*, each made once, also by a run that follows a killed one: claimed, made, then finished."""
+def output_names(outputs: Any, count: int) -> list[str]:
+    """Return *count* URLs from *outputs*: a shard expression, or a pattern with ``{shard:06d}`` or ``%06d``.
 
-    def __init__(self, units: Sequence[Unit]):
-        self._units = units
-        self._begun = Marker(units[0].output.sibling(".begun"))
+    Raises ValueError for another number of URLs, and if two are the same.
+
+    >>> output_names("out-{shard:03d}.tar", 2), output_names("out-{a,b}.tar", 2)
+    (['out-000.tar', 'out-001.tar'], ['out-a.tar', 'out-b.tar'])
+    """
+    numbers = range(count)
+    names = [shard_name(outputs, number) for number in numbers] if is_pattern(outputs) else expand_urls(outputs)
+    if len(names) != count:
+        raise ValueError(f"{count} inputs and {len(names)} outputs: each input needs one output")
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"{times} shards would write {Location.of(name).name}")
+    return names
+
+
+class Outputs:
+    """The files *targets*, each made once, also by a run that follows a killed one: claimed, made, then finished."""
+
+    def __init__(self, targets: Sequence[Location]):
+        self.targets = targets
+        self._begun = Marker(targets[0].sibling(".begun"))
+
+    @classmethod
+    def named(cls, pattern: Location, count: int) -> Outputs:
+        """Return *count* outputs that a pattern or an expression names, as ``output_names`` does."""
+        return cls([pattern.at(name) for name in output_names(pattern.url, count)])
 
     @property
     def is_begun(self) -> bool:
-        """Whether a killed run had begun to make these units."""
+        """Whether a killed run had begun to make these outputs."""
         return self._begun.read() is not None
 
     @contextmanager
@@ -120,19 +146,21 @@ class Outputs:
         """Claim the outputs for a with-block, which makes and finishes them.
 
         Raises OpenError if another run makes one of them; or if one exists, unless *overwrite* or a killed run had
-        begun to make these units.
+        begun to make them.
         """
         with Claims() as claims:
-            for unit in self._units:
-                unit.output.make_folder()
-                claims.take(unit.output)
-            for unit in () if overwrite or self.is_begun else self._units:
-                if unit.output.is_taken():
-                    raise taken(unit.output.name)
+            for target in self.targets:
+                target.make_folder()
+                claims.take(target)
+            for target in () if overwrite or self.is_begun else self.targets:
+                if target.is_taken():
+                    raise taken(target.name)
             yield
 
-    def make(self, ledger: Ledger, *, executor: Executor | None, progress: bool) -> list[dict[str, Any]]:
-        """Make every unit that a killed run has not made; return the descriptions of all that succeeded, in order.
+    def make(
+        self, units: Sequence[Unit], ledger: Ledger, *, executor: Executor | None, progress: bool
+    ) -> list[dict[str, Any]]:
+        """Make the units of the outputs that a killed run has not made; return the descriptions of all, in order.
 
         To what ``Unit.make`` returns they add the URL of the "output" with its credentials, which markers do not
         record.
@@ -140,7 +168,6 @@ class Outputs:
         The error of a unit that fails is passed to *ledger*, which raises it or lets the run continue without the unit.
         The markers that a later run would use remain until ``finish``.
         """
-        units = self._units
         self._begun.write({"outputs": len(units)})
         task = partial(_make_unit, skips=ledger.max_errors > 0)
         made: dict[int, dict[str, Any]] = {}
@@ -170,16 +197,16 @@ class Outputs:
         return [made[number] for number in sorted(made)]
 
     def finish(self) -> None:
-        """Remove the markers of all units; call it when all are made."""
-        for unit in self._units:
-            Marker(unit.output.sibling(".done")).remove()
+        """Remove the markers of all outputs; call it when all are made."""
+        for target in self.targets:
+            Marker(target.sibling(".done")).remove()
         self._begun.remove()
 
     def discard(self) -> None:
-        """Remove the outputs and the markers of all units, if a run has found no rows."""
-        for unit in self._units:
-            forget(unit.output)
-            unit.output.remove()
+        """Remove the outputs and their markers, if a run has found no rows."""
+        for target in self.targets:
+            forget(target)
+            target.remove()
         self.finish()
 
 

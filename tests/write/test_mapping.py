@@ -23,7 +23,8 @@ from tarshards.index.sidecar import Index
 from tarshards.parallel.process_pool import ProcessPool
 from tarshards.storage.manifest import Shard
 from tarshards.storage.markers import digest_of
-from tarshards.write.map import map_shards, output_names
+from tarshards.write.map import map_shards
+from tarshards.write.once import output_names
 
 
 @pytest.fixture
