@@ -49,9 +49,6 @@ def _keep(context: click.Context, parameter: click.Parameter, is_given: bool) ->
 OUTPUT = Output()
 
 
-output_option: Final = click.option(
-    "-o", "--output", default="-", show_default=False, type=OUTPUT, help="Write to FILE rather than to stdout."
-)
 #: Eager, so that it is known when the other options become locations.
 sync_option: Final = click.option(
     "--no-sync",
@@ -61,12 +58,20 @@ sync_option: Final = click.option(
     callback=_keep,
     help="Do not wait for the disk: for scratch data.",
 )
-#: The options of a tool that names its outputs itself.
-writing_options: Final = options(
-    click.option("--overwrite", is_flag=True, expose_value=False, callback=_keep, help=OVERWRITES),
-    sync_option,
+
+
+def writes_file(parameter: Callable[..., Any], *names: str, replaces: bool = True, **how: Any) -> Callable[[Any], Any]:
+    """Return *parameter*, click's option or argument, for a file to write, --no-sync, and --overwrite if it *replaces*.
+
+    *how* is click's. The value is a ``written`` location, which ``check_output`` checks.
+    """
+    overwrite = click.option("--overwrite", is_flag=True, expose_value=False, callback=_keep, help=OVERWRITES)
+    return options(parameter(*names, type=OUTPUT, **how), *([overwrite] if replaces else []), sync_option)
+
+
+output_options: Final = writes_file(
+    click.option, "-o", "--output", default="-", show_default=False, help="Write to FILE rather than to stdout."
 )
-output_options: Final = options(output_option, writing_options)
 
 
 def pattern_options(meaning: str, *, makes_tars: bool = False) -> Callable[[Any], Any]:

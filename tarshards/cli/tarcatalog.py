@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tarshards.cli.conversion import named_splits
-from tarshards.cli.output import OUTPUT, sync_option
+from tarshards.cli.output import writes_file
 from tarshards.cli.parameters import FILE
 from tarshards.cli.program import say, tool
 from tarshards.errors import visible
@@ -44,12 +44,11 @@ def _opened(name: str) -> tuple[Catalog, str | None]:
 
 
 @main.verb("add", epilog="SHARDS may be SPLIT=SHARDS, for several splits. The file is made if it does not exist.")
-@click.argument("file", metavar="CATALOG", type=OUTPUT)
+@writes_file(click.argument, "file", metavar="CATALOG", replaces=False)
 @click.argument("entry", metavar="DATASET@VERSION")
 @click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
 @click.option("--card", type=FILE, help="The card of the dataset, as tarcard writes it.")
 @click.option("--op", "ops", multiple=True, metavar="TEXT", help="An op on all samples: NAME, or NAME=JSON; repeat.")
-@sync_option
 def add(file: Location, entry: str, shards: tuple[str, ...], card: str | None, ops: tuple[str, ...]) -> None:
     """Add a version of a dataset to CATALOG, and pin it: its digests cover the manifests SHARDS.
 
@@ -113,8 +112,7 @@ def show(name: str) -> None:
 
 
 @main.verb("pin")
-@click.argument("file", metavar="CATALOG[#ENTRY]", type=OUTPUT)
-@sync_option
+@writes_file(click.argument, "file", metavar="CATALOG[#ENTRY]", replaces=False)
 def pin(file: Location) -> None:
     """Add and print the digests of the splits of a catalog that have none.
 

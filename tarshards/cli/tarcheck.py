@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tarshards.cli.input import ACCEPT, ShardArguments, refuse_terminal, shard_progress, takes_shards
-from tarshards.cli.output import OUTPUT, check_output, writing_options
+from tarshards.cli.output import check_output, writes_file
 from tarshards.cli.parameters import (
     allow_empty_option,
     index_dir_option,
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 @parallel_option("Threads", 1, "jobs")
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if there are warnings and no errors.")
-@click.option("--repair", type=OUTPUT, help="Write every whole sample to the tar FILE.")
-@writing_options
+@writes_file(click.option, "--repair", help="Write every whole sample to the tar FILE.")
 @allow_empty_option
 @click.option("-q", "--quiet", is_flag=True, help="Write only errors; no progress bar.")
 @takes_shards

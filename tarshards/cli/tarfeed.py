@@ -75,7 +75,7 @@ def _serve_by(processes: int, address: str, options: dict[str, Any]) -> None:
     from subprocess import PIPE
 
     from tarshards.feed.encryption import check_address
-    from tarshards.parallel.children import ChildGroup, ending
+    from tarshards.parallel.children import ChildGroup
 
     check_address(address, options["keys"], options["encrypted"])
     host, _, port = address.rpartition(":")
@@ -98,7 +98,7 @@ def _serve_by(processes: int, address: str, options: dict[str, Any]) -> None:
                 os.close(child.stdin)
                 if status == 1:  # it has printed its error
                     sys.exit(1)
-                say(f"the feeder at {own} {ending(status)}; it is replaced")
+                say(f"the feeder at {own} {child.ending}; it is replaced")
                 time.sleep(RESTART)
                 children[number] = start(own)
     finally:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tarshards.cli.input import Input, reads_samples
-from tarshards.cli.output import OUTPUT, check_output, writing_options
+from tarshards.cli.output import check_output, writes_file
 from tarshards.cli.program import tool, usage_errors
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ keys too, about 150 bytes each, of up to 10 million samples."""
 @reads_samples
 @click.option("--summary", is_flag=True, help="Show a summary: samples, fields, sizes, duplicate keys.")
 @click.option("--images", is_flag=True, help="Show images too, as colour blocks.")
-@click.option("--html", type=OUTPUT, help="Write a contact sheet for a browser instead.")
-@writing_options
+@writes_file(click.option, "--html", help="Write a contact sheet for a browser instead.")
 def main(source: Input, summary: bool, images: bool, html: Location | None) -> None:
     """List the samples of SHARDS: one line each, with the key, then every field as NAME:BYTES=PREVIEW."""
     if summary + images + (html is not None) > 1:

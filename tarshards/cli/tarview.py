@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tarshards.cli.input import requires_shards
-from tarshards.cli.output import OUTPUT, check_output, writing_options
+from tarshards.cli.output import check_output, writes_file
 from tarshards.cli.parameters import FILE
 from tarshards.cli.program import tool, usage_errors
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     "--ledger", type=FILE, metavar="FILE", help="JSON list of the samples that a ledger left out, to link on the page."
 )
 @click.option("--state", type=FILE, metavar="FILE", help="State or checkpoint from which batches are counted.")
-@click.option("--static", type=OUTPUT, metavar="FOLDER", help="Write a page that needs no tarview into FOLDER.")
-@writing_options
+@writes_file(click.option, "--static", metavar="FOLDER", help="Write a page that needs no tarview into FOLDER.")
 @requires_shards(
     "name shards: a page needs to read them at any offset, which stdin does not allow",
     metavar="[SHARDS]...",

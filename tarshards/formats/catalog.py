@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +32,6 @@ from tarshards.index.manifests import natural_order
 from tarshards.samples.codecs.registry import require
 from tarshards.storage.expressions import shards_in, spec_name
 from tarshards.storage.location import Location
-from tarshards.storage.locks import locked
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.remote import Remote
 
@@ -127,8 +126,8 @@ class Catalog:
         later wins.
         """
         location = Location.of(url, remote)
-        folder = None if location.path is None else os.path.dirname(os.path.realpath(location.path))
-        with locked(folder) if folder is not None and os.access(folder, os.R_OK) else nullcontext():
+        file = location if location.path is None else location.at(os.path.realpath(location.path))
+        with file.folder_lock():
             yield cls(location, remote) if create and not location.exists() else cls.load(location, remote)
 
     def __iter__(self) -> Iterator[DatasetVersion]:

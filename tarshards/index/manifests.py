@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Container, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError, UrlError
@@ -14,7 +13,6 @@ from tarshards.index.sidecar import MISSING, Index
 from tarshards.storage.derived import key_index_name
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
-from tarshards.storage.locks import locked
 from tarshards.storage.manifest import Shard, dump_manifest, series_url
 from tarshards.storage.streams import is_missing
 
@@ -123,17 +121,11 @@ def update_manifests(
         location = Location.of(name, sync=how.sync)
         if url is None and not how.dry_run:
             location.make_folder()
-        with nullcontext() if how.dry_run else manifest_lock(location):
+        with nullcontext() if how.dry_run else location.folder_lock():
             group = given if url is not None else _merged(name, given, unchanged)
             if not how.dry_run:
                 write_manifest(location, group)
         yield name
-
-
-def manifest_lock(location: Location) -> AbstractContextManager[None]:
-    """Return the lock of the folder of a local manifest, which is held while its entries are read and written."""
-    folder = None if location.path is None else os.path.dirname(os.path.abspath(location.path))
-    return locked(folder) if folder is not None and os.access(folder, os.R_OK) else nullcontext()
 
 
 def _merged(url: str, shards: list[Shard], unchanged: Container[str]) -> list[Shard]:

@@ -132,6 +132,11 @@ class ChildGroup:
                     self.status = 0
             return self.status
 
+    @property
+    def ending(self) -> str:
+        """How the leader ended, in words: see ``ending``."""
+        return ending(self.reap())
+
     def end(self, grace: float = 0.0) -> int:
         """Kill the whole group, after SIGTERM and at most *grace* seconds if *grace* is given; return the exit status.
 

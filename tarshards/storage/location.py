@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from errno import ENOENT
 from functools import cache
 from importlib import import_module
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from tarshards.errors import OpenError, UrlError, shortened
 from tarshards.parallel.forks import cached_property
 from tarshards.storage.compression import OTHER_SUFFIXES, SUFFIXES
+from tarshards.storage.locks import locked
 from tarshards.storage.redaction import (
     redacted,
     secrets_in,
@@ -634,6 +636,11 @@ class Location:
     def make_folder(self) -> None:
         """Create the folder of a local file, and those above it; stores need none."""
         self._transport.make_folder(self)
+
+    def folder_lock(self) -> AbstractContextManager[None]:
+        """Return the lock of the folder of a local file, held while its entries are read and written; else no lock."""
+        folder = None if self.path is None else os.path.dirname(os.path.abspath(self.path))
+        return locked(folder) if folder is not None and os.access(folder, os.R_OK) else nullcontext()
 
 
 @cache

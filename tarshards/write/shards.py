@@ -400,11 +400,11 @@ class ShardWriter(_Writer):
 
     def _write_manifest(self) -> None:
         """Write the manifest; keep the entries of an earlier run, and those that writers of other shards added."""
-        from tarshards.index.manifests import earlier_shards, manifest_lock, natural_order, write_manifest
+        from tarshards.index.manifests import earlier_shards, natural_order, write_manifest
 
         url = self._manifest()
         location = Location.of(url)
-        with manifest_lock(location):
+        with location.folder_lock():
             if self._start or location.is_local:
                 below = (shard_name(self.pattern, number, self._values) for number in range(self._start - 1, -1, -1))
                 for shard in earlier_shards(url, below):

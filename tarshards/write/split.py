@@ -214,14 +214,12 @@ class ShardCommand:
         self._running.append((shard, group))
 
     def _wait(self) -> None:
-        from tarshards.parallel.children import ending
-
         shard, group = self._running[0]
         status = group.reap()
         del self._running[0]
         if status:
             raise OpError(
-                f"the command for this shard {ending(status)}; the shard is kept", url=Location.of(shard).name
+                f"the command for this shard {group.ending}; the shard is kept", url=Location.of(shard).name
             )
         if self.delete:
             try:

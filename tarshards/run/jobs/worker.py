@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 from tarshards.errors import StateError, visible
-from tarshards.parallel.children import ChildGroup, ending
+from tarshards.parallel.children import ChildGroup
 from tarshards.parallel.signals import TICK, defer_signals
 from tarshards.run.guard import OwnProcesses
 from tarshards.run.jobs.attempt import Attempt
@@ -144,7 +144,7 @@ class Worker:
         if status == 0:
             return 0, ""
         line = last_line(_tail(log, start) if copy is None else copy.kept, item)
-        return (status if status > 0 else 128 - status), line or ending(status)
+        return (status if status > 0 else 128 - status), line or group.ending
 
 
 class _Copy:

@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any
 
 from tarshards.errors import OpError
-from tarshards.parallel.children import ChildGroup, ending
+from tarshards.parallel.children import ChildGroup
 from tarshards.parallel.signals import GRACE, TICK
 from tarshards.run.samples.journal import SampleResult
 from tarshards.run.samples.runners import Failure, Work
@@ -143,13 +143,12 @@ class Slot:
         self.unsent.append(pickle.dumps(None))
         return unstarted
 
-    def end(self, seconds: float | None) -> int:
-        """Wait until the process exits, and kill its group then or after *seconds*; return its status."""
+    def end(self, seconds: float | None) -> None:
+        """Wait until the process exits, and kill its group then or after *seconds*."""
         self.jobs.close()
         self.group.wait(seconds)
-        status = self.group.end()
+        self.group.end()
         self.replies.close()
-        return status
 
     def died(self) -> Reply:
         """Return the reply for the first sample sent to a function's process that has died."""
@@ -331,9 +330,9 @@ class Dispatcher:
 
         Raises OpError for the slots of commands and servers, which cannot kill their slot.
         """
-        status = slot.end(0.5)
+        slot.end(0.5)
         if self._work.python is None or slot.begun is None:
-            raise OpError(f"the process of a slot {ending(status)}")
+            raise OpError(f"the process of a slot {slot.group.ending}")
         try:
             fresh = Slot(self._work, self._scratch, slot.number)
         except OSError as error:
