@@ -75,11 +75,15 @@ class Shares(Sequence[range]):
 
 
 class Outcome(NamedTuple):
-    """The outcomes of the samples of a part; *taken*, *quarantined* and *left_out* are as in ``Part``."""
+    """The outcomes of the samples of a part; *taken*, *quarantined* and *left_out* are as in ``Part``.
+
+    *keys* is a CRC-32 of their keys where no plan numbers them.
+    """
 
     taken: int
     quarantined: int
     left_out: Tally | None
+    keys: int = 0
 
     def settle(self, tally: Tally) -> None:
         """Count the samples in *tally*, which has them in flight."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import logging
 import sys
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +23,8 @@ from tarshards.samples.grouping import closed_at_exit
 from tarshards.samples.ledger import Ledger, PassOf, Tally
 from tarshards.storage import traffic
 from tarshards.stream.other_names import no_attribute
-from tarshards.stream.sources import ShardSource, check_order, check_ordered, check_state, last_key, version_of
+from tarshards.stream.replaying import check_ordered, check_replayed, crc_of, crc_of_results
+from tarshards.stream.sources import ShardSource, check_order, check_state, version_of
 from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ log: logging.Logger = logging.getLogger("tarshards")
 class Pass:
     """One epoch, or its rest after *state*: *delivered* of its batches have been taken, after *before* earlier ones.
 
-    Without a plan, *last* is the key of the last sample in them.
+    Without a plan, *keys* is what a state says of the keys in them.
     """
 
     epoch: int
@@ -46,7 +49,10 @@ class Pass:
     state: Mapping[str, Any] | None = None
     before: int = 0
     delivered: int = 0
-    last: str | None = None
+    keys: dict[str, Any] = field(default_factory=lambda: {"keys": 0})
+    _made: int = 0
+    _crc: int = 0  # of the batches made so far
+    _ahead: deque[int] = field(default_factory=deque)  # the same at each batch that is made, and not yet delivered
 
     @property
     def of(self) -> PassOf:
@@ -61,6 +67,38 @@ class Pass:
     def passed(self) -> int:
         """The batches at its beginning that were already delivered, and are made again only to be skipped."""
         return self.state["delivered"] if self.state and self.plan is None else 0
+
+    def begin(self) -> None:
+        """Begin with what the state says."""
+        self.delivered = self.passed
+        if self.passed and self.state:
+            self.keys = {name: self.state[name] for name in ("keys", "last") if name in self.state}
+
+    def is_new(self, crc: int, batch: Any) -> bool:
+        """Take note of a batch, of samples whose keys have *crc*; return False if it was delivered before the state.
+
+        Raises StateError if the batches before the state have become others.
+        """
+        if self.plan is not None:
+            return True
+        self._made += 1
+        self._crc = crc_of([str(crc)], self._crc)
+        if self._made > self.passed:
+            self._ahead.append(self._crc)
+        elif self._made == self.passed and self.state:
+            check_replayed(self.state, self._crc, batch)
+        return self._made > self.passed
+
+    def deliver(self) -> None:
+        """Count a batch as delivered."""
+        self.delivered += 1
+        if self.plan is None:
+            self.keys = {"keys": self._ahead.popleft()}
+
+    def end(self) -> None:
+        """Raise StateError if the epoch has ended before its state."""
+        if self._made < self.passed and self.state:
+            check_replayed(self.state, None, None)
 
 
 class Passes:
@@ -107,8 +145,7 @@ class Passes:
             this = self._fresh(epoch)
         if this.state and self._announced is not None:
             self._ahead = this.epoch - self._announced
-        this.delivered = this.passed
-        this.last = this.state.get("last") if this.state and this.plan is None else None
+        this.begin()
         self._current = this
         return this
 
@@ -126,6 +163,13 @@ class Passes:
         samples: Generator[Any, None, None] = self.stream.iterate(this.epoch, this.world, version)
         return samples
 
+    def new_samples(self, this: Pass) -> Iterator[list[Any]]:
+        """Yield the samples of each batch of a pass without a plan, after those before its state."""
+        samples = self.samples(this)
+        while batch := list(islice(samples, self.maker.size)):
+            if this.is_new(crc_of_results(batch), ()):
+                yield batch
+
     def deliver(self, this: Pass, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
         """Yield the *batches* of a pass, each with whether it is the last.
 
@@ -136,14 +180,14 @@ class Passes:
         held: list[Any] = []
         for number, batch in enumerate(batches, 1):
             if held:
-                this.delivered += 1
-                this.last = last_key(held[0]) if this.plan is None else None
+                this.deliver()
                 yield held.pop(), False
             if count is None or number == count:
                 held.append(batch)
             else:
-                this.delivered += 1
+                this.deliver()
                 yield batch, False
+        this.end()
         self._end(this)
         for batch in held:
             yield batch, True
@@ -253,8 +297,7 @@ class Passes:
         if this.plan is not None:
             taken = min(this.delivered * self.maker.size * this.world.world_size, len(this.plan))
             return state | this.plan.state(taken) | {"batches": this.before + this.delivered}
-        state |= {"order": list(source.order), "epoch": this.epoch, "delivered": this.delivered}
-        state |= {"last": this.last} if this.last else {}
+        state |= {"order": list(source.order), "epoch": this.epoch, "delivered": this.delivered} | this.keys
         return state | self._replay_settings(this.world)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@
 - ``other_names``: names that other libraries use, for error messages
 - ``sources``: sources of samples, planned or read shard by shard
 - ``op``: the traits of an op; ``ops``: one short generator per op; ``collate``: samples to a batch
+- ``replaying``: resuming where nothing numbers the samples
 - ``randomness``: a random generator for each sample
 - ``following``: counts what happens to samples in a chain of ops, for the ledger
 - ``sample_ops``: the ops of single samples, as methods of ``Stream`` and ``IndexedShards``

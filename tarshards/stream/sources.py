@@ -7,7 +7,7 @@ import logging
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from hashlib import blake2b
 from importlib import import_module
@@ -36,6 +36,7 @@ from tarshards.storage.manifest import Shards, collector_paused
 from tarshards.stream import ops
 from tarshards.stream.following import Count, follow
 from tarshards.stream.op import BoundOp
+from tarshards.stream.replaying import Delivered
 
 if TYPE_CHECKING:
     from tarshards.epoch.loop import EpochLoop, Part, Shares
@@ -56,16 +57,16 @@ log: logging.Logger = logging.getLogger("tarshards")
 class Progress:
     """The progress of one iteration: *begun* positions were taken before it, and *loop* counts those taken since.
 
-    For sources without positions, *delivered* counts the results of the ops, and *last* is the key of the latest.
-    *version* is that of the state from which the iteration resumes.
+    For sources without positions, *delivered* are the results of the ops; they are those of a *replayed* state until
+    these have been passed over. *version* is that of the state from which the iteration resumes.
     """
 
     epoch: int
     world: World
     begun: int = 0
-    delivered: int = 0
     version: int = VERSION
-    last: str | None = None
+    replayed: Mapping[str, Any] | None = None
+    delivered: Delivered = field(default_factory=Delivered)
     loop: EpochLoop | None = None
     within: PassOf | None = None  # the pass that it is a part of
 
@@ -650,41 +651,6 @@ def check_order(state: Mapping[str, Any], source: OrderedSource) -> None:
     if differ := [(f"{name}={old!r}", f"{name}={new!r}") for name, old, new in pairs if old != new]:
         before, now = (", ".join(words) for words in zip(*differ))
         raise StateError(f"the state was saved with {before}, and this dataset has {now}, which gives another order")
-
-
-def last_key(item: Any) -> str | None:
-    """Return the key of a sample, or of the last one in a batch; None if it has none."""
-    if type(item) is list and item:
-        item = item[-1]
-    key = item.get("__key__") if type(item) is dict else None
-    if not isinstance(key, str) and isinstance(key, Sequence) and len(key):
-        key = key[-1]
-    return key if isinstance(key, str) else None
-
-
-def check_replayed(last: str | None, item: Any) -> None:
-    """Raise StateError unless replaying a state has led to the sample after which it was saved; *last* is its key.
-
-    *item* is the last result that was replayed, a sample or a batch, or None if the epoch has ended before. If a shard
-    has lost or gained samples since, resuming would skip or repeat samples.
-    """
-    found = last_key(item)
-    if last is not None and found != last and (item is None or found is not None):
-        end = "the end of the epoch" if item is None else shortened(found)
-        raise StateError(
-            f"the state was saved after the sample {shortened(last)}, and replaying it leads to {end}: a shard has "
-            "changed, or is damaged, since then; with indexes states need no replaying"
-        )
-
-
-def check_ordered(ops: Iterable[BoundOp]) -> None:
-    """Raise StateError if an op yields results as they finish, since replaying it would skip other results."""
-    for op in ops:
-        if op.is_unordered:
-            raise StateError(
-                f"the state is resumed by replaying the stream, and {op.label} with ordered=False yields samples in "
-                "another order each time; use ordered=True"
-            )
 
 
 def dataset_digest(urls: list[str], counts: bytes = b"") -> str:

@@ -19,6 +19,7 @@ from tarshards.stream.dask import dask_map
 from tarshards.stream.following import follow, follow_each, follow_part, is_followed
 from tarshards.stream.op import BoundOp
 from tarshards.stream.other_names import no_attribute
+from tarshards.stream.replaying import TOGETHER, key_of, replay
 from tarshards.stream.sample_ops import SampleOps, method_of
 from tarshards.stream.shard_options import ShardOptions, takes
 from tarshards.stream.sources import (
@@ -26,10 +27,7 @@ from tarshards.stream.sources import (
     PlannedSource,
     Progress,
     check_order,
-    check_ordered,
-    check_replayed,
     check_state,
-    last_key,
     open_shards,
     version_of,
 )
@@ -218,16 +216,14 @@ class Stream(SampleOps):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the latest iteration, for ``load_state_dict`` on the same rank and worker."""
-        if self._resumed is not None:
-            return dict(self._resumed)
         version = version_of(None, self.source)
         progress = self._progress or Progress(self.epochs.next, self.world, version=version)
+        if (resumed := self._resumed or progress.replayed) is not None:
+            return dict(resumed)
         source = self.source.as_of(progress.version)
         state = {"version": progress.version, "digest": source.digest, "epoch": progress.epoch}
         state["order"] = list(source.order)
-        taken: dict[str, Any] = {"taken": progress.taken}
-        if not self._is_resumable():
-            taken = {"delivered": progress.delivered} | ({"last": progress.last} if progress.last else {})
+        taken = {"taken": progress.taken} if self._is_resumable() else progress.delivered.state()
         saved = [progress.world.rank, progress.world.world_size, progress.world.worker, progress.world.num_workers]
         return state | taken | {"world": saved}
 
@@ -263,8 +259,8 @@ class Stream(SampleOps):
             _check_world(state["world"], world)
         self._resumed = None
         epoch = self.epochs.begin(world, state.get("epoch"))
-        taken, delivered = state.get("taken", 0), state.get("delivered", 0)
-        self._progress = Progress(epoch, world, taken, delivered, version_of(state, self.source), state.get("last"))
+        replayed = state if state.get("delivered") else None
+        self._progress = Progress(epoch, world, state.get("taken", 0), version_of(state, self.source), replayed)
         return self._progress
 
     def _is_resumable(self) -> bool:
@@ -289,19 +285,23 @@ class Stream(SampleOps):
             if self._is_resumable():
                 yield from samples
             else:
-                if progress.delivered:
-                    samples = iter(samples)
-                    replayed = next(islice(samples, progress.delivered - 1, None), None)
-                    every_op = (*self.source.ops, *self.ops)
-                    if not any(op.is_unordered for op in every_op):
-                        check_replayed(progress.last, replayed)
-                    elif next(samples, None) is not None:  # at the end of an epoch, its order does not matter
-                        check_ordered(every_op)
-                begin = progress.delivered + 1
-                for progress.delivered, sample in enumerate(samples, begin):
-                    key = sample.get("__key__") if type(sample) is dict else None  # faster than calling last_key
-                    progress.last = key if type(key) is str else last_key(sample)
-                    yield sample
+                samples = iter(samples)
+                if progress.replayed is not None:
+                    progress.delivered = replay(samples, progress.replayed, (*self.source.ops, *self.ops))
+                    progress.replayed = None
+                is_over = False
+                while not is_over:
+                    progress.delivered = progress.delivered.together()
+                    keys: list[str] = progress.delivered.keys
+                    note = keys.append
+                    for sample in islice(samples, TOGETHER):
+                        try:
+                            key = sample["__key__"] if type(sample) is dict else None
+                        except KeyError:
+                            key = None
+                        note(key if type(key) is str else key_of(sample))  # faster than calling it for each
+                        yield sample
+                    is_over = len(keys) < TOGETHER
             for op in self.ops:
                 if op.function is ops.decode and isinstance(found := decoding_of(*op.args, **op.options), Decoding):
                     found.warn()

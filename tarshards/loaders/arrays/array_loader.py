@@ -39,7 +39,8 @@ from tarshards.samples.ledger import Ledger, Tally
 from tarshards.stream.collate import sequences
 from tarshards.stream.following import Count
 from tarshards.stream.other_names import explains
-from tarshards.stream.sources import PlannedSource, check_replayed
+from tarshards.stream.replaying import crc_of_results
+from tarshards.stream.sources import PlannedSource
 from tarshards.stream.stream import Stream, check_dataset
 
 # Samples to locate at once where making batches takes hardly longer than that. More have more neighbours that share
@@ -343,7 +344,12 @@ class ArrayLoader(ResumableLoader):
     def _read_in_turn(self, this: Pass, assembler: Assembler) -> Generator[dict[str, Any], None, None]:
         samples = self.passes.samples(this)
         read, failed, delivered, discarded = Count(), 0, 0, 0
-        counted = read.over(samples)
+        counted, keys = read.over(samples), deque[int]()
+
+        def next_samples() -> list[dict[str, Any]]:
+            results = list(islice(counted, self.maker.size))
+            keys.append(crc_of_results(results))
+            return results
 
         def locate(raw: Future[list[dict[str, Any]]]) -> SampleBatch:
             results = raw.result()
@@ -353,7 +359,7 @@ class ArrayLoader(ResumableLoader):
         def locates(thread: ThreadPoolExecutor) -> Iterator[Locate]:
             while True:
                 with defer_signals():
-                    raw = thread.submit(lambda: list(islice(counted, self.maker.size)))
+                    raw = thread.submit(next_samples)
                 # Always the first batch opens it, whichever thread is quicker.
                 if not assembler.is_open and settled(raw).exception() is None:
                     assembler.open(locate(raw))
@@ -362,18 +368,15 @@ class ArrayLoader(ResumableLoader):
         with ThreadPoolExecutor(1, "tarshards-read") as thread:
             try:
                 with closing(self._in_order(locates(thread), this, assembler)) as results:
-                    for number, assembled in enumerate(results):
+                    for assembled in results:
                         if not assembled.samples:
-                            check_replayed(this.last if number < this.passed else None, None)
                             break
                         failed += len(assembled.failures)
                         if self.maker.drop_last and assembled.samples < self.maker.size:
                             discarded = assembled.samples - len(assembled.failures)
                             break
-                        if number >= this.passed:
+                        if this.is_new(keys.popleft(), assembled.batch):
                             yield assembled.batch
-                        elif number == this.passed - 1:
-                            check_replayed(this.last, assembled.batch)
                         delivered += assembled.samples - len(assembled.failures)  # a batch waits for the next
                         assembler.number += 1
             finally:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import islice, pairwise, repeat
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -209,10 +209,7 @@ class BatchSource(EncodedSource):
 
     def _streamed(self, this: Pass) -> Iterator[EncodedBatch]:
         maker = self.maker
-        samples = self.passes.samples(this)
-        for _ in islice(samples, this.passed * maker.size):
-            pass
-        while chunk := list(islice(samples, maker.size)):
+        for chunk in self.passes.new_samples(this):
             if len(chunk) == maker.size or not maker.drop_last:
                 batch = maker.encode(chunk, len(chunk))
                 maker.stream.ledger.count(failed=len(chunk) - batch.real)

@@ -33,7 +33,8 @@ from tarshards.samples.ledger import PassOf, Tally
 from tarshards.stream import ops
 from tarshards.stream.collate import collate_packed, collate_ragged, cut_arrays
 from tarshards.stream.other_names import OPTIONS, explains
-from tarshards.stream.sources import PlannedSource, check_replayed, version_of
+from tarshards.stream.replaying import crc_of_results
+from tarshards.stream.sources import PlannedSource, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                 messages = DataLoader.__iter__(own)
             own._batches.is_taken = own.persistent_workers
         all_made = messages if arenas is None else arenas.receive(messages)
-        tallies, replayed, arrived = [], this.passed, Tally()
+        tallies, arrived = [], Tally()
         try:
             for made in all_made:
                 if isinstance(made, Tally):
@@ -162,16 +163,10 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                 self._monitor(made)
                 if this.plan is not None:
                     made.outcome.settle(arrived)
-                if replayed:
-                    replayed -= 1
-                    if not replayed:
-                        check_replayed(this.last, made.batch)
-                else:
+                if this.is_new(made.outcome.keys, made.batch):
                     yield made.batch
                 if this.plan is None and self.passes.stream.is_followed:  # each batch waits for the next
                     made.outcome.settle(arrived)
-            if replayed:
-                check_replayed(this.last, None)
         finally:
             own._batches.is_taken = False
             this.count(self.ledger, arrived)
@@ -390,8 +385,9 @@ class _Batches(IterableDataset[Any]):
                         self.stream.ledger.count(discarded=counted)
                         break
                     self.stream.ledger.count(in_flight=counted)
+                    keys = crc_of_results(batch)
                     collated, left_out = self.maker.collated(batch, order.epoch)
-                    yield Made(collated, Outcome(len(batch), 0, left_out), *stopwatch.take())
+                    yield Made(collated, Outcome(len(batch), 0, left_out, keys), *stopwatch.take())
                     stopwatch.begin()
             else:
                 shares = self.maker.shares(plan, world.rank)[world.worker :: world.num_workers]
