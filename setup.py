@@ -17,12 +17,13 @@ from setuptools import Distribution, Extension, setup
 LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
-def native(name, *headers):
+def native(name, *headers, libraries=()):
     return Extension(
         f"tarshards.kernels.{name}",
         [f"tarshards/kernels/{name}.c"],
         depends=[f"tarshards/kernels/{header}" for header in headers],
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if LIMITED else [],
+        libraries=list(libraries),
         extra_compile_args=["-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
         py_limited_api=LIMITED,
         optional=os.environ.get("TARSHARDS_REQUIRE_KERNELS") != "1",
@@ -53,7 +54,8 @@ setup(
         native("_sidecars"),
         native("_headers", "_tar.h", "_guard.h"),
         native("_rows", "_guard.h"),
-        native("_pixels", "_guard.h"),
+        native("_pixels", "_guard.h", "_resize.h"),
+        native("_jpeg", "_guard.h", "_resize.h", libraries=["dl"] if sys.platform == "linux" else []),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {},
 )

@@ -20,8 +20,8 @@ from tarshards.index.access import SampleReader
 from tarshards.index.readahead import LOOKED_UP
 from tarshards.loaders.arrays.array_loader import TOGETHER_QUICK
 from tarshards.loaders.arrays.assembly import Assembler
-from tarshards.loaders.arrays.readers import images
 from tarshards.samples.batch import SampleBatch
+from tarshards.samples.codecs.jpeg import read_headers
 from tarshards.samples.fields import parse_terms
 from tarshards.samples.grouping import read_shard
 from tarshards.samples.ledger import Ledger
@@ -184,21 +184,21 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
     if threads:
         view = assembler.readers[0].view
 
-        def scales(number: int, found: SampleBatch) -> list[tuple[bytes, tuple[int, int]]]:
-            """Return the JPEGs of a batch, and the minimum size at which each must be decoded for its crop."""
-            payloads = next(iter(found.columns.values()))
-            sizes = [images._size_of(payload) for payload in payloads]
-            boxes = view.boxes(*np.array(sizes).T, assembler._draws(key, found.numbers))
-            return [(payload, images._least(*each, view.size)) for payload, *each in zip(payloads, sizes, boxes)]
+        def scales(number: int, found: SampleBatch) -> np.ndarray:
+            """Return the minimum height and width at which each JPEG of a batch must be decoded for its crop."""
+            heights, widths, _ = read_headers(next(iter(found.columns.values()))).astype(np.int64).T
+            boxes = view.boxes(heights, widths, assembler._draws(key, found.numbers))
+            down, across = (side / (boxes[:, 3 - i] - boxes[:, 1 - i]) for i, side in enumerate(view.size))
+            factors = np.minimum(1, np.maximum(down, across))
+            return np.ceil(np.stack([heights * factors, widths * factors], 1)).astype(int)
 
-        def decode(number: int, found: SampleBatch) -> None:
-            for row, (payload, least) in zip(columns[0][number % kept], scales(number, found)):
-                images._decode(payload, least, row if view.keeps(row.shape) else None)
+        def job(number: int, found: SampleBatch) -> list[tuple[bytes, list[int]]]:
+            return list(zip(next(iter(found.columns.values())), scales(number, found).tolist()))
 
-        stages |= {"read headers, draw boxes": run(scales), "decode": run(decode)}
-        stages[f"resize and mirror {first}"] = read(1)
-        jobs = [scales(*batch) for batch in batches()]
-        limits = {f"simplejpeg alone, {threads} threads": ("decode", lambda: each_of(decode_alone, jobs, threads))}
+        stages["read headers, draw boxes"] = run(scales)
+        stages[decoding := f"decode, resize and mirror {first}"] = read(1)
+        jobs = [job(*batch) for batch in batches()]
+        limits = {f"simplejpeg alone, {threads} threads": (decoding, lambda: each_of(decode_alone, jobs, threads))}
     else:
         stages[f"read {first}"] = read(1)
         limits = {MEMCPY: (f"read {first}", memcpy(payloads_of(source, " ".join(fields), size)))}
@@ -250,9 +250,9 @@ def each_of(work: Callable[[Any], Any], things: Iterable[Any], threads: int | No
         exhaust(pool.map(work, things) if pool else map(work, things))
 
 
-def decode_alone(job: list[tuple[bytes, tuple[int, int]]]) -> None:
-    """Decode JPEGs from bytes, at the scale that their crops need, into a reused buffer."""
+def decode_alone(job: list[tuple[bytes, list[int]]]) -> None:
+    """Decode JPEGs from bytes, whole, at the scale that their crops need, into a reused buffer."""
     buffer = np.empty(1 << 20, np.uint8)
     for data, (height, width) in job:
-        scaling = {"min_height": height, "min_width": width, "min_factor": images.SMALLEST_FACTOR}
+        scaling = {"min_height": height, "min_width": width, "min_factor": 2.0}
         simplejpeg.decode_jpeg(data, "RGB", buffer=buffer, **scaling)

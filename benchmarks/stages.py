@@ -39,10 +39,7 @@ CALLS = (
     "Larger batches help."
 )
 DECODER = "The bottleneck is the decoder. A faster decoder or smaller pictures in the shards would help."
-CROP = (
-    "The bottleneck is the decoder, which also decodes pixels outside the crop, followed by resizing. "
-    "Decoding only the rows and columns of the crop would help."
-)
+CROP = "The bottleneck is the decoder, followed by resizing. Decoding only the rows and columns of the crop would help."
 PROCESSES = (
     "Each byte is copied three times: out of the page cache, into shared memory, and out of it, which `reuse=True` "
     "saves; without workers once. The stages overlap where there are cores for them; what two workers take beyond half "

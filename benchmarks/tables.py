@@ -84,7 +84,7 @@ PANELS = {  # what the figure says -> a row of the summary
     "JPEG 256 x 256, random resized crop to 224": "crop, photos256",
 }
 WHY = {  # a pattern of rows of the summary -> why tarshards may be slower there; the first that fits
-    "decode, .*": "Decoding takes most of the time, and simplejpeg is our decoder alone.",
+    "decode, .*": "Decoding takes most of the time, and simplejpeg is a decoder alone.",
     "write, .*": "A tar has a header and padding for each member: a sample of 2 KB takes 3,584 bytes, where columns "
     "and records take 2,056.",
     "cold, .*": "The disk takes most of the time, and varies more between rounds than between peers. Shards are "

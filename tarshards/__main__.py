@@ -15,6 +15,7 @@ import click
 import tarshards
 from tarshards import kernels
 from tarshards.cli.program import Program, tool
+from tarshards.samples.codecs import jpeg
 
 FOR_DEVELOPERS = {"bench", "demo", "docs", "interop", "release", "test", "test-core"}  # extras
 
@@ -71,6 +72,7 @@ def report() -> Iterator[str]:
     if kernels.MISSING:
         cost = f"without {' '.join(kernels.MISSING)} all run in Python, several times slower"
         yield f"          {cost}; reinstall where a C compiler is found"
+    yield f"JPEG      decoded by {jpeg.library() or 'Pillow, image by image: no libjpeg-turbo is found'}"
     try:
         requirements = metadata.requires("tarshards") or []
     except metadata.PackageNotFoundError:

@@ -66,23 +66,23 @@ for kernel in _tar _mapped _sidecars _headers; do
     compile "tarshards/kernels/$kernel.c" "tarshards/kernels/$kernel.abi3.so"
 done
 for option in -UPORTABLE -DPORTABLE; do
-    for kernel in _rows _pixels; do
+    for kernel in _rows _pixels _jpeg; do
         compile "tarshards/kernels/$kernel.c" "tarshards/kernels/$kernel.abi3.so" "$option"
     done
     # The kernels tested are those just compiled, and the sanitizers are there.
     sanitized - "$work" <<'EOF'
 import sys
 from tarshards import kernels
-from tarshards.kernels import _headers, _mapped, _pixels, _rows, _sidecars, _tar
+from tarshards.kernels import _headers, _jpeg, _mapped, _pixels, _rows, _sidecars, _tar
 assert (kernels.tar, kernels.mapped, kernels.sidecars) == (_tar, _mapped, _sidecars)
-assert (kernels.headers, kernels.rows, kernels.pixels) == (_headers, _rows, _pixels)
+assert (kernels.headers, kernels.rows, kernels.pixels, kernels.jpeg) == (_headers, _rows, _pixels, _jpeg)
 assert "libasan" in open("/proc/self/maps").read()
-for kernel in _tar, _mapped, _sidecars, _headers, _rows, _pixels:
+for kernel in _tar, _mapped, _sidecars, _headers, _rows, _pixels, _jpeg:
     assert kernel.__file__.startswith(sys.argv[1]), kernel.__file__
     code = open(kernel.__file__, "rb").read()
     assert b"__asan_report_load" in code
     assert b"__ubsan_handle" in code
 EOF
-    passes tests/kernels/test_{pixels,row_kernels}.py tests/loaders/readers/test_readers_{arrays,images,parsed}.py
+    passes tests/kernels/test_{jpeg,pixels,row_kernels}.py tests/loaders/readers/test_readers_{arrays,images,parsed}.py
 done
 passes tests/kernels/test_{headers,sidecars}.py tests/kernels/test_tar_*.py tests/tar/test_tar_{corpus,damage,ends,streams}.py

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack  # noqa: F401 - which the index imports late, and
-import simplejpeg  # noqa: F401 - which the image reader does
+import msgpack  # noqa: F401 - which the index imports late
 from checks import FIELD
 from sets import FIELDS, Data, Sample
 
@@ -24,7 +23,7 @@ PACKAGES = ()  # the environment that the suite itself runs in
 SYSTEM = ()
 OWN = False
 THREADS = ("arrays", "decode", "crop")
-DECODERS = ("simplejpeg",)
+DECODERS = ("libjpeg-turbo",)
 CANNOT = {}
 BATCH, SHARDS, CROP = 64, 4, 224
 SIDES = {"photos256": (256, 256), "photos500": (375, 500)}

@@ -14,7 +14,7 @@ from tarshards.errors import UrlError, shortened
 from tarshards.loaders.passes import ResumableLoader
 from tarshards.run.samples.runners import load
 
-PACKAGES = ("tarshards", "numpy", "pillow", "simplejpeg", "torch")  # packages whose versions may change a batch
+PACKAGES = ("tarshards", "numpy", "pillow", "torch")  # packages whose versions may change a batch
 
 
 def loader_of(spec: str) -> ResumableLoader:

@@ -6,6 +6,7 @@
 - ``headers``: the members that sidecars list, compared with their headers
 - ``rows``: gather, compare and parse the fields of a batch
 - ``pixels``: resize the images of a batch
+- ``jpeg``: decode and resize the JPEGs of a batch by libjpeg-turbo; the twin takes none
 
 This module alone chooses: ``kernels.tar`` is the kernel if all are compiled, and otherwise the twin. They are chosen
 together because compiled kernels alone may touch the files that ``mapped`` maps.
@@ -20,13 +21,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tarshards.kernels import _headers as headers
+    from tarshards.kernels import _jpeg as jpeg
     from tarshards.kernels import _mapped as mapped
     from tarshards.kernels import _pixels as pixels
     from tarshards.kernels import _rows as rows
     from tarshards.kernels import _sidecars as sidecars
     from tarshards.kernels import _tar as tar
 
-__all__ = ["headers", "mapped", "pixels", "rows", "sidecars", "tar"]
+__all__ = ["headers", "jpeg", "mapped", "pixels", "rows", "sidecars", "tar"]
 
 #: The kernels that are not compiled.
 MISSING = [name for name in __all__ if PathFinder.find_spec(f"{__name__}._{name}", __path__) is None]

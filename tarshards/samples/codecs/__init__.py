@@ -1,7 +1,7 @@
 """Decode and encode fields; the extension (the last dotted part of a field) selects the codec, as in WebDataset.
 
 - ``registry``: the decorators ``decoder`` and ``encoder``, and families of codecs
-- ``basic``, ``array``, ``image``: the built-in codecs; ``media``: those of sound and video
+- ``basic``, ``array``, ``image``: the built-in codecs; ``media``: those of sound and video; ``jpeg``: by libjpeg-turbo
 - ``decoding``: decoding by a pipeline's functions and handlers
 - ``shrinking``: images made smaller for training
 - ``npy``, ``image_headers``: headers read without decoding

@@ -1,4 +1,4 @@
-"""Codecs for images: simplejpeg decodes JPEG, Pillow all other formats and the JPEGs that simplejpeg cannot decode.
+"""Codecs for images: libjpeg-turbo decodes JPEG, Pillow all other formats, and CMYK or more than 8 bits in JPEG.
 
 HEIC and JPEG XL need plugins of Pillow: ``pip install 'tarshards[heic]'`` and ``'tarshards[jxl]'``.
 """
@@ -10,8 +10,9 @@ from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
+from tarshards import kernels
 from tarshards.errors import DecodeError
-from tarshards.samples.codecs import image_headers
+from tarshards.samples.codecs import image_headers, jpeg
 from tarshards.samples.codecs.array import to_array
 from tarshards.samples.codecs.registry import SpecFamily, encoder, require
 
@@ -68,7 +69,6 @@ IMAGESPECS: dict[str, tuple[str, str | None, str]] = {  # name: container, eleme
 
 # libjpeg only warns about this damage, and Pillow ignores it: the rest of the image is grey or noise.
 DAMAGE = re.compile("Corrupt JPEG data|Premature end of JPEG")
-EIGHTH = {"min_height": 1, "min_width": 1}  # of the size: reads every bit of a JPEG, but computes few pixels
 
 
 def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> Any:
@@ -135,11 +135,10 @@ def _to_picture(data: bytes, mode: str, pixels: np.ndarray | None, orientation: 
 def check_image(data: bytes) -> None:
     """Raise DecodeError if an image does not decode.
 
-    A JPEG is decoded at an eighth of its size first, which reads every bit, so it finds damage, but computes fewer
-    pixels.
+    A JPEG is decoded at an eighth of its size, which reads every bit, so it finds damage, but computes fewer pixels.
     """
     with suppress(ValueError):  # ``decode_image`` decides
-        if data.startswith(b"\xff\xd8\xff") and _decode_jpeg(data, "RGB", **EIGHTH) is not None:
+        if data.startswith(b"\xff\xd8\xff") and _decode_jpeg(data, "RGB", eighths=1) is not None:
             return
     try:
         decode_image(data, "rgb8")
@@ -147,47 +146,32 @@ def check_image(data: bytes) -> None:
         raise DecodeError.because(exc) from exc
 
 
-def _decode_jpeg(data: bytes, mode: str, **scaling: int) -> np.ndarray | None:
-    """Decode with simplejpeg; return None if it is missing or Pillow must decode the file (CMYK, odd samplings).
+def _decode_jpeg(data: bytes, mode: str, eighths: int = 8) -> np.ndarray | None:
+    """Decode by libjpeg-turbo; return None if it is missing, or Pillow must decode the file (CMYK, more than 8 bits).
 
     Raises ValueError for damage, which Pillow ignores: CMYK is checked here and decoded by Pillow.
     """
-    try:
-        import simplejpeg
-    except ImportError:
+    if not jpeg.library():
         return None
     import numpy as np
     from PIL import Image
 
     try:
-        height, width, colorspace = _jpeg_header(data)
+        height, width, colours = kernels.jpeg.header(data)
         _check_pixels(width, height)
-        if colorspace not in ("Gray", "YCbCr", "RGB"):  # it converts CMYK to other RGB values than Pillow
-            simplejpeg.decode_jpeg(data, "CMYK", **EIGHTH)
+        if colours not in ("L", "YCbCr", "RGB"):  # it converts CMYK to other RGB values than Pillow
+            jpeg.decode(data, (height, width), "CMYK", 1)
             return None
         if mode != "L":
-            return simplejpeg.decode_jpeg(data, mode, **scaling)
-        if colorspace == "Gray":
-            return simplejpeg.decode_jpeg(data, "GRAY")[:, :, 0]
+            return jpeg.decode(data, (height, width), mode, eighths)
+        if colours == "L":
+            return jpeg.decode(data, (height, width), "L")[:, :, 0]
         # libjpeg's luma differs from the rounded L of Pillow, which other libraries return
-        return np.array(Image.fromarray(simplejpeg.decode_jpeg(data, "RGB")).convert("L"))
+        return np.array(Image.fromarray(jpeg.decode(data, (height, width), "RGB")).convert("L"))
     except ValueError as exc:
         if DAMAGE.search(str(exc)):
             raise
         return None
-
-
-def _jpeg_header(data: bytes) -> tuple[int, int, str]:
-    """Return the height, width and colour space of a JPEG."""
-    import simplejpeg
-
-    try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-    except KeyError:  # simplejpeg decodes 4:4:1, but has no name for it
-        header = image_headers.read_header(data)
-        assert header is not None
-        return header.height, header.width, "YCbCr"
-    return height, width, colorspace
 
 
 def open_image(data: bytes) -> Image.Image:
@@ -318,20 +302,7 @@ def _check_pixels(width: int, height: int) -> None:
 @encoder("jpg", "jpeg", "jpe", "jfif")
 def encode_jpeg(value: Any) -> bytes:
     """Encode as JPEG of quality 100, without chroma subsampling."""
-    import numpy as np
-
-    image = _to_pillow(value, "L RGB CMYK")
-    try:
-        import simplejpeg
-    except ImportError:
-        return _save(image, "JPEG", quality=100, subsampling=0)
-    if image.mode == "CMYK":
-        return _save(image, "JPEG", quality=100, subsampling=0)
-    pixels = np.asarray(image).reshape(image.height, image.width, -1)
-    grey = image.mode == "L"
-    return simplejpeg.encode_jpeg(
-        pixels, quality=100, colorspace="GRAY" if grey else "RGB", colorsubsampling="Gray" if grey else "444"
-    )
+    return _save(_to_pillow(value, "L RGB CMYK"), "JPEG", quality=100, subsampling=0)
 
 
 @encoder("png")

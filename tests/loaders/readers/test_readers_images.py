@@ -1,21 +1,23 @@
-"""Images: Pillow, simplejpeg and torchvision's rules as oracles; the same bytes however the work is cut up."""
+"""Images: Pillow and torchvision's rules as oracles; the same bytes however the work is cut up."""
 
 import io
-import sys
+import resource
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import simplejpeg
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from readers_data import npy, picture, read, saved, whole
 
+from tarshards import kernels
 from tarshards.errors import DecodeError
+from tarshards.kernels import _jpeg_py
 from tarshards.loaders.arrays.readers import crops, images
 from tarshards.loaders.arrays.readers.draws import draws_of
 from tarshards.loaders.arrays.readers.images import image
+from tarshards.samples.codecs.image import decode_image
 from tarshards.samples.payloads import Payloads
 
 BILINEAR = Image.Resampling.BILINEAR
@@ -35,7 +37,7 @@ def by_pillow(pixels, box, size):
 
 
 def decoded(data):
-    return simplejpeg.decode_jpeg(data) if data[:2] == b"\xff\xd8" else np.asarray(Image.open(data))
+    return np.asarray(Image.open(io.BytesIO(data)))
 
 
 def test_the_whole_image_is_resized():
@@ -73,7 +75,7 @@ def test_random_resized_crops_are_those_of_the_draws(datas):
     boxes = crops.random_resized(heights, widths, draws, (0.5, 1), (3 / 4, 4 / 3))
     mirrored = crops.flips_of(draws, 0.5)
     assert 0 < mirrored.sum() < 4
-    pixels = PICTURES if datas is PNGS else [simplejpeg.decode_jpeg(data) for data in datas]
+    pixels = PICTURES if datas is PNGS else [decoded(data) for data in datas]
     wanted = np.stack([by_pillow(p, box, (80, 70)) for p, box in zip(pixels, boxes)])
     wanted = np.where(mirrored[:, None, None, None] == 1, wanted[:, :, ::-1], wanted)
     batch = whole(image((80, 70), crop="random_resized", scale=(0.5, 1), flip=0.5), datas, seed=5, epoch=2)
@@ -170,12 +172,16 @@ def test_bytes_do_not_depend_on_threads(threads):
     np.testing.assert_array_equal(together, alone)
 
 
-def test_a_thread_decodes_into_one_buffer():
-    reader = image(24, crop="random_resized")
-    whole(reader, JPEGS)
-    buffer = images._thread.buffer
-    whole(reader, JPEGS)
-    assert images._thread.buffer is buffer
+def test_a_batch_takes_no_new_memory():
+    payloads = Payloads.of([saved(picture(90, 120, i)) for i in range(16)])
+    reader = image(64, crop="random_resized").open("jpg", payloads[0])
+    batch = reader.make(16)
+    faults = []
+    for epoch in range(9):
+        begun = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        assert not reader.read(batch, payloads, draws_of(0, epoch, np.arange(16)))
+        faults.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - begun)
+    assert min(faults) < len(batch)  # pages; of an image at a time would take more
 
 
 @pytest.mark.parametrize("layout", ["HWC", "CHW"])
@@ -210,7 +216,7 @@ def test_raw_pixels_and_npy_keep_their_channels(shape, layout):
 
 def test_images_that_stay_as_they_are():
     jpegs = [saved(picture(32, 24, i)) for i in range(3)]
-    wanted = np.stack([simplejpeg.decode_jpeg(data) for data in jpegs])
+    wanted = np.stack([decoded(data) for data in jpegs])
     for reader in image(), image((32, 24)):
         np.testing.assert_array_equal(whole(reader, jpegs), wanted)
     np.testing.assert_array_equal(whole(image(flip=1), jpegs), wanted[:, :, ::-1])
@@ -238,20 +244,6 @@ def test_images_of_several_sizes_without_a_size_are_a_list():
     assert isinstance(batch, list)
     for pixels, wanted in zip(batch, PICTURES):
         np.testing.assert_array_equal(pixels, wanted)
-
-
-@pytest.mark.parametrize(("size", "factor"), [(16, 8), (32, 4), (50, 2), (64, 2), (65, 1), (128, 1)])
-def test_jpeg_is_decoded_at_the_smallest_scale_that_covers_the_crop(size, factor, monkeypatch):
-    sizes = []
-    decode = simplejpeg.decode_jpeg
-    monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *args, **kw: sizes.append(decode(*args, **kw)) or sizes[-1])
-    pixels = picture(128, 128)
-    data = saved(pixels, quality=95)
-    batch = whole(image(size), [data])
-    assert 128 / sizes[0].shape[0] >= factor
-    assert sizes[0].shape[0] >= size
-    exact = by_pillow(decode(data), (0, 0, 128, 128), (size, size))
-    assert np.abs(batch[0].astype(int) - exact).mean() < 4
 
 
 def test_scaled_crops_lie_where_unscaled_ones_do():
@@ -309,10 +301,26 @@ def test_a_decompression_bomb_is_refused(monkeypatch):
     assert ["bomb" in str(error) for error in failed.values()] == [True, True]
 
 
-def test_without_simplejpeg_pillow_decodes(monkeypatch):
-    wanted = whole(image((40, 60)), JPEGS[:1])
-    monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    np.testing.assert_array_equal(whole(image((40, 60)), JPEGS[:1]), wanted)
+def test_without_the_kernel_pillow_decodes(monkeypatch):
+    wanted = [whole(reader, JPEGS[:1]) for reader in (image((40, 60)), image(30, crop="center"))]
+    monkeypatch.setattr(kernels, "jpeg", _jpeg_py)
+    np.testing.assert_array_equal(whole(image((40, 60)), JPEGS[:1]), wanted[0])
+    close(whole(image(30, crop="center"), JPEGS[:1]), wanted[1])
+
+
+def test_jpegs_are_decoded_together_and_only_others_one_by_one(monkeypatch):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    cmyk = io.BytesIO()
+    Image.fromarray(PICTURES[0]).convert("CMYK").save(cmyk, "JPEG")
+    datas = [*JPEGS, PNGS[0], cmyk.getvalue(), JPEGS[0][:-99], saved(PICTURES[0], exif=exif), b""]
+    alone: list[bytes] = []
+    monkeypatch.setattr(images, "decode_image", lambda data, spec: alone.append(data) or decode_image(data, spec))
+    for size in 16, None:
+        alone.clear()
+        _, failed = read(image(size, exif_transpose=True), datas)
+        assert alone == datas[4:8]
+        assert sorted(failed) == [6, 8]
 
 
 def test_a_raw_member_of_another_size_fails_alone():

@@ -7,7 +7,6 @@ one shape, ``EncodedImages`` for JPEG, PNG and others.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,16 +19,13 @@ from tarshards.errors import DecodeError, shortened, whole_number
 from tarshards.loaders.arrays.readers import crops
 from tarshards.loaders.arrays.readers.arrays import Rows, header_as
 from tarshards.loaders.arrays.readers.reader import Batch, Reader, failure, sides_of, stack
+from tarshards.samples.codecs import jpeg
 from tarshards.samples.codecs.image import decode_image, open_image, oriented, read_orientation
 from tarshards.samples.codecs.npy import is_npy
 from tarshards.samples.payloads import Payloads
 
 Crop = Literal["none", "center", "random_resized"]
 Layout = Literal["HWC", "CHW"]
-SMALLEST_FACTOR = 2.0  # of DCT scaling; below it decoding may take longer than in full
-
-# Its ``buffer`` is what this thread decodes into: the memory of a new one would be returned to the kernel each time.
-_thread = threading.local()
 
 
 @dataclass(frozen=True)
@@ -134,38 +130,70 @@ class EncodedImages(Reader):
         return np.empty((count, *self.view.shape(self.view.size, 3)), self.view.dtype)
 
     def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Decode each image no larger than its crop needs, and resize the crop into its row."""
-        failed = {}
-        sizes = np.ones((len(payloads), 2), np.int64)
+        """Decode the crop of each image, no larger than needed, into its row: JPEGs together, others one by one."""
+        view, headers = self.view, jpeg.read_headers(payloads)
+        sizes, failed = headers[:, :2].astype(np.int64), dict[int, DecodeError]()
         orientations = np.ones(len(payloads), np.int64)
-        for i, payload in enumerate(payloads):
+        are_jpegs = (sizes[:, 0] > 0) & (sizes.prod(axis=1) <= _most_pixels())
+        are_known = are_jpegs & (headers[:, 2] == 0) if view.exif_transpose else are_jpegs
+        for i in np.flatnonzero(~are_known).tolist():
+            payload = payloads[i]
             try:
-                if self.view.exif_transpose:
+                if view.exif_transpose:
                     orientations[i] = read_orientation(payload)
-                sizes[i] = _turned(_size_of(payload), orientations[i])
+                sizes[i] = _turned(sizes[i] if are_jpegs[i] else _size_of(payload), orientations[i])
             except Exception as exc:
                 failed[i] = failure(exc)
-        boxes = self.view.boxes(sizes[:, 0], sizes[:, 1], draws)
-        flips = crops.flips_of(draws, self.view.flip)
-        is_one_size = self.view.size is None and not failed and len(sizes) > 0 and bool((sizes == sizes[0]).all())
-        if is_one_size:
-            try:
-                rows = np.empty((len(sizes), *self.view.shape((sizes[0, 0], sizes[0, 1]), 3)), self.view.dtype)
-                batch[:] = rows
-            except MemoryError:  # headers may claim any size; then each image fails by itself
-                is_one_size = False
-        for i, payload in enumerate(payloads):
+        boxes = view.boxes(sizes[:, 0], sizes[:, 1], draws)
+        flips = crops.flips_of(draws, view.flip)
+        rows = batch if view.size is not None else self._rows(batch, sizes, failed)
+        are_left = are_jpegs & (orientations == 1)
+        are_left[list(failed)] = False
+        are_read = self._decode(rows, payloads, are_left, sizes, boxes, flips)
+        for i in np.flatnonzero(~are_read).tolist():
             if i in failed:
                 continue
+            payload = payloads[i]
             try:
-                if self.view.size is None and not is_one_size:
-                    batch[i] = np.empty(self.view.shape((sizes[i, 0], sizes[i, 1]), 3), self.view.dtype)
                 height, width = sizes[i].tolist()
-                row, own = batch[i], slice(i, i + 1)
-                self._read_one(row, payload, (height, width), int(orientations[i]), boxes[own], flips[own])
+                own = slice(i, i + 1)
+                self._read_one(rows[i], payload, (height, width), int(orientations[i]), boxes[own], flips[own])
             except Exception as exc:
                 failed[i] = failure(exc)
         return failed
+
+    def _rows(self, batch: list[Any], sizes: np.ndarray, failed: dict[int, DecodeError]) -> Any:
+        """Put rows of these *sizes* into the batch, those of one array if all are equal; return them or that array."""
+        view = self.view
+        if not failed and len(sizes) > 0 and bool((sizes == sizes[0]).all()):
+            with suppress(MemoryError):  # headers may claim any size; then each image fails by itself
+                rows = np.empty((len(sizes), *view.shape((sizes[0, 0], sizes[0, 1]), 3)), view.dtype)
+                batch[:] = rows
+                return rows
+        for i, (height, width) in enumerate(sizes.tolist()):
+            if i not in failed:
+                try:
+                    batch[i] = np.empty(view.shape((height, width), 3), view.dtype)
+                except MemoryError as exc:
+                    failed[i] = failure(exc)
+        return batch
+
+    def _decode(
+        self, rows: Any, payloads: Payloads, wanted: np.ndarray, sizes: np.ndarray, boxes: np.ndarray, flips: np.ndarray
+    ) -> np.ndarray:
+        """Decode the *wanted* JPEGs into their rows by one call of a kernel; return whether each was decoded."""
+        if not wanted.any():
+            return wanted
+        view, targets = self.view, np.empty((len(payloads), 2), np.int32)
+        targets[:] = sizes if view.size is None else view.size
+        out = rows if view.dtype in (np.uint8, np.float32) else _like(rows)
+        decoded, of_payloads = wanted.astype(np.int32), (payloads.addresses, payloads.sizes)
+        is_planar = view.layout == "CHW"
+        kernels.jpeg.decode(decoded, _addresses(out), *of_payloads, boxes, flips, targets, is_planar, self.normal)
+        if out is not rows:
+            for i in np.flatnonzero(decoded).tolist():
+                rows[i][:] = out[i]
+        return decoded > 0
 
     def join(self, batch: Batch) -> Any:
         """Return images that kept their sizes, if these are equal, as one array, without a copy if possible."""
@@ -186,16 +214,11 @@ class EncodedImages(Reader):
         flips: np.ndarray,
     ) -> None:
         """Read an image of this *size*, after it is turned, into *out*; *boxes* and *flips* have one row, its own."""
-        direct = out if self.view.keeps((*size, 3)) and not flips[0] and orientation == 1 else None
-        target = out.shape[1:] if self.view.layout == "CHW" else out.shape[:2]
-        if orientation == 1:
-            pixels = _decode(payload, _least(size, boxes[0], target), direct)
-        else:  # in full: scaling rounds sizes up, and the incomplete pixels would be at the wrong side
-            pixels = np.ascontiguousarray(oriented(_decode(payload, _turned(size, orientation), None), orientation))
-        if direct is not None and np.may_share_memory(pixels, out):
-            return
+        pixels = np.ascontiguousarray(oriented(decode_image(payload, "rgb8"), orientation))
         if pixels.shape[:2] != size:
-            boxes = boxes * np.float32(_eighths(size, pixels.shape) / 8)
+            raise ValueError(
+                f"a header of {size[1]} x {size[0]} pixels, and {pixels.shape[1]} x {pixels.shape[0]} decoded"
+            )
         addresses = np.array([pixels.__array_interface__["data"][0]], np.uint64)
         _resize(out[None], addresses, pixels.shape, boxes, flips, self.view.layout, self.normal)
 
@@ -241,73 +264,39 @@ def _resize(
         out[:] = target
 
 
-def _size_of(payload: bytes) -> tuple[int, int]:
-    """Return the height and width in the header; raise ValueError if there is none, or for too many pixels."""
+def _like(rows: Any) -> Any:
+    """Return rows of float32, of the shapes of *rows*: an array, or a list that has None for those that failed."""
+    if isinstance(rows, np.ndarray):
+        return np.empty(rows.shape, np.float32)
+    return [None if row is None else np.empty(row.shape, np.float32) for row in rows]
+
+
+def _addresses(rows: Any) -> np.ndarray:
+    """Return the address of each of the rows, which are as in ``_like``."""
+    if isinstance(rows, np.ndarray):
+        first, step = rows.__array_interface__["data"][0], rows.strides[0]
+        return np.uint64(first) + np.arange(len(rows), dtype=np.uint64) * np.uint64(step)
+    return np.array([0 if row is None else row.__array_interface__["data"][0] for row in rows], np.uint64)
+
+
+def _most_pixels() -> float:
     from PIL import Image
 
-    height, width = _header(payload)
-    if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
+    return math.inf if Image.MAX_IMAGE_PIXELS is None else Image.MAX_IMAGE_PIXELS
+
+
+def _size_of(payload: bytes) -> tuple[int, int]:
+    """Return the height and width in the header; raise ValueError if there is none, or for too many pixels."""
+    with open_image(payload) as opened:
+        height, width = opened.height, opened.width
+    if width * height > _most_pixels():
         raise ValueError(f"decompression bomb? {width} x {height} pixels are more than PIL.Image.MAX_IMAGE_PIXELS")
     return height, width
 
 
-def _header(payload: bytes) -> tuple[int, int]:
-    if jpeg := _simplejpeg(payload):
-        with suppress(ValueError, KeyError):  # Pillow raises the error
-            height, width, _, _ = jpeg.decode_jpeg_header(payload)
-            return height, width
-    with open_image(payload) as image:
-        return image.height, image.width
-
-
-def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+def _turned(size: Any, orientation: int) -> tuple[int, int]:
     """Return *size* with height and width exchanged if this EXIF orientation exchanges them."""
     return (size[1], size[0]) if orientation >= 5 else size
-
-
-def _least(size: tuple[int, int], box: np.ndarray, target: tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest height and width at which to decode an image of *size* so that its box covers *target*."""
-    left, top, right, bottom = box.tolist()
-    factor = min(1.0, max(target[0] / (bottom - top), target[1] / (right - left)))
-    return math.ceil(size[0] * factor), math.ceil(size[1] * factor)
-
-
-def _decode(payload: bytes, least: tuple[int, int], out: np.ndarray | None) -> np.ndarray:
-    """Decode to RGB, JPEG by DCT scaling to no less than the size *least*, into *out* or this thread's buffer."""
-    jpeg = _simplejpeg(payload)
-    if jpeg:
-        scaling = {"min_height": least[0], "min_width": least[1], "min_factor": SMALLEST_FACTOR}
-        with suppress(ValueError, KeyError):  # the codec below can decode it, or raises an error with the reason
-            height, width, colorspace, _ = jpeg.decode_jpeg_header(payload, **scaling)
-            if colorspace in ("Gray", "YCbCr", "RGB"):
-                buffer = _buffer(height * width * 3) if out is None else out
-                pixels: np.ndarray = jpeg.decode_jpeg(payload, "RGB", buffer=buffer, **scaling)
-                return pixels
-    return np.ascontiguousarray(decode_image(payload, "rgb8"))
-
-
-def _eighths(size: tuple[int, int], scaled: tuple[int, ...]) -> int:
-    """Return n if the *scaled* shape is n eighths of *size*, rounded up, as the decoder scales."""
-    return next(n for n in range(1, 9) if all(-(-side * n // 8) == now for side, now in zip(size, scaled)))
-
-
-def _buffer(size: int) -> np.ndarray:
-    """Return this thread's buffer, of at least *size* bytes."""
-    if len(getattr(_thread, "buffer", b"")) < size:
-        _thread.buffer = np.empty(size, np.uint8)
-    buffer: np.ndarray = _thread.buffer
-    return buffer
-
-
-def _simplejpeg(payload: bytes) -> Any:
-    """Return the module simplejpeg, if it is installed and the payload looks like a JPEG."""
-    if payload[:3] != b"\xff\xd8\xff":
-        return None
-    try:
-        import simplejpeg
-    except ImportError:
-        return None
-    return simplejpeg
 
 
 def image(
@@ -339,8 +328,8 @@ def image(
     A *size* may change with the epoch of the dataset: ``{0: 128, 16: 192}`` is 128 before epoch 16 and 192 from there
     on, the same on all ranks, and after a resume. Without a size, images keep theirs, and make a list if these differ.
     *flip* is the probability that an image is mirrored. Elements are uint8, or of a float *dtype* in [0, 1]; then
-    *mean* is subtracted, and the rest divided by *std*, each one number or one for each channel. JPEG is decoded by DCT
-    scaling with the smallest factor that still covers the crop.
+    *mean* is subtracted, and the rest divided by *std*, each one number or one for each channel. Of a JPEG, only the
+    rows and columns of the crop are decoded, by DCT scaling with the smallest factor that still covers it.
     """
     if crop not in ("none", "center", "random_resized") or layout not in ("HWC", "CHW"):
         raise ValueError(f"crop={crop!r} or layout={layout!r} is none of: none center random_resized; HWC CHW")
