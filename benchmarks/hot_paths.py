@@ -168,7 +168,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
 
     def read(until: int) -> Work:
         def work(number: int, found: SampleBatch) -> None:
-            draws = assembler._draws(key, found.numbers)
+            draws = assembler.draws(key, found.numbers)
             for reader, payloads, mine in zip(assembler.readers[:until], found.columns.values(), columns):
                 column = mine[number % len(mine)][: len(payloads)]
                 reader.read(column, payloads, draws)
@@ -187,7 +187,7 @@ def batched(data: Data, fields: dict[str, Any], size: int, *, shuffled: bool, th
         def scales(number: int, found: SampleBatch) -> np.ndarray:
             """Return the minimum height and width at which each JPEG of a batch must be decoded for its crop."""
             heights, widths, _ = read_headers(next(iter(found.columns.values()))).astype(np.int64).T
-            boxes = view.boxes(heights, widths, assembler._draws(key, found.numbers))
+            boxes = view.boxes(heights, widths, assembler.draws(key, found.numbers))
             down, across = (side / (boxes[:, 3 - i] - boxes[:, 1 - i]) for i, side in enumerate(view.size))
             factors = np.minimum(1, np.maximum(down, across))
             return np.ceil(np.stack([heights * factors, widths * factors], 1)).astype(int)

@@ -26,7 +26,7 @@ from soak import SOAK
 
 from tarshards.errors import OpenError, OpError, RemoteTraceback
 from tarshards.parallel import process_pool
-from tarshards.parallel.calls import DaemonThreads, bounded_map, settled_map
+from tarshards.parallel.calls import DaemonThreads, bounded_map, settled_map, shared_map
 from tarshards.parallel.children import ChildGroup
 from tarshards.parallel.forks import PerProcess
 from tarshards.parallel.process_pool import ProcessPool
@@ -176,6 +176,100 @@ def test_no_result_is_held_while_the_next_is_made():
 
     with ThreadPoolExecutor(1) as pool:
         results = bounded_map(lambda _: Result(), range(3), executor=pool, window=1)
+        first = weakref.ref(next(results))
+        wait_until(lambda: first() is None)
+
+
+class Shared:
+    """A work that counts its parts, and fails in one of them, or earlier or later, if told to."""
+
+    def __init__(
+        self, number: int, parts: int = 4, fails: object = None, gate: Event | None = None, makes: bool = False
+    ):
+        self.number, self.parts, self.fails, self.gate, self.makes = number, parts, fails, gate, makes
+        self.asked, self.read_parts, self.is_finished = 0, [], False
+
+    def begin(self, most: int) -> int:
+        self.asked = most
+        return self.at("begin", self.parts)
+
+    def read(self, part: int) -> None:
+        if self.gate is not None:
+            self.gate.wait(100)
+        self.read_parts.append(self.at(part, part))
+
+    def finish(self) -> Shared:
+        assert sorted(self.read_parts) == list(range(self.parts))
+        self.is_finished = True
+        return self.at("finish", Shared(self.number) if self.makes else self)
+
+    def at(self, where: object, value):
+        if where == self.fails:
+            raise ValueError(f"{self.number} at {where}")
+        return value
+
+
+@pytest.mark.parametrize("threads", [1, 3, 16])
+@pytest.mark.parametrize("window", [1, 3, 40])
+def test_shared_works_come_in_order_with_each_part_read_once(threads, window):
+    works = [Shared(number, 1 + number % 5) for number in range(30)]
+    with ThreadPoolExecutor(threads) as pool:
+        for number, work in enumerate(shared_map(works, executor=pool, threads=threads, window=window)):
+            assert (work, work.asked) == (works[number], threads)
+            assert not any(later.asked for later in works[number + window :])
+
+
+def test_threads_share_the_earliest_work():
+    gate = Event()
+    works = [Shared(number, 4, gate=gate) for number in range(9)]
+    with ThreadPoolExecutor(8) as pool:
+        results = shared_map(works, executor=pool, threads=8, window=9)
+        Timer(0.2, gate.set).start()
+        assert next(results) is works[0]
+        assert sum(bool(work.asked) for work in works) >= 2
+        results.close()
+    late = [Shared(number, 4, gate=Event()) for number in range(9)]
+    with ThreadPoolExecutor(8) as pool, closing(shared_map(late, executor=pool, threads=8, window=9)) as results:
+        taking = Thread(target=next, args=(results, None))
+        taking.start()
+        wait_until(lambda: sum(bool(work.asked) for work in late) == 2)
+        time.sleep(0.05)
+        assert [bool(work.asked) for work in late] == [True] * 2 + [False] * 7, "eight threads have eight parts"
+        for work in late:
+            work.gate.set()
+        taking.join()
+
+
+@pytest.mark.parametrize("where", ["begin", 0, 3, "finish"])
+def test_a_shared_work_that_fails_raises_at_its_turn(where):
+    works = [Shared(0), Shared(1), Shared(2, fails=where), Shared(3)]
+    with ThreadPoolExecutor(2) as pool:
+        results = shared_map(works, executor=pool, threads=2, window=4)
+        assert [next(results), next(results)] == works[:2]
+        with pytest.raises(ValueError, match=f"2 at {where}"):
+            next(results)
+        assert list(results) == []
+
+
+def test_left_shared_works_are_begun_no_more_and_parts_being_read_end():
+    gate = Event()
+    works = [Shared(number, gate=gate if number else None) for number in range(20)]
+    with ThreadPoolExecutor(2) as pool:
+        results = shared_map(works, executor=pool, threads=2, window=6)
+        assert next(results) is works[0]
+        Timer(0.1, gate.set).start()
+        results.close()
+        read = [list(work.read_parts) for work in works]
+        assert sum(map(len, read[1:])) <= 2
+        pool.submit(int).result()
+        assert [work.read_parts for work in works] == read
+    assert not works[2].is_finished
+
+
+def test_no_shared_result_is_held_while_the_next_is_made():
+    with ThreadPoolExecutor(2) as pool:
+        works = (Shared(number, makes=True) for number in range(3))
+        results = shared_map(works, executor=pool, threads=2, window=1)
         first = weakref.ref(next(results))
         wait_until(lambda: first() is None)
 
@@ -415,10 +509,16 @@ class EndingThreads(DaemonThreads):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a generator that is closed
 @pytest.mark.soak
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("executor", ["threads", "ours"])
+@pytest.mark.parametrize(
+    ("executor", "ordered"),
+    [("threads", True), ("threads", False), ("ours", True), ("ours", False), ("threads", "shared")],
+)
 def test_a_signal_between_any_two_instructions_leaves_no_lock_that_a_thread_needs(executor, ordered):
     def called(pool):
+        if ordered == "shared":
+            works = map(partial(Shared, parts=2), range(5))
+            with closing(shared_map(works, executor=pool, threads=2, window=3)) as results:
+                return [work.number for work in results]
         with closing(bounded_map(returned, range(5), executor=pool, window=3, ordered=ordered)) as results:
             return list(results)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import atexit
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, wait
 from contextlib import closing, suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tarshards.errors import shortened
 from tarshards.parallel.signals import TICK, defer_signals
 
 T = TypeVar("T")
+R = TypeVar("R", covariant=True)
 
 TASKS = 64  # tasks in progress at once
 EACH = 4  # calls of each process or thread that are running, or wait for an earlier one
@@ -90,6 +92,139 @@ def settled(future: Future[T]) -> Future[T]:
         with defer_signals():
             if wait((future,), TICK).done:
                 return future
+
+
+class InParts(Protocol[R]):
+    """A work that threads share: one begins it, each part may be read by any of them, and the last one finishes it."""
+
+    def begin(self, most: int) -> int:
+        """Prepare the work, and return the number of its parts: from 1 to *most*."""
+
+    def read(self, part: int) -> None:
+        """Do one of the parts."""
+
+    def finish(self) -> R:
+        """Return the result, once all parts have been read."""
+
+
+def shared_map(
+    works: Iterable[InParts[R]], *, executor: Executor, threads: int, window: int
+) -> Generator[R, None, None]:
+    """Yield the results of *works* in order, made by *threads* of the *executor*, which share each work in parts.
+
+    At most *window* works are begun, or finished and waiting. Threads take parts of the earliest work that has any
+    left, so the first result comes as soon as all of them can make it, and few works are under way at once. Raises
+    the first exception of a work when its turn comes. Closing the generator waits for the parts that are being read.
+    """
+    shared = _SharedWorks[R](executor, threads)
+    try:
+        for work in works:
+            shared.add(work)
+            if len(shared.under_way) >= window:
+                yield shared.take()  # no frame holds a result while the next is made, so its memory can be reused
+        while shared.under_way:
+            yield shared.take()
+    finally:
+        shared.leave()
+
+
+class _SharedWork(Generic[R]):
+    """A work, how many of its *parts* are *taken*, and how many of these and its beginning are *left*; its result."""
+
+    def __init__(self, work: InParts[R]):
+        self.work = work
+        self.is_begun = self.is_over = False
+        self.taken, self.parts, self.left = 0, 0, 1
+        self.result: R | None = None
+        self.error: BaseException | None = None
+
+    def end(self) -> None:
+        """Finish the work after its last part, or its first error."""
+        try:
+            if self.error is None:
+                self.result = self.work.finish()
+        except BaseException as error:
+            self.error = error
+        self.is_over = True
+
+
+class _SharedWorks(Generic[R]):
+    """Works under way, in order, and the calls of up to *threads* that look for their parts, until none is left."""
+
+    def __init__(self, executor: Executor, threads: int):
+        self._executor, self._threads = executor, threads
+        self.under_way: deque[_SharedWork[R]] = deque()
+        self._lock = Lock()
+        self._running = 0  # calls that will look for parts again
+        self._calls: list[Future[None]] = []
+        self._wake: SimpleQueue[None] = SimpleQueue()
+
+    def add(self, work: InParts[R]) -> None:
+        self.under_way.append(_SharedWork(work))
+        self._help(1)
+
+    def take(self) -> Any:
+        """Wait for the result of the first work, and return it."""
+        while not self.under_way[0].is_over:
+            _rest(self._wake)
+        first = self.under_way.popleft()
+        return _result((None, first.result, first.error))
+
+    def leave(self) -> None:
+        self.under_way.clear()
+        with defer_signals():
+            running = [call for call in self._calls if not call.cancel()]
+        for call in running:
+            settled(call)
+
+    def _help(self, parts: int) -> None:
+        """Let more threads, unless all do, look for *parts* that have come."""
+        with self._lock:
+            more = min(parts, self._threads - self._running)
+            self._running += more
+        if more:
+            with defer_signals():
+                self._calls = [call for call in self._calls if not call.done()]
+                self._calls += [self._executor.submit(self._run) for _ in range(more)]
+
+    def _run(self) -> None:
+        while (taken := self._next()) is not None:
+            shared, part = taken
+            try:
+                if part is None:
+                    self._begin(shared)
+                elif shared.error is None:
+                    shared.work.read(part)
+            except BaseException as error:
+                shared.error = error
+            with self._lock:
+                shared.left -= 1
+                is_last = not shared.left
+            if is_last:
+                shared.end()
+                self._wake.put(None)
+            del taken, shared
+
+    def _next(self) -> tuple[_SharedWork[R], int | None] | None:
+        """Return the earliest work that has something left to do, and the part of it, None for its beginning."""
+        with self._lock:
+            for shared in list(self.under_way):
+                if not shared.is_begun:
+                    shared.is_begun = True
+                    return shared, None
+                if shared.taken < shared.parts:
+                    shared.taken += 1
+                    return shared, shared.taken - 1
+            self._running -= 1
+            return None
+
+    def _begin(self, shared: _SharedWork[R]) -> None:
+        parts = shared.work.begin(self._threads)
+        with self._lock:
+            shared.parts = parts
+            shared.left += parts
+        with suppress(RuntimeError):  # the program ends: this thread reads the parts
+            self._help(parts - 1)
 
 
 def check_executor(executor: Any) -> Executor:

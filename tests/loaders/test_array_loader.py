@@ -24,6 +24,7 @@ from soak import SOAK, rounds
 from tarshards import IndexedShards, Ledger, ShardWriter, Stream, TarWriter, World
 from tarshards.errors import DecodeError, OpenError, SampleError, StateError
 from tarshards.index.build import build_index
+from tarshards.loaders.arrays import assembly
 from tarshards.loaders.arrays.array_loader import ArrayLoader
 from tarshards.loaders.arrays.augment import cutout
 from tarshards.loaders.arrays.readers.arrays import array
@@ -61,6 +62,12 @@ def write(folder, samples, *, index=True, name="set", per_shard=SAMPLES // SHARD
         for one in samples:
             writer.write(one)
     return str(folder / f"{name}-{{0..{len(writer.shards) - 1}}}.tar")
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    """Threads share also the small batches of these tests."""
+    monkeypatch.setattr(assembly, "LEAST", 4)
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +260,30 @@ def test_under_a_ledger_batches_are_shorter_and_as_many(damaged, index):
     if index:
         ledger.check()
         assert ledger.samples == 56
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_shared_batches_are_those_of_one_thread_whatever_fails_in_them(tmp_path, fill):
+    def broken(number: int) -> dict:
+        fields = {"jpg": jpg(number), "txt": b"t" * (number % 9)}
+        fields |= {"jpg": b"no image"} if number % 7 == 0 else {}
+        fields |= {"cls": b"no number"} if number % 11 == 0 else {}
+        fields |= {"txt": b"\xff"} if number % 5 == 0 else {}
+        return sample(number, **fields)
+
+    urls = write(tmp_path, map(broken, range(SAMPLES)))
+    chosen = {"cls": integer(), "jpg": image(24, crop="random_resized", flip=0.5), "txt": text(), "x.npy": array()}
+    came = []
+    for threads, least in (0, 64), (3, 1), (3, 16):
+        assembly.LEAST = least
+        errors: list = []
+        options: dict = {"fields": chosen, "options": {"fill": fill}, "on_error": errors.append}
+        loading = loader(urls, 64, threads=threads, **options)
+        batches = [{**batch, "__key__": list(batch["__key__"])} for batch in loading]
+        came.append(([frozen(batch) for batch in batches], list(map(str, errors))))
+    assert came[1:] == came[:1] * 2
+    assert len(came[0][1]) > 100
+    assert all("cls" in error for error in came[0][1] if "0077" in error), "the first field that does not decode"
 
 
 def test_a_batch_of_which_nothing_is_left_is_empty(damaged):

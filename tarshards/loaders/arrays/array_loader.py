@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -24,12 +23,20 @@ from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import SampleError, flag, shortened, whole_number
 from tarshards.index.mapped_fields import MappedFields, find_in_samples
 from tarshards.index.readahead import LOOKED_UP
-from tarshards.loaders.arrays.assembly import AssembledBatch, Assembler, Memory, Substitution, Transform, has_failed
+from tarshards.loaders.arrays.assembly import (
+    AssembledBatch,
+    Assembler,
+    Memory,
+    Substitution,
+    Transform,
+    UnfinishedBatch,
+    has_failed,
+)
 from tarshards.loaders.arrays.readers.arrays import Ragged
 from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.passes import Pass, Passes, ResumableLoader
-from tarshards.parallel.calls import bounded_map, settled
+from tarshards.parallel.calls import settled, shared_map
 from tarshards.parallel.cores import available_cores
 from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import defer_signals
@@ -262,7 +269,7 @@ class ArrayLoader(ResumableLoader):
         most = available_cores() if threads is None else threads
         self._threads = max(1, most)
         is_planned = isinstance(dataset.source, PlannedSource)
-        kept = self._threads + prefetch + (2 if is_planned else 3)  # without a plan a batch waits for the next
+        self._held = 2 if is_planned else 3  # batches of the consumer: without a plan each waits for the next
         if flag("fill", fill) and not is_planned:
             raise TypeError("fill= requires indexed shards in an ArrayLoader; run `tarindex` first")
         ring = flag("reuse", reuse)
@@ -271,7 +278,7 @@ class ArrayLoader(ResumableLoader):
             batch_size,
             fields,
             transforms,
-            kept=kept,
+            kept=1 + self._held,
             ring=ring,
             fill=fill,
             drop_last=drop_last,
@@ -397,10 +404,10 @@ class ArrayLoader(ResumableLoader):
         threads = 0 if self.threads is None and assembler.is_quick else self.threads
         threads = self._threads if threads is None else threads
         works = (
-            partial(assembler.assemble, locate, key, next(numbers), substitution)
+            UnfinishedBatch(assembler, locate, key, next(numbers), substitution)
             for locate, substitution in chain(first, locates)
         )
-        with closing(_results(works, threads, self.prefetch)) as results:
+        with closing(self._made(works, threads, assembler)) as results:
             for assembled in results:
                 self.maker.report(assembled)
                 monitor = self.monitor  # of the pass that the batch is for
@@ -412,16 +419,17 @@ class ArrayLoader(ResumableLoader):
                 yield assembled
                 del assembled
 
-
-def _results(
-    works: Iterator[Callable[[], AssembledBatch]], threads: int, ahead: int
-) -> Generator[AssembledBatch, None, None]:
-    """Yield what each of *works* returns, in order: made by *threads*, some *ahead*, or by none when asked for."""
-    if not threads:
-        yield from (work() for work in works)
-        return
-    with ThreadPoolExecutor(threads, "tarshards-make") as pool:
-        yield from bounded_map(operator.call, works, executor=pool, window=threads + ahead)
+    def _made(
+        self, works: Iterator[UnfinishedBatch], threads: int, assembler: Assembler
+    ) -> Generator[AssembledBatch, None, None]:
+        """Yield the batches, in order: made by *threads*, some ahead, or by none when asked for."""
+        if not threads:
+            yield from (work.alone() for work in works)
+            return
+        window = self.prefetch + assembler.under_way(threads)
+        assembler.memory.keep(window + self._held)
+        with ThreadPoolExecutor(threads, "tarshards-make") as pool:
+            yield from shared_map(works, executor=pool, threads=threads, window=window)
 
 
 def number_of(key: str) -> int:

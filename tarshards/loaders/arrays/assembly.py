@@ -6,8 +6,8 @@ import copy
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,8 +21,10 @@ from tarshards.loaders.arrays.readers.arrays import Ragged
 from tarshards.loaders.arrays.readers.reader import Reader
 from tarshards.samples.batch import Failures, SampleBatch
 from tarshards.samples.fields import Term, parse_terms
-from tarshards.samples.payloads import Payloads
 from tarshards.stream.collate import not_as_long
+
+# Samples of a part of a batch, at least: of half as many, images take 1.4 x the time under the GIL.
+LEAST = 64
 
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 
@@ -71,6 +73,7 @@ class Assembler:
             if hasattr(transform, "forward") and hasattr(transform, "state_dict"):
                 cure = "partial(augment.module, field='jpg', module=...) applies a module of torch to a field"
                 raise TypeError(f"transforms= takes functions (batch, rng); {cure}")
+        self.size = size
         self.memory: Any = Memory(len(fields), size, kept, ring)
         self.number: int = 0
         self._origin: Assembler | None = None  # which opens the readers of this one, of a pass over an epoch
@@ -151,93 +154,188 @@ class Assembler:
         number: int,
         substitution: Substitution | None = None,
     ) -> AssembledBatch:
-        """Assemble the *number*-th batch, of the samples that *locate* returns; *key* is what its epoch draws from.
+        """Assemble the *number*-th batch in this thread; the arguments are those of ``UnfinishedBatch``."""
+        return UnfinishedBatch(self, locate, key, number, substitution).alone()
 
-        With *substitution* others are taken instead of those that fail.
-        """
+    def parts(self, count: int, most: int) -> int:
+        """Return into how many parts, up to *most*, threads share a batch of *count* samples."""
+        if most == 1:
+            return 1
+        slow = [reader for reader in self.readers if not reader.is_quick]
+        are_rows = any(isinstance(reader.make(0), np.ndarray) for reader in slow)
+        return max(1, min(most, count // LEAST)) if are_rows else 1
+
+    def under_way(self, threads: int) -> int:
+        """Return how many batches *threads* have under way: each its own where transforms, which none shares, run."""
+        return threads if self.transforms else -(-threads // self.parts(self.size, threads))
+
+    def draws(self, key: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return the draws of the samples with these *numbers*: 0 where readers need none."""
+        return np.zeros(len(numbers), np.uint64) if self.is_quick else fold(key, numbers)
+
+    def nothing(self) -> dict[str, Any]:
+        """A batch without samples."""
+        columns = [reader.join(reader.make(0)) if self.is_open else [] for reader in self.readers]
+        return {**dict(zip(self.names, columns)), "__key__": []}
+
+
+class UnfinishedBatch:
+    """The *number*-th batch, of the samples that *locate* returns, while threads assemble it in parts.
+
+    *key* is what its epoch draws from. With *substitution* others are taken instead of the samples that fail.
+    """
+
+    def __init__(
+        self,
+        assembler: Assembler,
+        locate: Callable[[], SampleBatch],
+        key: np.ndarray,
+        number: int,
+        substitution: Substitution | None = None,
+    ):
+        self._assembler, self._locate, self._key, self._number = assembler, locate, key, number
+        self._substitution = substitution
+        self._shrunk: OSError | None = None  # of a mapped shard
+        self._reading = self._decoding = 0.0
+
+    def begin(self, most: int) -> int:
+        """Find the samples, and take memory for them; return the number of parts to read, at *most* as many."""
         begun = time.perf_counter()
-        samples = locate()
-        failures = samples.check() if self.is_open else self.open(samples)
-        draws = self._draws(key, samples.numbers)
-        between = time.perf_counter()
-        batch, read, failures = self._batch(samples, failures, draws, number)
+        assembler = self._assembler
+        self._samples = samples = self._locate()
+        self._failures = samples.check() if assembler.is_open else assembler.open(samples)
+        self._draws = assembler.draws(self._key, samples.numbers)
+        self._rows = BatchRows(assembler, samples, self._failures, self._draws, self._number)
+        count = self._rows.count
+        parts = assembler.parts(count, most)
+        self._bounds = [count * part // parts for part in range(parts + 1)]
+        self._reading = time.perf_counter() - begun
+        return parts
+
+    def read(self, part: int) -> None:
+        """Read a part."""
+        begun = time.perf_counter()
+        try:
+            self._rows.read(self._bounds[part], self._bounds[part + 1])
+        except OSError as error:
+            self._shrunk = error
+        self._decoding += time.perf_counter() - begun
+
+    def finish(self) -> AssembledBatch:
+        """Return the batch, without the samples that failed or with substitutes, after the transforms."""
+        begun = time.perf_counter()
+        assembler, samples, draws = self._assembler, self._samples, self._draws
+        batch, read, failures = self._joined()
         missing, substituted = failures, list[TarshardsError]()
-        while missing and substitution is not None:
+        while missing and self._substitution is not None:
             samples, shrunk = samples.copied()
             failures, missing = shrunk | failures, shrunk | missing  # where a mapped shard has shrunk since
             at = sorted(missing)
-            with substitution(at) as (others, left):
-                found = others.check() if self.is_open else self.open(others)
+            with self._substitution(at) as (others, left):
+                found = others.check() if assembler.is_open else assembler.open(others)
                 samples = samples.replaced(at, others)
                 missing = {at[i]: error for i, error in found.items()}
-                draws = self._draws(key, samples.numbers)
-                batch, read, missing = self._batch(samples, missing, draws, number)
+                draws = assembler.draws(self._key, samples.numbers)
+                batch, read, missing = self._read_alone(samples, missing, draws)
                 left.update(missing)
                 substituted += missing.values()
-        if self.transforms and read is not None:
+        if assembler.transforms and read is not None:
             rng = np.random.default_rng([int(draws[0]), 1])
-            for transform in self.transforms:
+            for transform in assembler.transforms:
                 batch = transform(batch, rng)
         size = sum(int(payloads.sizes.sum()) for payloads in read.columns.values()) if read is not None else 0
-        times = between - begun, time.perf_counter() - between
+        times = self._reading, self._decoding + time.perf_counter() - begun
         return AssembledBatch(batch, len(samples), failures, size, *times, substituted)
 
-    def _batch(
-        self, samples: SampleBatch, failures: Failures, draws: np.ndarray, number: int
+    def alone(self) -> AssembledBatch:
+        """Assemble the batch in this thread."""
+        self.begin(1)
+        self.read(0)
+        return self.finish()
+
+    def _joined(self) -> tuple[dict[str, Any], SampleBatch | None, Failures]:
+        """Return what ``BatchRows.join`` does of the rows that were read in parts."""
+        rows = self._rows
+        del self._rows  # so that the memory is free as soon as the batch is let go
+        if self._shrunk is None:
+            with suppress(OSError):
+                return rows.join()
+        return self._read_alone(self._samples, self._failures, self._draws)
+
+    def _read_alone(
+        self, samples: SampleBatch, failures: Failures, draws: np.ndarray
     ) -> tuple[dict[str, Any], SampleBatch | None, Failures]:
-        """Return what ``_read_batch`` does, also where a mapped shard has shrunk."""
+        """Read all rows in this thread, of copies if a mapped shard has shrunk; return what ``BatchRows.join`` does."""
         try:
-            return self._read_batch(samples, failures, draws, number)
-        except OSError:  # what is still there is read from copies
+            return BatchRows(self._assembler, samples, failures, draws, self._number).whole()
+        except OSError:
             samples, shrunk = samples.copied()
-            return self._read_batch(samples, shrunk | failures, draws, number)
+            return BatchRows(self._assembler, samples, shrunk | failures, draws, self._number).whole()
 
-    def _read_batch(
-        self, samples: SampleBatch, failures: Failures, draws: np.ndarray, number: int
-    ) -> tuple[dict[str, Any], SampleBatch | None, Failures]:
-        """Return the batch without the *failures*, its samples (None if there are none to read), and all failures.
 
-        Raises OSError if a mapped shard has shrunk.
-        """
-        if len(failures) == len(samples):
-            return self._nothing(), None, failures
-        read, kept = samples, np.arange(len(samples))
+class BatchRows:
+    """The columns of the *number*-th batch, of *samples* without the *failures*, in memory that is taken for them.
+
+    Parts may be read by several threads at once, until ``join``. Both raise OSError if a mapped shard has shrunk.
+    """
+
+    def __init__(self, assembler: Assembler, samples: SampleBatch, failures: Failures, draws: np.ndarray, number: int):
+        self._assembler, self._samples, self._failures, self._number = assembler, samples, failures, number
+        self._read = samples
+        self._kept: Sequence[int] = range(len(samples))
         if failures:
-            kept = np.delete(kept, list(failures))
-            read, draws = samples.keep(kept), draws[kept]
-        columns, failed = self._read(read.columns.values(), draws, number)
+            kept = np.delete(np.arange(len(samples)), list(failures))
+            self._read, self._kept, draws = samples.keep(kept), kept.tolist(), draws[kept]
+        self._draws, self.count = draws, len(self._read)
+        readers = assembler.readers if self.count else []
+        self._columns = [assembler.memory.take(i, reader, self.count, number) for i, reader in enumerate(readers)]
+        self._failed: list[dict[int, DecodeError]] = [{} for _ in self._columns]
+
+    def read(self, begin: int, end: int) -> None:
+        """Read the rows from *begin* to *end* of all columns; of a column that is a list, all with the first rows."""
+        columns = zip(self._assembler.readers, self._columns, self._read.columns.values(), self._failed)
+        part, is_whole = slice(begin, end), end - begin == self.count
+        for reader, column, payloads, failed in columns:
+            if isinstance(column, np.ndarray) and not is_whole:
+                errors = reader.read(column[part], payloads[part], self._draws[part])
+                failed.update((begin + row, error) for row, error in errors.items())
+            elif begin == 0:
+                failed.update(reader.read(column, payloads, self._draws))
+
+    def whole(self) -> tuple[dict[str, Any], SampleBatch | None, Failures]:
+        """Read all rows, and join them."""
+        self.read(0, self.count)
+        return self.join()
+
+    def join(self) -> tuple[dict[str, Any], SampleBatch | None, Failures]:
+        """Return the batch without what failed, its samples (None if there are none to read), and all failures."""
+        assembler, read, columns, failures = self._assembler, self._read, self._columns, self._failures
+        if not self.count:
+            return assembler.nothing(), None, failures
+        failed: dict[int, tuple[str, DecodeError]] = {}  # by row: the first column where it did, and why
+        for name, errors in zip(assembler.names, self._failed):
+            for row, error in errors.items():
+                failed.setdefault(row, (name, error))
         if read.pieces is not None:
-            self._cut(columns, read, read.pieces, failed)
+            self._cut(read.pieces, failed)
         if failed:
-            located = {int(kept[i]): _located(error, read, i, column) for i, (column, error) in failed.items()}
+            located = {self._kept[i]: _located(error, read, i, name) for i, (name, error) in failed.items()}
             failures = {**failures, **located}
-            good = np.delete(np.arange(len(kept)), list(failed))
+            good = np.delete(np.arange(self.count), list(failed))
             read, columns = read.keep(good), [_keep(column, good) for column in columns]
         batch = {
-            name: reader.join_in(column, partial(self.memory.empty, i, number))
-            for i, (name, reader, column) in enumerate(zip(self.names, self.readers, columns))
+            name: reader.join_in(column, partial(assembler.memory.empty, i, self._number))
+            for i, (name, reader, column) in enumerate(zip(assembler.names, assembler.readers, columns))
         }
-        samples.check_copied()
+        self._samples.check_copied()
         batch["__key__"] = read.keys
         return batch, read, failures
 
-    def _read(
-        self, payloads: Iterable[Payloads], draws: np.ndarray, number: int
-    ) -> tuple[list[Any], dict[int, tuple[str, DecodeError]]]:
-        """Read the columns of a batch; of each row that failed, return the first column where it did, and why."""
-        columns: list[Any] = []
-        failed: dict[int, tuple[str, DecodeError]] = {}
-        for i, (reader, part) in enumerate(zip(self.readers, payloads)):
-            column = self.memory.take(i, reader, len(part), number)
-            for row, error in reader.read(column, part, draws).items():
-                failed.setdefault(row, (self.names[i], error))
-            columns.append(column)
-        return columns, failed
-
-    def _cut(self, columns: list[Any], samples: SampleBatch, pieces: np.ndarray, failed: Container[int]) -> None:
+    def _cut(self, pieces: np.ndarray, failed: Container[int]) -> None:
         """Cut the ragged columns to the *pieces* of samples; raise SampleError for one of another length."""
         begins, most, lengths = pieces.T
-        for reader, column in zip(self.readers, columns):
+        samples = self._read
+        for reader, column in zip(self._assembler.readers, self._columns):
             if not isinstance(reader, Ragged):
                 continue
             counts = reader.counts(column)
@@ -246,14 +344,6 @@ class Assembler:
                     url, key = samples.names[samples.shards[i]], samples.keys[i]
                     raise SampleError(not_as_long(int(counts[i]), int(lengths[i])), url=url, key=key)
             reader.cut(column, begins, most)
-
-    def _draws(self, key: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        return np.zeros(len(numbers), np.uint64) if self.is_quick else fold(key, numbers)
-
-    def _nothing(self) -> dict[str, Any]:
-        """A batch without samples."""
-        columns = [reader.join(reader.make(0)) if self.is_open else [] for reader in self.readers]
-        return {**dict(zip(self.names, columns)), "__key__": []}
 
 
 def _located(error: TarshardsError, samples: SampleBatch, row: int, column: str) -> TarshardsError:
@@ -276,13 +366,19 @@ class Memory:
     """
 
     def __init__(self, columns: int, size: int, kept: int, ring: bool):
-        self._options = columns, size, kept, ring
-        self._size, self._ring, self._lock = size, ring, threading.Lock()
-        self._arrays: list[list[Any]] = [[None] * kept for _ in range(columns)]
-        self._bytes: list[list[Any]] = [[None] * kept for _ in range(columns)]
+        self._columns, self._size, self._ring, self._lock = columns, size, ring, threading.Lock()
+        self.keep(kept)
 
     def __reduce__(self) -> Any:
-        return Memory, self._options
+        return Memory, (self._columns, self._size, self._kept, self._ring)
+
+    def keep(self, kept: int) -> None:
+        """Keep the buffers of this many batches from now on; those of before are let go if these were not as many."""
+        if kept == getattr(self, "_kept", None):
+            return
+        self._kept = kept
+        self._arrays: list[list[Any]] = [[None] * kept for _ in range(self._columns)]
+        self._bytes: list[list[Any]] = [[None] * kept for _ in range(self._columns)]
 
     def take(self, column: int, reader: Reader, count: int, number: int) -> Any:
         """Return what *reader* reads *count* samples of a column of the *number*-th batch into."""

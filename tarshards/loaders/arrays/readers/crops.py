@@ -6,7 +6,8 @@ import numpy as np
 
 from tarshards.loaders.arrays.readers.draws import uniform
 
-ATTEMPTS = 10  # random boxes that are tried, as in torchvision
+#: The random numbers of the ten boxes that are tried, as in torchvision, four for each; number 0 decides on mirroring.
+NUMBERS = np.arange(1, 41).reshape(10, 4)
 
 
 def flips_of(draws: np.ndarray, probability: float) -> np.ndarray:
@@ -49,16 +50,16 @@ def random_resized(
     low, high = np.log(ratio[0]), np.log(ratio[1])
     boxes = _middle(heights, widths, ratio)
     missing = np.arange(len(draws))
-    for attempt in range(ATTEMPTS):
-        if not len(missing):
-            break
+    for tried in NUMBERS[:1], NUMBERS[1:]:  # all others together, for the images that the first box does not fit
+        numbers = uniform(draws[missing], tried.T[:, :, None])  # for each box: area, aspect, left, top
         height, width = heights[missing], widths[missing]
-        numbers = [uniform(draws[missing], 1 + 4 * attempt + k) for k in range(4)]
         area = height * width * (scale[0] + (scale[1] - scale[0]) * numbers[0])
         aspect = np.exp(low + (high - low) * numbers[1])
         w, h = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
-        left, top = np.floor(numbers[2] * (width - w + 1)), np.floor(numbers[3] * (height - h + 1))
-        fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+        fit = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+        first = fit.argmax(axis=0), np.arange(len(missing))
+        w, h, fits = w[first], h[first], fit[first]
+        left, top = np.floor(numbers[2][first] * (width - w + 1)), np.floor(numbers[3][first] * (height - h + 1))
         boxes[missing[fits]] = _boxes(left, top, left + w, top + h)[fits]
         missing = missing[~fits]
     return boxes

@@ -23,7 +23,7 @@ def draws_of(seed: int, epoch: int, samples: Any) -> np.ndarray:
     return fold(hash_of(seed, epoch), np.asarray(samples, np.uint64))
 
 
-def uniform(draws: np.ndarray, k: int) -> np.ndarray:
-    """Return the k-th number in [0, 1) of each draw (float64)."""
-    step = np.uint64((k + 1) * int(GOLDEN) % 2**64)
-    return (finalize(draws + step) >> np.uint64(11)) * 2.0**-53
+def uniform(draws: np.ndarray, k: int | np.ndarray) -> np.ndarray:
+    """Return the k-th number in [0, 1) of each draw (float64), for one k, or an array of them that is broadcast."""
+    steps = (np.array(k, np.uint64, ndmin=1) + np.uint64(1)) * GOLDEN
+    return (finalize(draws + steps) >> np.uint64(11)) * 2.0**-53

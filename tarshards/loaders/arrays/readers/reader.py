@@ -16,7 +16,7 @@ Batch = Any  # an array with a row for each sample, or a list with an element fo
 
 
 class Reader:
-    """Reads one field: ``open`` is called once, then for each batch ``make``, ``read`` and ``join``.
+    """Reads one field: ``open`` is called once, then for each batch ``make``, ``read``, perhaps in parts, and ``join``.
 
     A payload is the bytes of the field in one sample. Readers keep nothing between batches: threads share them, and
     they can be pickled. A subclass overrides the methods that it needs; ``decode`` alone is enough.
@@ -44,8 +44,9 @@ class Reader:
     def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Read *payloads* into the rows of *batch*; return the errors by row.
 
-        *draws* are the random numbers of the samples (see ``draws_of``). A row that failed may hold anything. This and
-        ``join`` raise OSError if payloads lie in a mapped file that has shrunk.
+        *draws* are the random numbers of the samples (see ``draws_of``). A row that failed may hold anything. If a
+        batch is an array, several threads may call this at once, each for other rows of it. This and ``join`` raise
+        OSError if payloads lie in a mapped file that has shrunk.
         """
 
         failed = {}
