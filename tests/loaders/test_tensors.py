@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from threading import Lock, current_thread
+
 import numpy as np
 import pytest
 import torch
@@ -96,6 +101,140 @@ def shard_loader(urls: str, **options):
             "cls": batch["cls"].to("cuda", non_blocking=True),
             "txt": tuple(part.to("cuda", non_blocking=True) for part in batch["txt"]),
         }
+
+
+class StandIn:
+    """Stands in for a GPU: copies are made when they are waited for, *late* of them also when events are asked."""
+
+    def __init__(self, late: int):
+        self.late, self.device = late, "cuda:0"
+        self.waiting: deque = deque()  # copies that were begun
+        self.begun = self.done = 0
+        self.lock = Lock()
+        self.pinned: dict[int, torch.Tensor] = {}  # by address
+        self.made, self.pinned_again, self.threads, self.recorded = 0, 0, set(), 0
+
+    def run(self, until: int) -> None:
+        while self.done < until:
+            self.waiting.popleft()()
+            self.done += 1
+
+    def wait_event(self, event: StandInEvent) -> None:
+        self.run(event.number - self.late)
+
+    def empty(self, size: int, *, dtype: torch.dtype, pin_memory: bool = False) -> torch.Tensor:
+        made = torch.zeros(size, dtype=dtype)
+        if pin_memory:
+            self.made += 1
+            self.pinned[made.data_ptr()] = made
+        return made
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return any(at <= tensor.data_ptr() <= at + len(memory) for at, memory in self.pinned.items())
+
+    def pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.pinned_again += 1
+        return tensor.clone()
+
+    def to(self, tensor: torch.Tensor, device: object, *, non_blocking: bool) -> torch.Tensor:
+        assert (device, non_blocking) == (self.device, True)
+        copy = torch.full_like(tensor, 1)
+        with self.lock:
+            self.waiting.append(lambda: copy.copy_(tensor))
+            self.begun += 1
+        self.threads.add(current_thread().name.partition("_")[0])
+        return copy
+
+    def record_stream(self, tensor: torch.Tensor, stream: object) -> None:
+        assert stream is self
+        self.recorded += 1
+
+
+class StandInEvent:
+    def record(self, gpu: StandIn) -> None:
+        self.gpu, self.number = gpu, gpu.begun
+
+    def query(self) -> bool:
+        return self.gpu.done >= self.number
+
+    def synchronize(self) -> None:
+        self.gpu.run(self.number)
+
+
+@pytest.fixture
+def gpu(monkeypatch, request) -> StandIn:
+    stand_in = StandIn(getattr(request, "param", 0))
+
+    @contextmanager
+    def stream(given: object):
+        assert given is stand_in
+        yield
+
+    cuda = {
+        "is_available": lambda: True,
+        "Stream": lambda device: stand_in,
+        "Event": StandInEvent,
+        "stream": stream,
+        "current_stream": lambda device: stand_in,
+        "device": nullcontext,
+    }
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch, "empty", stand_in.empty)
+    for name in ("is_pinned", "pin_memory", "to", "record_stream"):
+        method = getattr(stand_in, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda tensor, *args, _method=method, **o: _method(tensor, *args, **o))
+    return stand_in
+
+
+def plain(urls: str) -> list[dict]:
+    return [as_lists(batch) for batch in ArrayLoader(Stream.from_shards(urls, shuffle=True), 8, fields=rows())]
+
+
+def rows() -> dict:
+    return {"png": readers.image(16, flip=0.5), "cls": readers.integer(), "txt": readers.ragged("u1")}
+
+
+def as_lists(batch: dict) -> dict:
+    return {
+        name: [np.asarray(part).tolist() for part in value] if name == "txt" else np.asarray(value).tolist()
+        for name, value in batch.items()
+    }
+
+
+@pytest.mark.parametrize("gpu", [0, 9], indirect=True)  # copies of three batches are late
+@pytest.mark.parametrize(("threads", "reuse"), [(0, False), (2, False), (3, True)])
+def test_copies_to_a_device_arrive_whole_however_late_they_are(urls, gpu, threads, reuse):
+    options = {"fields": rows(), "device": "cuda", "threads": threads, "reuse": reuse}
+    batches = list(ArrayLoader(Stream.from_shards(urls, shuffle=True), 8, **options))
+    gpu.run(gpu.begun)
+    assert [as_lists(batch) for batch in batches] == plain(urls)
+    assert gpu.threads == ({"tarshards-make"} if threads else {"MainThread"})
+    assert gpu.recorded == gpu.begun == 4 * len(batches)
+
+
+def test_buffers_for_a_device_are_pinned_once_and_reused(urls, gpu):
+    loader = ArrayLoader(Stream.from_shards(urls, shuffle=True), 20, fields=rows(), device="cuda", threads=2)
+    made, again = [], []
+    for _ in range(4):
+        for _ in loader:
+            pass
+        made.append(gpu.made)
+        again.append(gpu.pinned_again)
+    assert made[-1] <= 4 * (2 + 2 + 2)  # columns, and joined rows; batches made ahead, under way and taken
+    assert np.diff(again).tolist() == [len(loader)] * 3, "the offsets of ragged columns"
+
+
+@pytest.mark.parametrize("gpu", [100], indirect=True)
+def test_a_pass_that_is_left_ends_when_what_it_delivered_is_copied(urls, gpu):
+    expected = [batch["png"] for batch in plain(urls)[:3]]
+    loader = ArrayLoader(Stream.from_shards(urls, shuffle=True), 8, fields=rows(), device="cuda", threads=2)
+    first = iter(loader)
+    left = list(islice(first, 3))
+    assert not gpu.done
+    first.close()
+    list(loader)
+    assert [batch["png"].tolist() for batch in left] == expected
 
 
 @pytest.mark.gpu

@@ -272,7 +272,8 @@ class ArrayLoader(ResumableLoader):
         self._held = 2 if is_planned else 3  # batches of the consumer: without a plan each waits for the next
         if flag("fill", fill) and not is_planned:
             raise TypeError("fill= requires indexed shards in an ArrayLoader; run `tarindex` first")
-        ring = flag("reuse", reuse)
+        is_gpu = device is not None and not str(device).startswith("cpu")
+        ring = flag("reuse", reuse) and not is_gpu  # where batches are copied: for how long, only events tell
         self.maker: ArrayBatchMaker = ArrayBatchMaker(
             dataset,
             batch_size,
@@ -294,7 +295,7 @@ class ArrayLoader(ResumableLoader):
         def __iter__(self) -> Iterator[dict[str, Any]]: ...
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
-        return self.finished(self._streamed(this) if this.plan is None else self._planned(this))
+        return self._streamed(this) if this.plan is None else self._planned(this)
 
     def finished(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
         if self.device is None:
@@ -302,6 +303,17 @@ class ArrayLoader(ResumableLoader):
         from tarshards.loaders.tensors import move
 
         return move(batches, self.device)
+
+    @contextmanager
+    def _target(self) -> Iterator[Any]:
+        """Give what makes the tensors of a pass, None if arrays are delivered."""
+        if self.device is None:
+            yield None
+            return
+        from tarshards.loaders.tensors import on_device
+
+        with closing(on_device(self.device)) as target:
+            yield target
 
     def _planned(self, this: Pass) -> Generator[dict[str, Any], None, None]:
         maker, loop = self.maker, self.passes.loop(this)
@@ -341,7 +353,7 @@ class ArrayLoader(ResumableLoader):
             for assembled in results:
                 self.maker.count(ahead.popleft(), assembled.failures)
                 assembler.number += 1
-                yield self.maker.packed(assembled.batch)
+                yield assembled.batch
                 del assembled
 
     def _streamed(self, this: Pass) -> Generator[dict[str, Any], None, None]:
@@ -403,33 +415,50 @@ class ArrayLoader(ResumableLoader):
         first = list(islice(locates, 1))  # after which it is known whether batches are quick
         threads = 0 if self.threads is None and assembler.is_quick else self.threads
         threads = self._threads if threads is None else threads
-        works = (
-            UnfinishedBatch(assembler, locate, key, next(numbers), substitution)
-            for locate, substitution in chain(first, locates)
-        )
-        with closing(self._made(works, threads, assembler)) as results:
-            for assembled in results:
-                self.maker.report(assembled)
-                monitor = self.monitor  # of the pass that the batch is for
-                monitor.threads = max(1, threads)
-                monitor.samples += len(assembled.batch["__key__"])
-                monitor.bytes += assembled.bytes
-                monitor.reading += assembled.reading
-                monitor.decoding += assembled.decoding
-                yield assembled
-                del assembled
+        with self._target() as target:
+            works = (
+                DeliveredBatch(self.maker, target, assembler, locate, key, next(numbers), substitution)
+                for locate, substitution in chain(first, locates)
+            )
+            window = self.prefetch + assembler.under_way(threads) if threads else 1
+            assembler.memory.keep(window + self._held, target and target.empty)
+            with closing(_made(works, threads, window)) as results:
+                for assembled in results:
+                    if target is not None:
+                        assembled.batch, assembled.begun = target.end(assembled.begun), None
+                    self.maker.report(assembled)
+                    monitor = self.monitor  # of the pass that the batch is for
+                    monitor.threads = max(1, threads)
+                    monitor.samples += len(assembled.batch["__key__"])
+                    monitor.bytes += assembled.bytes
+                    monitor.reading += assembled.reading
+                    monitor.decoding += assembled.decoding
+                    yield assembled
+                    del assembled
 
-    def _made(
-        self, works: Iterator[UnfinishedBatch], threads: int, assembler: Assembler
-    ) -> Generator[AssembledBatch, None, None]:
-        """Yield the batches, in order: made by *threads*, some ahead, or by none when asked for."""
-        if not threads:
-            yield from (work.alone() for work in works)
-            return
-        window = self.prefetch + assembler.under_way(threads)
-        assembler.memory.keep(window + self._held)
-        with ThreadPoolExecutor(threads, "tarshards-make") as pool:
-            yield from shared_map(works, executor=pool, threads=threads, window=window)
+
+def _made(works: Iterator[UnfinishedBatch], threads: int, window: int) -> Generator[AssembledBatch, None, None]:
+    """Yield the batches, in order: made by *threads*, up to *window* at once, or by none when asked for."""
+    if not threads:
+        yield from (work.alone() for work in works)
+        return
+    with ThreadPoolExecutor(threads, "tarshards-make") as pool:
+        yield from shared_map(works, executor=pool, threads=threads, window=window)
+
+
+class DeliveredBatch(UnfinishedBatch):
+    """A batch of *maker* in the form in which it is delivered, whose way to *target* begins when it is finished."""
+
+    def __init__(self, maker: ArrayBatchMaker, target: Any, *arguments: Any):
+        super().__init__(*arguments)
+        self._maker, self._target = maker, target
+
+    def finish(self) -> AssembledBatch:
+        assembled = super().finish()
+        assembled.batch = self._maker.packed(assembled.batch)
+        if self._target is not None:
+            assembled.begun = self._target.begin(assembled.batch)
+        return assembled
 
 
 def number_of(key: str) -> int:

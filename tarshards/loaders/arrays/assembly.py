@@ -38,7 +38,10 @@ ALONE = sys.getrefcount(_one[0])  # the count of an object that only a list refe
 
 @dataclass
 class AssembledBatch:
-    """A batch, of how many samples it was made, and what failed of them; *bytes* read, and seconds of the stages."""
+    """A batch, of how many samples it was made, and what failed of them; *bytes* read, and seconds of the stages.
+
+    *begun* is its copy to a device, which may have begun.
+    """
 
     batch: dict[str, Any]
     samples: int
@@ -47,6 +50,7 @@ class AssembledBatch:
     reading: float = 0.0
     decoding: float = 0.0
     substituted: list[TarshardsError] = field(default_factory=list)  # what failed of the samples instead of others
+    begun: Any = None
 
     @property
     def errors(self) -> list[TarshardsError]:
@@ -372,13 +376,20 @@ class Memory:
     def __reduce__(self) -> Any:
         return Memory, (self._columns, self._size, self._kept, self._ring)
 
-    def keep(self, kept: int) -> None:
-        """Keep the buffers of this many batches from now on; those of before are let go if these were not as many."""
+    def keep(self, kept: int, empty: Callable[[tuple[int, ...], np.dtype], np.ndarray] | None = None) -> None:
+        """Keep the buffers of *kept* batches from now on, in memory from *empty*; those of another number are freed."""
+        self._empty = empty
         if kept == getattr(self, "_kept", None):
             return
         self._kept = kept
         self._arrays: list[list[Any]] = [[None] * kept for _ in range(self._columns)]
         self._bytes: list[list[Any]] = [[None] * kept for _ in range(self._columns)]
+
+    def _make(self, reader: Reader, count: int) -> Any:
+        """Return what *reader* makes for a batch, in our memory if that is an array."""
+        if self._empty is None or not isinstance(form := reader.make(0), np.ndarray):
+            return reader.make(count)
+        return self._empty((count, *form.shape[1:]), form.dtype)
 
     def take(self, column: int, reader: Reader, count: int, number: int) -> Any:
         """Return what *reader* reads *count* samples of a column of the *number*-th batch into."""
@@ -388,7 +399,7 @@ class Memory:
         with self._lock:
             for i in [number % len(arrays)] if self._ring else range(len(arrays)):
                 if arrays[i] is None and count == self._size:  # those of an epoch's end are not worth keeping
-                    arrays[i] = reader.make(count)
+                    arrays[i] = self._make(reader, count)
                     return arrays[i][:]  # a view keeps a reference to the array
                 if arrays[i] is not None and (self._ring or sys.getrefcount(arrays[i]) == ALONE):
                     return arrays[i][:count]
@@ -400,8 +411,8 @@ class Memory:
         with self._lock:
             for i in [number % len(buffers)] if self._ring else range(len(buffers)):
                 if buffers[i] is None or self._ring or sys.getrefcount(buffers[i]) == ALONE:
-                    if buffers[i] is None or len(buffers[i]) < size:
-                        buffers[i] = np.empty(size + size // 8, np.uint8)  # the next batch may be a little larger
+                    if buffers[i] is None or len(buffers[i]) < size:  # the next batch may be a little larger
+                        buffers[i] = (self._empty or np.empty)((size + size // 8,), np.dtype(np.uint8))
                     return buffers[i][:size].view(dtype)
         return np.empty(count, dtype)
 
