@@ -81,7 +81,7 @@ class ShardTable:
         _, fields, _, sizes = index.entries(np.arange(first, last)).T
         size = int(sizes[are_read[fields]].sum())
         for member in index.elsewhere:
-            if first <= member < last and are_read[index.table.entry(member)[1]]:
+            if first <= member < last and are_read[index.entry(member)[1]]:
                 size += index.content_size(member) - index.data_range(member)[1]
         return size
 

@@ -14,7 +14,7 @@ import numpy as np
 from tarshards import kernels
 from tarshards.errors import SampleError, ShardIndexError, TarshardsError, shortened
 from tarshards.index.open import OpenShard, OpenShards
-from tarshards.index.sidecar import REBUILD, index_location
+from tarshards.index.sidecar import DAMAGED, REBUILD
 from tarshards.samples.batch import Failures, SampleBatch
 from tarshards.samples.fields import FieldNames, Term, find_field, no_field, pick_field
 from tarshards.samples.keys import Sample
@@ -58,12 +58,9 @@ class Headers(NamedTuple):
                     for i in np.flatnonzero(which == number).tolist():
                         keys[i] = shard.index.key(int(samples[i]))
             return keys
-        except OSError as error:
+        except OSError:
             for shard, sample in zip(map(self._shard, which.tolist()), samples.tolist()):
-                try:
-                    shard.index.key(sample)
-                except OSError as own:
-                    raise unreadable(shard, own) from error
+                shard.index.key(sample)  # raises an error that names the index
             raise  # the index is intact again
 
     def find_stale(self) -> Failures:
@@ -72,11 +69,7 @@ class Headers(NamedTuple):
         for members in self.members:
             for i in kernels.headers.find_undecided(self.tables, self.which, members):
                 shard = self._shard(int(self.which[i]))
-                try:
-                    error = shard.decide(int(members[i]))
-                except OSError as broken:  # what is mapped of the index is gone
-                    error = unreadable(shard, broken)
-                if error is not None:
+                if (error := shard.decide(int(members[i]))) is not None:
                     failures.setdefault(i, error)
         return failures
 
@@ -185,7 +178,9 @@ class MappedFields:
             for i in np.flatnonzero(row < 0).tolist():
                 if i not in failures and row[i] != ELSEWHERE:
                     shard, sample = used[which[i]], int(samples[i])
-                    failures[i] = unreadable(shard) if row[i] == GONE else self._missing_field(shard, sample, term)
+                    failures[i] = (
+                        unreadable(shard, sample) if row[i] == GONE else self._missing_field(shard, sample, term)
+                    )
         np.maximum(sizes, 0, out=sizes)
         held = used, contents  # the objects that own the bytes
         columns = {term.column: Payloads(held, *row) for term, *row in zip(self.terms, addresses, sizes)}
@@ -304,10 +299,14 @@ def _rank_fields(terms: Sequence[Term], allowed: FieldNames | None, names: tuple
     return ranks.tobytes()
 
 
-def unreadable(shard: OpenShard, error: OSError | None = None) -> ShardIndexError:
-    """Return the error of a shard whose index was truncated, or written to, while it was mapped."""
-    reason = "truncated since it was opened" if error is None else error.strerror or str(error)
-    return ShardIndexError(f"{reason}; {REBUILD}", url=index_location(shard.location).name)
+def unreadable(shard: OpenShard, sample: int) -> ShardIndexError:
+    """Return the error of a sample that was not located: its index is damaged there, or was truncated."""
+    try:
+        shard.index.look_up(sample)
+    except ShardIndexError as error:
+        if DAMAGED in error.reason:
+            return error
+    return ShardIndexError(f"truncated since it was opened; {REBUILD}", url=shard.index.url)
 
 
 def find_in_samples(

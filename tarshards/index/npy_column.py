@@ -131,5 +131,5 @@ class Column:
         key, fields = shard.index.key(sample), shard.index.fields_of(sample)
         if (name := find_field(fields, [self._field])) is None:
             raise SampleError(no_field([self._field], fields), url=shard.name, key=key)
-        member = shard.index.table.span(sample)[0] + fields.index(name)
+        member = shard.index.span(sample)[0] + fields.index(name)
         return {"__key__": key, name: shard.take(member)}

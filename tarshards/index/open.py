@@ -98,7 +98,7 @@ class OpenShard:
         # Samples that need special treatment: faulty ones, and those with links or sparse members.
         self._special: Collection[int] = ()
         if index.faults or index.elsewhere:
-            self._special = index.faults.keys() | {index.table.entry(member)[0] for member in index.elsewhere}
+            self._special = index.faults.keys() | {index.entry(member)[0] for member in index.elsewhere}
 
     @cached_property
     def buffer(self) -> memoryview | None:
@@ -142,9 +142,9 @@ class OpenShard:
     def _failure(self, error: OSError, sample: int) -> TarshardsError:
         """Return the error for a sample that cannot be read, or for the index if it has been written to."""
         try:
-            key, header = self.index.key(sample), self.index.data_range(self.index.table.span(sample)[0])[0]
-        except OSError as broken:
-            return ShardIndexError(f"{broken.strerror or broken}; {REBUILD}", url=self.index.url)
+            key, header = self.index.look_up(sample)
+        except ShardIndexError as broken:
+            return broken
         offset = getattr(error, "offset", None) or header
         return OpenError(error.strerror or str(error), url=self.name, offset=offset, key=key, errno=error.errno)
 
@@ -153,9 +153,9 @@ class OpenShard:
         if sample in self.index.faults:
             raise self.index.fault(sample, self.name)
         fields = list(self._fields)
-        for member in range(*self.index.table.span(sample)):
+        for member in range(*self.index.span(sample)):
             if member in self.index.elsewhere:
-                fields[self.index.table.entry(member)[1]] = None
+                fields[self.index.entry(member)[1]] = None
         return fields
 
     def _content(self, member: int, leave: Callable[[int, int], Any] | None = None) -> Any:
@@ -185,7 +185,7 @@ class OpenShard:
     ) -> None:
         result["__key__"] = self.index.key(sample)
         if len(held) > 1:
-            begin, end = self.index.table.span(sample)
+            begin, end = self.index.span(sample)
             held = [members for members in held if members.begin < end and members.end > begin]
         for members in held:
             if not members.fill(result, fields, sample):
@@ -202,7 +202,7 @@ class OpenShard:
         """Fetch *sample* again because the file of *members* is gone; a block that stays cached is mapped again."""
         for key, kept in list(self.kept.items()):
             if members in kept:
-                first, last = (self.index.table.entry(member)[0] for member in (kept[0].begin, kept[-1].end - 1))
+                first, last = (self.index.entry(member)[0] for member in (kept[0].begin, kept[-1].end - 1))
                 found = self.fetch(np.arange(first, last + 1))
                 self.keep(key, found)
                 return found
@@ -219,8 +219,8 @@ class OpenShard:
 
     def _complete(self, result: Sample, sample: int) -> None:
         """Add the lazy fields, links and sparse members of a sample to *result*."""
-        for member in range(*self.index.table.span(sample)):
-            number = self.index.table.entry(member)[1]
+        for member in range(*self.index.span(sample)):
+            number = self.index.entry(member)[1]
             if self._lazy and (field := self._lazy[number]) is not None:
                 result[field] = self.file(member)
             elif member in self.index.elsewhere and (field := self._fields[number]) is not None:
@@ -795,7 +795,7 @@ _opening = PerProcess(lambda: [threading.RLock() for _ in range(LOCKS)])  # prot
 def load_index(location: Location, copied: int = PAGESIZE, hold: Hold | None = None) -> Index:
     """Load the index of a shard; if it is missing because the shard is compressed, the error says so."""
     try:
-        return Index.load(location, check=False, copied=copied, hold=hold)
+        return Index.load(location, check=False, whole=False, copied=copied, hold=hold)
     except ShardIndexError as error:
         if error.reason != MISSING:
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, wraps
 from hashlib import blake2b
 from mmap import PAGESIZE
 from types import MappingProxyType
@@ -29,9 +29,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 VERSION, WITH_FAULTS = 1, 2  # earlier readers refuse the second, for shards with faults, links or sparse members
+PAGES = b"\xa5pages"
 CHECKSUM = b"\xa8checksum\xce"  # the last key of the map; the 4-byte value covers everything before itself
+AT = b"\xa2at\x92\xcf"  # the key before: 8 bytes have the offset of the value of "pages", then 0xce and 4 its CRC-32
+TAIL = len(AT) + 8 + 5 + len(CHECKSUM) + 4  # bytes from there to the end
+PAGE = 1 << 12  # bytes of an index with a checksum of their own
+PAGED = 1 << 16  # bytes of an index from which on it has such checksums; a shorter one is read at once
 NEEDED = {"format", "version", "shard", "keys", "fields", "sample", "field", "offset", "size"}
-UNREAD = {"keys", "sample", "field", "offset", "size", "crc32", "checksum"}  # entries that loading does not read
+UNREAD = {"keys", "sample", "field", "offset", "size", "crc32", "pages", "at", "checksum"}  # loading does not read them
 FORMATS = {"sample": "<I", "field": "<H", "offset": "<Q", "size": "<Q", "crc32": "<I"}  # the type of each array
 EACH = 1 << 10  # approximate bytes of an index besides its sidecar
 TOO_LONG = f"more than {MOST_READ:,} bytes, the limit for such a file"
@@ -53,6 +58,19 @@ def _array(name: str) -> cached_property[np.ndarray]:
         return np.frombuffer(index.arrays[name], FORMATS[name])
 
     return cached_property(view)
+
+
+def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method of an index raise ShardIndexError where the sidecar has become shorter, or a page is damaged."""
+
+    @wraps(read)
+    def reading(index: Index, *args: Any) -> Any:
+        try:
+            return read(index, *args)
+        except OSError as error:
+            raise index.unreadable(error) from error
+
+    return reading
 
 
 class Fault(NamedTuple):
@@ -100,6 +118,7 @@ class Index:
     size: Final = _array("size")
     split: str = "first"
     url: str | None = None  # the sidecar's, if it was read, for messages
+    _is_whole = True  # whether all of the sidecar was checked; else each of its pages is, at the first use
 
     def __init__(
         self,
@@ -131,10 +150,15 @@ class Index:
     def table(self) -> kernels.headers.MemberTable:
         """The members in the sidecar, which is read as it is."""
         packed = self.pack()
-        fields = tuple(field.encode("utf-8", "surrogateescape") for field in self.fields)
-        return kernels.headers.MemberTable(
-            packed, kernels.headers.layout(packed), fields, self.shard_size, -1 if self.end is None else self.end
-        )
+        return self._table(packed, kernels.headers.layout(packed))
+
+    def _table(
+        self, packed: Any, ranges: dict[str, Any], fields: Any = None, *pages: Any
+    ) -> kernels.headers.MemberTable:
+        if fields is None:
+            fields = tuple(field.encode("utf-8", "surrogateescape") for field in self.fields)
+        end = -1 if self.end is None else self.end
+        return kernels.headers.MemberTable(packed, ranges, fields, self.shard_size, end, *pages)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -151,6 +175,9 @@ class Index:
         import msgpack
 
         packed = _in_memory(self._sidecar)
+        if not self._is_whole:
+            self.unpack(packed, url=self.url)
+            self._is_whole = True
         ranges = kernels.headers.layout(packed)
         found = {name: bytes(packed[slice(*ranges[name])]) for name in names if name in ranges}
         if "keys" in found:
@@ -167,20 +194,42 @@ class Index:
         """The number of members."""
         return self.table.members
 
+    def unreadable(self, error: OSError) -> ShardIndexError:
+        """Return the error of an index of which a part that is needed cannot be read."""
+        return ShardIndexError(f"{error.strerror or error}; {REBUILD}", url=self.url)
+
+    @_reading
     def key(self, sample: int) -> str:
         """Return the key of a sample."""
         return self.table.key(sample) if self._sidecar is not None else self.keys[sample]
 
+    @_reading
+    def span(self, sample: int) -> tuple[int, int]:
+        """Return the number of a sample's first member, and the one after its last."""
+        return self.table.span(sample)
+
+    @_reading
+    def entry(self, member: int) -> tuple[int, int, int, int]:
+        """Return the sample, field, offset and size of a member."""
+        return self.table.entry(member)
+
     def data_range(self, member: int) -> tuple[int, int]:
         """Return the offset and the size of a member's data in the shard."""
-        _, _, offset, size = self.table.entry(member)
+        _, _, offset, size = self.entry(member)
         return offset, size
 
     def named(self, member: int) -> tuple[str, str]:
         """Return the key and the field of a member."""
-        sample, field, _, _ = self.table.entry(member)
+        sample, field, _, _ = self.entry(member)
         return self.key(sample), self.fields[field]
 
+    def look_up(self, sample: int) -> tuple[str, int]:
+        """Return the key of a sample and the offset of its first member's data; read all that is needed to read it."""
+        begin, end = self.span(sample)
+        offsets = [self.data_range(member)[0] for member in range(max(0, begin - 1), end)]  # and the header before
+        return self.key(sample), offsets[min(begin, 1)]
+
+    @_reading
     def firsts(self, samples: np.ndarray) -> np.ndarray:
         """Return the number of the first member of each sample; after the last sample, the number of members."""
         import numpy as np
@@ -190,6 +239,7 @@ class Index:
         self.table.read_firsts(samples, out)
         return out
 
+    @_reading
     def entries(self, members: np.ndarray) -> np.ndarray:
         """Return the sample, field, offset and size of each member: int64, a row each."""
         import numpy as np
@@ -238,7 +288,7 @@ class Index:
 
     def fields_of(self, sample: int) -> list[str]:
         """Return the fields of a sample."""
-        return [self.fields[self.table.entry(member)[1]] for member in range(*self.table.span(sample))]
+        return [self.fields[self.entry(member)[1]] for member in range(*self.span(sample))]
 
     def members_of(self, field: str) -> np.ndarray:
         """Return the numbers of the members that are of *field*, in the order of the shard; not of samples at fault."""
@@ -267,8 +317,6 @@ class Index:
 
     def pack(self) -> bytes:
         """Return the bytes of the sidecar file."""
-        import msgpack
-
         shard: dict[str, Any] = {"size": self.shard_size, "fingerprint": self.fingerprint}
         if self.archives > 1:
             shard["archives"] = self.archives
@@ -287,30 +335,50 @@ class Index:
         members, marked = _pack(described), _pack(marks)
         self.digest = shard["digest"] = blake2b(members + marked if marks else members, digest_size=DIGEST).digest()
         head = {"format": FORMAT, "version": WITH_FAULTS if marks else VERSION, "shard": shard}
-        begin = msgpack.Packer().pack_map_header(len(head) + len(described) + len(checksums) + len(marks) + 1)
-        parts = [begin, _pack(head), members, _pack(checksums), marked, CHECKSUM]
+        parts = [_pack(head), members, _pack(checksums), marked]
+        count = len(head) + len(described) + len(checksums) + len(marks)
+        if sum(map(len, parts)) > PAGED:
+            parts.append(self._pack_pages(b"".join(parts), count))
+            count += 2
+        parts = [_map_header(count + 1), *parts, CHECKSUM]
         checksum = 0
         for part in parts:
             checksum = crc32(part, checksum)
         return b"".join([*parts, checksum.to_bytes(4, "big")])
 
-    @classmethod
-    def unpack(cls, packed: bytes | memoryview, *, url: str | None = None) -> Index:
-        """Return the index in *packed*; raise ShardIndexError, which names *url*, if there is none."""
+    def _pack_pages(self, entries: bytes, count: int) -> bytes:
+        """Return the entries "pages" and "at" after *count* other *entries*."""
         import msgpack
 
-        covered = memoryview(packed)[:-4]
-        if covered[-len(CHECKSUM) :] != CHECKSUM or crc32(covered) != int.from_bytes(packed[-4:], "big"):
-            raise ShardIndexError(what_is_wrong(packed), url=url)
+        ranges = kernels.headers.layout(_map_header(count) + entries)
+        each, marks = self._table(_map_header(count) + entries, ranges).pages
+        covered = memoryview(_map_header(count + 3) + entries + PAGES)
+        sums = b"".join(crc32(covered[i : i + PAGE]).to_bytes(4, "little") for i in range(0, len(covered), PAGE))
+        value = msgpack.packb({"entries": ranges, "each": each, "marks": marks, "crc32": sums})
+        return PAGES + value + AT + len(covered).to_bytes(8, "big") + b"\xce" + crc32(value).to_bytes(4, "big")
+
+    @classmethod
+    def unpack(cls, packed: Any, *, url: str | None = None, pages: Pages | None = None) -> Index:
+        """Return the index in *packed*, bytes; raise ShardIndexError, which names *url*, if there is none.
+
+        With *pages* it is a mapping, whose pages are checked when they are first used.
+        """
+        import msgpack
+
+        if pages is None:
+            covered = memoryview(packed)[:-4]
+            if covered[-len(CHECKSUM) :] != CHECKSUM or crc32(covered) != int.from_bytes(packed[-4:], "big"):
+                raise ShardIndexError(what_is_wrong(packed), url=url)
         try:
-            ranges = kernels.headers.layout(packed)
+            ranges = kernels.headers.layout(packed) if pages is None else pages.entries
             if missing := NEEDED - ranges.keys():
                 raise ValueError(f"no {min(missing)}")
-            found = {name: bytes(packed[slice(*ranges[name])]) for name in ranges.keys() - UNREAD}
+            read = pages.read if pages is not None else lambda begin, end: bytes(packed[begin:end])
+            found = {name: read(*ranges[name]) for name in ranges if name not in UNREAD}
             fields, encoded = _read_fields(found.pop("fields"))
             small = {name: msgpack.unpackb(value, unicode_errors="surrogateescape") for name, value in found.items()}
             if small["format"] != FORMAT or small["version"] not in (VERSION, WITH_FAULTS):
-                raise ShardIndexError(what_is_wrong(packed), url=url)
+                raise ShardIndexError(what_is_wrong(_in_memory(packed)), url=url)
             shard = small["shard"]
             index = cls.__new__(cls)
             index.shard_size, index.fingerprint, index.fields = shard["size"], shard["fingerprint"], fields
@@ -324,9 +392,11 @@ class Index:
             index._sidecar = packed
             problem = _inconsistency(index, ranges)
             if problem is None:
-                end = -1 if index.end is None else index.end
-                index.table = kernels.headers.MemberTable(packed, ranges, encoded, index.shard_size, end)
+                index.table = index._table(packed, ranges, encoded, *([] if pages is None else [pages.of_keys()]))
                 problem = _wrong_mark(index)
+            if problem is None and pages is not None:
+                index._is_whole = False
+                index.rest_on(packed)
         except ShardIndexError:
             raise
         except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
@@ -342,25 +412,34 @@ class Index:
 
     @classmethod
     def load(
-        cls, shard_url: str | Location, *, check: bool = True, copied: int = PAGESIZE, hold: Hold | None = None
+        cls,
+        shard_url: str | Location,
+        *,
+        check: bool = True,
+        whole: bool = True,
+        copied: int = PAGESIZE,
+        hold: Hold | None = None,
     ) -> Index:
         """Read the sidecar of *shard_url* and, with *check*, compare it with the shard.
 
-        *hold* returns its bytes from shared memory, or reads them by the function that it gets.
+        *hold* returns its bytes from shared memory, or reads them by the function that it gets. Unless *whole* is set,
+        a local sidecar is read, and checked, where it is used, if it has checksums of its pages.
 
         Raises ShardIndexError with the reason MISSING if there is no sidecar, and with other reasons where it is
         damaged, stale, or of an unknown version. A local sidecar of more than *copied* bytes is mapped.
         """
         location = index_location(shard_url)
-        packed: bytes | memoryview
+        packed: Any
         held: Any
+        pages = None
         try:
             if kernels.IS_COMPILED and location.path is not None:
                 own = LocalRanges(location.path, location.name, copied)
-                packed = own.read(0, own.size)
-                held = packed if own.mapping.unmapped else own.mapping
-                if len(packed) > MOST_READ:
+                if own.size > MOST_READ:
                     raise OpenError(TOO_LONG, url=location.name)
+                pages = None if whole else Pages.of(own)
+                packed = own.read(0, own.size) if pages is None else own.mapping
+                held = packed if own.mapping.unmapped else own.mapping
             elif hold is None:
                 packed = _in_memory(held := location.hold(MOST_READ))
             else:
@@ -369,7 +448,7 @@ class Index:
             if is_missing(error):
                 raise ShardIndexError(MISSING, url=location.name) from error
             raise
-        index = cls.unpack(packed, url=location.name)
+        index = cls.unpack(packed, url=location.name, pages=pages)
         if kernels.IS_COMPILED and packed is not held and len(packed) > copied:
             index.rest_on(held)
         if check:
@@ -462,6 +541,66 @@ class Index:
         if size != self.shard_size:
             reason = f"stale: the shard has {size} bytes, but had {self.shard_size} when it was indexed"
             raise ShardIndexError(f"{reason}; {REBUILD}", url=self.url)
+
+
+class Pages:
+    """The checksums of the pages of a mapped sidecar, whose *entries* are read, and checked, where they are used.
+
+    The other arguments are what the sidecar says: *each*, the number of members of every sample, 0 if it varies;
+    *marks*, the offsets of each 64th key from the first; *crc32*, the checksums of the pages, which *end* there.
+    """
+
+    def __init__(
+        self, sidecar: LocalRanges, end: int, entries: dict[str, Any], each: int, marks: bytes, crc32: bytes
+    ) -> None:
+        self.entries = {name: (begin, stop) for name, (begin, stop) in entries.items() if 0 <= begin <= stop <= end}
+        self._sidecar, self._end, self._each, self._marks, self._sums = sidecar, end, each, marks, crc32
+        self._first, self._held = 0, b""  # the pages that were read last
+
+    @classmethod
+    def of(cls, sidecar: LocalRanges) -> Pages | None:
+        """Return the pages of a sidecar; None if it has none or they are damaged, so that it is to be checked whole."""
+        import msgpack
+
+        value_end = sidecar.size - TAIL
+        if value_end < PAGED or sidecar.mapping.unmapped:
+            return None
+        tail = sidecar.read(value_end, TAIL)
+        end, known = (int.from_bytes(tail[at : at + size], "big") for at, size in ((len(AT), 8), (len(AT) + 9, 4)))
+        if not tail.startswith(AT) or end > value_end:
+            return None
+        value = sidecar.read(end, value_end - end)
+        try:
+            return cls(sidecar, end, **msgpack.unpackb(value)) if crc32(value) == known else None
+        except (ValueError, TypeError):
+            return None
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Return the bytes from *begin* to *end*; raise ShardIndexError if their pages have other checksums."""
+        if not self._first <= begin <= end <= self._first + len(self._held):
+            first = begin - begin % PAGE
+            held = self._sidecar.read(first, min(end + -end % PAGE, self._end) - first)
+            for at in range(0, len(held), PAGE):
+                known = self._sums[(first + at) // PAGE * 4 :][:4]
+                if crc32(held[at : at + PAGE]).to_bytes(4, "little") != known:
+                    raise ShardIndexError(DAMAGED, url=self._sidecar.name)
+            self._first, self._held = first, held
+        return self._held[begin - self._first : end - self._first]
+
+    def of_keys(self) -> tuple[int, int, int, int, bytes, bytes]:
+        """Return what ``MemberTable`` takes: the number of samples, where the first key begins, and the rest."""
+        import msgpack
+
+        begin, end = self.entries["keys"]
+        unpacker = msgpack.Unpacker()
+        unpacker.feed(self.read(begin, min(begin + 5, end)))
+        samples = unpacker.read_array_header()
+        return samples, begin + unpacker.tell(), self._each, self._end, self._marks, self._sums
+
+
+def _map_header(entries: int) -> bytes:
+    """Return the beginning of the map, one byte."""
+    return bytes([0x80 | entries])
 
 
 def _pack(entries: dict[str, Any]) -> bytes:

@@ -19,6 +19,9 @@ typedef struct {
        it there, so it must not hold a lock or own memory. */
     int (*run)(void (*work)(void *argument), void *argument);
 
+    /* End the work that this thread runs, as such a page does. */
+    void (*stop)(void);
+
     /* Return the witness of a Mapping, or one that never changes for any other object. */
     Witness (*witness)(PyObject *owner);
 

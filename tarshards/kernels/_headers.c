@@ -19,9 +19,12 @@
 #define TOGETHER 32     /* samples that are prefetched together, then read */
 #define AHEAD 8         /* members whose headers are prefetched */
 #define EVERY 64        /* a table has the offset, of 4 bytes, of each EVERY-th key */
+#define PAGE 4096       /* bytes of a sidecar that have a checksum of their own */
+#define LONGEST_HEAD 5  /* bytes before the text of a key */
 #define DEEPEST 32      /* the deepest nesting of arrays and maps */
 #define ROWS 64         /* comparing stops if a disk is read more than FEW_READS times for this many members */
 #define FEW_READS 2
+#define DAMAGED "damaged: truncated, or wrong checksum"
 
 static const Guard *guard;
 static PyObject *key_name, *url_name; /* "__key__", "__url__" */
@@ -36,6 +39,14 @@ typedef struct {
     int64_t offset, size, field;
 } Entry;
 
+/* The checksums of a sidecar's pages, which are compared when a page is first used. */
+typedef struct {
+    uint32_t *sums;      /* the CRC-32 of each page; the last one may be shorter */
+    unsigned char *bits; /* a bit for each page that is set if it was compared, or nothing of it is read */
+    int64_t end, left;   /* the bytes in all pages; the number of pages whose bit is not set */
+    int is_damaged;      /* whether a page had another checksum */
+} Checks;
+
 /* The sidecar of a shard, and the offsets in it of its arrays and of each EVERY-th key. */
 typedef struct {
     PyObject_HEAD
@@ -47,6 +58,7 @@ typedef struct {
     int64_t each; /* the number of members of every sample; 0 if it varies */
     int64_t keys, sample, field, offset, size;
     uint32_t *marks; /* the offset of each EVERY-th key from *keys* */
+    Checks checks;   /* of no page if the sidecar was checked as a whole */
     PyObject *names; /* the bytes that *fields* points to */
     Text *fields;
 } MemberTable;
@@ -190,10 +202,70 @@ static int leads_to(const char *shard, int64_t begin, int64_t offset, Text key, 
 }
 
 static const char *bytes_of(const MemberTable *table) { return table->sidecar.buf; }
-static int64_t sample_of(const MemberTable *table, int64_t member) {
-    return (int64_t)number(bytes_of(table) + table->sample + 4 * member, 4);
+
+static uint32_t crc_table[8][256]; /* CRC-32 of a byte that is followed by 0 to 7 zeros */
+
+static void fill_crc_table(void) {
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t value = byte;
+        for (int bit = 0; bit < 8; bit++) value = value >> 1 ^ (value & 1 ? 0xedb88320u : 0);
+        crc_table[0][byte] = value;
+    }
+    for (int zeros = 1; zeros < 8; zeros++)
+        for (int byte = 0; byte < 256; byte++) {
+            const uint32_t value = crc_table[zeros - 1][byte];
+            crc_table[zeros][byte] = value >> 8 ^ crc_table[0][value & 255];
+        }
 }
+
+/* Return the CRC-32 of some bytes, eight at a time. */
+static uint32_t crc32_of(const char *bytes, int64_t length) {
+    uint32_t value = 0xffffffffu;
+    for (; length >= 8; bytes += 8, length -= 8) {
+        const uint64_t next = number(bytes, 8) ^ value;
+        value = 0;
+        for (int i = 0; i < 8; i++) value ^= crc_table[7 - i][next >> 8 * i & 255];
+    }
+    for (; length > 0; bytes++, length--) value = value >> 8 ^ crc_table[0][(value ^ (unsigned char)*bytes) & 255];
+    return ~value;
+}
+
+/* End the work under the guard: what it has read of the sidecar is wrong. */
+static void end_damaged(const MemberTable *table) {
+    ((MemberTable *)table)->checks.is_damaged = 1;
+    guard->stop();
+}
+
+/* Compare the pages with the bytes from *begin* to *end* of a sidecar, those that have not been. */
+static void compare_pages(MemberTable *table, int64_t begin, int64_t end) {
+    Checks *checks = &table->checks;
+    for (int64_t page = begin / PAGE; page * PAGE < end && page * PAGE < checks->end; page++) {
+        unsigned char *byte = checks->bits + page / 8, bit = (unsigned char)(1 << page % 8);
+        if (__atomic_load_n(byte, __ATOMIC_ACQUIRE) & bit) continue;
+        const int64_t length = checks->end - page * PAGE < PAGE ? checks->end - page * PAGE : PAGE;
+        if (crc32_of(bytes_of(table) + page * PAGE, length) != checks->sums[page]) end_damaged(table);
+        if (!(__atomic_fetch_or(byte, bit, __ATOMIC_ACQ_REL) & bit)) __atomic_fetch_sub(&checks->left, 1, __ATOMIC_ACQ_REL);
+    }
+}
+
+/* Return the bytes at an offset of a sidecar, which are checked. */
+static inline const char *use(const MemberTable *table, int64_t offset, int64_t length) {
+    if (__atomic_load_n(&table->checks.left, __ATOMIC_ACQUIRE)) compare_pages((MemberTable *)table, offset, offset + length);
+    return bytes_of(table) + offset;
+}
+
+static int64_t sample_of(const MemberTable *table, int64_t member) {
+    return (int64_t)number(use(table, table->sample + 4 * member, 4), 4);
+}
+
 static Entry entry_of(const MemberTable *table, int64_t member) {
+    return (Entry){(int64_t)number(use(table, table->offset + 8 * member, 8), 8),
+                   (int64_t)number(use(table, table->size + 8 * member, 8), 8),
+                   table->field_count == 1 ? 0 : (int64_t)number(use(table, table->field + 2 * member, 2), 2)};
+}
+
+/* Return an entry that may be wrong, to prefetch what it leads to. */
+static Entry likely_entry(const MemberTable *table, int64_t member) {
     const char *bytes = bytes_of(table);
     return (Entry){(int64_t)number(bytes + table->offset + 8 * member, 8), (int64_t)number(bytes + table->size + 8 * member, 8),
                    table->field_count == 1 ? 0 : (int64_t)number(bytes + table->field + 2 * member, 2)};
@@ -201,6 +273,12 @@ static Entry entry_of(const MemberTable *table, int64_t member) {
 
 /* Return whether all bytes of a mapped sidecar are there, so that what was read of it is valid. */
 static int is_whole(const MemberTable *table) { return !table->file || guard->reaches(table->file, table->file_size); }
+
+/* Set the exception for a sidecar that cannot be read. */
+static PyObject *unreadable(const MemberTable *table) {
+    PyErr_SetString(PyExc_OSError, table->checks.is_damaged ? DAMAGED : SHRUNK);
+    return NULL;
+}
 
 /* Return an estimate of the number of a sample's first member. */
 static int64_t guess_first(const MemberTable *table, int64_t sample) {
@@ -226,7 +304,10 @@ static int64_t first_of(const MemberTable *table, int64_t sample) {
             guess = found == sample ? guess - 1 : guess - (found - sample) * (table->members / table->samples);
         }
     }
-    return low < 0 ? 0 : low > table->members ? table->members : low;
+    low = low < 0 ? 0 : low > table->members ? table->members : low;
+    if (!table->checks.sums) return low; /* the samples are known to be in order */
+    if (low == table->members || sample_of(table, low) != sample || (low && sample_of(table, low - 1) != sample - 1)) end_damaged(table);
+    return low;
 }
 
 /* Return the number of the member after the last one of a sample whose *first* member is known. */
@@ -250,12 +331,15 @@ static Text key_after(const MemberTable *table, int64_t sample, LastKey *last) {
         *last = (LastKey){table, sample / EVERY * EVERY, table->keys + table->marks[sample / EVERY]};
     int64_t at = last->at;
     Item item = {.end = at};
+    const int is_unchecked = __atomic_load_n(&table->checks.left, __ATOMIC_ACQUIRE) > 0;
     for (int64_t i = sample - last->sample; i >= 0; i--) {
         at = item.end;
+        if (is_unchecked && at < table->sidecar.len) use(table, at, LONGEST_HEAD);
         if (at < table->sidecar.len && data[at] >= 0xa0 && data[at] < 0xc0 && table->sidecar.len - at > (data[at] & 31))
             item.begin = at + 1, item.end = at + 1 + (data[at] & 31); /* a string of up to 31 bytes */
         else if (!read_item(data, at, table->sidecar.len, &item)) return (Text){NULL, 0};
     }
+    use(table, item.begin, item.end - item.begin);
     last->sample = sample, last->at = at;
     return (Text){(const char *)data + item.begin, item.end - item.begin};
 }
@@ -304,7 +388,7 @@ static int find_sample(LookUp *up) {
     for (int tries = 0; tries < 3; tries++) {
         up->stage = BEGUN;
         guard->run(look_up, up);
-        if (up->stage == BEGUN || (up->stage == COPIED && !is_whole(up->table))) return PyErr_SetString(PyExc_OSError, SHRUNK), 0;
+        if (up->stage == BEGUN || (up->stage == COPIED && !is_whole(up->table))) return unreadable(up->table), 0;
         if (!up->key.text) return PyErr_SetString(PyExc_OSError, "the index was written to since it was opened"), 0;
         if (up->key.length <= up->space && (!entries || up->end - up->begin <= up->most)) return 1;
         if (up->key.length > up->space) {
@@ -561,6 +645,11 @@ static int64_t owner_of(const MemberTable *table, int64_t member) {
     return table->each ? member / table->each : sample_of(table, member);
 }
 
+/* Return the same, or another number, to prefetch what it leads to. */
+static int64_t likely_owner(const MemberTable *table, int64_t member) {
+    return table->each ? member / table->each : (int64_t)number(bytes_of(table) + table->sample + 4 * member, 4);
+}
+
 static void prefetch_entry(const MemberTable *table, int64_t member) {
     const char *bytes = bytes_of(table);
     __builtin_prefetch(bytes + table->offset + 8 * member);
@@ -590,14 +679,14 @@ static void compare(void *argument) {
         }
         if (i + AHEAD < comparing->count) {
             const struct Row *later = row + AHEAD;
-            const Entry entry = entry_of(later->members->table, later->member);
+            const Entry entry = likely_entry(later->members->table, later->member);
             const MemberTable *its = later->members->table;
-            const int64_t sample = owner_of(its, later->member);
+            const int64_t sample = likely_owner(its, later->member);
             for (int line = 0; line < 4 && sample < its->samples; line++)
                 __builtin_prefetch(bytes_of(its) + its->keys + its->marks[sample / EVERY] + 64 * line);
             if (is_here(later->members, &entry)) prefetch_header(at(later->members, entry.offset) - BLOCK);
             if (later->member) {
-                const Entry before = entry_of(its, later->member - 1);
+                const Entry before = likely_entry(its, later->member - 1);
                 if (is_here(later->members, &before))
                     prefetch_previous_header(at(later->members, before.offset) - BLOCK);
             }
@@ -913,12 +1002,12 @@ static void prefetch_samples(void *argument) {
         const char *keys = bytes_of(own->table) + own->table->keys + own->table->marks[ahead->samples[i] / EVERY];
         for (int line = 0; line < 4; line++) __builtin_prefetch(keys + 64 * line);
         if (first >= own->table->members) continue;
-        const Entry entry = entry_of(own->table, first);
+        const Entry entry = likely_entry(own->table, first);
         if (!is_here(own, &entry)) continue;
         prefetch_header(at(own, entry.offset) - BLOCK);
         for (int64_t byte = 0; byte < entry.size && byte < BLOCK; byte += 64) __builtin_prefetch(at(own, entry.offset + byte));
         if (!first || is_compared(own, first)) continue;
-        const Entry before = entry_of(own->table, first - 1);
+        const Entry before = likely_entry(own->table, first - 1);
         if (is_here(own, &before)) prefetch_previous_header(at(own, before.offset) - BLOCK);
     }
 }
@@ -1021,6 +1110,12 @@ typedef struct {
     int64_t count, *out;
 } Reading;
 
+/* Return whether an entry is not of a member of the shard. */
+static int is_impossible(const MemberTable *table, const Entry *entry) {
+    return entry->offset < BLOCK || entry->offset > table->shard_size || entry->size < 0 ||
+           entry->size > table->shard_size - entry->offset || entry->field >= table->field_count;
+}
+
 static void read_firsts(void *argument) {
     const Reading *reading = argument;
     for (int64_t i = 0; i < reading->count; i++) reading->out[i] = first_of(reading->table, reading->asked[i]);
@@ -1029,9 +1124,11 @@ static void read_firsts(void *argument) {
 static void read_entries(void *argument) {
     const Reading *reading = argument;
     for (int64_t i = 0; i < reading->count; i++) {
-        const Entry entry = entry_of(reading->table, reading->asked[i]);
+        const MemberTable *table = reading->table;
+        const Entry entry = entry_of(table, reading->asked[i]);
+        if (table->checks.sums && is_impossible(table, &entry)) end_damaged(table);
         int64_t *out = reading->out + 4 * i;
-        out[0] = sample_of(reading->table, reading->asked[i]);
+        out[0] = owner_of(table, reading->asked[i]);
         out[1] = entry.field, out[2] = entry.offset, out[3] = entry.size;
     }
 }
@@ -1045,7 +1142,7 @@ static PyObject *read_numbers(PyObject *object, PyObject *args, void (*work)(voi
     int is_sound = out.len == asked.len * width;
     for (int64_t i = 0; is_sound && i < reading.count; i++) is_sound = reading.asked[i] >= 0 && reading.asked[i] < limit;
     if (!is_sound) PyErr_SetString(PyExc_IndexError, "a number out of range");
-    else if (guard->run(work, &reading) || !is_whole(table)) PyErr_SetString(PyExc_OSError, SHRUNK), is_sound = 0;
+    else if (guard->run(work, &reading) || !is_whole(table)) unreadable(table), is_sound = 0;
     PyBuffer_Release(&asked);
     PyBuffer_Release(&out);
     if (!is_sound) return NULL;
@@ -1072,7 +1169,7 @@ static PyObject *table_span(PyObject *object, PyObject *sample) {
     if (number < 0 || number >= table->samples) return PyErr_Format(PyExc_IndexError, "sample %lld", (long long)number);
     int64_t asked[] = {number, number + 1}, out[2];
     Reading reading = {table, asked, 2, out};
-    if (guard->run(read_firsts, &reading) || !is_whole(table)) return PyErr_Format(PyExc_OSError, SHRUNK);
+    if (guard->run(read_firsts, &reading) || !is_whole(table)) return unreadable(table);
     return Py_BuildValue("LL", (long long)out[0], (long long)out[1]);
 }
 
@@ -1082,7 +1179,7 @@ static PyObject *table_entry(PyObject *object, PyObject *member) {
     if (PyErr_Occurred()) return NULL;
     if (asked < 0 || asked >= table->members) return PyErr_Format(PyExc_IndexError, "member %lld", (long long)asked);
     Reading reading = {table, &asked, 1, out};
-    if (guard->run(read_entries, &reading) || !is_whole(table)) return PyErr_Format(PyExc_OSError, SHRUNK);
+    if (guard->run(read_entries, &reading) || !is_whole(table)) return unreadable(table);
     return Py_BuildValue("LLLL", (long long)out[0], (long long)out[1], (long long)out[2], (long long)out[3]);
 }
 
@@ -1105,6 +1202,16 @@ static PyObject *table_rest_on(PyObject *object, PyObject *mapping) {
     Py_XDECREF(table->file);
     table->sidecar = buffer, table->file = file, table->file_size = size, table->witness = guard->witness(file);
     Py_RETURN_NONE;
+}
+
+static PyObject *table_pages(PyObject *object, void *unused) {
+    (void)unused;
+    const MemberTable *self = (MemberTable *)object;
+    const int64_t count = (self->samples + EVERY - 1) / EVERY;
+    PyObject *marks = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(4 * count));
+    char *bytes = marks ? PyBytes_AsString(marks) : NULL;
+    for (int64_t i = 0; marks && i < 4 * count; i++) bytes[i] = (char)(self->marks[i / 4] >> i % 4 * 8);
+    return marks ? Py_BuildValue("LN", (long long)self->each, marks) : NULL;
 }
 
 static PyObject *table_members(PyObject *object, void *unused) {
@@ -1185,14 +1292,58 @@ static int64_t array_at(const MemberTable *self, PyObject *found, const char *na
     return end - first;
 }
 
+/* Take the numbers of 4 bytes in *packed*; NULL with an exception set if they are not *count*. */
+static uint32_t *take_numbers(const Py_buffer *packed, int64_t count) {
+    uint32_t *numbers = packed->len == 4 * count ? PyMem_Malloc((size_t)packed->len + 1) : NULL;
+    if (packed->len != 4 * count) PyErr_SetString(PyExc_ValueError, "checksums of other pages, or marks of other keys");
+    else if (!numbers) PyErr_NoMemory();
+    for (int64_t i = 0; numbers && i < count; i++) numbers[i] = (uint32_t)number((const char *)packed->buf + 4 * i, 4);
+    return numbers;
+}
+
+/* Let the pages with the bytes from *begin* to *end* be compared when they are used. */
+static void mark_unchecked(Checks *checks, int64_t begin, int64_t end) {
+    for (int64_t page = begin / PAGE; page * PAGE < end && page * PAGE < checks->end; page++) {
+        checks->left += checks->bits[page / 8] >> page % 8 & 1;
+        checks->bits[page / 8] &= (unsigned char)~(1 << page % 8);
+    }
+}
+
+/* Take what a sidecar says of its keys and pages, in place of looking at all; return 0 with an exception set if that fails. */
+static int take_pages(MemberTable *self, PyObject *pages, int64_t keys_end) {
+    long long samples, keys, each, end;
+    Py_buffer marks, sums;
+    if (!PyArg_ParseTuple(pages, "LLLLy*y*:MemberTable", &samples, &keys, &each, &end, &marks, &sums)) return 0;
+    Checks *checks = &self->checks;
+    const int is_sound = samples >= 0 && samples <= self->members && (samples > 0 || !self->members) && keys >= 0 && end > 0 &&
+                         end <= self->sidecar.len && (each == 0 || (each > 0 && self->members / each == samples && self->members % each == 0));
+    const int64_t count = is_sound ? (end + PAGE - 1) / PAGE : 0, members = self->members;
+    checks->end = end;
+    self->samples = samples, self->keys = keys, self->each = each;
+    if (!is_sound) PyErr_SetString(PyExc_ValueError, "an impossible number of samples, or pages");
+    else if ((self->marks = take_numbers(&marks, (samples + EVERY - 1) / EVERY)) && (checks->sums = take_numbers(&sums, count)) &&
+             !(checks->bits = PyMem_Malloc((size_t)count / 8 + 1)))
+        PyErr_NoMemory();
+    PyBuffer_Release(&marks);
+    PyBuffer_Release(&sums);
+    if (PyErr_Occurred()) return 0;
+    memset(checks->bits, 255, (size_t)count / 8 + 1);
+    mark_unchecked(checks, keys, keys_end);
+    mark_unchecked(checks, self->offset, self->offset + 8 * members);
+    mark_unchecked(checks, self->size, self->size + 8 * members);
+    if (!each) mark_unchecked(checks, self->sample, self->sample + 4 * members);
+    if (self->field_count != 1) mark_unchecked(checks, self->field, self->field + 2 * members);
+    return 1;
+}
+
 static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *options) {
-    static char *names[] = {"sidecar", "layout", "fields", "shard_size", "end", NULL};
+    static char *names[] = {"sidecar", "layout", "fields", "shard_size", "end", "pages", NULL};
     MemberTable *self = (MemberTable *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-    PyObject *found, *fields;
+    PyObject *found, *fields, *pages = NULL;
     long long shard_size, end;
     if (!self) return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, options, "y*O!O!LL:MemberTable", names, &self->sidecar, &PyDict_Type, &found,
-                                     &PyTuple_Type, &fields, &shard_size, &end))
+    if (!PyArg_ParseTupleAndKeywords(args, options, "y*O!O!LL|O!:MemberTable", names, &self->sidecar, &PyDict_Type, &found,
+                                     &PyTuple_Type, &fields, &shard_size, &end, &PyTuple_Type, &pages))
         goto failed;
     self->shard_size = shard_size;
     self->witness = guard->witness(Py_None);
@@ -1201,9 +1352,10 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *options
                   size = array_at(self, found, "size", &self->size);
     if (PyErr_Occurred() || !name_fields(self, fields)) goto failed;
     self->members = sample / 4;
-    const char *problem = 4 * self->members != sample || 2 * self->members != field || 8 * self->members != offset || offset != size
-                              ? "arrays of different lengths" : mark_keys(self, self->keys + keys);
-    if (!problem) problem = inconsistency(self, end);
+    const int are_alike = 4 * self->members == sample && 2 * self->members == field && 8 * self->members == offset && offset == size;
+    if (are_alike && pages && !take_pages(self, pages, self->keys + keys)) goto failed;
+    const char *problem = !are_alike ? "arrays of different lengths" : pages ? NULL : mark_keys(self, self->keys + keys);
+    if (!problem && !pages) problem = inconsistency(self, end);
     if (!problem) return (PyObject *)self;
     if (*problem) PyErr_SetString(PyExc_ValueError, problem);
     else PyErr_NoMemory();
@@ -1220,6 +1372,8 @@ static void table_dealloc(PyObject *object) {
     Py_XDECREF(self->names);
     PyMem_Free(self->fields);
     PyMem_Free(self->marks);
+    PyMem_Free(self->checks.sums);
+    PyMem_Free(self->checks.bits);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
@@ -1268,6 +1422,7 @@ static PyMethodDef table_methods[] = {
 
 static PyGetSetDef table_attributes[] = {
     {"members", table_members, NULL, "The number of members.", NULL},
+    {"pages", table_pages, NULL, "The number of members of every sample, 0 if it varies, and the offset of each 64th key.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -1327,6 +1482,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_headers", "Members 
 
 PyMODINIT_FUNC PyInit__headers(void) {
     if (!(guard = import_guard())) return NULL;
+    fill_crc_table();
     PyObject *result = PyModule_Create(&module);
     key_name = PyUnicode_InternFromString("__key__");
     url_name = PyUnicode_InternFromString("__url__");

@@ -27,6 +27,7 @@ from tarshards.parallel.forks import cached_property
 
 REGULAR = b"\x0007"  # the types of regular files
 TOGETHER = 32  # samples to read at once
+EVERY = 64  # keys from one whose offset a table has to the next
 AT_ONCE = 1 << 16  # bytes of headers to read at once
 ARRAYS = {"sample": "<u4", "field": "<u2", "offset": "<i8", "size": "<i8"}
 
@@ -62,6 +63,11 @@ class MemberTable:
     *layout* says where in it the arrays are, *fields* are the names of the fields as bytes, and *end* is the offset of
     the archive's end, -1 if it is not known. Only the offset of each 64th key is copied from the sidecar. Raises
     ValueError if it contradicts itself.
+
+    The kernel's takes *pages*, too: the number of samples, where the first key begins, the number of members of every
+    sample (0 if it varies), where the pages end, and what the sidecar has as offsets of keys and as checksums of its
+    pages. Then it looks at nothing before it is needed: what reads a page that has another checksum, or contradicts
+    itself, raises OSError. That has no twin: without the kernels, a sidecar is read and checked as a whole.
     """
 
     def __init__(
@@ -114,6 +120,22 @@ class MemberTable:
     def first(self) -> np.ndarray:
         """The number of each sample's first member, then the number of members."""
         return np.searchsorted(self.sample, np.arange(len(self.keys) + 1)).astype(np.int64)
+
+    @property
+    def pages(self) -> tuple[int, bytes]:
+        """The number of members of every sample, 0 if it varies, and the offset of each 64th key from the first."""
+        import msgpack
+
+        counts = {*np.diff(self.first).tolist()}
+        unpacker = msgpack.Unpacker(max_buffer_size=0, unicode_errors="surrogateescape")
+        unpacker.feed(self._sidecar[slice(*self._layout["keys"])])
+        marks, number = [], unpacker.read_array_header()
+        begin = unpacker.tell()
+        for key in range(number):
+            if key % EVERY == 0:
+                marks.append(unpacker.tell() - begin)
+            unpacker.skip()
+        return counts.pop() if len(counts) == 1 else 0, np.array(marks, "<u4").tobytes()
 
     def __len__(self) -> int:
         return len(self.keys)

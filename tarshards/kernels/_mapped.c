@@ -79,6 +79,8 @@ static int run_guarded(void (*work)(void *), void *argument) {
     return 0;
 }
 
+static void stop_guarded(void) { siglongjmp(*recovery, 1); }
+
 /* Whether a witness is as it was, under the guard. */
 typedef struct {
     Witness witness;
@@ -126,7 +128,7 @@ static int waits(void) {
     return recent.have_waited;
 }
 
-static Guard offered = {run_guarded, witness_of, reaches, waits};
+static Guard offered = {run_guarded, stop_guarded, witness_of, reaches, waits};
 
 typedef struct {
     char *target;

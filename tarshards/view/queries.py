@@ -209,7 +209,7 @@ class Found:
         index = self.viewed.index(shard)
         if index.crc32 is None:
             raise ShardIndexError("the index has no checksums; add them with `tarindex --crc`", url=index.url)
-        members = slice(*index.table.span(sample))
+        members = slice(*index.span(sample))
         names = [index.fields[field] for field in index.field[members].tolist()]
         return tuple(sorted(zip(names, index.size[members].tolist(), index.crc32[members].tolist())))
 

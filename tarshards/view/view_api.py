@@ -78,7 +78,7 @@ class ViewApi:
         shard, sample = viewed.address(number)
         (row,) = viewed.rows([number])
         index = viewed.index(shard)
-        for member, field in zip(range(*index.table.span(sample)), row["fields"]):
+        for member, field in zip(range(*index.span(sample)), row["fields"]):
             field["offset"] = index.data_range(member)[0]
         return {**row, "sample": sample, "shard_number": shard, "total": viewed.total}
 

@@ -180,7 +180,7 @@ class ViewedShards:
         found = find_field(names, [field])
         if found is None:
             raise SampleError(f"no field {field}", url=opened.name, key=opened.index.key(sample))
-        return opened.file(opened.index.table.span(sample)[0] + names.index(found))
+        return opened.file(opened.index.span(sample)[0] + names.index(found))
 
     # Samples as rows of the page.
 
@@ -210,7 +210,7 @@ class ViewedShards:
             except TarshardsError:
                 yield [SampleAddress(shard, sample)]  # its row gives the error
                 continue
-            first, end = index.table.span(sample)
+            first, end = index.span(sample)
             follows = bool(run) and (shard, sample - 1) == run[-1]
             if run and not (follows and sum(index.data_range(end - 1)) - begin <= TOGETHER):
                 yield run
@@ -229,7 +229,7 @@ class ViewedShards:
             return [self._unread(address, error) for address in run]
         index = opened.index
         rows = [self._row(address, index, opened.name) for address in run]
-        begin, end = index.table.span(run[0].sample)[0], index.table.span(run[-1].sample)[1]
+        begin, end = index.span(run[0].sample)[0], index.span(run[-1].sample)[1]
         held: list[Any] = []
         if opened.ranges.remote and sum(index.data_range(end - 1)) - index.data_range(begin)[0] <= TOGETHER:
             try:
@@ -237,7 +237,7 @@ class ViewedShards:
             except TarshardsError as error:
                 return [row | {"error": str(error)} for row in rows]
         for address, row in zip(run, rows):
-            for member, field in zip(range(*index.table.span(address.sample)), row["fields"]):
+            for member, field in zip(range(*index.span(address.sample)), row["fields"]):
                 if has_media(field["name"]):
                     continue
                 try:
@@ -249,10 +249,9 @@ class ViewedShards:
         return rows
 
     def _row(self, address: SampleAddress, index: Index, shard: str) -> dict[str, Any]:
-        members = range(*index.table.span(address.sample))
+        members = range(*index.span(address.sample))
         fields = [
-            {"name": index.fields[index.table.entry(member)[1]], "size": index.content_size(member)}
-            for member in members
+            {"name": index.fields[index.entry(member)[1]], "size": index.content_size(member)} for member in members
         ]
         row: dict[str, Any] = {"number": self.begin(address.shard) + address.sample, "key": index.key(address.sample)}
         row |= {"shard": shard, "fields": fields}

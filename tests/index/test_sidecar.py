@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import threading
 import time
@@ -12,18 +13,24 @@ from pathlib import Path
 from zlib import crc32
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import load_kernel
 from range_server import serving
 
-from tarshards import write_samples
+from tarshards import IndexedShards, Stream, write_samples
 from tarshards.errors import OpenError, ShardIndexError
+from tarshards.index import sidecar
 from tarshards.index.build import build_index
 from tarshards.index.inventory import count_samples, for_each_shard
+from tarshards.index.refresh import refresh_indexes, verify_indexes
 from tarshards.index.sidecar import MISSING, Index, index_location
+from tarshards.samples.fields import parse_terms
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import Shards
+from tarshards.storage.ranges import LocalRanges
 
 SAMPLES = [{"__key__": f"{i:03d}", "bin": os.urandom(i * 100), "cls": i} for i in range(20)]
 
@@ -302,3 +309,139 @@ def test_threads_look_for_many_shards_only_where_that_has_to_wait():
     assert list(for_each_shard(partial(find, waits=True), shards)) == shards
     assert len(set(threads)) > 2
     assert 0 < threads.count(threading.get_ident()) < 1500
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory) -> str:
+    """A shard whose index has several pages, in which no sample has more fields than others."""
+    url = str(tmp_path_factory.mktemp("long") / "a.tar")
+    write_samples(({"__key__": f"{i:06d}", "txt": str(i), "cls": i} for i in range(1500)), url)
+    build_index(url).save(url)
+    return url
+
+
+def wrong_page(url: str, entry: str, number: int) -> None:
+    """Change a byte of an entry of the index of the shard *url*: the one at *number*."""
+    path = Path(f"{url}.index")
+    packed = bytearray(path.read_bytes())
+    packed[msgpack.unpackb(packed)["pages"]["entries"][entry][0] + number] ^= 1
+    path.unlink()
+    path.write_bytes(packed)
+
+
+@pytest.fixture
+def copied(long, tmp_path) -> str:
+    for end in ("", ".index"):
+        shutil.copy(long + end, tmp_path / f"a.tar{end}")
+    return str(tmp_path / "a.tar")
+
+
+def test_a_long_index_has_checksums_of_its_pages(long):
+    """Read as docs/index-format.md says, without our code."""
+    packed = Path(f"{long}.index").read_bytes()
+    found = msgpack.unpackb(packed)
+    assert list(found)[-3:] == ["pages", "at", "checksum"]
+    pages, (at, checksum) = found["pages"], found["at"]
+    value = packed[at : packed.index(b"\xa2at\x92", at)]
+    assert msgpack.unpackb(value) == pages
+    assert crc32(value) == checksum
+    sums = [crc32(packed[begin : min(begin + 4096, at)]) for begin in range(0, at, 4096)]
+    assert pages["crc32"] == b"".join(value.to_bytes(4, "little") for value in sums)
+    assert {*pages["entries"]} == {*found} - {"pages", "at", "checksum"}
+    for name, (begin, end) in pages["entries"].items():
+        value = found[name]
+        assert packed[begin:end] == (value if isinstance(value, bytes) else msgpack.packb(value))
+    assert pages["each"] == 2
+    first = pages["entries"]["keys"][0] + 3
+    for number in range(0, 1500, 64):
+        mark = int.from_bytes(pages["marks"][number // 64 * 4 :][:4], "little")
+        assert packed[first + mark :].startswith(msgpack.packb(f"{number:06d}"))
+
+
+def test_an_index_without_pages_is_read_alike(copied):
+    packed = Path(f"{copied}.index").read_bytes()
+    earlier = Index.unpack(repacked(packed, pages=None, at=None))
+    assert earlier == Index.unpack(packed)
+    Path(f"{copied}.index").write_bytes(repacked(packed, pages=None, at=None))
+    assert Index.load(copied, whole=False) == earlier
+    assert IndexedShards(copied)[1499]["txt"] == b"1499"
+
+
+def test_a_page_of_an_index_is_read_where_it_is_used(copied):
+    """Of an index in which all other pages are wrong, a sample is found; what reads all of it tells of that."""
+    load_kernel("tarshards.kernels._mapped")
+    path = Path(f"{copied}.index")
+    packed = path.read_bytes()
+    found = msgpack.unpackb(packed)
+    entries, (at, _) = found["pages"]["entries"], found["at"]
+    kept = {0, entries["fields"][0] // 4096, *(entries[name][0] // 4096 for name in ("offset", "size", "field"))}
+    kept |= {(entries[name][1] - width) // 4096 for name, width in (("offset", 8), ("size", 8), ("field", 2))}
+    kept |= {(entries[name][1] - 1) // 4096 for name in ("sample",)}
+    wrong = bytearray(packed)
+    for page in {*range(at // 4096)} - kept - {(entries["fields"][1] - 1) // 4096}:
+        wrong[page * 4096 : (page + 1) * 4096] = bytes(4096)
+    path.unlink()
+    path.write_bytes(wrong)
+    shards = IndexedShards(copied)
+    assert shards[0] == {"__key__": "000000", "__url__": copied, "txt": b"0", "cls": b"0"}
+    with pytest.raises(ShardIndexError, match=r"a\.tar\.index: damaged: truncated, or wrong checksum"):
+        list(shards.keys)
+    with pytest.raises(ShardIndexError, match=r"a\.tar\.index: damaged: truncated, or wrong checksum"):
+        Index.load(copied)
+
+
+@pytest.mark.parametrize(("entry", "width"), [("offset", 16), ("size", 16), ("field", 4), ("keys", 7)])
+def test_samples_of_a_damaged_page_fail_and_others_are_read(copied, entry, width):
+    load_kernel("tarshards.kernels._mapped")
+    wrong_page(copied, entry, 3 + width * 700)
+    reason = r"a\.tar\.index: damaged: truncated, or wrong checksum; rebuild it with `tarindex`"
+    shards, errors = IndexedShards(copied), []
+    with pytest.raises(ShardIndexError, match=reason):
+        shards[700]
+    read = [sample["txt"] for sample in Stream.from_shards(copied, index=True, on_error=errors.append)]
+    assert {*map(int, read)} | {*range(1500)} == {*range(1500)}
+    assert len(read) + len(errors) == 1500
+    assert 0 < len(errors) <= 4096 // width * 2 + 4
+    assert all(type(error) is ShardIndexError for error in errors)
+    found = shards.mapped(parse_terms("txt")).find(np.zeros(1500, np.int64), *2 * [np.arange(1500)])
+    failures = {**found.failures, **found.check()}
+    assert {*failures}.isdisjoint(map(int, read))
+    assert len(failures) >= len(errors) - 2  # the page may have what only the other field needs
+    assert all(re.search(reason, str(error)) for error in failures.values())
+
+
+@pytest.mark.parametrize("entry", ["keys", "fields", "offset", "crc32"])
+def test_tarindex_tells_of_any_damaged_page(copied, entry):
+    build_index(copied, crc=True).save(copied)
+    list(refresh_indexes([copied]))
+    before = Path(f"{copied}.index").read_bytes()
+    wrong_page(copied, entry, 1)
+    (checked,) = verify_indexes([copied])
+    assert isinstance(checked.error, ShardIndexError)
+    assert "damaged: truncated, or wrong checksum" in str(checked.error)
+    (rebuilt,) = refresh_indexes([copied], crc=True)
+    assert rebuilt.written == f"{copied}.index"
+    assert Path(f"{copied}.index").read_bytes() == before
+
+
+def test_what_is_read_to_open_an_index_does_not_grow_with_it(tmp_path, monkeypatch):
+    mapped = load_kernel("tarshards.kernels._mapped")
+    read = []
+    for samples in 3000, 9000:
+        url = str(tmp_path / f"{samples}.tar")
+        write_samples(({"__key__": f"{i:06d}", "txt": "x"} for i in range(samples)), url)
+        build_index(url).save(url)
+        sizes: list[int] = []
+
+        class Ranges(LocalRanges):
+            def read(self, offset: int, size: int, sizes: list[int] = sizes) -> bytes:
+                sizes.append(size)
+                return super().read(offset, size)
+
+        monkeypatch.setattr(sidecar, "LocalRanges", Ranges)
+        assert mapped is not None
+        assert len(Index.load(url, check=False, whole=False)) == samples
+        read.append(sum(sizes))
+    pages = os.path.getsize(f"{url}.index") // 4096
+    assert read[0] < 5 * 4096
+    assert read[1] - read[0] < 8 * pages + 4 * 9000 // 64

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgpack
 import numpy as np
@@ -273,6 +274,114 @@ def test_a_mapped_sidecar_may_be_written_to_at_any_time(headers, mapped, shard, 
                 members.fill({}, names, 0, 0)
     with pytest.raises(ValueError, match="another size"):
         found.rest_on(b"")
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory) -> tuple[Path, bytes, dict[str, Any]]:
+    """A shard of samples with one field or two, its sidecar, and what that says of its pages."""
+    path = tmp_path_factory.mktemp("long") / "a.tar"
+    write(path, [Entry(f"{i:05d}.{field}", b"%d" % i) for i in range(2100) for field in "xy"[: 1 + i % 3 % 2]])
+    packed = build_index(str(path)).pack()
+    found = msgpack.unpackb(packed)
+    entries = {name: tuple(ends) for name, ends in found["pages"]["entries"].items()}
+    return path, packed, {**found["pages"], "entries": entries, "end": found["at"][0]}
+
+
+def paged(headers: Any, packed: bytes, pages: dict[str, Any], shard_size: int) -> Any:
+    """The kernel's members in a sidecar whose pages are checked when they are used."""
+    own = 2100, pages["entries"]["keys"][0] + 3, *(pages[name] for name in ("each", "end", "marks", "crc32"))
+    return headers.kernel.MemberTable(packed, pages["entries"], (b"x", b"y"), shard_size, -1, own)
+
+
+def found_by_all(headers: Any, mapped: Any, path: Path, table: Any) -> dict[Any, Any]:
+    """Everything that the kernel finds by a table, or why it does not: by its calls and their arguments."""
+    kernel, found, samples = headers.kernel, {}, range(len(table))
+    members = kernel.MappedMembers(mapped.kernel.Mapping(path), table, 0, 0, -1, "u", ["x", "y"])
+    for call, count in ((table.key, len(table)), (table.span, len(table)), (table.entry, table.members)):
+        for number in range(count):
+            try:
+                found[call.__name__, number] = call(number)
+            except OSError as error:
+                found[call.__name__, number] = str(error)
+    numbers, zeros = np.arange(len(table)), np.zeros(len(table), np.int64)
+    addresses, sizes, at = np.zeros((1, len(table)), np.uint64), *np.zeros((2, 1, len(table)), np.int64)
+    rank = np.array([0, -1], np.int16).tobytes()
+    kernel.locate([members], lambda _: rank, zeros, numbers, numbers, addresses, sizes, at, np.zeros(1, np.int64))
+    located, read = enumerate(zip(at[0].tolist(), sizes[0].tolist())), []
+    while len(read) < len(samples):
+        read += kernel.read_samples([members], zeros, numbers, len(read))
+    found.update((("locate", i), (member, size) if member >= 0 else member) for i, (member, size) in located)
+    found.update((("read", i), sample) for i, sample in enumerate(read))
+    every = np.arange(table.members)
+    undecided = {*kernel.find_undecided([members], np.zeros(len(every), np.int64), every)}
+    found.update((("compare", i), i not in undecided) for i in every.tolist())
+    return found
+
+
+def test_a_page_of_a_sidecar_is_checked_where_it_is_used(headers, mapped, long):
+    """A byte that changed is told of by what needs its page; all else is found."""
+    path, packed, pages = long
+    size = path.stat().st_size
+    sound = found_by_all(headers, mapped, path, paged(headers, packed, pages, size))
+    assert sound["key", 7] == "00007"
+    assert sound["read", 2099] == {"__key__": "02099", "__url__": "u", "x": b"2099"}
+    assert all(found for (call, _), found in sound.items() if call == "compare")
+    lost = ("damaged: truncated, or wrong checksum", None, -2, False)
+    for seed in range(rounds(12)):
+        rng = random.Random(seed)
+        name = rng.choice(["keys", "sample", "field", "offset", "size"])
+        at = rng.randrange(*pages["entries"][name])
+        wrong = bytearray(packed)
+        wrong[at] ^= 1 << rng.randrange(8)
+        found = found_by_all(headers, mapped, path, paged(headers, bytes(wrong), pages, size))
+        differing = {key for key in sound if found[key] != sound[key]}
+        assert [found[key] for key in differing if found[key] not in lost] == []
+        assert 0 < len(differing) < len(sound) * 0.9
+
+
+def test_what_a_sidecar_says_of_its_pages_is_not_trusted(headers, mapped, long):
+    """With right checksums, whatever the pages hold: it is told of, or found, within the shard."""
+    path, packed, pages = long
+    size = path.stat().st_size
+    for seed in range(rounds(40)):
+        rng = random.Random(seed)
+        wrong, said = bytearray(packed), dict(pages)
+        for _ in range(rng.choice([1, 1, 30])):
+            begin, end = pages["entries"][rng.choice(["keys", "sample", "field", "offset", "size"])]
+            at = rng.randrange(begin + 3, end - 8)
+            wrong[at : at + 8] = rng.choice([bytes(8), b"\xff" * 8, rng.randbytes(8)])
+        sums = [crc32(wrong[i : min(i + 4096, said["end"])]) for i in range(0, said["end"], 4096)]
+        said["crc32"] = np.array(sums, "<u4").tobytes()
+        if rng.random() < 0.3:
+            said["marks"] = rng.randbytes(len(said["marks"]))
+        if rng.random() < 0.3:
+            said.update(
+                rng.choice([{"each": rng.choice([1, 2, -1])}, {"crc32": b""}, {"marks": b""}, {"end": 1 << 40}])
+            )
+        try:
+            table = paged(headers, bytes(wrong), said, size)
+        except ValueError:
+            continue
+        found = found_by_all(headers, mapped, path, table)
+        for (call, number), each in found.items():
+            if call == "entry" and not isinstance(each, str):
+                assert 512 <= each[2] <= each[2] + each[3] <= size
+                assert each[1] < 2
+            if call == "read" and each is not None:
+                assert (each["__key__"], each["x"]) == (f"{number:05d}", b"%d" % number)
+
+
+def test_a_table_says_what_spares_a_look_at_all_keys(headers):
+    for seed in range(30):
+        index = uneven(random.Random(seed))
+        each, marks = rows(headers, index).pages
+        counts = {*np.diff(index.first).tolist()}
+        assert each == (counts.pop() if len(counts) == 1 else 0)
+        packed = msgpack.packb(index.keys, unicode_errors="surrogateescape")
+        begin = len(packed) - sum(len(msgpack.packb(key, unicode_errors="surrogateescape")) for key in index.keys)
+        for number, mark in enumerate(np.frombuffer(marks, "<u4").tolist()):
+            key = msgpack.packb(index.keys[64 * number], unicode_errors="surrogateescape")
+            assert packed[begin + mark :].startswith(key)
 
 
 def test_refuses_to_compare_members_that_do_not_exist(headers, table, shard):
