@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGE := setup.cfg setup.py pyproject.toml $(wildcard tarshards/*/*.[ch])
 unexport PYTHONDONTWRITEBYTECODE  # tests start thousands of processes, which would each compile the package again
 
@@ -40,16 +41,16 @@ test-interop: $(VENV)/.interop $(VENV)/squirrel $(VENV)/torchtitan $(VENV)/daft
 
 # Squirrel is installed separately: it requires an old urllib3 and registers its own gs:// with fsspec.
 $(VENV)/squirrel: $(VENV)/.interop
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ \
+	$(PIP) --no-deps --target $@ \
 	    squirrel-core==0.20.2 mako more-itertools msgpack-numpy ruamel.yaml
 
 # torchtitan, too: it requires an old version of datasets, and much that its loaders do not use.
 $(VENV)/torchtitan: $(VENV)/.interop
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ torchtitan==0.3.0
+	$(PIP) --no-deps --target $@ torchtitan==0.3.0
 
 # So is Daft: it requires an older pyarrow and tqdm than we test with, which it also works with.
 $(VENV)/daft: $(VENV)/.interop
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ daft==0.7.26
+	$(PIP) --no-deps --target $@ daft==0.7.26
 
 # Long schedules, fuzzing and kills: the property and kill tests of `make test`, each SOAK times as often.
 SOAK ?= 20
@@ -101,7 +102,8 @@ programs:
 
 $(VENV)/.%: $(PACKAGE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable '.[$*]'
+	$(PIP) 'pip>=25.1'  # the first that knows dependency groups
+	$(PIP) --config-settings editable_mode=compat --editable . --group $*
 	touch $@
 
 clean:

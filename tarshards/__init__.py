@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.machinery import ModuleSpec
-from sys import meta_path, modules
+from sys import meta_path, modules, platform
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+if platform == "win32":
+    raise ImportError("tarshards does not run on Windows; use WSL 2")
 
 if TYPE_CHECKING:  # the same names; a test compares them
     from tarshards import view as view

@@ -17,8 +17,6 @@ from tarshards import kernels
 from tarshards.cli.program import Program, tool
 from tarshards.samples.codecs import jpeg
 
-FOR_DEVELOPERS = {"bench", "demo", "docs", "interop", "release", "test", "test-core"}  # extras
-
 
 class Checks(Mapping[str, click.Command]):
     """The commands that are no tools of their own, each imported on first use; none without ``testing``."""
@@ -78,18 +76,23 @@ def report() -> Iterator[str]:
     except metadata.PackageNotFoundError:
         yield "extras    unknown: tarshards is not installed, it runs from a checkout"
         return
-    yield "extras"
-    for extra in sorted({found[1] for text in requirements if (found := re.search(r'extra == "([\w-]+)"', text))}):
-        if extra not in FOR_DEVELOPERS:
-            names = [re.split(r"[^\w.-]", text)[0] for text in requirements if f'extra == "{extra}"' in text]
-            yield f"  {extra:12}{', '.join(map(_installed, names))}"
+    extras: dict[str, list[str | None]] = {}
+    for text in requirements:
+        if found := re.search(r'extra == "([\w-]+)"', text):
+            extras.setdefault(found[1], []).append(_installed(re.split(r"[^\w.-]", text)[0]))
+    there = {extra: ", ".join(filter(None, names)) for extra, names in sorted(extras.items()) if all(names)}
+    missing = sorted(extras.keys() - there.keys())
+    yield "extras" if there else "extras    none"
+    yield from (f"  {extra:12}{names}" for extra, names in there.items())
+    if missing:
+        yield f"others    {', '.join(missing)}: pip install 'tarshards[NAME]'"
 
 
-def _installed(distribution: str) -> str:
+def _installed(distribution: str) -> str | None:
     try:
         return f"{distribution} {metadata.version(distribution)}"
     except metadata.PackageNotFoundError:
-        return f"{distribution} not installed"
+        return None
 
 
 if __name__ == "__main__":

@@ -32,6 +32,12 @@ def test_import_loads_nothing_heavy():
     assert not imported_by("import tarshards") & HEAVY
 
 
+def test_windows_is_told_what_to_use_instead():
+    code = "import sys; sys.platform = 'win32'; import tarshards"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "ImportError: tarshards does not run on Windows; use WSL 2"
+
+
 def test_reading_local_shards_loads_nothing_heavy(make_shards):
     code = f"import tarshards; list(tarshards.read_samples({make_shards(1)!r}))"
     assert not imported_by(code) & HEAVY
@@ -129,12 +135,14 @@ def errors(tmp_path_factory) -> list[str]:
 
 @pytest.mark.parametrize("number", range(len(NEEDS)), ids=[code for code, _ in NEEDS])
 def test_what_needs_an_extra_names_it(errors, number):
-    assert errors[number].endswith(f"pip install 'tarshards[{NEEDS[number][1]}]'")
+    told, _, more = errors[number].partition("; for CPUs only, ")
+    assert told.endswith(f"pip install 'tarshards[{NEEDS[number][1]}]'")
+    assert bool(more) == (NEEDS[number][1] == "torch")
 
 
 def test_the_names_for_type_checkers_are_those_there_are():
     tree = ast.parse(Path(tarshards.__file__).read_text())
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     found = {each.name: node.module for node in block.body for each in node.names if each.asname == each.name}
     spaces = {name: f"tarshards.{path}".rpartition(".")[0] for name, path in tarshards._NAMESPACES.items()}
     assert found == {name: f"tarshards.{module}" for name, module in tarshards._MODULE_OF.items()} | spaces

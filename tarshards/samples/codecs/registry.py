@@ -111,7 +111,10 @@ def require(module: str, *, extra: str) -> Any:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != module.partition(".")[0]:
             raise  # a dependency of the module
-        raise ModuleNotFoundError(f"{module} is missing: pip install 'tarshards[{extra}]'", name=exc.name) from exc
+        cure = f"pip install 'tarshards[{extra}]'"
+        if extra == "torch":
+            cure += "; for CPUs only, first install its CPU build: pytorch.org/get-started"
+        raise ModuleNotFoundError(f"{module} is missing: {cure}", name=exc.name) from exc
 
 
 def _check(extensions: tuple[str, ...]) -> None:
