@@ -385,13 +385,14 @@ static int decode_one(const Batch *batch, int64_t i) {
     for (int k = 0; k < 4; k++) /* of an image whose sides do not change, the box does not either */
         scaled[k] = s.height == header.height && s.width == header.width ? box[k] : box[k] * ((float)eighths / 8);
     this->row_bytes = PADDED(3 * (int64_t)s.width);
-    if (KEPT * this->row_bytes > this->strip_size) {
+    if (!prepare(&this->scratch, &s, scaled)) return -1;
+    const int64_t strip_size = KEPT * this->row_bytes + read_past(&this->scratch.across, 3);
+    if (strip_size > this->strip_size) {
         free(this->strip);
         this->strip_size = 0;
-        if (!(this->strip = malloc((size_t)(KEPT * this->row_bytes)))) return -1;
-        this->strip_size = KEPT * this->row_bytes;
+        if (!(this->strip = malloc((size_t)strip_size))) return -1;
+        this->strip_size = strip_size;
     }
-    if (!prepare(&this->scratch, &s, scaled)) return -1;
     this->left_bytes = 0;
     if (is_cropped) {
         const Axis *across = &this->scratch.across;
@@ -499,7 +500,16 @@ typedef struct {
     const uint64_t *address;
     const int64_t *size;
     int64_t count;
+    int finds_exif;
 } Headers;
+
+/* Return whether EXIF data may be in a file. (memmem takes longer for so short a word.) */
+static int may_have_exif(const uint8_t *data, int64_t size) {
+    const uint8_t *const end = data + (size < EXIF_WITHIN ? size : EXIF_WITHIN) - 3;
+    for (; data < end && (data = memchr(data, 'E', (size_t)(end - data))); data++)
+        if (!memcmp(data, "Exif", 4)) return 1;
+    return 0;
+}
 
 static void read_headers(void *argument) {
     const Headers *this = argument;
@@ -510,17 +520,18 @@ static void read_headers(void *argument) {
         int32_t *found = this->found + 3 * i;
         found[0] = header.height;
         found[1] = header.width;
-        found[2] = header.height && memmem(data, (size_t)(size < EXIF_WITHIN ? size : EXIF_WITHIN), "Exif", 4);
+        found[2] = this->finds_exif && header.height && may_have_exif(data, size);
     }
 }
 
 static PyObject *headers(PyObject *self, PyObject *args) {
     (void)self;
     Py_buffer found, addresses, sizes;
-    if (!PyArg_ParseTuple(args, "w*y*y*:headers", &found, &addresses, &sizes)) return NULL;
+    int finds_exif;
+    if (!PyArg_ParseTuple(args, "w*y*y*p:headers", &found, &addresses, &sizes, &finds_exif)) return NULL;
     const int64_t count = addresses.len / 8;
     const int fit = sizes.len == 8 * count && found.len == 12 * count;
-    Headers these = {found.buf, addresses.buf, sizes.buf, count};
+    Headers these = {found.buf, addresses.buf, sizes.buf, count, finds_exif};
     int failure = 0;
     if (!version) memset(found.buf, 0, (size_t)found.len);
     else if (fit) {
@@ -665,7 +676,7 @@ static PyObject *open_library(PyObject *self, PyObject *name) {
 
 static PyMethodDef methods[] = {
     {"open_library", open_library, METH_O, "open_library(name); see tarshards.kernels._jpeg_py"},
-    {"headers", headers, METH_VARARGS, "headers(found, addresses, sizes); see tarshards.kernels._jpeg_py"},
+    {"headers", headers, METH_VARARGS, "headers(found, addresses, sizes, finds_exif); see tarshards.kernels._jpeg_py"},
     {"decode", decode, METH_VARARGS,
      "decode(decoded, rows, addresses, sizes, boxes, flips, targets, planar, normal); see tarshards.kernels._jpeg_py"},
     {"header", header, METH_VARARGS, "header(data); see tarshards.kernels._jpeg_py"},

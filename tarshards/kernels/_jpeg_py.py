@@ -13,8 +13,8 @@ def open_library(name: str) -> str | None:
     return None
 
 
-def headers(found: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> None:
-    """Write a row of int32 for each of the payloads: height, width, and 1 if it may have EXIF data, else 0.
+def headers(found: np.ndarray, addresses: np.ndarray, sizes: np.ndarray, finds_exif: bool) -> None:
+    """Write a row of int32 for each of the payloads: height, width, and 1 if *finds_exif* and it may have EXIF data.
 
     The height is 0 of what ``decode`` does not take: anything but JPEGs of 8 bits in grey or three colours, and all if
     no library is open. Raises OSError if a payload is in a mapped file that has shrunk.

@@ -20,14 +20,14 @@ static void prefetch_image(uint64_t address, const Shapes *s) {
 typedef struct {
     const uint8_t *pixels;
     int32_t height;
-    int64_t row_bytes;
-    uint8_t *ends[2]; /* memory for its last rows, since bytes are read past the end of a row */
+    int64_t row_bytes, past; /* bytes of a row, and those that are read past its end */
+    uint8_t *ends[2];        /* memory for its last rows, with these bytes */
 } Pixels;
 
 static const uint8_t *row_in_memory(void *source, int32_t row) {
     const Pixels *this = source;
     const uint8_t *pixels = this->pixels + row * this->row_bytes;
-    if ((this->height - row - 1) * this->row_bytes >= 8) return pixels;
+    if ((this->height - row - 1) * this->row_bytes >= this->past) return pixels;
     return memcpy(this->ends[row % 2], pixels, (size_t)this->row_bytes);
 }
 
@@ -40,7 +40,7 @@ typedef struct {
     char *out;
     int64_t count, size; /* the number of images, and the size of an output image in bytes */
     Scratch scratch;
-    uint8_t *ends; /* memory for two padded rows, and the size of one */
+    uint8_t *ends; /* memory for two rows and what is read past their ends, and the size of one */
     int64_t end_size;
     int has_memory;
 } Resizing;
@@ -50,9 +50,10 @@ static const Guard *guard;
 static void resize_all(void *argument) {
     Resizing *this = argument;
     const Shapes *s = this->shapes;
-    Pixels source = {NULL, s->height, (int64_t)s->width * s->channels, {this->ends, this->ends + this->end_size}};
+    Pixels source = {NULL, s->height, (int64_t)s->width * s->channels, 0, {this->ends, this->ends + this->end_size}};
     for (int64_t i = 0; i < this->count && (this->has_memory = prepare(&this->scratch, s, this->box + 4 * i)); i++) {
         if (i + 1 < this->count) prefetch_image(this->address[i + 1], s);
+        source.past = read_past(&this->scratch.across, s->channels);
         source.pixels = (const uint8_t *)(uintptr_t)this->address[i];
         resize_one(this->out + i * this->size, row_in_memory, &source, s, &this->scratch, this->flip[i]);
     }
@@ -81,9 +82,10 @@ static PyObject *resize(PyObject *self, PyObject *args) {
         s.offsets = s.divisors + s.channels;
     }
     Resizing all = {.shapes = &s, .address = addresses.buf, .box = box, .flip = flips.buf, .out = out.buf,
-                    .count = count, .size = size, .end_size = PADDED((int64_t)s.width * s.channels)};
+                    .count = count, .size = size};
     int failure = 0;
-    all.has_memory = problem || (all.ends = malloc((size_t)(2 * all.end_size)));
+    if (!problem) all.end_size = ((int64_t)s.width + most_taps(0, (float)s.width, s.out_width)) * s.channels + 8;
+    all.has_memory = problem || (all.ends = calloc(2, (size_t)all.end_size));
     if (!problem && all.has_memory) {
         Py_BEGIN_ALLOW_THREADS
         failure = guard->run(resize_all, &all);

@@ -25,8 +25,9 @@
 /* The source pixels, and their weights, that make each pixel of one axis. */
 typedef struct {
     int32_t *first, *count; /* of source pixels; counts are even, since weights are used in pairs: the last may be 0 */
-    int16_t *weights;       /* of output pixel i: count[i] weights from weights[i * most] on */
-    int32_t most;           /* the most weights of an output pixel */
+    int16_t *weights;       /* of output pixel i: count[i] weights from weights[i * most] on, then zeros up to *most* */
+    int32_t most;           /* weights that there is memory for */
+    int32_t longest;        /* the largest count */
     int32_t length;         /* of the source, and */
     float low, high;        /* the range of it that the weights were computed for */
 } Axis;
@@ -49,6 +50,7 @@ static void weigh(Axis *axis, float low, float high, int32_t length, int32_t siz
     axis->low = low;
     axis->high = high;
     axis->length = length;
+    axis->longest = 0;
     const double scale = (double)(axis->high - axis->low) / size, support = scale < 1 ? 1 : scale;
     for (int32_t i = 0; i < size; i++) {
         const double center = axis->low + (i + 0.5) * scale;
@@ -66,12 +68,12 @@ static void weigh(Axis *axis, float low, float high, int32_t length, int32_t siz
         }
         axis->first[i] = first;
         axis->count[i] = last - first + (last - first) % 2;
-        if ((last - first) % 2) weights[last - first] = 0;
+        if (axis->longest < axis->count[i]) axis->longest = axis->count[i];
+        for (int32_t t = last - first; t < axis->most; t++) weights[t] = 0;
     }
 }
 
-/* Resample two rows. Up to 8 bytes are read from the last pixel of a row on, and 4 written from its last output
- * pixel on. */
+/* Resample two rows. Bytes after a row are read (see read_past), and 4 written from its last output pixel on. */
 static void resample_rows(uint8_t *out[2], const uint8_t *const rows[2], const Axis *axis, int32_t width,
                           int32_t channels, int flip) {
     for (int side = 0; side < 2; side++)
@@ -118,12 +120,10 @@ AVX2 static __m256i pair_of(const int16_t *weights) {
     return _mm256_set1_epi32(pair);
 }
 
-AVX2 static void resample_rows_avx2(uint8_t *out[2], const uint8_t *const rows[2], const Axis *axis, int32_t width,
-                                    int32_t channels, int flip) {
-    if (channels == 1) {
-        resample_rows(out, rows, axis, width, channels, flip);
-        return;
-    }
+/* Do what resample_rows does with *pairs* pairs of weights for every pixel, a constant where it is inlined: a loop whose
+ * length changes from pixel to pixel would be mispredicted. */
+AVX2 INLINE void resample_pairs(uint8_t *out[2], const uint8_t *const rows[2], const Axis *axis, int32_t width,
+                                int32_t channels, int flip, int32_t pairs) {
     /* Interleave two adjacent pixels into pairs of 16-bit values, one pair for each channel. */
     const __m128i three = _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
     const __m128i four = _mm_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1);
@@ -131,7 +131,7 @@ AVX2 static void resample_rows_avx2(uint8_t *out[2], const uint8_t *const rows[2
     const __m256i lowest = _mm256_set1_epi64x(0x0c080400);
     /* Pointers to bytes may alias anything, so the compiler would reload these values after each store. */
     const int32_t step = flip ? -1 : 1, most = axis->most * step, begin = flip ? width - 1 : 0;
-    const int32_t *first = axis->first + begin, *count = axis->count + begin;
+    const int32_t *first = axis->first + begin;
     const int16_t *weights = axis->weights + (int64_t)begin * axis->most;
     const uint8_t *const row_above = rows[0], *const row_below = rows[1];
     uint8_t *above = out[0], *below = out[1];
@@ -139,9 +139,9 @@ AVX2 static void resample_rows_avx2(uint8_t *out[2], const uint8_t *const rows[2
         const uint8_t *pixel_above = row_above + (int64_t)*first * channels;
         const uint8_t *pixel_below = row_below + (int64_t)*first * channels;
         __m256i sums = _mm256_set1_epi32(HALF);
-        for (int32_t t = 0; t < *count; t += 2, pixel_above += 2 * channels, pixel_below += 2 * channels) {
+        for (int32_t t = 0; t < pairs; t++, pixel_above += 2 * channels, pixel_below += 2 * channels) {
             const __m256i pixels = _mm256_inserti128_si256(_mm256_castsi128_si256(load(pixel_above)), load(pixel_below), 1);
-            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, order), pair_of(weights + t)));
+            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, order), pair_of(weights + 2 * t)));
         }
         sums = _mm256_srai_epi32(sums, PRECISION);
         sums = _mm256_shuffle_epi8(sums, lowest);
@@ -149,9 +149,18 @@ AVX2 static void resample_rows_avx2(uint8_t *out[2], const uint8_t *const rows[2
         memcpy(above, &made_above, 4);
         memcpy(below, &made_below, 4);
         first += step;
-        count += step;
         weights += most;
     }
+}
+
+AVX2 static void resample_rows_avx2(uint8_t *out[2], const uint8_t *const rows[2], const Axis *axis, int32_t width,
+                                    int32_t channels, int flip) {
+    const int32_t pairs = axis->longest / 2;
+    if (channels == 1) resample_rows(out, rows, axis, width, channels, flip);
+    else if (channels == 3 && pairs == 1) resample_pairs(out, rows, axis, width, 3, flip, 1);
+    else if (channels == 3 && pairs == 2) resample_pairs(out, rows, axis, width, 3, flip, 2);
+    else if (channels == 3 && pairs == 3) resample_pairs(out, rows, axis, width, 3, flip, 3);
+    else resample_pairs(out, rows, axis, width, channels, flip, pairs);
 }
 
 AVX2 static void resample_column_avx2(uint8_t *out, const uint8_t *ring, int64_t stride, int32_t capacity, int32_t first,
@@ -261,7 +270,7 @@ typedef struct {
 } Scratch;
 
 static Axis make_axis(int32_t *first, int32_t *count, int16_t *weights, int32_t most) {
-    return (Axis){first, count, weights, most, 0, 0, 0};
+    return (Axis){first, count, weights, most, 0, 0, 0, 0};
 }
 
 /* Prepare memory and weights for a box; return 0 if memory cannot be allocated. */
@@ -292,8 +301,11 @@ static int prepare(Scratch *scratch, const Shapes *s, const float *box) {
     return 1;
 }
 
-/* Return a row of a source. Rows are asked for in ascending order, in pairs, of which both are used at once; 8 bytes are
- * read from the last pixel of a row on. */
+/* Return how many bytes after a row are read, too. */
+static int64_t read_past(const Axis *axis, int32_t channels) { return (int64_t)axis->longest * channels + 8; }
+
+/* Return a row of a source, with as many bytes after it as *read_past* says. Rows are asked for in ascending order, in
+ * pairs, of which both are used at once. */
 typedef const uint8_t *(*GetRow)(void *source, int32_t row);
 
 INLINE void resize_one(char *out, GetRow get_row, void *source, const Shapes *s, Scratch *scratch, int flip) {

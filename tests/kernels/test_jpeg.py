@@ -259,7 +259,10 @@ def test_headers_say_sizes_and_whether_there_may_be_exif_data(kernel):
     exif[0x0112] = 6
     image = Image.fromarray(picture(30, 50))
     datas = [saved(image), saved(image, exif=exif), saved(image, comment=bytes(60_000)), saved(image.convert("L"))]
-    assert jpeg.read_headers(Payloads.of(datas)).tolist() == [[30, 50, 0], [30, 50, 1], [30, 50, 0], [30, 50, 0]]
+    datas += [saved(image, comment=b"Exi" * 9), saved(image, comment=b"E" * 9 + b"xif")]
+    wanted = [[30, 50, is_there] for is_there in (0, 1, 0, 0, 0, 1)]
+    assert jpeg.read_headers(Payloads.of(datas), True).tolist() == wanted
+    assert jpeg.read_headers(Payloads.of(datas)).tolist() == 6 * [[30, 50, 0]]
 
 
 def test_the_colours_of_an_image(kernel):
@@ -299,7 +302,7 @@ def test_a_file_that_shrinks_is_an_error_and_the_next_image_is_decoded(kernel, t
         with pytest.raises(OSError, match="has shrunk"):
             kernel.decode(np.int32([1]), rows, *of_payloads, box, np.uint8([0]), np.int32([[8, 8]]), False, None)
     with pytest.raises(OSError, match="has shrunk"):
-        kernel.headers(np.empty((1, 3), np.int32), payloads.addresses + np.uint64(2 << 12), payloads.sizes)
+        kernel.headers(np.empty((1, 3), np.int32), payloads.addresses + np.uint64(2 << 12), payloads.sizes, False)
     _, decoded = decode(kernel, [data], box, (8, 8))
     assert decoded.all()
 
@@ -313,7 +316,7 @@ def test_arrays_that_do_not_fit_are_refused(kernel):
         with pytest.raises(ValueError, match="fit"):
             kernel.decode(*good[:i], wrong, *good[i + 1 :])
     with pytest.raises(ValueError, match="fit"):
-        kernel.headers(np.zeros(2, np.int32), good[2], good[3])
+        kernel.headers(np.zeros(2, np.int32), good[2], good[3], False)
 
 
 WITHOUT = """
@@ -321,7 +324,7 @@ import numpy as np
 from tarshards.kernels import _jpeg
 print(_jpeg.open_library("/no/such/file"), _jpeg.open_library(np._core._multiarray_umath.__file__))
 found = np.ones((1, 3), np.int32)
-_jpeg.headers(found, np.zeros(1, np.uint64), np.zeros(1, np.int64))
+_jpeg.headers(found, np.zeros(1, np.uint64), np.zeros(1, np.int64), True)
 print(found.tolist())
 """
 
@@ -337,7 +340,7 @@ def test_the_twin_takes_no_image():
     _, decoded = decode(_jpeg_py, [data], [(0, 0, 20, 20)], (8, 8))
     assert not decoded.any()
     found = np.ones((1, 3), np.int32)
-    _jpeg_py.headers(found, *([Payloads.of([data]).addresses] * 2))
+    _jpeg_py.headers(found, *([Payloads.of([data]).addresses] * 2), True)
     assert not found.any()
     for call in (lambda: _jpeg_py.header(data)), (lambda: _jpeg_py.whole(found, data, "RGB", 8)):
         with pytest.raises(ValueError, match="no library is open"):

@@ -26,13 +26,13 @@ def library() -> str | None:
     return next(filter(None, tried), None)
 
 
-def read_headers(payloads: Payloads) -> np.ndarray:
-    """Return height, width, and whether there may be EXIF data, of each of *payloads*; see ``kernels.jpeg.headers``."""
+def read_headers(payloads: Payloads, finds_exif: bool = False) -> np.ndarray:
+    """Return height, width, and whether EXIF data may be there, of each of *payloads*: see ``kernels.jpeg.headers``."""
     import numpy as np
 
     library()
     found = np.empty((len(payloads), 3), np.int32)
-    kernels.jpeg.headers(found, payloads.addresses, payloads.sizes)
+    kernels.jpeg.headers(found, payloads.addresses, payloads.sizes, finds_exif)
     return found
 
 

@@ -131,11 +131,12 @@ class EncodedImages(Reader):
 
     def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Decode the crop of each image, no larger than needed, into its row: JPEGs together, others one by one."""
-        view, headers = self.view, jpeg.read_headers(payloads)
+        view = self.view
+        headers = jpeg.read_headers(payloads, view.exif_transpose)
         sizes, failed = headers[:, :2].astype(np.int64), dict[int, DecodeError]()
         orientations = np.ones(len(payloads), np.int64)
         are_jpegs = (sizes[:, 0] > 0) & (sizes.prod(axis=1) <= _most_pixels())
-        are_known = are_jpegs & (headers[:, 2] == 0) if view.exif_transpose else are_jpegs
+        are_known = are_jpegs & (headers[:, 2] == 0)
         for i in np.flatnonzero(~are_known).tolist():
             payload = payloads[i]
             try:
