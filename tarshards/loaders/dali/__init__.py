@@ -9,7 +9,7 @@ samples, ``dali_loader`` runs pipelines over these batches, ``outputs`` turns wh
 
 from tarshards.samples.codecs.registry import require
 
-require("nvidia.dali", extra="dali")
+require("nvidia.dali", extra="dali dali13")
 
 from tarshards.loaders.dali.dali_loader import DaliLoader, dali_loader  # noqa: E402
 from tarshards.loaders.dali.external_source import BatchSource, batch_source  # noqa: E402 (they import it)

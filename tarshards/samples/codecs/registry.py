@@ -105,13 +105,16 @@ def encoder(*extensions: str) -> Callable[[Function], Function]:
 
 
 def require(module: str, *, extra: str) -> Any:
-    """Import *module*; if its package is missing, raise ModuleNotFoundError that names the *extra* to install."""
+    """Import *module*; if its package is missing, raise ModuleNotFoundError that names the *extra* to install.
+
+    Where several extras have builds of the package, *extra* is all of them: "dali dali13".
+    """
     try:
         return import_module(module)
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != module.partition(".")[0]:
             raise  # a dependency of the module
-        cure = f"pip install 'tarshards[{extra}]'"
+        cure = " or ".join(f"pip install 'tarshards[{each}]'" for each in extra.split())
         if extra == "torch":
             cure += "; for CPUs only, first install its CPU build: pytorch.org/get-started"
         raise ModuleNotFoundError(f"{module} is missing: {cure}", name=exc.name) from exc
