@@ -2,11 +2,11 @@
 
     python .ci/release.py [FOLDER]
 
-`make release` runs it with the tools of the dependency group "release", and writes to dist/: the source distribution and, made of
-it, a wheel for each platform. One wheel of the limited API serves all Pythons of a platform. Zig compiles the kernels
-for each, against the glibc that the platform names. Where there is a python3.14t, a wheel for free-threaded Pythons is
-added. A kernel that does not compile is an error, and so is a complaint of any checker. Each Python that is found
-installs the wheel with its dependencies in an environment of its own.
+`make release` runs it with the tools of the dependency group "release", and writes to dist/: the source distribution
+and, made of it, a wheel for each platform. One wheel of the limited API serves all Pythons of a platform. Zig compiles
+the kernels for each, against the glibc that the platform names. Where there is a python3.14t, a wheel for free-threaded
+Pythons is added. A kernel that does not compile is an error, and so is a complaint of any checker. Each Python that is
+found installs the wheel with its dependencies in an environment of its own.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from tarshards.errors import OpenError
 from tarshards.storage.ahead import ForwardReader
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.ranges import Ranges
-from tarshards.storage.requests import Address, Patience
+from tarshards.storage.requests import Address, Patience, Version
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
 from tarshards.storage.transfer import HEAD, RemoteRanges, begin_transfer, hold_whole, read_whole
 
@@ -37,9 +37,12 @@ class Http(Transport):
     def probe(self, location: Location) -> None:
         begin_transfer(Address(location), HEAD).close()
 
+    def size(self, location: Location) -> int | None:
+        version = _version(location)
+        return None if version is None or version.size < 0 or version.encoding else version.size
+
     def version(self, location: Location) -> list[Any]:
-        with closing(begin_transfer(Address(location), 1)) as transfer:
-            version = transfer.version
+        version = _version(location)
         return [] if version is None else [version.size, version.etag, version.modified]
 
     def glob(self, location: Location) -> list[str]:
@@ -57,6 +60,11 @@ class Http(Transport):
 
 
 TRANSPORT = Http()
+
+
+def _version(location: Location) -> Version | None:
+    with closing(begin_transfer(Address(location), 1)) as transfer:
+        return transfer.version
 
 
 def put(address: Address, file: Any) -> None:

@@ -605,7 +605,7 @@ class Location:
             raise
 
     def size(self) -> int | None:
-        """Return its size in bytes, None if it is unknown; raise OpenError if it does not exist."""
+        """Return its size in bytes, None for a stream or if a server does not say; raise OpenError if it is missing."""
         return self._transport.size(self)
 
     def version(self) -> list[Any]:

@@ -259,7 +259,7 @@ class _Journal:
     def changed_shard(self) -> str | None:
         """Return a message if a shard has changed since it was written, else None."""
         for name, size, found in zip(self.shards, self._sizes, look_up(_size, self.shards)):
-            if size != found:
+            if size != found and (size is not None or found == -1):  # earlier journals lack sizes on web servers
                 return f"{Location.of(name).name} has changed since it was written"
         return None
 

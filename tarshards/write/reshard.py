@@ -153,7 +153,7 @@ def reshard(
         ops.rekey([], rekey)  # raises ValueError for an invalid template
     named = find_shards(inputs, concatenated=concatenated, end=end, allow_pipe=allow_pipe)
     urls = [shard.url for shard in named]
-    sizes = [Location.of(url).size() for url in urls]
+    sizes = [*look_up(Location.size, urls)]
     folder, manifest = work_folder(output_pattern, tmpdir), manifest_url(NUMBER.sub("\0", output_pattern))
     buckets = 1
     while buckets < MOST_BUCKETS and buckets * BUCKET < sum(size or BUCKET for size in sizes):

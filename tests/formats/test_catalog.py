@@ -278,6 +278,20 @@ def test_a_catalog_of_a_web_server(catalog, here):
         assert not any(secret in str(caught.value) for secret in ("password", "secret"))
 
 
+def test_verify_finds_what_a_web_server_lacks(here):
+    catalog = Catalog("catalog.yaml")
+    catalog.add("digits@1", {"train": write("a", 12)})
+    catalog.save()
+    Path("a/train-000.tar").unlink()
+    with open("a/train-001.tar", "ab") as shard:
+        shard.write(bytes(512))
+    with serving(Path(here)) as site:
+        (check,) = Catalog.load(f"{site.url}/catalog.yaml").verify()
+    missing, other = check.faults
+    assert missing.startswith(f"{site.url}/a/train-000.tar: ")
+    assert other.startswith(f"{site.url}/a/train-001.tar has ")
+
+
 GOOD = "tarshards_catalog: 1\ndatasets: {a: {1: {splits: {train: x.tar}}}}\n"
 
 

@@ -51,6 +51,22 @@ def test_a_body_of_known_length(server):
     assert server.requests[0][2]["accept-encoding"] == "identity"
 
 
+def test_the_size_of_a_file(server):
+    packed = gzip.compress(BODY)
+    encoded = Answer(headers=(("Content-Encoding", "gzip"),), body=packed)
+    for answer, size in (
+        (Answer(), len(BODY)),
+        (Answer(ranges=False), len(BODY)),
+        (Answer(etag=None), len(BODY)),
+        (Answer(framing="chunked", ranges=False), None),
+        (encoded, None),  # that of the encoded bytes is not its own
+    ):
+        assert Location.of(server.play(body=BODY, default=answer)).size() == size
+    assert Location.of(server.play(body=b"")).size() == 0
+    with pytest.raises(OpenError, match="404 Not Found"):
+        Location.of(server.play(body=BODY, default=Answer(status="404 Not Found"))).size()
+
+
 def test_an_empty_body(server):
     assert fetch(server.play(body=b"")) == b""
 

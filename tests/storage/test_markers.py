@@ -67,8 +67,7 @@ def test_what_cannot_be_known_is_an_error(tmp_path):
         Marker(f"{tmp_path}/file/x.done").write({})
 
 
-def test_sizes_that_cannot_be_told():
-    assert Location.of("http://host/a.tar").size() is None
+def test_the_size_of_a_stream_is_unknown():
     assert Location.of("pipe:cat a.tar").size() is None
 
 

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import range_server
 from soak import SOAK
 from with_torch import needs_torch
 
@@ -173,9 +174,9 @@ class Iterable:
         return rows(*self.arguments, **self.options)
 
 
-def write(dataset, **options) -> list[str]:
+def write(dataset, folder: str = "", **options) -> list[str]:
     with ThreadPoolExecutor(2) as executor:
-        return write_dataset(dataset, "out-%04d.tar", executor=executor, **{"max_bytes": 50_000, **options})
+        return write_dataset(dataset, f"{folder}out-%04d.tar", executor=executor, **{"max_bytes": 50_000, **options})
 
 
 def identity(path) -> tuple[int, int]:
@@ -331,6 +332,21 @@ def failing_at(name: str):
         return Path(path).read_bytes()
 
     return read
+
+
+@pytest.mark.parametrize("knows_sizes", [True, False])  # journals of earlier releases do not
+def test_a_shard_that_a_web_server_lost_meanwhile_begins_anew(folder, caplog, knows_sizes):
+    with range_server.serving(folder) as site:
+        interrupt(Sequence(stop=500), folder=f"{site.url}/")
+        journal = folder / "out-0000.tar.writing"
+        if not knows_sizes:
+            state = json.loads(journal.read_text())
+            assert len(state["sizes"]) > 1
+            journal.write_text(json.dumps(state | {"sizes": [None] * len(state["sizes"])}))
+        os.unlink("out-0001.tar")
+        write(Sequence(), folder=f"{site.url}/")
+    assert written() == texts(rows())
+    assert "out-0001.tar has changed" in caplog.records[0].getMessage()
 
 
 def test_marks_are_few_and_find_a_change_of_a_few_items(caplog):
