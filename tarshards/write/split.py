@@ -218,9 +218,7 @@ class ShardCommand:
         status = group.reap()
         del self._running[0]
         if status:
-            raise OpError(
-                f"the command for this shard {group.ending}; the shard is kept", url=Location.of(shard).name
-            )
+            raise OpError(f"the command for this shard {group.ending}; the shard is kept", url=Location.of(shard).name)
         if self.delete:
             try:
                 os.unlink(Location.of(shard).path or shard)
