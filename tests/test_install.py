@@ -68,7 +68,7 @@ def test_a_wheel_is_for_all_pythons_but_those_that_are_free_threaded(tmp_path, f
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "dist").iterdir()
     kernels = sorted(name for name in ZipFile(wheel).namelist() if name.endswith(".so"))
-    assert len(kernels) == 6
+    assert len(kernels) == 7
     assert ("-cp311-abi3-" in wheel.name) is not free_threaded
     for name in kernels:
         assert name.endswith(".abi3.so") is not free_threaded

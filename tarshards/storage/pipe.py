@@ -10,7 +10,7 @@ from subprocess import PIPE
 from typing import Any
 
 from tarshards.errors import OpenError
-from tarshards.parallel.children import ChildGroup
+from tarshards.parallel.children import ChildGroup, ending
 from tarshards.storage.location import Location, Transport
 from tarshards.storage.streams import InputStream, OutputStream, failure
 
@@ -41,8 +41,8 @@ def start(command: str, name: str, **options: Any) -> ChildGroup:
 
 def check(group: ChildGroup, name: str) -> None:
     """Wait for the command; raise OpenError if it failed. Its background processes continue."""
-    if group.reap():
-        raise OpenError(f"the command {group.ending}", url=name)
+    if status := group.reap():
+        raise OpenError(f"the command {ending(status)}", url=name)
 
 
 class PipeInput(InputStream):
