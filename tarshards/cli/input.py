@@ -153,12 +153,12 @@ def leaves_out(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def makes_files(
-    meaning: str, *, makes_tars: bool = False, size: str | None = None
+    meaning: str, *, makes_tars: bool = False, size: str | None = None, reads_shards: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add what tools share that make files in processes to a command: ``pattern_options``, -j, -q, ``leaves_out``.
 
     It gets an *executor* of -j processes, and the *ledger* of the errors. *size* describes the default of -s; None if
-    the tool has no -s.
+    the tool has no -s. A tool that does not read shards, whose options include --max-ratio, gets that too.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,6 +172,7 @@ def makes_files(
         return options(
             pattern_options(meaning, makes_tars=makes_tars),
             *([] if size is None else [size_option(size)]),
+            *([] if reads_shards else [max_ratio_option(expose_value=False)]),
             parallel_option("Processes", 0),
             quiet_option,
         )(leaves_out(with_executor))

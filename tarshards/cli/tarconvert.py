@@ -9,7 +9,7 @@ import click
 
 from tarshards.cli.conversion import convert
 from tarshards.cli.input import makes_files
-from tarshards.cli.parameters import FILE, max_ratio_option
+from tarshards.cli.parameters import FILE
 from tarshards.cli.program import tool
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     example="tarconvert 'store/*.gz' -o train-%06d.tar",
 )
 @click.argument("shards", nargs=-1, required=True, type=FILE)
-@makes_files("Shards to write: out-%06d.tar, or out/%06d.gz for msgpack.")
-@max_ratio_option(expose_value=False)
+@makes_files("Shards to write: out-%06d.tar, or out/%06d.gz for msgpack.", reads_shards=False)
 def main(shards: tuple[str, ...], output: Location, **options: Any) -> None:
     """Convert tar SHARDS to msgpack shards of Squirrel, or msgpack shards to tars, according to the suffix of -o.
 

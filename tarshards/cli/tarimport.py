@@ -8,7 +8,7 @@ import click
 
 from tarshards.cli.conversion import convert
 from tarshards.cli.input import makes_files
-from tarshards.cli.parameters import FILE, max_ratio_option
+from tarshards.cli.parameters import FILE
 from tarshards.cli.program import tool
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ FORMATS = ("parquet", "csv", "jsonl", "msgpack", "tfrecord", "mds", "zarr", "fol
     callback=lambda context, parameter, types: None if types is None else dict(map(_column_type, types.split(","))),
     help="Types of columns of csv: text, int, float, bool, date, timestamp.",
 )
-@makes_files("Shards to write: out-%06d.tar or out-{shard:06d}.tar.", makes_tars=True, size="1e9")
-@max_ratio_option(expose_value=False)
+@makes_files("Shards to write: out-%06d.tar or out-{shard:06d}.tar.", makes_tars=True, size="1e9", reads_shards=False)
 def main(source: tuple[str, ...], output: Location, max_bytes: int | None, **options: Any) -> None:
     """Write the rows of SOURCE, data in another format, as samples to shards.
 
