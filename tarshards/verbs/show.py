@@ -150,10 +150,10 @@ def draw_pictures(sample: Sample, *, columns: int = PICTURE) -> Iterator[Any]:
             except Exception as error:
                 yield visible(f"{field}: {getattr(error, 'reason', error)}")
             else:
-                yield pixels.from_image(_fit(on_white(picture), columns))
+                yield pixels.from_image(_fit(_on_white(picture), columns))
 
 
-def on_white(picture: Any) -> Any:
+def _on_white(picture: Any) -> Any:
     """Return a PIL image in RGBA as RGB, on a white background."""
     from PIL import Image
 

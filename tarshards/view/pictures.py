@@ -8,7 +8,6 @@ from threading import BoundedSemaphore
 from tarshards.errors import DecodeError
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.image import open_image
-from tarshards.verbs.show import on_white
 from tarshards.view.media_types import BYTES, media_type
 
 THUMBNAIL = 240  # pixels
@@ -22,9 +21,13 @@ def thumbnail(field: str, data: bytes) -> tuple[str, bytes]:
 
     Raises DecodeError for an image of more than MAX_PIXELS, and what the decoder raises.
     """
+    from PIL import Image
+
     check_pixels(field, data)
     with _decoding:
-        picture = on_white(decode_field(field, data, "pilrgba"))
+        decoded = decode_field(field, data, "pilrgba")
+        picture = Image.new("RGB", decoded.size, "white")
+        picture.paste(decoded, mask=decoded)
         kind = "png" if max(picture.size) <= TINY else "jpeg"
         picture.thumbnail((THUMBNAIL, THUMBNAIL))
         file = BytesIO()

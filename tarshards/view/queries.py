@@ -14,7 +14,6 @@ import numpy as np
 from tarshards.errors import ShardIndexError, TarshardsError
 from tarshards.index.sidecar import Index
 from tarshards.index.where import by_columns
-from tarshards.parallel.forks import cached_property
 from tarshards.samples.conditions import Condition
 from tarshards.samples.fields import find_field
 from tarshards.view.epoch_batches import EpochBatches
@@ -122,6 +121,10 @@ class Found:
 
     def _judged(self) -> Iterator[np.ndarray]:
         viewed, query = self.viewed, self.query
+        condition = Condition(query.where) if query.where else None
+        meeting: np.ndarray | None = None  # by the columns of all samples
+        if condition is not None and viewed.sequence is not None:
+            meeting = by_columns(viewed.sequence, condition, on_error=self._fail)
         chosen: Iterable[int] = range(len(viewed.shards))
         if query.shard:
             chosen = [parse_number("shard", query.shard, len(viewed.shards))]
@@ -141,7 +144,11 @@ class Found:
                 some = at + np.flatnonzero(kept[at : at + AT_ONCE])
                 if query.match:
                     some = some[[query.match in index.key(sample) for sample in some.tolist()]] if len(some) else some
-                found = self._where(begin + some)
+                found = begin + some
+                if meeting is not None:
+                    found = found[meeting[found]]
+                elif condition is not None and len(found):
+                    found = self._meets(condition, found)
                 self.searched += min(AT_ONCE, count - at)
                 yield found
 
@@ -157,29 +164,14 @@ class Found:
             kept = kept & mask
         return kept
 
-    @cached_property
-    def _condition(self) -> Condition:
-        return Condition(self.query.where)
-
-    @cached_property
-    def _columns(self) -> np.ndarray | None:
-        """Return the samples that meet the condition by columns; None if it needs more than columns."""
-        if self.viewed.sequence is None:
-            return None
-        return by_columns(self.viewed.sequence, self._condition, on_error=self._fail)
-
-    def _where(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the samples that meet the condition."""
-        if not self.query.where or not len(numbers):
-            return numbers
-        if self._columns is not None:
-            return numbers[self._columns[numbers]]
+    def _meets(self, condition: Condition, numbers: np.ndarray) -> np.ndarray:
+        """Return the samples that meet a condition, which needs more than columns."""
         mask = np.zeros(len(numbers), np.bool_)
-        for at, sample in enumerate(self.viewed.read(numbers, self._condition.fields())):
+        for at, sample in enumerate(self.viewed.read(numbers, condition.fields())):
             try:
                 if isinstance(sample, TarshardsError):
                     raise sample
-                mask[at] = self._condition(sample)
+                mask[at] = condition(sample)
             except TarshardsError as error:
                 self._fail(error)
         return numbers[mask]

@@ -18,7 +18,6 @@ from tarshards.index.build import build_index
 from tarshards.index.inventory import find_indexed
 from tarshards.index.open import OpenShard
 from tarshards.index.sidecar import Index
-from tarshards.parallel.forks import cached_property
 from tarshards.samples.fields import find_field
 from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
@@ -60,6 +59,9 @@ class ViewedShards:
         if self.sequence is not None:
             self._ends = np.cumsum(self.sequence.counts, dtype=np.int64).tolist()
         self._readers: dict[frozenset[str], IndexedShards] = {}
+        first = self.shards[0].location()
+        self._is_remote = not first.is_local
+        self._threads = ThreadPoolExecutor(first.remote.connections)
         self._lock = RLock()
 
     def _find_indexed(self) -> IndexedShards | None:
@@ -191,14 +193,6 @@ class ViewedShards:
         apply = map if not self._is_remote or len(runs) == 1 else self._threads.map
         rows = {row["number"]: row for found in apply(self._describe, runs) for row in found}
         return [rows[number] for number in numbers]
-
-    @cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.shards[0].location().remote.connections)
-
-    @cached_property
-    def _is_remote(self) -> bool:
-        return not self.shards[0].location().is_local
 
     def _runs(self, addresses: dict[int, SampleAddress]) -> Iterator[list[SampleAddress]]:
         """Yield consecutive samples of one shard, of at most TOGETHER bytes."""
