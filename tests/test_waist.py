@@ -12,7 +12,7 @@ from parts import MODULES, PARTS, imported, names_used, needed, part_of, parts_i
 from tarshards.loaders.arrays import readers
 
 #: The most names of the internal interface: the number only falls.
-MOST_NAMES = 121
+MOST_NAMES = 120
 #: The modules of the core that import a part for an option, or for readers, which a removed part takes away.
 IF_THERE = {"tarshards.cli.tarshow": {"view": False}, "tarshards.loaders.arrays.readers": {"media": False}}
 #: The module that registers public names, each imported at its first use.

@@ -16,7 +16,7 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger
 from tarshards.storage.location import Location
 from tarshards.write.once import Outputs
-from tarshards.write.shards import enter_shards, write_shard
+from tarshards.write.shards import write_shard
 
 MAX_BYTES = 10**9
 
@@ -73,9 +73,7 @@ def import_dataset(
             raise SampleError("no samples: no row became one", url=name)
         columns = _columns(plan, [each["fields"] for each in made], name)
         columns.save(target.at(record_url([output.url for output in outputs.targets])))
-        shards = [(each["output"], each["samples"], each["size"]) for each in made]
-        enter_shards(shards, target.url, outputs.targets)
-        outputs.finish()
+        outputs.finish((each["output"], each["samples"], each["size"]) for each in made)
     return [each["output"] for each in made]
 
 

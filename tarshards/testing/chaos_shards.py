@@ -14,7 +14,6 @@ from tarshards.index.build import build_index
 from tarshards.parallel.forks import cached_property
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard
-from tarshards.write.shards import enter_shards
 
 SAMPLES = 40  # samples of a shard that are copied, at most
 FIRST, MOST = 1 << 20, 1 << 26  # bytes to read of a shard: at first, and at most until two samples are found
@@ -119,21 +118,16 @@ class ShardCopies:
 
     @classmethod
     def make(cls, urls: list[str], folder: Path) -> ShardCopies:
-        """Copy the shards *urls*, with indexes and a manifest."""
+        """Copy the shards *urls*, with indexes."""
         copies = cls(folder, [PATTERN % number for number in range(len(urls))], urls)
         archives = [beginning(url) for url in urls]
         versions: list[Callable[[bytes], bytes]] = [bytes, changed, resized]
         for number, version in enumerate(versions):
             (folder / f"{number}").mkdir(parents=True)
-            paths = [folder / f"{number}" / name for name in copies.names]
-            made = []
-            for path, archive in zip(paths, archives):
+            for name, archive in zip(copies.names, archives):
+                path = folder / f"{number}" / name
                 path.write_bytes(version(archive))
-                index = build_index(str(path))
-                index.save(Location.of(path, sync=False))
-                made.append((str(path), len(index), index.shard_size))
-            targets = [Location.of(path, sync=False) for path in paths]
-            enter_shards(made, folder / f"{number}" / PATTERN, targets)
+                build_index(str(path)).save(Location.of(path, sync=False))
         return copies
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
@@ -26,7 +26,7 @@ from tarshards.storage.markers import (
 )
 from tarshards.storage.streams import taken
 from tarshards.stream.ops import progress as show_progress
-from tarshards.write.shards import is_pattern, shard_name
+from tarshards.write.shards import enter_shards, is_pattern, shard_name
 
 AHEAD = 1000  # the most items that are submitted to an executor at a time
 
@@ -127,14 +127,15 @@ def output_names(outputs: Any, count: int) -> list[str]:
 class Outputs:
     """The files *targets*, each made once, also by a run that follows a killed one: claimed, made, then finished."""
 
-    def __init__(self, targets: Sequence[Location]):
+    def __init__(self, targets: Sequence[Location], pattern: str = ""):
         self.targets = targets
+        self._pattern = pattern
         self._begun = Marker(targets[0].sibling(".begun"))
 
     @classmethod
     def named(cls, pattern: Location, count: int) -> Outputs:
         """Return *count* outputs that a pattern or an expression names, as ``output_names`` does."""
-        return cls([pattern.at(name) for name in output_names(pattern.url, count)])
+        return cls([pattern.at(name) for name in output_names(pattern.url, count)], pattern.url)
 
     @property
     def is_begun(self) -> bool:
@@ -196,8 +197,10 @@ class Outputs:
         say_kept([unit.output.url for unit in units], kept)
         return [made[number] for number in sorted(made)]
 
-    def finish(self) -> None:
-        """Remove the markers of all outputs; call it when all are made."""
+    def finish(self, shards: Iterable[tuple[str, int, int]] | None = None) -> None:
+        """Remove the markers of all outputs, which are made; the *shards* among them are entered in manifests."""
+        if shards is not None:
+            enter_shards(shards, self._pattern, self.targets)
         for target in self.targets:
             Marker(target.sibling(".done")).remove()
         self._begun.remove()
