@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 SMALL = 1 << 16  # shards of up to this many bytes are read, not mapped, if there are too many to keep mapped
 HELD = 1 << 27  # most bytes of indexes of such shards that are kept
+MOST_WHOLE = 1 << 30  # bytes of shards up to which all of them, and of their indexes, is read soon
 TOO_MANY = (
     "%s and others: of %d shards a process keeps %d open, so these are opened again and again; "
     "make fewer and larger ones with `tarreshard`"
@@ -527,7 +528,8 @@ class OpenShards:
         """Load and hold the index of a shard."""
         hold = None if self._shared is None or location.is_local else partial(self._shared.hold, number)
         try:
-            index = load_index(location, SMALL if self._is_small(number, location) else PAGESIZE, hold)
+            copied = SMALL if self._is_small(number, location) else PAGESIZE
+            index = load_index(location, copied, hold, whole=not self._are_large)
             index.check_split(shard.split)
             if problem := self._contradiction(number, index, shard.digest):
                 raise ShardIndexError(problem, url=index.url)
@@ -537,6 +539,11 @@ class OpenShards:
             raise
         self._hold(number, location, index)
         return index
+
+    @cached_property
+    def _are_large(self) -> bool:
+        """Whether too much time would pass until all that there is of the shards and their indexes is read."""
+        return int(self.sizes.sum()) > MOST_WHOLE
 
     def _hold(self, number: int, location: Location, index: Index) -> None:
         """Hold a loaded index; release others if there are too many of its kind."""
@@ -792,10 +799,10 @@ _holding = PerProcess(threading.RLock)  # protects the tables of what is held
 _opening = PerProcess(lambda: [threading.RLock() for _ in range(LOCKS)])  # protect the opening of shards
 
 
-def load_index(location: Location, copied: int = PAGESIZE, hold: Hold | None = None) -> Index:
+def load_index(location: Location, copied: int = PAGESIZE, hold: Hold | None = None, *, whole: bool = True) -> Index:
     """Load the index of a shard; if it is missing because the shard is compressed, the error says so."""
     try:
-        return Index.load(location, check=False, whole=False, copied=copied, hold=hold)
+        return Index.load(location, check=False, whole=whole, copied=copied, hold=hold)
     except ShardIndexError as error:
         if error.reason != MISSING:
             raise

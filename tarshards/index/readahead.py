@@ -21,6 +21,7 @@ import numpy as np
 
 from tarshards import kernels
 from tarshards.errors import TarshardsError
+from tarshards.index.open import MOST_WHOLE
 from tarshards.samples.payloads import address_of
 from tarshards.storage.ranges import most_open
 from tarshards.storage.streams import PIECE
@@ -36,7 +37,6 @@ AHEAD = 1 << 25  # bytes that are asked for ahead, about
 LOOKED_UP = 1 << 12  # samples, or positions, to look up at once; no more are asked for ahead
 APART = 1 << 16  # bytes between samples that take longer than another read of the disk
 SMALL = 1 << 14  # bytes of a sample that takes a disk as long as another read
-MOST_WHOLE = 1 << 30  # bytes of shards that are read whole, so that they stay in memory
 
 Numbers = tuple[np.ndarray, np.ndarray]  # of shards, and of the samples in them; int64
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache, wraps
 from hashlib import blake2b
 from mmap import PAGESIZE
@@ -174,6 +175,8 @@ class Index:
         """Return copies of some values of the map in the sidecar."""
         import msgpack
 
+        if not self._is_whole:
+            self._sidecar.scatter(False)
         packed = _in_memory(self._sidecar)
         if not self._is_whole:
             self.unpack(packed, url=self.url)
@@ -559,21 +562,23 @@ class Pages:
 
     @classmethod
     def of(cls, sidecar: LocalRanges) -> Pages | None:
-        """Return the pages of a sidecar; None if it has none or they are damaged, so that it is to be checked whole."""
+        """Return the pages of a sidecar; None if it has none or they are damaged, so that it is to be checked whole.
+
+        The system then reads no others with the pages that are used.
+        """
         import msgpack
 
         value_end = sidecar.size - TAIL
         if value_end < PAGED or sidecar.mapping.unmapped:
             return None
+        sidecar.scatter(True)
         tail = sidecar.read(value_end, TAIL)
         end, known = (int.from_bytes(tail[at : at + size], "big") for at, size in ((len(AT), 8), (len(AT) + 9, 4)))
-        if not tail.startswith(AT) or end > value_end:
-            return None
-        value = sidecar.read(end, value_end - end)
-        try:
-            return cls(sidecar, end, **msgpack.unpackb(value)) if crc32(value) == known else None
-        except (ValueError, TypeError):
-            return None
+        if tail.startswith(AT) and end <= value_end and crc32(value := sidecar.read(end, value_end - end)) == known:
+            with suppress(ValueError, TypeError):
+                return cls(sidecar, end, **msgpack.unpackb(value))
+        sidecar.scatter(False)
+        return None
 
     def read(self, begin: int, end: int) -> bytes:
         """Return the bytes from *begin* to *end*; raise ShardIndexError if their pages have other checksums."""

@@ -22,6 +22,7 @@ from range_server import serving
 
 from tarshards import IndexedShards, Stream, write_samples
 from tarshards.errors import OpenError, ShardIndexError
+from tarshards.index import open as opening
 from tarshards.index import sidecar
 from tarshards.index.build import build_index
 from tarshards.index.inventory import count_samples, for_each_shard
@@ -330,6 +331,13 @@ def wrong_page(url: str, entry: str, number: int) -> None:
 
 
 @pytest.fixture
+def large(monkeypatch) -> None:
+    """Let any shards be a large set, of which an index is checked where it is used."""
+    load_kernel("tarshards.kernels._mapped")
+    monkeypatch.setattr(opening, "MOST_WHOLE", 0)
+
+
+@pytest.fixture
 def copied(long, tmp_path) -> str:
     for end in ("", ".index"):
         shutil.copy(long + end, tmp_path / f"a.tar{end}")
@@ -367,9 +375,9 @@ def test_an_index_without_pages_is_read_alike(copied):
     assert IndexedShards(copied)[1499]["txt"] == b"1499"
 
 
+@pytest.mark.usefixtures("large")
 def test_a_page_of_an_index_is_read_where_it_is_used(copied):
     """Of an index in which all other pages are wrong, a sample is found; what reads all of it tells of that."""
-    load_kernel("tarshards.kernels._mapped")
     path = Path(f"{copied}.index")
     packed = path.read_bytes()
     found = msgpack.unpackb(packed)
@@ -390,9 +398,9 @@ def test_a_page_of_an_index_is_read_where_it_is_used(copied):
         Index.load(copied)
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize(("entry", "width"), [("offset", 16), ("size", 16), ("field", 4), ("keys", 7)])
 def test_samples_of_a_damaged_page_fail_and_others_are_read(copied, entry, width):
-    load_kernel("tarshards.kernels._mapped")
     wrong_page(copied, entry, 3 + width * 700)
     reason = r"a\.tar\.index: damaged: truncated, or wrong checksum; rebuild it with `tarindex`"
     shards, errors = IndexedShards(copied), []
@@ -425,7 +433,7 @@ def test_tarindex_tells_of_any_damaged_page(copied, entry):
 
 
 def test_what_is_read_to_open_an_index_does_not_grow_with_it(tmp_path, monkeypatch):
-    mapped = load_kernel("tarshards.kernels._mapped")
+    load_kernel("tarshards.kernels._mapped")
     read = []
     for samples in 3000, 9000:
         url = str(tmp_path / f"{samples}.tar")
@@ -439,7 +447,6 @@ def test_what_is_read_to_open_an_index_does_not_grow_with_it(tmp_path, monkeypat
                 return super().read(offset, size)
 
         monkeypatch.setattr(sidecar, "LocalRanges", Ranges)
-        assert mapped is not None
         assert len(Index.load(url, check=False, whole=False)) == samples
         read.append(sum(sizes))
     pages = os.path.getsize(f"{url}.index") // 4096
