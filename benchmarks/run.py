@@ -42,6 +42,7 @@ PROGRAMS = (
     "shuffle",
     "handover",
     "crops",
+    "cores",
     "feeding",
     "engines",
     "planning",

@@ -23,7 +23,7 @@ sys.path[:] = [folder for folder in sys.path if folder != HERE] + [HERE]  # afte
 
 import training  # noqa: E402
 from checks import entries  # noqa: E402
-from processes import cpu_seconds  # noqa: E402
+from processes import cpu_seconds, usage  # noqa: E402
 from sets import Data, drawn_places, read_samples  # noqa: E402
 
 BATCH = 64
@@ -79,6 +79,14 @@ class Worker:
         samples = self._part(most) if most else sum(self._counted(self.loader) for _ in range(repeats))
         seconds, self.cpu = time.perf_counter() - begun, cpu_seconds()
         return {"seconds": seconds, "cpu": self.cpu - cpu, "samples": samples, "outside": outside}
+
+    def use_up(self, seconds: float) -> dict[str, float]:
+        """Run epochs for some seconds; return their rate, and the CPU seconds, faults and switches of a sample."""
+        before, begun, samples = usage(), time.perf_counter(), 0
+        while time.perf_counter() - begun < seconds:
+            samples += self._counted(self.loader)
+        rate, after = samples / (time.perf_counter() - begun), usage()
+        return {"rate": rate} | {what: (after[what] - before[what]) / samples for what in after}
 
     def _counted(self, items: Iterable[Any]) -> int:
         """Take all items, and with a model train on them; return the number of their samples."""

@@ -1,0 +1,229 @@
+"""Measure what loaders of images take a sample, by the number of threads or workers: rate, CPU, faults and switches.
+
+Real images are decoded by as many threads or workers as there are cores, at most. To judge more on this machine, the
+native work of our readers is replaced by a sleep: what is left of the CPU time is Python, most of it under the GIL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+from checks import make
+from contenders import Contender, Run
+from environments import all_peers, make_all
+from measure import DATA, about, machine, record
+from sets import data_of
+from suite import Suite
+
+ROOT = DATA / "suite"
+SETS = {"photos256": (256, 256), "photos500": (375, 500)}
+PEERS = ("dali", "ffcv", "webdataset", "torch_files")
+LOADERS = ("ArrayLoader", "ShardLoader")
+BATCH, SIZE, ROUNDS, SECONDS = 256, 224, 3, 2.0
+ASLEEP, MOST, SAMPLES = 0.6e-3, 64, 16_384  # seconds of the native work of an image; threads; samples of an epoch
+HEAD = (
+    "| | threads or workers | images/s | {} | CPU us/image | trainer, ms/batch | faults/image | switches/image | MiB |"
+)
+
+
+def powers(most: int) -> list[int]:
+    """Return 1, 2, 4, ... up to *most*.
+
+    >>> powers(12)
+    [1, 2, 4, 8]
+    """
+    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
+
+
+def loader_of(name: str, urls: list[str], threads: int, asleep: float | None) -> Any:
+    """Return one of LOADERS; where its native work is *asleep*, an image takes so many seconds."""
+    from tarshards import ArrayLoader, ShardDataset, ShardLoader, readers
+    from tarshards.loaders.arrays.readers import crops
+    from tarshards.loaders.arrays.readers.images import EncodedImages, Images
+
+    class Asleep(EncodedImages):
+        def at(self, epoch: int) -> Asleep:
+            return self
+
+        def read(self, batch: Any, payloads: Any, draws: Any) -> dict[int, Any]:
+            import numpy as np
+
+            sizes = np.full((len(payloads), 2), 256)
+            self.view.boxes(sizes[:, 0], sizes[:, 1], draws)
+            crops.flips_of(draws, self.view.flip)
+            time.sleep(len(payloads) * (asleep or 0))
+            return {}
+
+    class AsleepOnceOpen(Images):
+        def at(self, epoch: int) -> AsleepOnceOpen:
+            return self
+
+        def open(self, field: str, payload: bytes) -> Asleep:
+            return Asleep(self.view)
+
+    image: Any = readers.image(SIZE, crop="random_resized", flip=0.5)
+    if asleep is not None:
+        image = AsleepOnceOpen(image.view, None)
+    fields = {"jpg": image, "cls": readers.integer()}
+    dataset = ShardDataset(urls, shuffle=True)
+    if name == "ArrayLoader":
+        return ArrayLoader(dataset, BATCH, fields=fields, threads=threads)
+    return ShardLoader(dataset, BATCH, fields=fields, num_workers=threads, persistent_workers=True)
+
+
+def switches(who: int) -> int:
+    used = resource.getrusage(who)
+    return used.ru_nvcsw + used.ru_nivcsw
+
+
+def measure_one(name: str, threads: int, asleep: float | None, urls: list[str]) -> dict[str, float]:
+    """Run epochs of a loader in this process, after one, for SECONDS; return what an image, or a batch, took."""
+    from processes import usage
+
+    loader, images, batches = loader_of(name, urls, threads, asleep), 0, 0
+
+    def epoch() -> None:
+        nonlocal images, batches
+        for batch in loader:
+            images += len(batch["cls"])
+            batches += 1
+
+    epoch()
+    images = batches = 0
+    before, own, begun = usage(), time.thread_time(), time.perf_counter()
+    while time.perf_counter() - begun < SECONDS:
+        epoch()
+    seconds, own, after = time.perf_counter() - begun, time.thread_time() - own, usage()
+    used = {what: (after[what] - before[what]) / images for what in after}
+    used |= {"rate": images / seconds, "trainer": own / batches, "peak": peak()}
+    return used
+
+
+def peak() -> float:
+    """Return the most memory that this process has had, in MiB; its workers' are not counted."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def in_process(name: str, threads: int, asleep: float | None, urls: list[str]) -> dict[str, float]:
+    """Do ``measure_one`` in a process of its own."""
+    command = [sys.executable, __file__, "--one", name, str(threads), json.dumps(asleep), *urls]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, start_new_session=True)
+    return json.loads(done.stdout)
+
+
+def row(name: str, threads: int, rounds: list[dict[str, float]], beside: float) -> str:
+    """Return a row of the table; the rate is also shown as a part of *beside*."""
+    rates = [each["rate"] for each in rounds]
+    middle = {what: median(each[what] for each in rounds) for what in rounds[0]}
+    cells = [name, str(threads), f"{about(rates)}{middle['rate']:,.0f}", f"{middle['rate'] / beside:.2f}"]
+    cells += [f"{1e6 * middle['cpu']:,.1f}", f"{1e3 * middle['trainer']:.2f}" if middle.get("trainer") else ""]
+    cells += [f"{middle['faults']:.2f}", f"{middle['switches']:.2f}", f"{middle['peak']:,.0f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def table(rows: Iterator[str], beside: str) -> list[str]:
+    return [HEAD.format(beside), "|---" * 9 + "|", *rows]
+
+
+def asleep_rows(urls: list[str], rounds: int = ROUNDS, most: int = MOST) -> Iterator[str]:
+    """Yield the rows of loaders whose native work is asleep: up to *most* threads, or as many workers as cores."""
+    cores = os.cpu_count() or 1
+    for name in LOADERS:
+        for threads in powers(most if name == "ArrayLoader" else cores):
+            measured = [in_process(name, threads, ASLEEP, urls) for _ in range(rounds)]
+            yield row(name, threads, measured, threads / ASLEEP)
+
+
+class Peers(Suite):
+    """The peers in one setting after the other, with all that a sample takes."""
+
+    def rows(self, name: str, contenders: list[Contender], cores: int) -> Iterator[str]:
+        """Yield the rows of ours and of the peers, interleaved, for each number of threads or workers up to *cores*."""
+        alone: dict[str, float] = {}
+        urls = list(data_of(name, self.root, "tarshards")[0].urls)
+        for number in powers(cores):
+            self.say(f"{name}, {number} threads or workers")
+            runs = [Run(contender, "crop", {"workers": number}) for contender in contenders]
+            found: dict[str, list[dict[str, float]]] = {each: [] for each in LOADERS}
+            for run in runs:
+                run.step(Run.ready)
+                run.step(Run.first_epoch)
+            for _ in range(ROUNDS):
+                for loader in LOADERS:
+                    found[loader].append(in_process(loader, number, None, urls))
+                for run in runs:
+                    run.step(keeping(found))
+            for run in runs:
+                run.step(Run.check)
+                for used in found.get(run.contender.peer.name, []):
+                    used["peak"] = run.row.get("peak", 0.0)
+                run.step(Run.close)
+            for loader, rounds in found.items():
+                yield row(loader, number, rounds, alone.setdefault(loader, median(each["rate"] for each in rounds)))
+            yield from (
+                f"| {run.contender.peer.name} | {number} | {run.row.get('failed') or run.row.get('cannot')} |"
+                for run in runs
+                if run.over
+            )
+
+
+def keeping(found: dict[str, list[dict[str, float]]]) -> Callable[[Run], None]:
+    """Return a step of a run, which measures it for SECONDS, and keeps what a sample took."""
+
+    def step(run: Run) -> None:
+        used = run.ask("use_up", seconds=SECONDS)
+        found.setdefault(run.contender.peer.name, []).append(used | {"peak": 0.0})
+
+    return step
+
+
+def main() -> None:
+    make("photos256", ROOT)
+    urls = repeated(data_of("photos256", ROOT, "tarshards")[0])
+    lines = [
+        f"Batches of {BATCH} by an ArrayLoader and a ShardLoader whose native work (decoding, cropping and resizing an "
+        f"image) is replaced by a sleep of {1e3 * ASLEEP:g} ms: what many cores would do, as far as Python lets them. "
+        "The fourth column is the rate as a part of what the sleeps alone would allow; CPU time is all that is not "
+        "asleep, most of it under the GIL. MiB: the most memory of the main process; rows are not written to.",
+        "",
+        *table(asleep_rows(urls), "of the sleeps'"),
+    ]
+    peers = [peer for peer in all_peers() if peer.name in PEERS]
+    for name, (height, width) in SETS.items():
+        make(name, ROOT)
+        suite = Peers(ROOT, peers, make_all(peers, lambda words: None), smoke=False)
+        able = [peer for peer in peers if not isinstance(suite.pythons[peer.file], OSError)]
+        contenders = [Contender(peer, str(suite.pythons[peer.file]), name, ROOT) for peer in able]
+        for contender in contenders:
+            contender.start()
+        try:
+            rows = list(suite.rows(name, contenders, os.cpu_count() or 1))
+        finally:
+            for contender in contenders:
+                contender.end()
+        words = (
+            f"JPEGs of {width} x {height}, random crops of {SIZE} x {SIZE}: ours in batches of {BATCH}, peers' of 64."
+        )
+        lines += ["", words, "", *table(iter(rows), "x one")]
+    record("Images by the number of cores", [*lines, "", machine("tarshards", "numpy")])
+
+
+def repeated(data: Any) -> list[str]:
+    """Return the shards of a set, several times if need be, so that an epoch has at least SAMPLES samples."""
+    return list(data.urls) * -(-SAMPLES // data.count)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        name, threads, asleep, *urls = sys.argv[2:]
+        print(json.dumps(measure_one(name, int(threads), json.loads(asleep), urls)))
+    else:
+        main()
