@@ -92,6 +92,8 @@ class Shards(Sequence[Shard]):
     (7, [None, None], 2)
     """
 
+    common: Shard = Shard("")  # which those lack that earlier releases have pickled
+
     def __init__(self, urls: list[str], common: Shard | None = None, /, **columns: list[Any]):
         same = {name: column[0] for name, column in columns.items() if column and column == column[:1] * len(column)}
         self.urls: list[str] = urls

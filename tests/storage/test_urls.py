@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import subprocess
 from glob import glob
@@ -573,6 +574,15 @@ def test_shards_are_columns_that_read_as_a_list():
     assert list(shards.uncounted) == [1, 2]
     assert shards.replace(size=[1, 2, 3])[1] == two._replace(size=2)
     assert Shards.of([]) == Shards([]) == []
+
+
+def test_shards_that_earlier_releases_have_pickled():
+    shards = Shards.__new__(Shards)
+    vars(shards).update(urls=["a.tar", "b.tar"], _columns={"samples": [7, 8], "split": ["last", None]})
+    loaded = pickle.loads(pickle.dumps(shards))
+    assert loaded == [Shard("a.tar", 7, split="last"), Shard("b.tar", 8)]
+    assert Shards.joined([loaded, Shards(["c.tar"])])[2] == Shard("c.tar")
+    assert loaded.replace(size=[1, 2])[0] == Shard("a.tar", 7, 1, split="last")
 
 
 def test_shards_name_themselves():
