@@ -24,11 +24,10 @@ from tarshards.parallel.signals import GRACE, TICK
 from tarshards.run.samples.journal import SampleResult
 from tarshards.run.samples.runners import Failure, Work
 from tarshards.run.samples.scratch import Scratch
-from tarshards.run.samples.slot import Frames, Reply
+from tarshards.run.samples.slot import LONG, Frames, Reply
 from tarshards.samples.keys import Sample
 
 PROGRAM = os.path.join(os.path.dirname(__file__), "slot.py")
-SENT_AHEAD = 0.030  # most seconds of work sent ahead to a slot
 MAX_DEPTH = 64  # most samples sent to a slot
 
 
@@ -133,9 +132,8 @@ class Slot:
     def pace(self, reply: Reply) -> list[QueuedSample]:
         """Raise or lower the depth after *reply*; return the samples that the slot does not start."""
         if not reply.pauses:
-            self.depth = (
-                min(2 * self.depth, MAX_DEPTH) if self.depth * reply.seconds < SENT_AHEAD else -(-self.depth // 2)
-            )
+            is_quick = self.depth * reply.seconds < LONG
+            self.depth = min(2 * self.depth, MAX_DEPTH) if is_quick else -(-self.depth // 2)
             return []
         unstarted = list(self.sent)
         self.sent.clear()

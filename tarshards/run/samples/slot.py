@@ -22,7 +22,9 @@ from tarshards.run.samples.folder import write_all
 from tarshards.run.samples.runners import Failure, Runner, Work, make_runner
 from tarshards.samples.keys import Sample
 
-LONG = 0.02  # seconds
+LONG = (
+    0.02  # seconds of work that are sent ahead, at most; after a sample that takes longer nothing sent ahead is begun
+)
 
 
 class Reply(NamedTuple):
