@@ -83,6 +83,8 @@ for kernel in _tar, _mapped, _sidecars, _headers, _rows, _pixels, _jpeg:
     assert b"__asan_report_load" in code
     assert b"__ubsan_handle" in code
 EOF
-    passes tests/kernels/test_{jpeg,pixels,row_kernels}.py tests/loaders/readers/test_readers_{arrays,images,parsed}.py
+    # The sanitizer does not use memory again that was just freed.
+    passes tests/kernels/test_{jpeg,pixels,row_kernels}.py tests/loaders/readers/test_readers_{arrays,images,parsed}.py \
+        -k "not takes_no_new_memory"
 done
 passes tests/kernels/test_{headers,sidecars}.py tests/kernels/test_tar_*.py tests/tar/test_tar_{corpus,damage,ends,streams}.py
