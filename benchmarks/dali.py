@@ -107,7 +107,7 @@ def webdataset_samples(urls: str) -> Callable[[], Iterator[tuple[bytes, bytes]]]
 def sources(graph: Callable[..., Any], urls: str) -> dict[str, Callable[[], object]]:
     """One epoch of each source in a pipeline around it."""
     dataset = ShardDataset(urls, fields="jpg cls", shuffle=True)
-    ours = by_hand(graph, dali.batch_source(dataset, BATCH))
+    ours = by_hand(graph, dali.batch_source(dataset, BATCH), no_copy=True)
     single = by_hand(graph, PlainIterator(our_samples(dataset)), batch=False, cycle="raise")
     plain = by_hand(graph, PlainIterator(webdataset_samples(urls)), batch=False, cycle="raise")
     whole = SAMPLES // BATCH * BATCH  # DALI discards a last batch that is not full

@@ -104,7 +104,7 @@ def by_batch_source(urls: str, graph: Callable[..., Any], threads: int) -> Batch
     from tarshards import dali
 
     source = dali.batch_source(ShardDataset(urls, fields="jpg cls", shuffle=True, seed=0), BATCH)
-    pipe = build(graph, lambda: fn.external_source(source, num_outputs=source.num_outputs), threads)
+    pipe = build(graph, lambda: fn.external_source(source, num_outputs=source.num_outputs, no_copy=True), threads)
 
     def epoch() -> Iterator[tuple[torch.Tensor, Any]]:
         while True:

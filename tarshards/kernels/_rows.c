@@ -197,6 +197,57 @@ static int read_float(const char *text, int64_t size, void *out) {
     return 1;
 }
 
+static uint32_t big_endian(const unsigned char *at, int bytes) {
+    uint32_t value = 0;
+    for (int i = 0; i < bytes; i++) value = value << 8 | at[i];
+    return value;
+}
+
+/* Whether *data* has the bytes of *end* from *at* on; they are looked for from its end. */
+static int has_end(const unsigned char *data, int64_t size, int64_t at, const char *end, int64_t length) {
+    for (int64_t i = size - length; i >= at; i--)
+        if (!memcmp(data + i, end, (size_t)length)) return 1;
+    return 0;
+}
+
+/* Read height and width of a JPEG; return 0 if its header or its end is not whole. */
+static int read_jpeg_size(const unsigned char *data, int64_t size, uint32_t *out) {
+    int64_t at = 2;
+    out[0] = out[1] = 0;
+    for (int marker = 0; marker != 0xda;) {
+        if (at + 4 > size || data[at] != 0xff) return 0;
+        marker = data[at + 1];
+        if (marker == 0xff) at++; /* a fill byte */
+        else if (marker == 1 || (marker >= 0xd0 && marker <= 0xd8)) at += 2; /* a marker without a length */
+        else {
+            const int is_frame = marker >= 0xc0 && marker <= 0xcf && marker != 0xc4 && marker != 0xc8 && marker != 0xcc;
+            if (is_frame && at + 9 <= size) {
+                out[0] = big_endian(data + at + 5, 2);
+                out[1] = big_endian(data + at + 7, 2);
+                if (!out[0] || !out[1]) return 0;
+            }
+            at += 2 + big_endian(data + at + 2, 2);
+        }
+    }
+    return out[0] && has_end(data, size, at, "\xff\xd9", 2);
+}
+
+/* Read height and width of a JPEG or PNG as two uint32; return 0 for other formats, and if its end is missing. */
+static int read_image_size(const char *bytes, int64_t size, void *out) {
+    const unsigned char *data = (const unsigned char *)bytes;
+    uint32_t sides[2];
+    if (size >= 3 && !memcmp(bytes, "\xff\xd8\xff", 3)) {
+        if (!read_jpeg_size(data, size, sides)) return 0;
+    } else {
+        if (size < 33 || memcmp(bytes, "\x89PNG\r\n\x1a\n", 8) || memcmp(bytes + 12, "IHDR", 4)) return 0;
+        sides[0] = big_endian(data + 20, 4);
+        sides[1] = big_endian(data + 16, 4);
+        if (!sides[0] || !sides[1] || !has_end(data, size, 0, "\0\0\0\0IEND\xae\x42\x60\x82", 12)) return 0;
+    }
+    memcpy(out, sides, 8);
+    return 1;
+}
+
 static void parse_rows(void *argument) {
     Rows *rows = argument;
     int64_t i = 0;
@@ -230,6 +281,11 @@ static PyObject *parse_integers(PyObject *self, PyObject *args) {
 static PyObject *parse_floats(PyObject *self, PyObject *args) {
     (void)self;
     return parse(args, "w*y*y*:parse_floats", read_float, 1);
+}
+
+static PyObject *parse_image_sizes(PyObject *self, PyObject *args) {
+    (void)self;
+    return parse(args, "w*y*y*:parse_image_sizes", read_image_size, 0);
 }
 
 /* Let the system read ranges of mapped files ahead; a range that begins near the end of the previous ones is merged
@@ -288,6 +344,8 @@ static PyMethodDef methods[] = {
     {"parse_integers", parse_integers, METH_VARARGS,
      "parse_integers(out, addresses, sizes) -> index; see tarshards.kernels._rows_py"},
     {"parse_floats", parse_floats, METH_VARARGS, "parse_floats(out, addresses, sizes) -> index; see tarshards.kernels._rows_py"},
+    {"parse_image_sizes", parse_image_sizes, METH_VARARGS,
+     "parse_image_sizes(out, addresses, sizes) -> index; see tarshards.kernels._rows_py"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -8,6 +8,7 @@ files are mapped only for the native ones.
 from __future__ import annotations
 
 import re
+import struct
 from ctypes import c_char, string_at
 from typing import Any
 
@@ -15,6 +16,8 @@ import numpy as np
 
 INTEGER = re.compile(rb"\s*([+-]?[0-9]+)\s*")
 LONGEST_FLOAT = 319  # bytes, as in the native twin; repr() gives at most 25
+PNG = re.compile(rb"\x89PNG\r\n\x1a\n.{4}IHDR(.{4})(.{4}).{9}", re.DOTALL)
+PNG_END, JPEG_END = b"\0\0\0\0IEND\xaeB`\x82", b"\xff\xd9"
 
 
 def gather(out: np.ndarray, addresses: np.ndarray, prefix: bytes) -> int:
@@ -70,6 +73,14 @@ def parse_floats(out: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> i
     return _parse(_float, out, addresses, sizes)
 
 
+def parse_image_sizes(out: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> int:
+    """Write height and width of JPEGs and PNGs, two uint32 each; return the first row that is none, or -1.
+
+    One whose header or end is not whole counts as none, and as no JPEG or PNG.
+    """
+    return _parse(_image_size, out, addresses, sizes)
+
+
 def _parse(read: Any, out: np.ndarray, addresses: np.ndarray, sizes: np.ndarray) -> int:
     for i, (address, size) in enumerate(zip(addresses.tolist(), sizes.tolist())):
         try:
@@ -89,3 +100,36 @@ def _float(text: bytes) -> float:
     if b"_" in text or len(text.strip()) > LONGEST_FLOAT:
         raise ValueError
     return float(text)
+
+
+def _image_size(data: bytes) -> tuple[int, int]:
+    sides = 0, 0
+    if data[:3] == b"\xff\xd8\xff":
+        sides = _jpeg_size(data)
+    elif (match := PNG.match(data)) is not None and PNG_END in data:
+        sides = int.from_bytes(match[2], "big"), int.from_bytes(match[1], "big")
+    if not all(sides):
+        raise ValueError
+    return sides
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    sides, at, marker = (0, 0), 2, 0
+    while marker != 0xDA:
+        if at + 4 > len(data) or data[at] != 0xFF:
+            raise ValueError
+        marker = data[at + 1]
+        if marker == 0xFF:  # a fill byte
+            at += 1
+        elif marker == 1 or 0xD0 <= marker <= 0xD8:  # a marker without a length
+            at += 2
+        else:
+            if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC) and at + 9 <= len(data):
+                sides = struct.unpack_from(">HH", data, at + 5)
+                if not all(sides):
+                    raise ValueError
+            (size,) = struct.unpack_from(">H", data, at + 2)
+            at += 2 + size
+    if data.find(JPEG_END, at) < 0:
+        raise ValueError
+    return sides

@@ -2,14 +2,19 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from io import BytesIO
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from soak import rounds
 
+from tarshards.errors import DecodeError
+from tarshards.samples.codecs.image_headers import read_header
 from tarshards.samples.payloads import Payloads
 
 
@@ -140,6 +145,50 @@ def test_any_text_is_a_number_or_none_for_both(rows, kernel, type):
     assert found >= {-1, 0, 1, 2}
 
 
+def images():
+    """A JPEG, a progressive one with fill bytes and a marker without length in its header, and a PNG."""
+    encoded = []
+    for kind, options in ("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}):
+        stream = BytesIO()
+        Image.effect_noise((61, 47), 50).save(stream, kind, **options)
+        encoded.append(stream.getvalue())
+    encoded[1] = encoded[1][:2] + b"\xff\xff\xff\x01" + encoded[1][2:]
+    return encoded
+
+
+def any_image(rng, whole):
+    """Mostly an image, and then often one that is cut, longer, or damaged where its header is."""
+    data = bytearray(rng.choice(whole))
+    for _ in range(rng.choice([0, 1, 1, 3])):
+        place = rng.randrange(min(len(data), rng.choice([30, 700, 1 << 20])))
+        data[place : place + rng.randrange(3)] = rng.choice([b"", b"\xff", b"\0\0", b"\xff\xda", rng.randbytes(2)])
+    return bytes(data[: rng.choice([len(data), len(data), rng.randrange(len(data) + 1)])]) + rng.choice(
+        [b"", bytes(40)]
+    )
+
+
+def size_by_header(data):
+    with suppress(DecodeError):
+        if header := read_header(data):
+            return header.height, header.width
+    return None
+
+
+def test_image_sizes_are_those_of_whole_headers(rows):
+    rng, whole = random.Random(0), images()
+    found = set()
+    for _ in range(rounds(1500)):
+        datas = [any_image(rng, whole) for _ in range(rng.choice([1, 1, 12]))]
+        payloads, out = Payloads.of(datas), np.zeros((len(datas), 2), np.uint32)
+        row = rows.parse_image_sizes(out, payloads.addresses, payloads.sizes)
+        wanted = [size_by_header(data) for data in datas]
+        assert row == (wanted.index(None) if None in wanted else -1)
+        good = row if row >= 0 else len(datas)
+        assert [*map(tuple, out.tolist())][:good] == wanted[:good]
+        found.add(row)
+    assert found >= {-1, 0, 1, 2}
+
+
 def test_bytes_are_copied_from_an_address(rows):
     data = np.arange(200_000, dtype=np.uint32)
     for size in (0, 1, 7, 4096, 70_000, data.nbytes):
@@ -158,6 +207,7 @@ def test_native_kernels_release_what_they_were_given(rows, pixels, threads):
         "pack": lambda out: kernels.pack(out, addresses, np.int64([12]).tobytes()),
         "parse_integers": lambda out: kernels.parse_integers(out, addresses, bytes(8)),
         "parse_floats": lambda out: kernels.parse_floats(out, addresses, bytes(8)),
+        "parse_image_sizes": lambda out: kernels.parse_image_sizes(out, addresses, bytes(8)),
     }
     for name, call in calls.items():
         out = bytearray(8 if "parse" in name else 12)

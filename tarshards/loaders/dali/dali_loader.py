@@ -15,13 +15,12 @@ from tarshards.epoch.permutations import hash_of
 from tarshards.errors import DecodeError
 from tarshards.loaders.dali.external_source import (
     BatchSource,
-    EncodedBatch,
     EncodedSource,
     LastBatch,
     LoaderSource,
     open_dataset,
 )
-from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
+from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedBatch, ImageCheck, ImageGuard
 from tarshards.loaders.dali.outputs import ArrayLibrary, numpy_to_array, output_to_arrays
 from tarshards.loaders.monitor import Stopwatch
 from tarshards.loaders.passes import Pass, ResumableLoader
@@ -53,7 +52,7 @@ def dali_loader(
         dali_loader(urls, lambda jpg, cls: (fn.decoders.image(jpg, device="mixed"), cls), batch_size=256)
 
     or a ``pipeline_def`` whose only argument is the source, which it passes to ``fn.external_source(source,
-    num_outputs=...)``. The seed of the pipeline is derived from that of the dataset.
+    num_outputs=..., no_copy=True)``. The seed of the pipeline is derived from that of the dataset.
 
     *urls_or_dataset* is a shard expression or a ``ShardDataset`` (``Stream``). The loader follows its order, tail, rank
     and ledger; its ops run before the pipeline. It may also be a loader whose batches have *fields*, such as a
@@ -111,7 +110,7 @@ class DaliLoader(ResumableLoader):
             stopwatch = Stopwatch()
             for batch, pipe, outputs in self._runner.run(batches, seeds, this):
                 self.monitor.add(*stopwatch.take())
-                self.monitor.samples += len(batch.samples)
+                self.monitor.samples += len(batch.keys)
                 if this.plan is not None:
                     self.source.arrive(batch)
                 yield {} if outputs is None else self._named(batch, pipe, outputs)
@@ -124,7 +123,7 @@ class DaliLoader(ResumableLoader):
             name: output_to_arrays(output, self._library, share=pipe.exec_dynamic)
             for name, output in zip(self._outputs, outputs, strict=True)
         }
-        named["__key__"] = [encoded.sample.get("__key__") for encoded in batch.samples]
+        named["__key__"] = batch.keys
         if self.source.has_valid:
             named["valid"] = numpy_to_array(batch.valid, self._library)
         return named
@@ -142,8 +141,8 @@ class PipelineInput:
         try:
             for batch in self.batches:
                 self.in_flight.append(batch)
-                if batch.samples:
-                    return tuple(batch.columns())
+                if batch.real:
+                    return tuple(batch.inputs())
         except Exception as error:  # raised later, after the batches before it are delivered
             self.error = error
         raise StopIteration
@@ -176,7 +175,7 @@ class PipelineRunner:
                 feed, pipe = self._take(seeds)
                 feed.batches, feed.error = chain(again, batches), late
                 continue
-            while not feed.in_flight[0].samples:
+            while not feed.in_flight[0].real:
                 yield feed.in_flight.popleft(), pipe, None
             yield feed.in_flight.popleft(), pipe, outputs
         while feed.in_flight:
@@ -203,56 +202,54 @@ class PipelineRunner:
         DALI does not always say which sample failed, so the first batch is run again in ever smaller parts. The first
         part has the samples that the CPU decodes: mostly the others are the bad ones, and few pipelines are built.
         """
-        number = next(i for i, batch in enumerate(in_flight) if batch.samples)
-        samples, real = in_flight[number]
-        is_decodable = [self._guard.is_decodable(encoded) for encoded in samples[:real]]
-        order = sorted(range(real), key=is_decodable.__getitem__, reverse=True)
-        found = self._find_bad([samples[i] for i in order], seeds, split=sum(is_decodable) % real)
+        number = next(i for i, batch in enumerate(in_flight) if batch.real)
+        batch = in_flight[number]
+        is_decodable = [self._guard.is_decodable(batch, row) for row in range(batch.real)]
+        order = sorted(range(batch.real), key=is_decodable.__getitem__, reverse=True)
+        found = self._find_bad(batch.take(order), seeds, split=sum(is_decodable) % batch.real)
         bad = {order[i]: reason for i, reason in found.items()}
-        if not bad or len(bad) == real > 1:
+        if not bad or len(bad) == batch.real > 1:
             raise error
-        kept = []
-        for i, encoded in enumerate(samples[:real]):
-            if i not in bad:
-                kept.append(encoded)
-                continue
-            url, key = encoded.sample.get("__url__"), encoded.sample.get("__key__")
-            self._ledger.fail(DecodeError(bad[i], url=url, key=key))
-            if self._guard.on_bad == "mask" and encoded.valid:  # a black image that also fails is left out
-                kept.append(self._guard.mask(encoded))
+        left_out = set()
+        for row in sorted(bad):
+            self._ledger.fail(DecodeError(bad[row], url=batch.urls[row], key=batch.keys[row]))
+            if self._guard.on_bad == "mask" and batch.sound[row]:  # a black image that also fails is left out
+                self._guard.mask(batch, row)
             else:
+                left_out.add(row)
                 this.count(self._ledger, Tally(failed=1, in_flight=-1))
-        repeats = kept[-1:] * (len(samples) - real)
-        in_flight[number] = EncodedBatch(kept + repeats, len(kept))
+        kept = [row for row in range(batch.real) if row not in left_out]
+        in_flight[number] = batch.take(kept, fill=len(batch.keys) - batch.real)
         return in_flight
 
     def _find_bad(
-        self, samples: list[EncodedSample], seeds: Sequence[int], reason: str | None = None, *, split: int = 0
+        self, batch: EncodedBatch, seeds: Sequence[int], reason: str | None = None, *, split: int = 0
     ) -> dict[int, str]:
-        """Return the positions of the samples that a pipeline fails on, each with DALI's message.
+        """Return the rows of a batch that a pipeline fails on, each with DALI's message.
 
-        Some of *samples* are bad, or none by itself. *reason* is why they fail, if they were run together. They are run
-        in two parts: *split* samples, or half of them, and the rest.
+        Some of the samples are bad, or none by itself. *reason* is why they fail, if they were run together. They are
+        run in two parts: *split* samples, or half of them, and the rest.
         """
-        if len(samples) == 1:
-            reason = reason or self._failure_of(samples, seeds)
+        if batch.real == 1:
+            reason = reason or self._failure_of(batch, seeds)
             return {0: reason} if reason else {}
-        split = split or len(samples) // 2
+        split = split or batch.real // 2
         bad: dict[int, str] = {}
-        for begun, part in (0, samples[:split]), (split, samples[split:]):
+        for begun, end in (0, split), (split, batch.real):
+            part = batch.take(range(begun, end))
             is_last_hope = begun and not bad  # then its own parts are run at once
             reason = None if is_last_hope else self._failure_of(part, seeds)
             if reason or is_last_hope:
                 bad |= {begun + i: why for i, why in self._find_bad(part, seeds, reason).items()}
         return bad
 
-    def _failure_of(self, samples: list[EncodedSample], seeds: Sequence[int]) -> str | None:
-        """Return DALI's message if a pipeline fails on *samples*; one that does not fail is idle afterwards.
+    def _failure_of(self, batch: EncodedBatch, seeds: Sequence[int]) -> str | None:
+        """Return DALI's message if a pipeline fails on *batch*; one that does not fail is idle afterwards.
 
         The error itself would keep the pipeline, and its memory of the GPU.
         """
         feed, pipe = self._take(seeds)
-        feed.batches = iter([EncodedBatch(samples, len(samples))])
+        feed.batches = iter([batch])
         try:
             pipe.run()
         except Exception as error:
@@ -274,7 +271,7 @@ def build_pipeline(
     else:
         pipe = Pipeline(**options)
         with pipe:
-            results = pipeline(*fn.external_source(source, num_outputs=num_outputs))
+            results = pipeline(*fn.external_source(source, num_outputs=num_outputs, no_copy=True))
             pipe.set_outputs(*(results if isinstance(results, (tuple, list)) else [results]))
     pipe.build()
     if pipe.num_outputs != len(names):

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tarshards.loaders.arrays import readers
+from tarshards.loaders.arrays.array_loader import ArrayBatchMaker
 from tarshards.loaders.batches import BatchMaker
-from tarshards.loaders.dali.image_check import BadImagePolicy, EncodedSample, ImageCheck, ImageGuard
+from tarshards.loaders.dali.image_check import (
+    DECODED,
+    BadImagePolicy,
+    Column,
+    EncodedBatch,
+    ImageCheck,
+    ImageGuard,
+)
 from tarshards.loaders.passes import Pass, Passes, ResumableLoader
 from tarshards.parallel.calls import bounded_map
-from tarshards.samples.codecs.npy import is_npy
-from tarshards.samples.keys import Sample
+from tarshards.samples.codecs.basic import INTEGERS
+from tarshards.samples.codecs.image import IMAGES
+from tarshards.samples.fields import pick_field
 from tarshards.samples.ledger import Tally
 from tarshards.stream import ops
 from tarshards.stream.stream import Stream
@@ -38,13 +48,13 @@ def batch_source(
     check: ImageCheck = "header",
     last_batch: LastBatch = "partial",
 ) -> BatchSource:
-    """Return an iterable of batches for ``fn.external_source(source, num_outputs=source.num_outputs)``.
+    """Return an iterable of batches for ``fn.external_source(source, num_outputs=source.num_outputs, no_copy=True)``.
 
-    Numbers and ``.npy`` come decoded, images and everything else as encoded bytes. The options are those of
-    ``dali_loader``. With *on_bad* "mask" or *last_batch* "pad" there is one more output, ``valid``: False where a black
-    image replaces a bad one, and in rows that only fill the last batch. Batches without samples are skipped. Each
-    iteration is one epoch of the dataset, in its order and with its ledger. The source itself has no state;
-    ``dali_loader`` has one that is exact to the batch.
+    Numbers and ``.npy`` come decoded, images and everything else as encoded bytes. DALI need not copy them: their
+    memory is reused only after DALI has released it. The options are those of ``dali_loader``. With *on_bad* "mask" or
+    *last_batch* "pad" there is one more output, ``valid``: False where a black image replaces a bad one, and in rows
+    that only fill the last batch. Batches without samples are skipped. Each iteration is one epoch of the dataset, in
+    its order and with its ledger. The source itself has no state; ``dali_loader`` has one that is exact to the batch.
     """
     guard = ImageGuard(fields, on_bad=on_bad, check=check)
     return BatchSource(open_dataset(urls_or_dataset, guard), batch_size, guard, last_batch)
@@ -58,25 +68,11 @@ def open_dataset(urls_or_dataset: Any, guard: ImageGuard) -> Stream:
     return Stream.from_shards(urls_or_dataset, fields=names)
 
 
-class EncodedBatch(NamedTuple):
-    """The samples of one batch; those from *real* on are repeats that fill it."""
-
-    samples: list[EncodedSample]
-    real: int
-
-    @property
-    def valid(self) -> np.ndarray:
-        """Which entries are neither masked nor repeats."""
-        return np.array([sample.valid and i < self.real for i, sample in enumerate(self.samples)])
-
-    def columns(self) -> list[Any]:
-        """Return DALI's input for each field: one array of numbers, or a list of arrays."""
-        columns = [list(column) for column in zip(*(sample.arrays for sample in self.samples))]
-        return [np.array(column) if column[0].ndim == 0 else column for column in columns]
-
-
 class EncodedBatchMaker(BatchMaker):
-    """Makes batches of encoded samples; *last_batch* says how to treat a partial last batch."""
+    """Makes batches of encoded samples; *last_batch* says how to treat a partial last batch.
+
+    The fields of indexed samples without ops are found, copied and parsed for a whole batch at a time.
+    """
 
     def __init__(self, stream: Stream, size: int, guard: ImageGuard, last_batch: LastBatch):
         if last_batch not in ("partial", "pad", "drop"):
@@ -87,19 +83,64 @@ class EncodedBatchMaker(BatchMaker):
                 raise TypeError(f"DALI sources support only ops that see one sample at a time, not {op.name}")
         self.guard = guard
         self.last_batch = last_batch
+        self._arrays: ArrayBatchMaker | None = None
+        made_by = [reader_of(alternatives) for alternatives in guard.fields]
+        if self.is_planned and not stream.ops and not stream.source.ops and None not in made_by:
+            terms = [f"{name}:{';'.join(own)}" for name, own in zip(guard.names, guard.fields)]
+            kept = 2 * AHEAD  # as many are in the pipeline
+            self._arrays = ArrayBatchMaker(stream, size, dict(zip(terms, made_by)), (), kept=kept, ring=False)
+
+    def open(self) -> None:
+        if self._arrays is not None:
+            self._arrays.open()
 
     def read(self, part: Part, epoch: int) -> EncodedBatch:
-        samples = list(self.stream.read(part, epoch))
-        batch = self.encode(samples, len(part))
-        if failed := len(samples) - batch.real:
+        if self._arrays is not None:
+            came, batch = self._read_arrays(self._arrays, part, epoch)
+        else:
+            samples = list(self.stream.read(part, epoch))
+            came, batch = len(samples), self.encode(samples)
+        if failed := came - batch.real:
             part.leave_out(Tally(failed=failed))
-        return batch
+        return self.filled(batch, len(part))
 
-    def encode(self, samples: Iterable[Any], planned: int) -> EncodedBatch:
-        """Encode the samples of a batch, after *planned* were read for it, and fill it if it is the last."""
-        encoded = list(self.guard.encode(samples, self.stream.ledger.fail))
-        missing = self.size - len(encoded) if planned < self.size and self.last_batch == "pad" else 0
-        return EncodedBatch(encoded + encoded[-1:] * missing, len(encoded))
+    def encode(self, samples: Iterable[Any]) -> EncodedBatch:
+        """Encode samples that were read."""
+        return self.guard.encode_samples(samples, self.stream.ledger.fail)
+
+    def _read_arrays(self, arrays: ArrayBatchMaker, part: Part, epoch: int) -> tuple[int, EncodedBatch]:
+        """Return how many samples of *part* have all fields, and the batch of those that are not bad."""
+        if arrays.mapped is not None and part.reader is not None:
+            part.reader.announce(len(part), arrays.mapped.read_fields)
+        made = arrays.assemble(partial(arrays.locate, part), epoch)
+        arrays.count(part, made.failures)
+        arrays.report(made)
+        rows = np.delete(np.arange(len(part)), [*made.failures])
+        names = self.stream.source.shards.names
+        urls = [names[shard] for shard in part.shards[rows].tolist()]
+        columns = [
+            Column([";".join(own)] * len(rows), np.full(len(rows), IMAGES.has(own[0].lower())), made.batch[name])
+            for name, own in zip(self.guard.names, self.guard.fields)
+        ]
+        return len(rows), self.guard.encode([*made.batch["__key__"]], urls, columns, self.stream.ledger.fail)
+
+    def filled(self, batch: EncodedBatch, planned: int) -> EncodedBatch:
+        """Return a batch, for which *planned* samples were read; where the last is to be padded, with repeats."""
+        if self.last_batch != "pad" or planned == self.size or not batch.real:
+            return batch
+        return batch.take(range(batch.real), fill=self.size - batch.real)
+
+
+def reader_of(alternatives: Sequence[str]) -> Any:
+    """Return the reader of a field that has one of these names; None if the names are of several kinds."""
+    extensions = {name.lower().rpartition(".")[2] for name in alternatives}
+    if extensions <= {*INTEGERS}:
+        return readers.integer()
+    if extensions == {"npy"}:
+        return readers.decoded()
+    if extensions & DECODED or len({*map(IMAGES.has, extensions)}) > 1:
+        return None
+    return readers.ragged("u1")
 
 
 def read_ahead(batches: Generator[EncodedBatch, None, None]) -> Generator[EncodedBatch, None, None]:
@@ -193,8 +234,8 @@ class BatchSource(EncodedSource):
         with self.counted(this), closing(self.batches(this)) as batches:
             for batch, _ in self.passes.deliver(this, batches):
                 self.arrive(batch)
-                if batch.samples:
-                    yield (*batch.columns(), batch.valid) if self.has_valid else tuple(batch.columns())
+                if batch.real:
+                    yield (*batch.inputs(), batch.valid) if self.has_valid else tuple(batch.inputs())
 
     def _batches(self, this: Pass) -> Generator[EncodedBatch, None, None]:
         try:
@@ -204,6 +245,8 @@ class BatchSource(EncodedSource):
 
     def _planned(self, this: Pass) -> Iterator[EncodedBatch]:
         loop = self.passes.loop(this)
+        if len(loop.plan):
+            self.maker.open()
         yield from loop.run(partial(map, partial(self.maker.read, epoch=this.epoch)))
         self.maker.stream.ledger.audit([loop.tally])
 
@@ -211,15 +254,15 @@ class BatchSource(EncodedSource):
         maker = self.maker
         for chunk in self.passes.new_samples(this):
             if len(chunk) == maker.size or not maker.drop_last:
-                batch = maker.encode(chunk, len(chunk))
+                batch = maker.encode(chunk)
                 maker.stream.ledger.count(failed=len(chunk) - batch.real)
-                yield batch
+                yield maker.filled(batch, len(chunk))
             else:
                 maker.stream.ledger.count(discarded=len(chunk))
 
 
 class LoaderSource(EncodedSource):
-    """Batches of another loader, whose samples the *guard* takes from the rows of its arrays and lists."""
+    """Batches of another loader, whose columns the *guard* takes."""
 
     def __init__(self, loader: ResumableLoader, guard: ImageGuard):
         super().__init__(loader.passes, guard, has_valid=guard.on_bad == "mask")
@@ -229,26 +272,33 @@ class LoaderSource(EncodedSource):
         ledger = self._loader.ledger
         with closing(self._loader.make_batches(this)) as batches:
             for batch in self._loader.measured(batches):
-                samples = samples_of(batch)
-                encoded = list(self.guard.encode(samples, ledger.fail))
-                this.count(ledger, Tally(failed=len(samples) - len(encoded)))
-                yield EncodedBatch(encoded, len(encoded))
+                keys, columns = columns_of(batch, self.guard.fields)
+                encoded = self.guard.encode(keys, [None] * len(keys), columns, ledger.fail)
+                this.count(ledger, Tally(failed=len(keys) - encoded.real))
+                yield encoded
 
 
-def samples_of(batch: Any) -> list[Sample]:
-    """Return the samples of a batch that has a row for each, bytes where the column is a ragged one of raw bytes."""
+def columns_of(batch: Any, fields: Sequence[list[str]]) -> tuple[Sequence[Any], list[Column]]:
+    """Return the keys of a loader's batch, and copies of its columns, since the loader may reuse its memory.
+
+    A ragged column of raw bytes stays as it is, of others the rows become a list.
+    """
     if isinstance(batch, list) and not batch:  # a ShardLoader's without samples
-        return []
+        return [], []
     if not isinstance(batch, dict):
         raise TypeError(f"DALI takes loaders whose batches are dicts of fields, not {type(batch).__name__}")
-    columns = {name: _rows(name, value) for name, value in batch.items()}
-    return [dict(zip(columns, row)) for row in zip(*columns.values(), strict=True)]
-
-
-def _rows(name: str, column: Any) -> Iterable[Any]:
-    if not isinstance(column, tuple):
-        return column
-    values, offsets = (np.asarray(part) for part in column)
-    rows = [values[begin:end] for begin, end in pairwise(offsets.tolist())]
-    is_raw = values.dtype == np.uint8 and values.ndim == 1 and not is_npy(name)
-    return [row.tobytes() for row in rows] if is_raw else rows
+    keys, columns = list(batch["__key__"]), []
+    for alternatives in fields:
+        name = pick_field(dict.fromkeys(batch), alternatives)
+        values, extension = batch[name], name.rpartition(".")[2]
+        if isinstance(values, tuple):
+            data, offsets = (np.asarray(part).copy() for part in values)
+            rows = [data[begin:end] for begin, end in pairwise(offsets.tolist())]
+            if data.dtype != np.uint8 or data.ndim > 1 or extension == "npy":
+                values = rows
+            else:
+                values = [row.tobytes() for row in rows] if extension in INTEGERS else (data, offsets)
+        elif not isinstance(values, Sequence):
+            values = np.asarray(values).copy()
+        columns.append(Column([name] * len(keys), np.full(len(keys), IMAGES.has(name)), values))
+    return keys, columns

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from io import BytesIO
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from tarshards.errors import DecodeError, SampleError
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.basic import INTEGERS
-from tarshards.samples.codecs.image import IMAGES, check_image, read_size
+from tarshards.samples.codecs.image import IMAGES, check_image, read_sizes
 from tarshards.samples.fields import parse_terms, pick_field
 from tarshards.samples.keys import Sample
+from tarshards.samples.payloads import Payloads
 
 BadImagePolicy = Literal["drop", "mask"]
 ImageCheck = Literal["header", "full"]
@@ -22,21 +25,63 @@ ImageCheck = Literal["header", "full"]
 #: Fields that are decoded before DALI, which has no decoder for them; all others are passed to it as bytes.
 DECODED = frozenset([*INTEGERS, "npy"])
 UNDECODED = frozenset(["GIF", "ICO", "AVIF", "HEIF", "JXL"])  # formats of Pillow and its plugins
+NUMBERS = "biuf"  # the kinds of dtypes that DALI has
 
 
-class EncodedSample(NamedTuple):
-    """One sample as input of DALI: one array per field. *valid* is False if a black image replaces a bad one."""
+class Column(NamedTuple):
+    """The values of one field in several samples, with its name in each, and whether the bytes there are an image.
 
-    sample: Sample
-    arrays: list[np.ndarray]
-    valid: bool
+    *values* are an array with a row for each sample, a list of bytes, numbers and arrays, or, as ``readers.ragged``
+    gives them, the bytes of all samples end to end and their offsets.
+    """
+
+    names: Sequence[str]
+    are_images: np.ndarray
+    values: Any
+
+
+class EncodedBatch(NamedTuple):
+    """The samples of one batch as input of DALI; those from *real* on are repeats that fill it.
+
+    Each of *columns* is an array with a row for each sample, or a list of DALI's tensors. *images* says for each column
+    which rows are encoded images. *sound* is False where a black image replaces a bad one.
+    """
+
+    keys: Sequence[Any]
+    urls: Sequence[Any]
+    columns: list[Any]
+    images: list[np.ndarray]
+    sound: np.ndarray
+    real: int
+
+    @property
+    def valid(self) -> np.ndarray:
+        """Which rows are neither masked nor repeats."""
+        return self.sound & (np.arange(len(self.keys)) < self.real)
+
+    def take(self, rows: Sequence[int], *, fill: int = 0) -> EncodedBatch:
+        """Return a batch of some rows, with as many repeats of the last of them as fill it."""
+        real, rows = len(rows), [*rows, *[*rows][-1:] * fill]
+        at = np.array(rows, np.int64)
+        columns = [
+            column[at] if isinstance(column, np.ndarray) else [column[row] for row in rows] for column in self.columns
+        ]
+        keys, urls = ([names[row] for row in rows] for names in (self.keys, self.urls))
+        return EncodedBatch(keys, urls, columns, [images[at] for images in self.images], self.sound[at], real)
+
+    def inputs(self) -> list[Any]:
+        """Return what ``fn.external_source`` takes for each field; with ``no_copy=True`` it copies nothing."""
+        return [
+            column if isinstance(column, np.ndarray) else TensorListCPU(column, contiguous=False)
+            for column in self.columns
+        ]
 
 
 class ImageGuard:
     """Turns samples into arrays for DALI, one per entry of *fields*, and stops images that would end a pipeline.
 
     An entry ``image:jpg;png`` is named ``image`` and takes the first of the two fields that a sample has. Numbers and
-    ``.npy`` are decoded, arrays stay arrays, other bytes become arrays of uint8.
+    ``.npy`` are decoded, arrays stay arrays, other bytes become tensors of uint8.
 
     *check* "header" checks the header and the end of a JPEG or PNG, and what Pillow reads of the header of other
     formats; "full" also decodes the image. Images of more than ``PIL.Image.MAX_IMAGE_PIXELS`` pixels are refused.
@@ -59,108 +104,165 @@ class ImageGuard:
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"two fields are named {max(self.names, key=self.names.count)}")
         self.on_bad, self.check = on_bad, check
-        self._last_size = (256, 256)
+        self._last_size = [256, 256]
         self._types: dict[int, tuple[np.dtype, int]] = {}
 
-    def encode(self, samples: Iterable[Sample], on_error: Callable[[Exception], Any]) -> Iterator[EncodedSample]:
-        """Yield *samples* as arrays; call *on_error* with the errors of samples that are left out or masked."""
+    def encode_samples(self, samples: Iterable[Sample], on_error: Callable[[Exception], Any]) -> EncodedBatch:
+        """Return *samples* as a batch, as ``encode`` does; those without a field are left out, too."""
+        found, names = [], []
         for sample in samples:
             if not isinstance(sample, dict):
                 raise TypeError(f"a dataset for DALI yields dicts of fields, not {type(sample).__name__}")
             try:
-                encoded = self._encode(sample, on_error)
-            except (DecodeError, SampleError) as error:
+                names.append([pick_field(sample, alternatives) for alternatives in self.fields])
+            except SampleError as error:
                 on_error(error)
-                continue
-            yield encoded
-
-    def mask(self, encoded: EncodedSample) -> EncodedSample:
-        """Return a sample with black images instead of its own."""
-        arrays = [
-            _black_jpeg(*self._last_size) if self._is_image(encoded.sample, column) else array
-            for column, array in enumerate(encoded.arrays)
+            else:
+                found.append(sample)
+        columns = [
+            Column(own, np.array([*map(IMAGES.has, own)]), [sample[name] for sample, name in zip(found, own)])
+            for own in zip(*names)
         ]
-        return EncodedSample(encoded.sample, arrays, False)
+        keys, urls = ([sample.get(name) for sample in found] for name in ("__key__", "__url__"))
+        return self.encode(keys, urls, columns, on_error)
 
-    def is_decodable(self, encoded: EncodedSample) -> bool:
+    def encode(
+        self, keys: Sequence[Any], urls: Sequence[Any], columns: Iterable[Column], on_error: Callable[[Exception], Any]
+    ) -> EncodedBatch:
+        """Return samples as a batch; call *on_error* with the errors of those that are left out or masked."""
+        batch = EncodedBatch(keys, urls, [], [], np.ones(len(keys), bool), len(keys))
+        errors: dict[int, list[tuple[DecodeError, bool]]] = {}  # of rows, with whether it is masked
+        for number, column in enumerate(columns if keys else ()):
+            encoded, are_images, failed = self._encode(number, column)
+            batch.columns.append(encoded)
+            batch.images.append(are_images)
+            for row, error in failed.items():
+                located = DecodeError(error.reason, url=urls[row], key=keys[row], field=column.names[row])
+                located.__cause__ = error.__cause__
+                errors.setdefault(row, []).append((located, self.on_bad == "mask" and bool(are_images[row])))
+        left_out = set[int]()
+        for row in sorted(errors):
+            batch.sound[row] = False
+            for located, is_masked in errors[row]:
+                on_error(located)
+                if not is_masked:
+                    left_out.add(row)
+                    break
+        return batch.take([row for row in range(len(keys)) if row not in left_out]) if left_out else batch
+
+    def mask(self, batch: EncodedBatch, row: int) -> None:
+        """Replace the images of a sample by black ones."""
+        for column, are_images in zip(batch.columns, batch.images):
+            if are_images[row]:
+                column[row] = _black_jpeg(*self._last_size)
+        batch.sound[row] = False
+
+    def is_decodable(self, batch: EncodedBatch, row: int) -> bool:
         """Whether the CPU decodes the images of a sample."""
         try:
-            for column, array in enumerate(encoded.arrays):
-                if self._is_image(encoded.sample, column):
-                    check_image(array.tobytes())
+            for column, are_images in zip(batch.columns, batch.images):
+                if are_images[row]:
+                    check_image(np.asarray(column[row]).tobytes())
         except DecodeError:
             return False
         return True
 
-    def _is_image(self, sample: Sample, column: int) -> bool:
-        field = pick_field(sample, self.fields[column])
-        return IMAGES.has(field) and isinstance(sample[field], bytes)
-
-    def _encode(self, sample: Sample, on_error: Callable[[Exception], Any]) -> EncodedSample:
-        arrays, valid = [], True
-        for column, alternatives in enumerate(self.fields):
-            field = pick_field(sample, alternatives)
+    def _encode(self, number: int, column: Column) -> tuple[Any, np.ndarray, dict[int, DecodeError]]:
+        """Return the *number*-th column of a batch, which of its rows are images, and the errors of rows."""
+        names, are_images, values = column
+        if isinstance(values, tuple):
+            data, offsets = values
+            view = memoryview(data)
+            parts: list[Any] = [view[begin:end] for begin, end in pairwise(offsets.tolist())]
+            images = Payloads.within(data, offsets[:-1], np.diff(offsets))[are_images]
+            return self._tensors(parts, are_images, images, {})
+        no_images = np.zeros(len(names), bool)
+        if isinstance(values, np.ndarray) and values.dtype.kind in NUMBERS:
             try:
-                arrays.append(self._array(column, field, sample[field]))
+                return self._native(number, values, values.ndim - 1), no_images, {}
             except DecodeError as error:
-                located = DecodeError(error.reason, url=sample.get("__url__"), key=sample.get("__key__"), field=field)
-                located.__cause__ = error.__cause__
-                if self.on_bad == "drop" or not self._is_image(sample, column):
-                    raise located from error.__cause__
-                on_error(located)
-                arrays.append(_black_jpeg(*self._last_size))
-                valid = False
-        return EncodedSample(sample, arrays, valid)
+                return values, no_images, dict.fromkeys(range(len(names)), error)
+        parts, failed = [None] * len(names), {}
+        for row, (name, value) in enumerate(zip(names, values)):
+            try:
+                parts[row] = self._part(number, name, value)
+            except DecodeError as error:
+                failed[row] = error
+        arrays = [part for part in parts if isinstance(part, np.ndarray)]
+        if arrays and not arrays[0].ndim:
+            return np.array([arrays[0] if part is None else part for part in parts]), no_images, failed
+        are_images = are_images & [isinstance(part, bytes) for part in parts]
+        images = Payloads.of([part for part, is_image in zip(parts, are_images) if is_image])
+        return self._tensors(parts, are_images, images, failed)
 
-    def _array(self, column: int, field: str, value: Any) -> np.ndarray:
+    def _tensors(
+        self, parts: Iterable[Any], are_images: np.ndarray, images: Payloads, failed: dict[int, DecodeError]
+    ) -> tuple[list[TensorCPU], np.ndarray, dict[int, DecodeError]]:
+        """Return *parts* as ``_encode`` does, and check the *images* among them."""
+        tensors = [TensorCPU(b"" if part is None else part) for part in parts]
+        sizes, bad = self._check(images)
+        rows = np.flatnonzero(are_images).tolist()
+        for i, error in bad.items():
+            failed[rows[i]] = error
+            if self.on_bad == "mask":
+                tensors[rows[i]] = _black_jpeg(*self._last_good(sizes[:i]))
+        self._last_size = self._last_good(sizes)
+        return tensors, are_images, failed
+
+    def _part(self, number: int, name: str, value: Any) -> Any:
+        """Return the bytes, or the array, that DALI gets for a value of the *number*-th column."""
+        if isinstance(value, bytes) and name.rpartition(".")[2] in DECODED:
+            value = decode_field(name, value)
         if isinstance(value, bytes):
-            if IMAGES.has(field):
-                self._check_image(value)
-            elif field.rpartition(".")[2] in DECODED:
-                value = decode_field(field, value)
-        if isinstance(value, bytes):
-            return np.frombuffer(value, np.uint8)
+            return value
         array = np.asarray(value)
-        if array.dtype.kind not in "biuf":
+        if array.dtype.kind not in NUMBERS:
             raise DecodeError(f"DALI takes bytes, numbers and arrays of numbers, not {type(value).__name__}")
-        kind = array.dtype, array.ndim
-        if self._types.setdefault(column, kind) != kind:
-            first = "{} of {} dimensions".format(*self._types[column])
+        return self._native(number, array, array.ndim)
+
+    def _native(self, number: int, array: np.ndarray, dimensions: int) -> np.ndarray:
+        """Return *array* in the form that DALI reads; raise DecodeError if its type is not that of the first sample."""
+        kind = array.dtype.newbyteorder("="), dimensions
+        if self._types.setdefault(number, kind) != kind:
+            first = "{} of {} dimensions".format(*self._types[number])
             raise DecodeError("{} of {} dimensions, and the first sample has {}".format(*kind, first))
-        return array
+        return np.asarray(array, kind[0], order="C")
 
-    def _check_image(self, data: bytes) -> None:
-        size = _size_of(data)
-        _check_pixels(*size)
-        if self.check == "full":
-            check_image(data)
-        self._last_size = size
+    def _check(self, images: Payloads) -> tuple[np.ndarray, dict[int, DecodeError]]:
+        """Return height and width of images, 0 for bad ones, and the errors of these by row."""
+        from PIL import Image
 
+        sizes, others = read_sizes(images)
+        bad: dict[int, DecodeError] = {}
+        for row, found in others.items():
+            if isinstance(found, DecodeError):
+                bad[row] = found
+            elif found.kind in UNDECODED:
+                bad[row] = DecodeError(f"{found.kind}, which DALI does not decode")
+        most = Image.MAX_IMAGE_PIXELS
+        for row in [] if most is None else np.flatnonzero(sizes.prod(axis=1, dtype=np.uint64) > most).tolist():
+            height, width = sizes[row].tolist()
+            words = f"{width} x {height} pixels are more than PIL.Image.MAX_IMAGE_PIXELS"
+            bad.setdefault(row, DecodeError(f"decompression bomb? {words}"))
+        for row in range(len(images)) if self.check == "full" else ():
+            if row not in bad:
+                try:
+                    check_image(images[row])
+                except DecodeError as error:
+                    bad[row] = error
+        sizes[[*bad]] = 0
+        return sizes, bad
 
-def _size_of(data: bytes) -> tuple[int, int]:
-    try:
-        kind, height, width = read_size(data)
-    except DecodeError:
-        raise
-    except Exception as exc:
-        raise DecodeError(str(exc)) from exc
-    if kind in UNDECODED:
-        raise DecodeError(f"{kind}, which DALI does not decode")
-    return height, width
-
-
-def _check_pixels(height: int, width: int) -> None:
-    from PIL import Image
-
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and height * width > limit:
-        raise DecodeError(f"decompression bomb? {width} x {height} pixels are more than PIL.Image.MAX_IMAGE_PIXELS")
+    def _last_good(self, sizes: np.ndarray) -> list[int]:
+        """Return the last of *sizes* that is not 0, or else the last one of earlier images."""
+        good = sizes[sizes[:, 0] > 0]
+        return good[-1].tolist() if len(good) else self._last_size
 
 
 @lru_cache(64)
-def _black_jpeg(height: int, width: int) -> np.ndarray:
+def _black_jpeg(height: int, width: int) -> TensorCPU:
     from PIL import Image
 
     stream = BytesIO()
     Image.new("RGB", (width, height)).save(stream, "JPEG")
-    return np.frombuffer(stream.getvalue(), np.uint8)
+    return TensorCPU(stream.getvalue())

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
+    from tarshards.samples.payloads import Payloads
+
 # Pillow may only detect these formats: some others (EPS) run programs.
 FORMATS = "JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "ICO", "TIFF", "JPEG2000", "AVIF"
 PLUGINS = {"HEIF": ("pillow_heif", "heic"), "JXL": ("pillow_jxl", "jxl")}  # format: module, extra
@@ -218,6 +220,28 @@ def read_size(data: bytes) -> image_headers.ImageHeader:
             start = f"{bytes(data[:12])!r}..." if data else "empty"
             raise DecodeError(f"not an image in any of {' '.join(FORMATS)}: {start}") from None
     return header
+
+
+def read_sizes(images: Payloads) -> tuple[np.ndarray, dict[int, image_headers.ImageHeader | DecodeError]]:
+    """Return height and width of many images, uint32 of shape (n, 2), and more of those in some rows.
+
+    These are the headers of images that are neither JPEG nor PNG, and the errors of ``read_size``.
+    """
+    import numpy as np
+
+    sizes = np.zeros((len(images), 2), np.uint32)
+    others: dict[int, image_headers.ImageHeader | DecodeError] = {}
+    row = 0
+    while (found := kernels.rows.parse_image_sizes(sizes[row:], images.addresses[row:], images.sizes[row:])) >= 0:
+        row += found
+        try:
+            header = read_size(images[row])
+        except Exception as exc:
+            others[row] = exc if isinstance(exc, DecodeError) else DecodeError.because(exc)
+        else:
+            others[row], sizes[row] = header, header[1:]
+        row += 1
+    return sizes, others
 
 
 def read_orientation(data: bytes) -> int:

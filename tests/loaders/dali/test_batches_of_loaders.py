@@ -9,8 +9,9 @@ from dali_photos import THREADS, by_pillow, decode, jpeg_of
 from fed import fed
 from feed_specs import DATA
 
-from tarshards import dali
-from tarshards.loaders.dali.external_source import samples_of
+from tarshards import ArrayLoader, Stream, dali, readers
+from tarshards.loaders.dali.external_source import columns_of
+from tarshards.loaders.dali.image_check import ImageGuard
 
 pytest.importorskip("zmq")
 
@@ -89,14 +90,29 @@ def test_bad_images_are_left_out_or_masked(folder):
 
 
 def test_ragged_rows_of_npy_stay_arrays():
-    """Their bytes are no .npy file, which a field of that name would be decoded as."""
-    values, offsets = np.arange(6, dtype=np.uint8), np.array([0, 2, 6])
-    samples = samples_of({"jpg": (values, offsets), "x.npy": (values, offsets), "y": (values.reshape(6, 1), offsets)})
-    assert [sample["jpg"] for sample in samples] == [bytes([0, 1]), bytes([2, 3, 4, 5])]
-    assert [(sample["x.npy"].tolist(), sample["y"].shape) for sample in samples] == [
-        ([0, 1], (2, 1)),
-        ([2, 3, 4, 5], (4, 1)),
-    ]
+    """Their bytes are no .npy file, which a field of that name would be decoded as; those of cls are decoded."""
+    values, offsets = np.arange(48, 54, dtype=np.uint8), np.array([0, 2, 6])
+    ragged = {"jpg": values, "x.npy": values, "y": values.reshape(6, 1), "cls": values}
+    batch = {"__key__": ["a", "b"], **{name: (data, offsets) for name, data in ragged.items()}}
+    keys, columns = columns_of(batch, [[name] for name in ragged])
+    guard = ImageGuard([*ragged], on_bad="mask", check="header")
+    errors = []
+    encoded = guard.encode(keys, [None, None], columns, errors.append)
+    assert [error.field for error in errors] == ["jpg", "jpg"]
+    x, y = ([np.asarray(row).tolist() for row in column] for column in encoded.columns[1:3])
+    assert (x, y) == ([[48, 49], [50, 51, 52, 53]], [[[48], [49]], [[50], [51], [52], [53]]])
+    assert encoded.columns[3].tolist() == [1, 2345]
+    assert not encoded.valid.any()
+
+
+def test_a_loader_that_reuses_its_memory_overwrites_nothing_that_dali_reads(photos):
+    data = Stream.from_shards(photos(COUNT), shuffle=True, seed=1)
+    fields = {"jpg": readers.ragged("u1"), "cls": readers.integer()}
+    loader = ArrayLoader(data, 2, fields=fields, reuse=True, threads=1, prefetch=0)
+    batches = list(dali.dali_loader(loader, lambda jpg, cls: (jpg, cls), arrays="numpy", **CPU))
+    for batch in batches:
+        assert [data.tobytes() for data in batch["jpg"]] == [jpeg_of(number) for number in batch["cls"].tolist()]
+    assert sorted(number for batch in batches for number in batch["cls"].tolist()) == list(range(COUNT))
 
 
 def test_what_is_not_for_loaders(folder):

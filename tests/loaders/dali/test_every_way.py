@@ -73,9 +73,9 @@ def test_ranks_share_an_epoch(photos, way, ranks):
         assert len({len(rank[epoch]) for rank in by_rank}) == 1  # the datasets' tail is "pad"
 
 
-@pytest.mark.parametrize("cycle", [None, "raise"])
-def test_batches_begin_again_whatever_dali_is_told(photos, cycle):
-    for epoch in by_hand(dali.batch_source(dataset(photos(30)), 8), 8, 3, cycle=cycle):
+@pytest.mark.parametrize("options", [{}, {"cycle": "raise"}, {"no_copy": True}], ids=str)
+def test_batches_begin_again_whatever_dali_is_told(photos, options):
+    for epoch in by_hand(dali.batch_source(dataset(photos(30)), 8), 8, 3, **options):
         assert sorted(label for _, label in epoch) == list(range(30))
 
 

@@ -6,6 +6,7 @@ import gc
 import json
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from importlib import import_module
 from itertools import islice
@@ -351,6 +352,58 @@ def test_an_op_of_the_dataset_runs_before(photos):
     assert sorted(labels(dali.dali_loader(data, decode, batch_size=6, **CPU))) == list(range(1000, 1020))
 
 
+@pytest.mark.parametrize("fields", ["jpg cls", "image:jpg;png n:cls;id", "data:jpg;txt cls"])
+@pytest.mark.parametrize("on_bad", ["drop", "mask"])
+def test_batches_are_the_same_whether_read_together_or_one_by_one(photos, fields, on_bad):
+    """Without ops whole batches are found and copied; an op, and a field of several kinds, see each sample."""
+    urls, ways = photos(50, bad={**DAMAGED, 30: jpeg_of(30, 60, 50)}), []
+    for data in dataset(urls), dataset(urls).map(dict), dataset(urls, fields="jpg cls"):
+        options = {"batch_size": 8, "fields": fields, "on_bad": on_bad, "arrays": "numpy", **CPU}
+        batches = list(dali.dali_loader(data, lambda jpg, cls: (jpg, cls), outputs=["jpg", "cls"], **options))
+        said = [(error.shard, error.key, error.reason) for error in data.ledger.quarantined]
+        ways.append(
+            [
+                [(batch["__key__"], batch["cls"].tolist(), batch.get("valid")) for batch in batches],
+                [data.tobytes() for batch in batches for data in batch["jpg"]],
+                (said, data.ledger.samples, data.ledger.failed),
+            ]
+        )
+        data.ledger.check()
+    assert repr(ways[0]) == repr(ways[1]) == repr(ways[2])
+    assert len(ways[0][2][0]) == len(DAMAGED)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_memory_of_a_batch_is_not_reused_before_dali_is_done(photos, dynamic):
+    """Outputs are the encoded bytes, of batches that are delivered late and early, and kept."""
+
+    @pipeline_def(exec_dynamic=dynamic, prefetch_queue_depth=3)
+    def pipeline(source):
+        return tuple(fn.external_source(source, num_outputs=2, no_copy=True))
+
+    loader = dali.dali_loader(dataset(photos(120)), pipeline, batch_size=2, arrays="numpy", **CPU)
+    for _ in range(2):
+        kept = []
+        for number, batch in enumerate(loader):
+            kept.append(batch)
+            time.sleep(0.002 * (number % 7 == 0))
+        for batch in kept:
+            assert [data.tobytes() for data in batch["jpg"]] == [jpeg_of(number) for number in batch["cls"].tolist()]
+        assert sorted(labels(kept)) == list(range(120))
+
+
+def test_an_array_of_any_layout_arrives_as_it_is(write):
+    wanted = np.arange(6).reshape(2, 3)
+    urls = write(
+        [{"__key__": str(i), "a.npy": wanted.astype(">i4") + i, "b.npy": wanted.astype("<f4")} for i in range(3)]
+    )
+    options = {"fields": "a.npy b.npy", "batch_size": 3, "arrays": "numpy", **CPU}
+    for data in dataset(urls, shuffle=False), dataset(urls, shuffle=False).decode().map_fields({"b.npy": np.transpose}):
+        (batch,) = dali.dali_loader(data, lambda a, b: (a, b), **options)
+        assert (batch["a.npy"] == wanted + np.arange(3)[:, None, None]).all()
+        assert (batch["b.npy"] == (wanted if batch["b.npy"].shape[1:] == (2, 3) else wanted.T)).all()
+
+
 def test_an_op_that_fails_is_told_as_everywhere(photos):
     def fail(label):
         raise RuntimeError("no")
@@ -377,7 +430,7 @@ def test_fields_of_another_type_are_left_out(write):
     assert [tuple(array.shape) for array in batch["npy"]] == [(2, 3), (4, 3), (2, 3)]
     assert quarantined(data.ledger) == {
         "2.npy": "float32 of 1 dimensions, and the first sample has float32 of 2 dimensions",
-        "4.cls": "b'four' is not a decimal integer",
+        "4.cls": "b'four' is not a decimal integer of 64 bits",
     }
 
 

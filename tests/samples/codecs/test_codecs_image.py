@@ -24,7 +24,7 @@ from tarshards.errors import DecodeError, EncodeError
 from tarshards.kernels import _jpeg_py
 from tarshards.loaders.arrays.readers.draws import draws_of
 from tarshards.samples.codecs import decode_field, encode_field, image_headers
-from tarshards.samples.codecs.image import IMAGES, IMAGESPECS, check_image, decode_image
+from tarshards.samples.codecs.image import IMAGES, IMAGESPECS, check_image, decode_image, read_size, read_sizes
 from tarshards.samples.payloads import Payloads
 from tarshards.stream.ops import decode
 
@@ -337,6 +337,21 @@ def read_by(reader, data):
     return batch[0]
 
 
+def test_sizes_of_many_are_those_of_each():
+    rng = np.random.default_rng(0)
+    files = [each for data in FILES.values() for each in (data, *damaged(data, rng))]
+    sizes, others = read_sizes(Payloads.of(files))
+    for row, data in enumerate(files):
+        header = None
+        with suppress(Exception):
+            header = read_size(data)
+        assert tuple(sizes[row].tolist()) == (header[1:] if header else (0, 0))
+        if header is None:
+            assert isinstance(others[row], DecodeError)
+        else:
+            assert others.get(row) == (None if header.kind in ("jpeg", "png") else header)
+
+
 #: All that decodes or checks an image. Those that give every pixel as it is, in RGB, come first.
 WAYS = {
     **{spec: partial(decode_image, imagespec=spec) for spec in ("rgb8", "pilrgb", "pil")},
@@ -388,7 +403,14 @@ def test_the_full_check_for_dali_calls_the_same_ones_damaged(field, monkeypatch,
     from tarshards.loaders.dali.image_check import ImageGuard
 
     guard = ImageGuard("jpg", on_bad="drop", check="full")
-    monkeypatch.setitem(WAYS, "DALI", guard._check_image)
+
+    def check(data):
+        def fail(error):
+            raise error
+
+        guard.encode_samples([{"jpg": data}], fail)
+
+    monkeypatch.setitem(WAYS, "DALI", check)
     test_whatever_decodes_an_image_calls_the_same_ones_damaged(field, None, capfd)
 
 
