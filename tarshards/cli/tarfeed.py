@@ -98,7 +98,7 @@ def _serve_by(processes: int, address: str, options: dict[str, Any]) -> None:
                 os.close(child.stdin)
                 if status == 1:  # it has printed its error
                     sys.exit(1)
-                say(f"the feeder at {own} {child.ending}; it is replaced")
+                say(f"the feeder at {own} {child.how_it_ended}; it is replaced")
                 time.sleep(RESTART)
                 children[number] = start(own)
     finally:

@@ -133,7 +133,7 @@ class ChildGroup:
             return self.status
 
     @property
-    def ending(self) -> str:
+    def how_it_ended(self) -> str:
         """How the leader ended, in words: see ``ending``."""
         return ending(self.reap())
 

@@ -218,7 +218,8 @@ class ShardCommand:
         status = group.reap()
         del self._running[0]
         if status:
-            raise OpError(f"the command for this shard {group.ending}; the shard is kept", url=Location.of(shard).name)
+            reason = f"the command for this shard {group.how_it_ended}; the shard is kept"
+            raise OpError(reason, url=Location.of(shard).name)
         if self.delete:
             try:
                 os.unlink(Location.of(shard).path or shard)

@@ -144,7 +144,7 @@ class Worker:
         if status == 0:
             return 0, ""
         line = last_line(_tail(log, start) if copy is None else copy.kept, item)
-        return (status if status > 0 else 128 - status), line or group.ending
+        return (status if status > 0 else 128 - status), line or group.how_it_ended
 
 
 class _Copy:

@@ -330,7 +330,7 @@ class Dispatcher:
         """
         slot.end(0.5)
         if self._work.python is None or slot.begun is None:
-            raise OpError(f"the process of a slot {slot.group.ending}")
+            raise OpError(f"the process of a slot {slot.group.how_it_ended}")
         try:
             fresh = Slot(self._work, self._scratch, slot.number)
         except OSError as error:
