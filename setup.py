@@ -8,8 +8,10 @@ build of its own.
 """
 
 import os
+import re
 import sys
 import sysconfig
+from configparser import RawConfigParser
 from pathlib import Path
 
 from setuptools import Distribution, Extension, setup
@@ -30,6 +32,23 @@ def native(name, *headers, libraries=()):
     )
 
 
+def described() -> str:
+    """Return README.md, whose links and pictures lead to the url in setup.cfg, if there is one."""
+    here = Path(__file__).parent
+    known = RawConfigParser()
+    known.read(here / "setup.cfg")
+    text = (here / "README.md").read_text()
+    if not (url := known["metadata"]["url"]):
+        return text
+    link = r'(?P<before>\]\(|(?:href|src|srcset)=")(?P<path>[\w./-]+)'
+
+    def absolute(found: re.Match[str]) -> str:
+        kind = "raw" if found["path"].endswith((".svg", ".png")) else "blob"
+        return f"{found['before']}{url}/{kind}/main/{found['path']}"
+
+    return re.sub(link, lambda found: absolute(found) if (here / found["path"]).exists() else found[0], text)
+
+
 class InstallData(Distribution().get_command_class("install_data")):
     """Write what man and shells read about each program to share/, made from the program's options."""
 
@@ -46,6 +65,8 @@ class InstallData(Distribution().get_command_class("install_data")):
 
 
 setup(
+    long_description=described(),
+    long_description_content_type="text/markdown",
     cmdclass={"install_data": InstallData},
     data_files=[("share", [])],  # which install_data writes
     ext_modules=[

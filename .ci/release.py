@@ -121,6 +121,16 @@ def check(sdist: Path) -> list[str]:
     return [row, *(row_of(wheel, kernels) for wheel in wheels)]
 
 
+def try_source(sdist: Path) -> str:
+    """Run the tests and build the documentation from *sdist*, as a packager would; return the row about it."""
+    with TemporaryDirectory() as folder, tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+        (source,) = Path(folder).iterdir()
+        begun = monotonic()
+        run("make", "-C", source, "test", "docs", CI="")
+        return f"{sdist.name}: make test docs in {monotonic() - begun:.0f} s"
+
+
 def pythons() -> list[str]:
     """List a Python of each version that tarshards supports, on PATH or installed by pyenv."""
     found = {}
@@ -155,6 +165,9 @@ def main(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     sdist = build(folder)
     print(*check(sdist), sep="\n")
+    if not re.search(r"^url = \S", (ROOT / "setup.cfg").read_text(), re.MULTILINE):
+        print("setup.cfg has no url: the links and pictures of README.md will be dead where it is shown")
+    print(try_source(sdist))
     (wheel,) = folder.glob(f"*-abi3-*_{platform.machine()}.whl")
     for python in pythons():
         print(install(python, wheel))

@@ -43,7 +43,7 @@ def test_every_tool_has_help_and_a_page(tool, path_with_tools):
 def test_every_tool_is_in_the_index_the_changes_and_the_setup(tool):
     assert tool in (ROOT / "docs/tools/index.md").read_text()
     assert f"`{tool}`" in (ROOT / "CHANGELOG.md").read_text()
-    assert f"\n    {tool} = tarshards.cli." in (ROOT / "setup.cfg").read_text()
+    assert re.search(rf"^\s+{tool} = tarshards\.cli\.", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
 
 
 def test_pages_count_and_name_all_tools():

@@ -62,6 +62,8 @@ for line in setup["options.entry_points"]["console_scripts"].strip().splitlines(
 @pytest.mark.parametrize("part", EACH)
 def test_a_part_is_removed(part, tmp_path):
     need("git")
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
     removed = [files for name, files in PARTS.items() if part in ("all", name) or part in needed(name)]
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
     kernels = [str(path.relative_to(ROOT)) for path in ROOT.glob("tarshards/kernels/*.so")]
@@ -86,7 +88,7 @@ def link(path: Path, copy: Path) -> None:
 
 def is_of(line: str, removed: list[PartFiles]) -> bool:
     """Return whether a line of setup.cfg names a command of a removed part."""
-    entry = re.match(r"    [\w-]+ = ([\w.]+):", line)
+    entry = re.match(r"\s+[\w-]+ = ([\w.]+):", line)
     return entry is not None and any(files.has(f"{entry[1].replace('.', '/')}.py") for files in removed)
 
 
