@@ -254,7 +254,7 @@ def in_small_pieces(n: int, steps: Steps, folder: Any) -> None:
             return super().take(buffer, *arguments)
 
     archive = pax(b"a=" + b"1" * 64 * n) + file_of("f.txt") + END
-    assert len(list(read_archive(Pieces(archive), Taker(None, None, None, False)))) == 1
+    assert len(list(read_archive(Pieces(archive), Taker(None, False)))) == 1
 
 
 def old_map(n: int, steps: Steps, folder: Any) -> None:

@@ -53,6 +53,7 @@ from tarshards.tar.read import (
     KeptBytes,
     Member,
     Reached,
+    Taker,
     read_archive,
     read_members,
     scan_whole,
@@ -201,11 +202,9 @@ def read_shard(
             samples: Iterator[Any] = read_archive(
                 stream,
                 grouping,
-                url=name,
                 end=shard.end,
                 concatenated=shard.concatenated,
                 max_ratio=location.remote.max_ratio,
-                ledger=ledger,
                 unread=_unread_ranges(stream, name) if copies else None if files is None else files.unread,
                 read_back=_read_back(stream, location),
             )
@@ -292,7 +291,7 @@ def group_members(
         yield from grouping.end()
 
 
-class _Grouping:
+class _Grouping(Taker[Sample]):
     """Groups the members of a shard as in ``group_members``; counts the shard at the end of its with-block."""
 
     def __init__(
@@ -305,9 +304,10 @@ class _Grouping:
         packs: bool = False,
         splits: bool = False,
     ):
+        super().__init__(url, ledger)
         self.grouper = Grouper(url, split, split is split_name, packs, splits)
         self._packs, self._splits = packs, splits
-        self._url, self._ledger, self._on_error, self._expected = url, ledger, on_error, expected
+        self._on_error, self._expected = on_error, expected
         self._split = split
         self._delivered = self._refused = self._fields = 0  # parts after the first are not counted as delivered
         self._missing: dict[int, str] = {}  # reasons for missing content, by the members' offsets
@@ -320,13 +320,13 @@ class _Grouping:
         if isinstance(error, TarError) and self._expected is not None:
             missing = self._expected - samples - self._refused
             error.cost = f"{missing} of {self._expected} samples lost; "
-        if self._ledger is not None:
+        if self.ledger is not None:
             broken_off = int(kind is GeneratorExit)
-            self._ledger.count(broken_off=broken_off, samples=samples, streamed=samples, members=self._fields)
+            self.ledger.count(broken_off=broken_off, samples=samples, streamed=samples, members=self._fields)
 
-    def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
+    def take(self, buffer: bytes, position: int, zeros: int, base: int) -> tuple[Iterable[Sample], Reached]:
         """Return the samples completed by the members in a buffer; see ``read_archive``."""
-        found: Any = self.grouper.read(buffer, position, zeros, limit, base)
+        found: Any = self.grouper.read(buffer, position, zeros, self.limit, base)
         samples, events, *reached = found
         if self._packs:
             for number, each in enumerate(samples):
@@ -334,7 +334,7 @@ class _Grouping:
                     keys, begin, end, fields = each
                     self._delivered += len(keys) - 1  # ``deliver`` takes them for one sample of one field
                     self._fields += fields - 1
-                    samples[number] = PackedSamples(keys, memoryview(buffer)[begin:end], self._url)
+                    samples[number] = PackedSamples(keys, memoryview(buffer)[begin:end], self.url)
         return self.deliver(samples, events), tuple(reached)
 
     def each(self, members: Iterator[Member]) -> Iterator[Sample]:
@@ -361,7 +361,7 @@ class _Grouping:
         yield from self.complete()
         found = self._delivered + self._refused
         if self._expected is not None and found != self._expected:
-            raise wrong_number(found, self._expected, self._url)
+            raise wrong_number(found, self._expected, self.url)
 
     def deliver(self, samples: list[Sample], events: Sequence[Event] = ()) -> Iterable[Sample]:
         """Return the samples; in between, count skipped members and refuse faulty samples."""
@@ -373,7 +373,7 @@ class _Grouping:
         fields = len(samples[0]) - 2
         self._fields += fields
         if fields > USUAL:
-            tell_of_dots(samples, self._url, self._split, self._ledger)
+            tell_of_dots(samples, self.url, self._split, self.ledger)
         return samples
 
     def _deliver(self, samples: list[Sample], events: Sequence[Event]) -> Iterator[Sample]:
@@ -382,7 +382,7 @@ class _Grouping:
         fields = _fields_in(samples)  # counted before a consumer can change the samples
         self._fields += fields
         if samples and (len(samples[0]) > USUAL or fields != len(samples) * (len(samples[0]) - 2)):
-            tell_of_dots(samples, self._url, self._split, self._ledger)  # some have another number of fields
+            tell_of_dots(samples, self.url, self._split, self.ledger)  # some have another number of fields
         try:
             for before, kind, name, field, offset in events:
                 yield from islice(rest, before - taken)
@@ -391,10 +391,10 @@ class _Grouping:
                     self._delivered -= 1
                 elif kind is None:
                     reason = with_remedy(why_refused(field, self._missing.get(offset)))
-                    refuse(SampleError(reason, url=self._url, offset=offset, key=name, field=field), self._on_error)
+                    refuse(SampleError(reason, url=self.url, offset=offset, key=name, field=field), self._on_error)
                     self._refused += 1
-                elif self._ledger is not None:
-                    self._ledger.skip(why_skipped(name, kind))
+                elif self.ledger is not None:
+                    self.ledger.skip(why_skipped(name, kind))
             yield from rest
         finally:
             left = list(rest)  # the consumer has stopped, or an error is raised
@@ -405,8 +405,8 @@ class _Grouping:
 class _KeepingGrouping(_Grouping):
     """Groups members whose data carries their headers."""
 
-    def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Sample], Reached]:
-        members, reached = scan_whole(buffer, position, zeros, limit)
+    def take(self, buffer: bytes, position: int, zeros: int, base: int) -> tuple[Iterable[Sample], Reached]:
+        members, reached = scan_whole(buffer, position, zeros, self.limit)
         return self.each(self._members(buffer, members, base)), reached
 
     def _members(self, buffer: bytes, members: list[ScannedMember], base: int) -> Iterator[Member]:
@@ -414,8 +414,8 @@ class _KeepingGrouping(_Grouping):
         for name, header, start, end, kind in members:
             if not kind:
                 yield Member(name, with_headers(buffer[start:end], buffer[header:start]), base + header)
-            elif self._ledger is not None:
-                self._ledger.skip(kind)
+            elif self.ledger is not None:
+                self.ledger.skip(kind)
 
     def add(self, name: str, data: bytes | None, offset: int, headers: bytes) -> Iterable[Sample]:
         return super().add(name, None if data is None else with_headers(data, headers), offset, headers)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache, partial
 from io import BytesIO, RawIOBase
 from itertools import chain
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 from tarshards import kernels
 from tarshards.errors import SampleError, TarError, visible
@@ -133,35 +133,51 @@ class UnresolvedError(Exception):
     """A link or a sparse member has no content, or the content of a member is a decompression bomb."""
 
 
-class Taker(Protocol[Item]):
-    """Turns the members of an archive into items, such as members or samples."""
+class Taker(Generic[Item]):
+    """Turns the members of an archive into items, such as members or samples.
 
-    def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[Iterable[Item], Reached]:
+    *url* names the archive in errors, by default the name of its stream; *ledger* counts the members that are no
+    regular files, and archives that follow another one. A member has at most *limit* bytes.
+    """
+
+    def __init__(self, url: str | None = None, ledger: MemberCounter | None = None, limit: int = MEMBER_LIMIT):
+        self.url: Any = url
+        self.ledger: Any = ledger
+        self.limit = limit
+
+    def take(self, buffer: bytes, position: int, zeros: int, base: int) -> tuple[Iterable[Item], Reached]:
         """Return the items from the members in *buffer*, and the state after these members.
 
         *base* is the offset of the buffer in the archive; ``scan`` explains the others.
         """
+        raise NotImplementedError
+
+    def wants(self, name: str) -> bool:
+        """Return whether a member that is not in one buffer is read."""
+        return True
 
     def add(self, name: str, data: bytes, offset: int, headers: bytes) -> Iterable[Item]:
         """Return the items from a member that is not in one buffer."""
+        raise NotImplementedError
 
     def refuse(self, name: str, reason: str, offset: int) -> Iterable[Item]:
         """Return the items from a member without content, or raise an error."""
+        raise NotImplementedError
 
     def complete(self) -> Iterable[Item]:
         """Return the item that is still open at the end of an archive, if there is one."""
+        return ()
 
 
-class _Members:
-    """Passes members through, with *keeps* with their headers; *ledger* counts those that are no regular files."""
+class _Members(Taker[Member]):
+    """Passes the members that *select* accepts through, with *keeps* with their headers."""
 
-    def __init__(
-        self, select: Callable[[str], bool] | None, ledger: MemberCounter | None, url: str | None, keeps: bool
-    ):
-        self._select, self._ledger, self._url, self._keeps = select, ledger, url, keeps
+    def __init__(self, select: Callable[[str], bool] | None, keeps: bool, *options: Any):
+        super().__init__(*options)
+        self._select, self._keeps = select, keeps
 
-    def take(self, buffer: bytes, position: int, zeros: int, limit: int, base: int) -> tuple[list[Member], Reached]:
-        members, reached = scan_whole(buffer, position, zeros, limit)
+    def take(self, buffer: bytes, position: int, zeros: int, base: int) -> tuple[list[Member], Reached]:
+        members, reached = scan_whole(buffer, position, zeros, self.limit)
         select = self._select
         wanted = members if select is None else [found for found in members if not found[4] and select(found[0])]
         whole: list[Member]
@@ -173,19 +189,19 @@ class _Members:
             ]
         else:
             whole = cut(buffer, wanted, base, Member)
-        if self._ledger is not None and len(whole) < len(members):
+        if self.ledger is not None and len(whole) < len(members):
             for kind in [found[4] for found in members if found[4]]:
-                self._ledger.skip(kind)
+                self.ledger.skip(kind)
         return whole, reached
+
+    def wants(self, name: str) -> bool:
+        return self._select is None or self._select(name)
 
     def add(self, name: str, data: bytes, offset: int, headers: bytes) -> tuple[Member]:
         return (Member(name, with_headers(data, headers) if self._keeps else data, offset),)
 
     def refuse(self, name: str, reason: str, offset: int) -> NoReturn:
-        raise TarError(f"{name!r}: {reason}", url=self._url, offset=offset)
-
-    def complete(self) -> tuple[()]:
-        return ()
+        raise TarError(f"{name!r}: {reason}", url=self.url, offset=offset)
 
 
 def read_members(
@@ -216,31 +232,17 @@ def read_members(
     leave, unless *concatenated*; and for only zeros, unless they are the two blocks, or the record, of an archive
     without members.
     """
-    taker = _Members(select, ledger, url or _name_of(stream), keep_headers)
-    return read_archive(
-        stream,
-        taker,
-        url=url,
-        select=select,
-        end=end,
-        concatenated=concatenated,
-        limit=limit,
-        max_ratio=max_ratio,
-        ledger=ledger,
-    )
+    taker = _Members(select, keep_headers, url or _name_of(stream), ledger, limit)
+    return read_archive(stream, taker, end=end, concatenated=concatenated, max_ratio=max_ratio)
 
 
 def read_archive(
     stream: BinaryIO | RawIOBase,
     taker: Taker[Item],
     *,
-    url: str | None = None,
-    select: Callable[[str], bool] | None = None,
     end: ArchiveEnd = "required",
     concatenated: bool = False,
-    limit: int = MEMBER_LIMIT,
     max_ratio: float | None = None,
-    ledger: MemberCounter | None = None,
     unread: Callable[[str, int, int], Any] | None = None,
     read_back: Callable[[int, int], bytes] | None = None,
 ) -> Iterator[Item]:
@@ -252,7 +254,7 @@ def read_archive(
     """
     if not hasattr(stream, "read"):
         raise TypeError(f"read_members takes a stream of bytes, such as open_shard(url), not {type(stream).__name__}")
-    url = url or _name_of(stream)
+    url, ledger, limit = taker.url or _name_of(stream), taker.ledger, taker.limit
     keep_memory()
     special = None
     buffer, base = b"", 0  # base: offset of the buffer in the archive
@@ -260,13 +262,13 @@ def read_archive(
     ahead = PIECE  # bytes to read when the buffer has no further member
     mark = None  # offset of the end of the last large member
     while True:
-        items, (position, need, zeros, problem, last) = taker.take(buffer, position, zeros, limit, base)
+        items, (position, need, zeros, problem, last) = taker.take(buffer, position, zeros, base)
         yield from items
         available = len(buffer)
         if last is not None:  # its data continues beyond the buffer, or its content is elsewhere
             name, header, start, stop, kind = last
             offset, head = base + header, buffer[header:start]
-            is_wanted = (not kind or kind in ELSEWHERE) and (select is None or select(name))
+            is_wanted = (not kind or kind in ELSEWHERE) and taker.wants(name)
             data: Any = None
             refused = ""
             if unread is not None and is_wanted and stop - available >= LARGE and not kind:

@@ -15,6 +15,7 @@ from tarshards.tar.read import (
     LARGE,
     KeptBytes,
     Member,
+    Taker,
     kept_headers,
     pack_header,
     pack_members,
@@ -128,11 +129,16 @@ def test_headers_that_tarfile_cannot_read_are_named():
     assert raised.value.key == r"a\n.txt"
 
 
-class Listing:
+class Listing(Taker):
     """Takes the members of an archive, each in a buffer or in parts, and notes its end."""
 
-    def take(self, buffer, position, zeros, limit, base):
-        members, reached = scan_whole(buffer, position, zeros, limit)
+    is_wanted = True
+
+    def wants(self, name):
+        return self.is_wanted
+
+    def take(self, buffer, position, zeros, base):
+        members, reached = scan_whole(buffer, position, zeros, self.limit)
         return [(name, buffer[start:end], base + header) for name, header, start, end, kind in members if not kind], (
             reached
         )
@@ -174,22 +180,24 @@ def test_links_to_large_members_may_be_left():
 def test_a_member_that_is_left_and_cut_is_truncated():
     archive = io.BytesIO(MIXED[: EXPECTED[3][2] + PIECE])
     with pytest.raises(TarError, match="truncated in this member") as raised:
-        list(read_archive(archive, Listing(), url="a.tar", unread=lambda *_: "left"))
+        list(read_archive(archive, Listing("a.tar"), unread=lambda *_: "left"))
     assert (raised.value.url, raised.value.offset) == ("a.tar", EXPECTED[3][2])
 
 
 @pytest.mark.parametrize(
-    ("opener", "options"),
+    ("opener", "is_wanted", "options"),
     [
-        (io.BytesIO, {"unread": lambda *_: "left"}),
-        *((opener, options) for opener in (io.BytesIO, Drip) for options in ({"select": lambda name: False}, {})),
+        (io.BytesIO, True, {"unread": lambda *_: "left"}),
+        *((opener, is_wanted, {}) for opener in (io.BytesIO, Drip) for is_wanted in (False, True)),
     ],
 )
-def test_the_offset_of_a_member_that_is_cut_far_behind(opener, options):
+def test_the_offset_of_a_member_that_is_cut_far_behind(opener, is_wanted, options):
     large, small = pack([("a.bin", bytes(2 * PIECE))]), pack([("b.txt", b"b")])
     whole = (large + small) * 3
+    listing = Listing()
+    listing.is_wanted = is_wanted
     with pytest.raises(TarError) as raised:
-        list(read_archive(opener(whole + large[:LARGE]), Listing(), **options))
+        list(read_archive(opener(whole + large[:LARGE]), listing, **options))
     assert str(raised.value) == f"offset {len(whole)}: truncated in this member"
 
 
