@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -24,8 +25,6 @@ from tarshards.cli.program import say, tool
 from tarshards.errors import SampleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tarshards.samples.keys import Sample
     from tarshards.samples.ledger import Ledger
     from tarshards.storage.location import Location
@@ -37,7 +36,96 @@ SHOWN = 10  # extensions that an error names
 OF_FOLDER = "--exts, --missing, --class-field and --classes"
 
 
+class Sources(NamedTuple):
+    """What samples are made of: one of the first four, by default a plan from stdin; and how."""
+
+    plan: str | None
+    folder: str | None
+    lines: str | None
+    jsonl: str | None
+    base: str
+    key: str | None
+    delimiter: str | None
+    allow_pipe: bool
+    exts: str | None
+    missing: str | None
+    class_field: str | None
+    classes: Location | None
+
+    @property
+    def given(self) -> list[str]:
+        """Those of the first four that are given."""
+        return [source for source in (self.folder, self.lines, self.jsonl, self.plan) if source is not None]
+
+    @property
+    def separator(self) -> str | None:
+        """The delimiter, which may be written as an escape."""
+        return None if self.delimiter is None else self.delimiter.replace("\\t", "\t")
+
+    def check(self) -> None:
+        """Refuse options that do not go together."""
+        from_plan = self.plan is not None or not self.given
+        if len(self.given) > 1:
+            raise click.UsageError("PLAN, --dir, --lines and --jsonl cannot be combined")
+        if self.plan is not None and os.path.isdir(self.plan):
+            raise click.UsageError(f"{self.plan} is a folder: read the files in it with --dir {self.plan}")
+        if self.folder is None and (self.exts or self.missing or self.class_field or self.classes):
+            raise click.UsageError(f"{OF_FOLDER} require --dir")
+        if not from_plan and (self.key or self.delimiter):
+            raise click.UsageError("-k and --delimiter require PLAN")
+        if self.jsonl is not None and (self.base or self.allow_pipe):
+            raise click.UsageError("-C and --allow-pipe require PLAN or --lines")
+        if self.missing and not self.exts:
+            raise click.UsageError("--missing requires --exts")
+        if self.classes and not self.class_field:
+            raise click.UsageError("--classes requires --class-field")
+        delimiter = self.separator
+        if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
+            raise click.UsageError(f"--delimiter is one character, not {delimiter!r}")
+
+    def read(self, skipped: Counter[str], ledger: Ledger) -> Iterator[Sample]:
+        """Yield the samples; *skipped* counts what is passed over in a folder, by the reason."""
+        from tarshards.samples.tree import FileTree
+        from tarshards.verbs.create import FieldSources, read_member_lines, read_plan
+        from tarshards.verbs.jsonl import read_json_lines
+
+        if self.folder is not None:
+            how: Any = {"missing": self.missing or "fail", "class_field": self.class_field, "skipped": skipped}
+            return FileTree(self.folder).read(fields=self.exts, on_error=ledger, **how)
+        sources = FieldSources(self.base, self.allow_pipe)
+        if self.lines is not None:
+            return read_member_lines(typed(self.lines), sources=sources, on_error=ledger)
+        if self.jsonl is not None:
+            return read_json_lines(typed(self.jsonl), on_error=ledger)
+        how = {"key": self.key, "delimiter": self.separator}
+        return read_plan(typed(self.plan or "-"), sources=sources, on_error=ledger, **how)
+
+    def refuse_nothing(self, skipped: Counter[str], losses: Losses) -> None:
+        """Raise SampleError, which says why there was no sample."""
+        from tarshards.samples.tree import FileTree
+
+        why = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+        reason = f"no samples{f'; skipped {why}' if why else ''}"
+        if losses.first is not None:
+            reason += f": {losses.count} errors, the first: {losses.first}"
+        if self.folder is not None and self.exts is not None and (fields := FileTree(self.folder).count_fields()):
+            there = ", ".join(f"{field} ({count})" for field, count in fields.most_common(SHOWN))
+            reason = f"no file has an extension of --exts {self.exts!r}; the extensions are {there}"
+        raise SampleError(f"{reason}; {ACCEPT}", url=next(iter(self.given), "-"))
+
+
+def takes_sources(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the *sources* that its arguments and options name."""
+
+    @wraps(command)
+    def with_sources(**values: Any) -> Any:
+        return command(sources=Sources(**{name: values.pop(name) for name in Sources._fields}), **values)
+
+    return with_sources
+
+
 @tool(epilog=EPILOG)
+@takes_sources
 @click.argument("plan", required=False, type=FILE)
 @click.option("--dir", "folder", type=FOLDER, help="Read the files below FOLDER instead of a plan.")
 @click.option("--lines", type=FILE, help="Read lines NAME SOURCE instead of a plan; - is stdin.")
@@ -59,73 +147,22 @@ OF_FOLDER = "--exts, --missing, --class-field and --classes"
 @allow_empty_option
 @dry_run_option
 @quiet_option
-def main(
-    plan: str | None,
-    folder: str | None,
-    lines: str | None,
-    jsonl: str | None,
-    base: str,
-    key: str | None,
-    delimiter: str | None,
-    allow_pipe: bool,
-    exts: str | None,
-    missing: str | None,
-    class_field: str | None,
-    classes: Location | None,
-    output: Location,
-    losses: Losses,
-    allow_empty: bool,
-    dry_run: bool,
-    quiet: bool,
-) -> None:
+def main(sources: Sources, output: Location, losses: Losses, allow_empty: bool, dry_run: bool, quiet: bool) -> None:
     """Create a tar of samples from PLAN, a table of fields and files; from a folder; from lines; or from JSON.
 
     The first row of PLAN names the columns: __key__, fields, and @jpg for a column of paths or URLs of jpg files.
     """
-    inputs = [source for source in (plan, folder, lines, jsonl) if source is not None]
-    from_plan = plan is not None or not inputs
-    if len(inputs) > 1:
-        raise click.UsageError("PLAN, --dir, --lines and --jsonl cannot be combined")
-    if plan is not None and os.path.isdir(plan):
-        raise click.UsageError(f"{plan} is a folder: read the files in it with --dir {plan}")
-    if folder is None and (exts or missing or class_field or classes):
-        raise click.UsageError(f"{OF_FOLDER} require --dir")
-    if not from_plan and (key or delimiter):
-        raise click.UsageError("-k and --delimiter require PLAN")
-    if jsonl is not None and (base or allow_pipe):
-        raise click.UsageError("-C and --allow-pipe require PLAN or --lines")
-    if missing and not exts:
-        raise click.UsageError("--missing requires --exts")
-    if classes and not class_field:
-        raise click.UsageError("--classes requires --class-field")
-    if delimiter is not None:
-        delimiter = delimiter.replace("\\t", "\t")
-        if len(delimiter) != 1 or delimiter in '"\r\n':
-            raise click.UsageError(f"--delimiter is one character, not {delimiter!r}")
-    for target in [] if dry_run else [output, classes]:
+    sources.check()
+    for target in [] if dry_run else [output, sources.classes]:
         if target is not None:
             check_output(target)
-    from tarshards.samples.tree import FileTree
-    from tarshards.verbs.create import FieldSources, read_member_lines, read_plan
-    from tarshards.verbs.jsonl import read_json_lines
     from tarshards.write.shards import write_samples
 
     skipped: Counter[str] = Counter()
-    sources, ledger = FieldSources(base, allow_pipe), losses.ledger
-    if folder is not None:
-        missing = missing or "fail"
-        samples = FileTree(folder).read(
-            fields=exts, missing=missing, class_field=class_field, skipped=skipped, on_error=ledger
-        )
-    elif lines is not None:
-        samples = read_member_lines(typed(lines), sources=sources, on_error=ledger)
-    elif jsonl is not None:
-        samples = read_json_lines(typed(jsonl), on_error=ledger)
-    else:
-        samples = read_plan(typed(plan or "-"), key=key, delimiter=delimiter, sources=sources, on_error=ledger)
+    ledger = losses.ledger
+    samples = sources.read(skipped, ledger)
     if not allow_empty:
-        source = next((source for source in (folder, lines, jsonl, plan) if source is not None), "-")
-        samples = required(samples, partial(_refuse_nothing, source, folder, exts, skipped, losses))
+        samples = required(samples, partial(sources.refuse_nothing, skipped, losses))
     if not quiet:
         from tarshards.stream.ops import progress
 
@@ -136,27 +173,14 @@ def main(
         write_samples(_counted(samples, ledger), output)
     for reason, count in sorted(skipped.items()):
         say(f"skipped {count} {reason}")
-    if folder is not None and class_field is not None:
-        _show_classes(folder, None if dry_run else classes)
+    if sources.folder is not None and sources.class_field is not None:
+        _show_classes(sources.folder, None if dry_run else sources.classes)
 
 
 def _counted(samples: Iterator[Sample], ledger: Ledger) -> Iterator[Sample]:
     for sample in samples:
         ledger.count(samples=1)
         yield sample
-
-
-def _refuse_nothing(source: str, folder: str | None, exts: str | None, skipped: Counter[str], losses: Losses) -> None:
-    from tarshards.samples.tree import FileTree
-
-    why = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
-    reason = f"no samples{f'; skipped {why}' if why else ''}"
-    if losses.first is not None:
-        reason += f": {losses.count} errors, the first: {losses.first}"
-    if folder is not None and exts is not None and (fields := FileTree(folder).count_fields()):
-        there = ", ".join(f"{field} ({count})" for field, count in fields.most_common(SHOWN))
-        reason = f"no file has an extension of --exts {exts!r}; the extensions are {there}"
-    raise SampleError(f"{reason}; {ACCEPT}", url=source)
 
 
 def _count(samples: Iterator[Sample], output: Location, ledger: Ledger) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -23,25 +23,88 @@ from tarshards.verbs.grep import Duplicate, KeyFilter, Pattern, containing, matc
 from tarshards.write.shards import write_samples
 
 
-def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Take the first of SHARDS as the pattern if no option gives one."""
+class Search(NamedTuple):
+    """What is looked for: samples that meet all that is given, or with *invert* the others; at most *most* of them."""
+
+    patterns: tuple[str, ...]
+    regular: bool
+    ignore_case: bool
+    where: str | None
+    keys: str | None
+    duplicates: bool
+    invert: bool
+    most: int | None
+
+    def check(self, source: Input) -> None:
+        """Refuse a search that does not go with the other options."""
+        chosen = self.most is not None or source.count is not None or source.slice is not None
+        if self.keys is not None and chosen:
+            raise click.UsageError("--keys cannot be combined with -m, --count or --slice")
+        if self.keys == "-" and "-" in source.specs:
+            raise click.UsageError("both the keys and a tar would be read from stdin")
+        if source.fields and not self.patterns and not self.duplicates:
+            reason = "-f says in which fields to look for a PATTERN or --duplicates, and there is neither"
+            raise click.UsageError(reason)
+
+    def find(self, source: Input) -> Found:
+        """Return the samples of *source* that are found."""
+        pattern = wanted = duplicate = None
+        conditions: list[Callable[[Sample], bool]] = []
+        fields = source.take_field_words() or None
+        with usage_errors():
+            if self.where is not None and self.invert:
+                conditions.append(Condition(self.where))
+            if self.patterns:
+                given = {"fixed": not self.regular, "ignore_case": self.ignore_case}
+                pattern = Pattern(self.patterns, fields=fields, **given)
+                conditions.append(pattern)
+        if self.duplicates:
+            conditions.append(duplicate := Duplicate(fields))
+        if not self.invert:
+            source.select(self.where, self.keys)
+        elif self.keys is not None:
+            wanted = KeyFilter(read_keys(typed(self.keys)))
+            conditions.insert(0, wanted)
+        is_text = pattern is not None and not self.invert and self.most is None and not self.duplicates
+        text = pattern.text if pattern is not None and is_text else b""
+        samples = containing(source, text, partial(source.ledger.leave_out, "targrep")) if text else iter(source)
+
+        invert = self.invert
+
+        def found() -> Iterator[Sample]:
+            condition = counted(lambda s: all(holds(s) for holds in conditions) != invert, source.ledger, "targrep")
+            yield from matching(samples, condition, most=self.most, reject=source.reject)
+            if wanted is not None:
+                wanted.check(source.ledger if source.losses.goes_on else None)
+
+        return Found(found(), pattern or duplicate)
+
+
+class Found(NamedTuple):
+    """The *samples* that are found; *looking* knows the fields that some samples lacked."""
+
+    samples: Iterator[Sample]
+    looking: Pattern | Duplicate | None
+
+
+def searches(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its *search*; the first of SHARDS is the pattern if no option gives one."""
 
     @wraps(command)
-    def with_pattern(shards: tuple[str, ...], **values: Any) -> Any:
-        others = values["where"] is not None or values["keys"] is not None or values["duplicates"]
-        if not values["patterns"] and not others:
+    def with_search(shards: tuple[str, ...], lists: tuple[str, ...], **values: Any) -> Any:
+        search = Search(**{name: values.pop(name) for name in Search._fields})
+        if not search.patterns and search.where is search.keys is None and not search.duplicates:
             if not shards:
                 raise click.UsageError("nothing to look for: give a PATTERN, --where, --keys or --duplicates")
-            values["patterns"], shards = shards[:1], shards[1:]
-            taken = not shards and not values["lists"] and os.path.isfile(values["patterns"][0])
-            name = values["patterns"][0]
-            if taken:
+            search, shards = search._replace(patterns=shards[:1]), shards[1:]
+            (name,) = search.patterns
+            if not shards and not lists and os.path.isfile(name):
                 raise click.UsageError(
                     f"{name} is taken as the PATTERN, and a tar read from stdin: write PATTERN {name}, or -e {name}"
                 )
-        return command(shards=shards, **values)
+        return command(shards=shards, lists=lists, search=search, **values)
 
-    return with_pattern
+    return with_search
 
 
 quiet_option: Final = click.option(
@@ -53,7 +116,7 @@ quiet_option: Final = click.option(
 
 
 @tool(options_metavar="[OPTIONS] [PATTERN]", epilog="Streams. Without SHARDS, or for -, a tar is read from stdin.")
-@takes_pattern
+@searches
 @partial(reads_samples, count=("--count",), ignore_zeros=("--ignore-zeros",), quiet=quiet_option)
 @keep_metadata_option
 @click.option("-e", "--regexp", "patterns", multiple=True, metavar="PATTERN", help="Search for this; may be repeated.")
@@ -78,14 +141,7 @@ quiet_option: Final = click.option(
 @output_options
 def main(
     source: Input,
-    patterns: tuple[str, ...],
-    regular: bool,
-    ignore_case: bool,
-    where: str | None,
-    keys: str | None,
-    duplicates: bool,
-    invert: bool,
-    most: int | None,
+    search: Search,
     list_keys: bool,
     counts: bool,
     output: Location,
@@ -101,48 +157,17 @@ def main(
     is_silent = source.quiet and output.url == "-"
     if counts and list_keys:
         raise click.UsageError("-c cannot be combined with -l")
-    chosen = most is not None or source.count is not None or source.slice is not None
-    if keys is not None and chosen:
-        raise click.UsageError("--keys cannot be combined with -m, --count or --slice")
-    if keys == "-" and "-" in source.specs:
-        raise click.UsageError("both the keys and a tar would be read from stdin")
-    useless = source.fields and not patterns and not duplicates
-    if useless:
-        raise click.UsageError("-f says in which fields to look for a PATTERN or --duplicates, and there is neither")
+    search.check(source)
     if output.url != "-" or not (list_keys or counts or is_silent):
         check_output(output)
-    conditions: list[Callable[[Sample], bool]] = []
-    pattern = wanted = duplicate = None
-    fields = source.take_field_words() or None
-    with usage_errors():
-        if where is not None and invert:
-            conditions.append(Condition(where))
-        if patterns:
-            pattern = Pattern(patterns, fields=fields, fixed=not regular, ignore_case=ignore_case)
-            conditions.append(pattern)
-    if duplicates:
-        conditions.append(duplicate := Duplicate(fields))
-    if not invert:
-        source.select(where, keys)
-    elif keys is not None:
-        wanted = KeyFilter(read_keys(typed(keys)))
-        conditions.insert(0, wanted)
-    text = pattern.text if pattern is not None and not invert and most is None and not duplicates else b""
-    samples = containing(source, text, partial(source.ledger.leave_out, "targrep")) if text else iter(source)
-
-    def found() -> Iterator[Sample]:
-        condition = counted(lambda s: all(holds(s) for holds in conditions) != invert, source.ledger, "targrep")
-        yield from matching(samples, condition, most=most, reject=source.reject)
-        if wanted is not None:
-            wanted.check(source.ledger if source.losses.goes_on else None)
-
+    found, looking = search.find(source)
     if is_silent:
-        count = sum(1 for _ in islice(found(), 1))
+        count = sum(1 for _ in islice(found, 1))
     elif counts:
-        count = _write_count(found(), output)
+        count = _write_count(found, output)
     else:
-        count = _write_keys(found(), output) if list_keys else write_samples(found(), output, reject=source.reject)
-    for name, missing in (pattern.missing if pattern else duplicate.missing if duplicate else {}).items():
+        count = _write_keys(found, output) if list_keys else write_samples(found, output, reject=source.reject)
+    for name, missing in (looking.missing if looking else {}).items():
         say(f"{missing} samples have no field {name}")
     if not count:
         if not is_silent and not counts:
