@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import tarshards
 from tarshards import __main__ as program
 from tarshards import kernels
+from tarshards.samples.codecs import jpeg
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,6 +33,7 @@ def test_report_names_kernels_and_extras():
     text = run("-m", "tarshards")
     assert text.startswith(f"tarshards {tarshards.__version__}, Python {sys.version.split()[0]}")
     assert f"of {len(kernels.__all__)} compiled" in text
+    assert f"\nJPEG      decoded by {jpeg.library()}\n" in text
     assert "  torch       torch " in text
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
@@ -52,6 +54,8 @@ def test_report_without_kernels(monkeypatch):
     assert all(name in lines[2] for name in kernels.__all__)
     monkeypatch.setattr(kernels, "MISSING", ["rows"])
     assert "without rows all run in Python" in [*program.report()][2]
+    monkeypatch.setattr(jpeg, "library", lambda: None)
+    assert "JPEG      decoded by Pillow, image by image: no libjpeg-turbo is found" in program.report()
 
 
 def test_a_check_where_the_checks_are_removed(monkeypatch):
