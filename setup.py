@@ -74,9 +74,15 @@ setup(
         native("_mapped", "_guard.h"),
         native("_sidecars"),
         native("_headers", "_tar.h", "_guard.h"),
-        native("_rows", "_guard.h"),
+        native("_rows", "_guard.h", "_jpeg_markers.h"),
         native("_pixels", "_guard.h", "_resize.h"),
-        native("_jpeg", "_guard.h", "_resize.h", libraries=["dl"] if sys.platform == "linux" else []),
+        native(
+            "_jpeg",
+            "_guard.h",
+            "_jpeg_markers.h",
+            "_resize.h",
+            libraries=["dl"] if sys.platform == "linux" else [],
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {},
 )

@@ -25,6 +25,7 @@
 #include <string.h>
 
 #include "_guard.h"
+#include "_jpeg_markers.h"
 #include "_resize.h"
 
 #define COLOURS_GREY 1
@@ -250,38 +251,24 @@ typedef struct {
     int components, is_plain; /* whether sampling and scans are those that the library crops exactly */
 } Header;
 
-static int two(const uint8_t *at) { return at[0] << 8 | at[1]; }
-
 static Header read_header(const uint8_t *data, int64_t size) {
     Header header = {0};
     if (size < 4 || data[0] != 0xff || data[1] != 0xd8 || data[2] != 0xff) return header;
-    for (int64_t at = 2; at + 4 <= size && data[at] == 0xff;) {
-        const uint8_t marker = data[at + 1];
-        const int is_alone = marker == 0x01 || (marker >= 0xd0 && marker <= 0xd8);
-        if (marker == 0xff || is_alone) { /* fill bytes; markers without a length */
-            at += is_alone ? 2 : 1;
-            continue;
-        }
-        const int length = two(data + at + 2);
-        if (marker == 0xda || marker == 0xd9) break;
-        if (marker >= 0xc0 && marker <= 0xcf && marker != 0xc4 && marker != 0xc8 && marker != 0xcc) {
-            const uint8_t *frame = data + at + 4;
-            if (at + 10 > size) break;
-            const int components = frame[5];
-            if (at + 10 + 3 * components > size || length != 8 + 3 * components) break;
-            if (marker > 0xc2 || frame[0] != 8 || (components != 1 && components != 3)) break; /* lossless, arithmetic */
-            const int first = frame[7], across = first >> 4, down = first & 15;
-            const int others_are_1 = components == 1 || (frame[10] == 0x11 && frame[13] == 0x11);
-            const int most = components == 1 ? 1 : 2;
-            header.is_plain = across >= 1 && across <= most && down >= 1 && down <= most && others_are_1;
-            header.components = components;
-            header.height = two(frame + 1);
-            header.width = two(frame + 3);
-            if (!header.width) header.height = 0;
-            break;
-        }
-        at += 2 + length;
-    }
+    Segment found = next_segment(data, size, 2);
+    while (found.marker >= 0 && found.marker != START_OF_SCAN && !IS_FRAME(found.marker))
+        found = next_segment(data, size, found.end);
+    const uint8_t *frame = data + found.at + 4; /* bits, height, width, components; and of each number, factors, table */
+    if (found.end > size || found.end - found.at < 13) return header;
+    const int components = frame[5];
+    const int is_decoded = found.marker >= 0xc0 && found.marker <= 0xc2; /* not lossless, nor of arithmetic codes */
+    if (!is_decoded || frame[0] != 8 || (components != 1 && components != 3)) return header;
+    if (found.end - found.at != 10 + 3 * components || !two_bytes(frame + 3)) return header;
+    const int across = frame[7] >> 4, down = frame[7] & 15, most = components == 1 ? 1 : 2;
+    header.is_plain = across >= 1 && across <= most && down >= 1 && down <= most &&
+                      (components == 1 || (frame[10] == 0x11 && frame[13] == 0x11));
+    header.components = components;
+    header.height = two_bytes(frame + 1);
+    header.width = two_bytes(frame + 3);
     return header;
 }
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "_guard.h"
+#include "_jpeg_markers.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -197,11 +198,7 @@ static int read_float(const char *text, int64_t size, void *out) {
     return 1;
 }
 
-static uint32_t big_endian(const unsigned char *at, int bytes) {
-    uint32_t value = 0;
-    for (int i = 0; i < bytes; i++) value = value << 8 | at[i];
-    return value;
-}
+static uint32_t big_endian(const unsigned char *at) { return (uint32_t)two_bytes(at) << 16 | (uint32_t)two_bytes(at + 2); }
 
 /* Whether *data* has the bytes of *end* from *at* on; they are looked for from its end. */
 static int has_end(const unsigned char *data, int64_t size, int64_t at, const char *end, int64_t length) {
@@ -212,24 +209,18 @@ static int has_end(const unsigned char *data, int64_t size, int64_t at, const ch
 
 /* Read height and width of a JPEG; return 0 if its header or its end is not whole. */
 static int read_jpeg_size(const unsigned char *data, int64_t size, uint32_t *out) {
-    int64_t at = 2;
+    Segment found = {0, 2, 2};
     out[0] = out[1] = 0;
-    for (int marker = 0; marker != 0xda;) {
-        if (at + 4 > size || data[at] != 0xff) return 0;
-        marker = data[at + 1];
-        if (marker == 0xff) at++; /* a fill byte */
-        else if (marker == 1 || (marker >= 0xd0 && marker <= 0xd8)) at += 2; /* a marker without a length */
-        else {
-            const int is_frame = marker >= 0xc0 && marker <= 0xcf && marker != 0xc4 && marker != 0xc8 && marker != 0xcc;
-            if (is_frame && at + 9 <= size) {
-                out[0] = big_endian(data + at + 5, 2);
-                out[1] = big_endian(data + at + 7, 2);
-                if (!out[0] || !out[1]) return 0;
-            }
-            at += 2 + big_endian(data + at + 2, 2);
+    while (found.marker != START_OF_SCAN) {
+        found = next_segment(data, size, found.end);
+        if (found.marker < 0) return 0;
+        if (IS_FRAME(found.marker) && found.at + 9 <= size) {
+            out[0] = (uint32_t)two_bytes(data + found.at + 5);
+            out[1] = (uint32_t)two_bytes(data + found.at + 7);
+            if (!out[0] || !out[1]) return 0;
         }
     }
-    return out[0] && has_end(data, size, at, "\xff\xd9", 2);
+    return out[0] && has_end(data, size, found.end, "\xff\xd9", 2);
 }
 
 /* Read height and width of a JPEG or PNG as two uint32; return 0 for other formats, and if its end is missing. */
@@ -240,8 +231,8 @@ static int read_image_size(const char *bytes, int64_t size, void *out) {
         if (!read_jpeg_size(data, size, sides)) return 0;
     } else {
         if (size < 33 || memcmp(bytes, "\x89PNG\r\n\x1a\n", 8) || memcmp(bytes + 12, "IHDR", 4)) return 0;
-        sides[0] = big_endian(data + 20, 4);
-        sides[1] = big_endian(data + 16, 4);
+        sides[0] = big_endian(data + 20);
+        sides[1] = big_endian(data + 16);
         if (!sides[0] || !sides[1] || !has_end(data, size, 0, "\0\0\0\0IEND\xae\x42\x60\x82", 12)) return 0;
     }
     memcpy(out, sides, 8);
