@@ -28,7 +28,8 @@ SETS = {"photos256": (256, 256), "photos500": (375, 500)}
 PEERS = ("dali", "ffcv", "webdataset", "torch_files")
 LOADERS = ("ArrayLoader", "ShardLoader")
 BATCH, SIZE, ROUNDS, SECONDS = 256, 224, 3, 2.0
-ASLEEP, MOST, SAMPLES = 0.6e-3, 64, 16_384  # seconds of the native work of an image; threads; samples of an epoch
+ASLEEP, MOST = 0.6e-3, 64  # seconds of the native work of an image; threads
+LEAST = 1024  # samples of an epoch for each thread, so that it is not all beginning and end
 HEAD = (
     "| | threads or workers | images/s | {} | CPU us/image | trainer, ms/batch | faults/image | switches/image | MiB |"
 )
@@ -45,43 +46,15 @@ def powers(most: int) -> list[int]:
 
 def loader_of(name: str, urls: list[str], threads: int, asleep: float | None) -> Any:
     """Return one of LOADERS; where its native work is *asleep*, an image takes so many seconds."""
-    from tarshards import ArrayLoader, ShardDataset, ShardLoader, readers
-    from tarshards.loaders.arrays.readers import crops
-    from tarshards.loaders.arrays.readers.images import EncodedImages, Images
+    from tarshards import ArrayLoader, ShardDataset, ShardLoader, kernels, readers
 
-    class Asleep(EncodedImages):
-        def at(self, epoch: int) -> Asleep:
-            return self
-
-        def read(self, batch: Any, payloads: Any, draws: Any) -> dict[int, Any]:
-            import numpy as np
-
-            sizes = np.full((len(payloads), 2), 256)
-            self.view.boxes(sizes[:, 0], sizes[:, 1], draws)
-            crops.flips_of(draws, self.view.flip)
-            time.sleep(len(payloads) * (asleep or 0))
-            return {}
-
-    class AsleepOnceOpen(Images):
-        def at(self, epoch: int) -> AsleepOnceOpen:
-            return self
-
-        def open(self, field: str, payload: bytes) -> Asleep:
-            return Asleep(self.view)
-
-    image: Any = readers.image(SIZE, crop="random_resized", flip=0.5)
     if asleep is not None:
-        image = AsleepOnceOpen(image.view, None)
-    fields = {"jpg": image, "cls": readers.integer()}
+        kernels.jpeg.decode = lambda wanted, *_: time.sleep(asleep * int(wanted.sum()))
+    fields = {"jpg": readers.image(SIZE, crop="random_resized", flip=0.5), "cls": readers.integer()}
     dataset = ShardDataset(urls, shuffle=True)
     if name == "ArrayLoader":
         return ArrayLoader(dataset, BATCH, fields=fields, threads=threads)
     return ShardLoader(dataset, BATCH, fields=fields, num_workers=threads, persistent_workers=True)
-
-
-def switches(who: int) -> int:
-    used = resource.getrusage(who)
-    return used.ru_nvcsw + used.ru_nivcsw
 
 
 def measure_one(name: str, threads: int, asleep: float | None, urls: list[str]) -> dict[str, float]:
@@ -133,12 +106,16 @@ def table(rows: Iterator[str], beside: str) -> list[str]:
     return [HEAD.format(beside), "|---" * 9 + "|", *rows]
 
 
-def asleep_rows(urls: list[str], rounds: int = ROUNDS, most: int = MOST) -> Iterator[str]:
-    """Yield the rows of loaders whose native work is asleep: up to *most* threads, or as many workers as cores."""
+def asleep_rows(urls: list[str], samples: int, rounds: int = ROUNDS, most: int = MOST) -> Iterator[str]:
+    """Yield the rows of loaders whose native work is asleep: up to *most* threads, or as many workers as cores.
+
+    The shards *urls*, of *samples* in all, are repeated to longer epochs.
+    """
     cores = os.cpu_count() or 1
     for name in LOADERS:
         for threads in powers(most if name == "ArrayLoader" else cores):
-            measured = [in_process(name, threads, ASLEEP, urls) for _ in range(rounds)]
+            epoch = urls * -(-threads * LEAST // samples)
+            measured = [in_process(name, threads, ASLEEP, epoch) for _ in range(rounds)]
             yield row(name, threads, measured, threads / ASLEEP)
 
 
@@ -187,14 +164,14 @@ def keeping(found: dict[str, list[dict[str, float]]]) -> Callable[[Run], None]:
 
 def main() -> None:
     make("photos256", ROOT)
-    urls = repeated(data_of("photos256", ROOT, "tarshards")[0])
+    data, _ = data_of("photos256", ROOT, "tarshards")
     lines = [
         f"Batches of {BATCH} by an ArrayLoader and a ShardLoader whose native work (decoding, cropping and resizing an "
         f"image) is replaced by a sleep of {1e3 * ASLEEP:g} ms: what many cores would do, as far as Python lets them. "
         "The fourth column is the rate as a part of what the sleeps alone would allow; CPU time is all that is not "
         "asleep, most of it under the GIL. MiB: the most memory of the main process; rows are not written to.",
         "",
-        *table(asleep_rows(urls), "of the sleeps'"),
+        *table(asleep_rows(list(data.urls), data.count), "of the sleeps'"),
     ]
     peers = [peer for peer in all_peers() if peer.name in PEERS]
     for name, (height, width) in SETS.items():
@@ -214,11 +191,6 @@ def main() -> None:
         )
         lines += ["", words, "", *table(iter(rows), "x one")]
     record("Images by the number of cores", [*lines, "", machine("tarshards", "numpy")])
-
-
-def repeated(data: Any) -> list[str]:
-    """Return the shards of a set, several times if need be, so that an epoch has at least SAMPLES samples."""
-    return list(data.urls) * -(-SAMPLES // data.count)
 
 
 if __name__ == "__main__":
