@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import time
@@ -398,6 +399,19 @@ def test_memory_is_used_again_when_it_was_let_go(urls):
             addresses.add(batch["x.npy"].__array_interface__["data"][0])
             del batch
     assert len(addresses) <= 6
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_batches_have_no_new_pages_once_there_are_buffers(urls, threads):
+    loading, faults = loader(urls, 30, fields={"jpg": image(128, flip=0.5)}, threads=threads), []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for batch in loading:
+            pages = batch["jpg"].nbytes // resource.getpagesize()
+            del batch
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert pages > 300
+    assert min(faults[2:]) < 0.05 * pages * len(loading)
 
 
 def test_reused_buffers_stay_until_the_next_but_one_is_asked_for(urls):
