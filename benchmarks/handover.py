@@ -71,8 +71,7 @@ def epochs(name: str) -> dict[str, list[float]]:
     plain: dict[str, Any] = {"batch_size": None, "collate_fn": same} | options
     loaders: dict[str, Iterable[Any]] = {
         "no workers": ShardLoader(dataset, batch),
-        "copies": ShardLoader(dataset, batch, **options),
-        "views": ShardLoader(dataset, batch, reuse=True, **options),
+        "shared memory": ShardLoader(dataset, batch, **options),
         "arrays pickled": DataLoader(dataset.batched(batch, collate=collate_ragged), **plain),
         "tensors by torch": DataLoader(dataset.batched(batch, collate=to_tensors), **plain),
     }
@@ -92,8 +91,8 @@ def main() -> None:
         lines = lines or [f"| batches | {' | '.join(seconds)} |", f"|---|{'---|' * len(seconds)}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     about = (
-        f"Milliseconds a batch, and those of the fastest and slowest of {ROUNDS} interleaved epochs. Copies and views "
-        f"(`reuse=True`) are of a ShardLoader with {WORKERS} workers, the last two of torch's DataLoader with as many."
+        f"Milliseconds a batch, and those of the fastest and slowest of {ROUNDS} interleaved epochs. Those through "
+        f"shared memory are of a ShardLoader with {WORKERS} workers, the last two of torch's DataLoader with as many."
     )
     record("Batches from worker processes", [about, "", *lines, "", machine("numpy", "torch")])
 

@@ -41,8 +41,8 @@ CALLS = (
 DECODER = "The bottleneck is the decoder. A faster decoder or smaller pictures in the shards would help."
 CROP = "The bottleneck is the decoder, followed by resizing. Decoding only the rows and columns of the crop would help."
 PROCESSES = (
-    "Each byte is copied three times: out of the page cache, into shared memory, and out of it, which `reuse=True` "
-    "saves; without workers once. The stages overlap where there are cores for them; what two workers take beyond half "
+    "Each byte is copied three times: out of the page cache, into shared memory, and out of it; without workers once. "
+    "The stages overlap where there are cores for them; what two workers take beyond half "
     "of their sum is messages, waiting, and memory that was written by another core."
 )
 RAW = ("raw-2k", "2 KB", 1024, OBJECTS, CALLS), ("raw-110k", "110 KB", 64, MEMORY, MEMORY)

@@ -67,12 +67,30 @@ class PerProcess(Generic[T]):
         self._making = threading.RLock()
 
 
+def fork_count() -> int:
+    """Return a number that differs from an earlier one if this process has forked, or was forking, since then."""
+    return _forks
+
+
 def renew_in_children(each: Any) -> None:
     """Call the method ``renew`` of an object, as long as the object exists, in each process forked from this one."""
     _renewed.add(each)
 
 
 _renewed: WeakSet[Any] = WeakSet()
+_forks = 0
+
+
+def _begin_fork() -> None:
+    global _forks
+    _forking.acquire()
+    _forks += 1
+
+
+def _end_fork() -> None:
+    global _forks
+    _forks += 1
+    _forking.release()
 
 
 def _begin_child() -> None:
@@ -85,9 +103,7 @@ def _begin_child() -> None:
         each.renew()
 
 
-os.register_at_fork(
-    before=lambda: _forking.acquire(), after_in_parent=lambda: _forking.release(), after_in_child=_begin_child
-)
+os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_begin_child)
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
     from functools import cached_property as cached_property

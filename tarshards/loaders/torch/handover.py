@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
 import pickle
+import socket
 import sys
 import weakref
 from collections import deque
@@ -24,26 +26,30 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from tarshards.epoch.loop import Outcome
-from tarshards.loaders.arrays.assembly import ALONE, Memory
+from tarshards.loaders.arrays.assembly import ALONE
 from tarshards.loaders.arrays.readers.reader import Reader
+from tarshards.parallel.forks import fork_count, renew_in_children
 from tarshards.samples.payloads import address_of
 from tarshards.storage.traffic import Traffic
 
-APART = 1 << 40  # bytes between two arenas in their sparse file
+APART = 1 << 40  # bytes between the words of the arenas and the halves of a plan's tables, in their sparse file
 STEP = 1 << 16  # bytes; the size of an arena is a multiple of them
 ALIGNED = 64  # bytes; each part of a batch begins at a multiple of them
-LARGE = 1 << 14  # size from which on bytes objects are stored outside the pickle
-MAPPED = 1 << 25  # bytes from which on malloc maps new pages, which takes as long as the copy; they are reused
+LARGE = 1 << 14  # size from which on bytes objects are stored outside the pickle, and arrays are not copied
 KEPT = 3  # batches whose memory is kept for later ones: the loop's, the next, and one that it holds longer
 TOGETHER, LITTLE, SOON = 16, 1 << 20, 0.004  # most batches, bytes and seconds of work in one message
+GONE = 1 << 62  # a bit beside the ticket in a word: a forked process has the arena, and the worker makes another
 
 log: logging.Logger = logging.getLogger("tarshards")
 
 
 class Made(NamedTuple):
-    """A batch, the outcome of its samples, which are in flight until the loader takes it, and the work of making it."""
+    """A batch, the outcome of its samples, which are in flight until the loader takes it, and the work of making it.
 
-    batch: Any
+    The batch is alone in the list *held*, so that only who takes it out refers to it.
+    """
+
+    held: list[Any]
     outcome: Outcome
     seconds: float
     traffic: Traffic
@@ -59,14 +65,19 @@ class Message(NamedTuple):
 
 
 class Handed(NamedTuple):
-    """Batches in an arena of *size* bytes: its parts, at *table* their offsets and sizes, up to *end* the pickle."""
+    """Batches in an arena: its parts, at *table* their offsets and sizes, up to *end* the pickle.
+
+    The loader got the arena's file with the message *since*. The batch may be lent if it *is_own*: alone, larger than
+    LITTLE, and nothing in the worker refers to its arrays.
+    """
 
     arena: int
-    size: int
+    since: int
     ticket: int
     parts: int
     table: int
     end: int
+    is_own: bool
 
 
 class Pickled(NamedTuple):
@@ -95,64 +106,134 @@ class PlanTables(NamedTuple):
         return [np.frombuffer(memory, *kind, begin) for kind, begin in zip(self.kinds, self._begins())]
 
 
+class Arena:
+    """The shared memory of one message, in a worker: an unnamed file, which lasts while a process has it mapped."""
+
+    def __init__(self, ticket: int = 0):
+        self.ticket = ticket  # of its last message
+        self.since: int = 0  # the ticket of the message with which the loader got the file
+        self.memory = memoryview(b"")
+        self.arrays: list[np.ndarray] = []  # what readers write into
+        self.begins: list[int] = []  # the offsets of these
+        self._file: int | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing refers to its arrays."""
+        return all(sys.getrefcount(self.arrays[i]) == ALONE for i in range(len(self.arrays)))
+
+    def grown(self, size: int) -> memoryview:
+        """Return the memory, at least *size* bytes; raise OSError if there is not enough."""
+        if len(self.memory) < size:
+            size = -(-(size + size // 8) // STEP) * STEP
+            if self._file is None:
+                self._file = os.memfd_create("tarshards")
+                weakref.finalize(self, os.close, self._file)
+            os.posix_fallocate(self._file, 0, size)  # else a write may raise SIGBUS
+            self.memory, self.since = _mapped(self._file, size), 0
+        return self.memory
+
+    def send(self, files: socket.socket, number: int, ticket: int) -> None:
+        """Give the loader the file as that of arena *number*, unless it has it; raise OSError if that is impossible."""
+        if not self.since:
+            assert self._file is not None
+            socket.send_fds(files, [_words_of(3).pack(number, ticket, len(self.memory))], [self._file])
+            self.since = ticket
+
+    def begin_of(self, buffer: memoryview) -> int | None:
+        """Return the offset of *buffer* in the memory; None if it is elsewhere."""
+        for begin, array in zip(self.begins, self.arrays):
+            offset = address_of(buffer) - array.__array_interface__["data"][0]
+            if 0 <= offset <= len(array) - buffer.nbytes:
+                return begin + offset
+        return None
+
+
+class Lent(NamedTuple):
+    """The message of a batch whose arrays refer to *memory*, and how often the process had forked before."""
+
+    memory: list[np.ndarray]
+    message: Handed
+    forks: int
+
+
 class Arenas:
     """Shared memory for the messages of *workers*, each with up to *ahead* in flight; an arena holds one message.
 
-    All arenas are one unnamed file, which is released when the last process that has it open ends, even if killed. It
-    begins with a word for each arena: the ticket of its last message that the loader has finished with, or, negated,
-    the ticket of a lent message. Only the loader writes these words. A worker numbers its messages with increasing
-    tickets, so it knows which of its arenas are free; they grow to the largest message. One more word is the schedule:
-    the number of batches per message, since sending a message takes longer than making a small batch.
+    A worker makes an arena when all others are in use, up to *each*, and sends its file to the loader; it grows to the
+    largest message. One more unnamed file, of the loader, begins with a word for each arena: the ticket of its last
+    message that the loader has finished with, or, negated, the ticket of a lent message. Only the loader writes these
+    words. A worker numbers its messages with increasing tickets, so it knows which of its arenas are free. One more
+    word is the schedule: the number of batches per message, since sending a message takes longer than making a small
+    batch.
 
-    Before the arenas are the tables of a plan, in which all workers look up positions. They are in one of two halves,
+    In this file are also the tables of a plan, in which all workers look up positions. They are in one of two halves,
     which only the loader writes, in turns, since a worker may still be in the previous pass when the next one begins.
 
-    A batch is a view of an arena until *lent* more batches have been taken; without *lent*, batches are copies, with
-    *pinned* in memory that a GPU reads from. Large ones are copied into memory that nothing refers to any more.
+    The large arrays of a large batch are lent: views of the arena, which is free when nothing in the loader's process
+    refers to one. A process that was forked meanwhile has them too, for nobody knows how long: it keeps the arena, and
+    the worker makes another. All else is copied, as are the batches of a worker which has *lent* as many as it may, and
+    all *pinned* ones, into memory that a GPU reads from.
     """
 
-    def __init__(self, workers: int, ahead: int, *, lent: int = 0, pinned: bool = False):
-        lent = 0 if pinned else lent
+    def __init__(self, workers: int, ahead: int, *, pinned: bool = False):
         self.workers: Any = workers
         self.ahead = ahead
-        self.each: Any = ahead + 1 + lent
         self.pinned = pinned
-        self.lent: int = lent and lent + workers - 1  # messages, since the loader holds one of every worker
+        self.lent = -(-KEPT // workers)  # messages of one worker, since the batches come from all in turn
+        self.each: Any = ahead + 1 + self.lent
         self.reason: Any = ""  # why there is no memory
-        self._taken: deque[Handed] = deque()
-        self._large = Memory(1, 0, KEPT, ring=False)
+        self.columns: dict[int, tuple[int, np.ndarray]] = {}  # by column: the number of its batch, and its array
         self._has_warned = False
         self._together = 1
         self._tables: PlanTables | None = None
         self._before: PlanTables | None = None  # the tables of the previous pass
+        self._lent: list[Lent] = []
+        self._memory: dict[int, tuple[int, memoryview]] = {}  # by arena: since which message, and what is mapped
         try:
             self._open(os.memfd_create("tarshards"))
+            self._connect(*socket.socketpair())
             os.ftruncate(self._file, 8 * (workers * self.each + 1))
+            _mapped(self._file, 8)
         except (AttributeError, OSError) as error:  # missing on some systems and forbidden in some sandboxes
             self.reason = f"there is no shared memory: {error}"
+        else:
+            renew_in_children(self)
         self.restart()
+
+    def renew(self) -> None:
+        """Release what only the loader uses, in a forked process; lent memory stays as long as a batch refers to it."""
+        self._lent.clear()
+        self._memory.clear()
+        for each in self._received:
+            each.close()
 
     def _open(self, file: int) -> None:
         self._file = file
         weakref.finalize(self, os.close, file)
-        self._memory: dict[int, mmap] = {}
-        self._tickets, self._count = [0] * self.each, 0  # of one worker
-        # The arena of its next message and the number of its used bytes; and the arrays in each arena.
+        self._own, self._count = [Arena() for _ in range(self.each)], 0  # of one worker
+        # The number of the arena of the next message, and of its used bytes.
         self._next: int | None = None
         self._filled = 0
-        self._begins: list[int] = []  # of the arrays in it
-        self._arrays: list[list[np.ndarray]] = [[] for _ in range(self.each)]
+
+    def _connect(self, sent: socket.socket, *received: socket.socket) -> None:
+        self._sent, self._received = sent, received  # by workers, and by the loader
+        for each in sent, *received:
+            each.setblocking(False)  # a file comes before the first message in it
+            weakref.finalize(self, each.close)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {"workers": self.workers, "each": self.each, "reason": self.reason}
-        return state if self.reason else state | {"file": DupFd(self._file)}
+        return state if self.reason else state | {"files": (DupFd(self._file), DupFd(self._sent.fileno()))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.workers = state["workers"]
         self.each = state["each"]
-        self.reason = state["reason"]
+        self.reason, self.columns = state["reason"], {}
         if not self.reason:
-            self._open(state["file"].detach())
+            file, sent = (file.detach() for file in state["files"])
+            self._open(file)
+            self._connect(socket.socket(fileno=sent))
 
     def restart(self) -> None:
         """Begin a pass in the loader."""
@@ -224,12 +305,11 @@ class Arenas:
         return word & 255 if number >= word >> 16 else word >> 8 & 255
 
     def _message(self, worker: int, made: list[Any], is_last: bool) -> Message:
-        batches = [each.batch for each in made if isinstance(each, Made)]
-        rest = [each._replace(batch=None) if isinstance(each, Made) else each for each in made]
-        return Message(worker, rest, self.put(worker, batches) if batches else None, is_last)
+        batches = [each.held.pop() for each in made if isinstance(each, Made)]
+        return Message(worker, made, self.put(worker, batches) if batches else None, is_last)
 
     def receive(self, messages: Iterator[Message]) -> Generator[Any, None, None]:
-        """Yield the items that the workers made, from each in turn, with batches copied or lent to the loop."""
+        """Yield the items that the workers made, from each in turn."""
         waiting: list[deque[Any]] = [deque() for _ in range(self.workers)]
         going = set(range(self.workers))
         for worker in cycle(range(self.workers)):
@@ -240,9 +320,9 @@ class Arenas:
                 if message.is_last:
                     going.remove(message.worker)
                 self._adapt(message, going)
-                batches = iter(() if message.batches is None else self.take(message.batches))
+                batches = [] if message.batches is None else self.take(message.batches)[::-1]
                 waiting[message.worker].extend(
-                    made._replace(batch=next(batches)) if isinstance(made, Made) else made for made in message.made
+                    made._replace(held=[batches.pop()]) if isinstance(made, Made) else made for made in message.made
                 )
             if waiting[worker]:
                 yield waiting[worker].popleft()
@@ -265,17 +345,16 @@ class Arenas:
         """Begin a pass in a worker: messages of the last pass that the loader has not taken were skipped."""
         if not self.reason:
             self._next, words = None, self._words(worker)
-            self._tickets = [ticket if word == -ticket else word for word, ticket in zip(words, self._tickets)]
+            for arena, word in zip(self._own, words):
+                if word != -arena.ticket:
+                    arena.ticket = word
 
-    def put(self, worker: int, batches: Any) -> Handed | Pickled:
-        """Write *batches* to a free arena of a worker; raise the error of a batch that cannot be pickled."""
+    def put(self, worker: int, batches: list[Any]) -> Handed | Pickled:
+        """Move *batches* out of their list to a free arena; raise the error of a batch that cannot be pickled."""
         if self.reason:
             return Pickled(batches, self.reason)
         try:
-            buffers: list[pickle.PickleBuffer] = []
-            file = BytesIO()
-            _Pickler(file, 5, buffer_callback=buffers.append).dump(_with_joined(batches))
-            return self._write(worker, file.getbuffer(), [buffer.raw() for buffer in buffers])
+            handed = self._write(worker, *_pickled(batches))
         except (BufferError, OSError) as error:
             return Pickled(batches, f"{type(error).__name__}: {error}")
         except Exception as error:
@@ -283,6 +362,10 @@ class Arenas:
             return Pickled(batches, f"{type(error).__name__}: {error}")
         finally:
             self._next = None
+            self.columns.clear()
+        is_large = len(batches) == 1 and handed.end > LITTLE
+        batches.clear()
+        return handed._replace(is_own=is_large and self._own[handed.arena % self.each].is_alone)
 
     def empty(self, worker: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Return an array in the arena of a worker's next message, where ``put`` finds it; if none is free, elsewhere.
@@ -293,14 +376,14 @@ class Arenas:
         try:
             if self.reason or not size:
                 return np.empty(shape, dtype)
-            number, begin = self._free(worker), self._filled
-            memory = self._grown(worker * self.each + number, begin + size)
+            arena, begin = self._own[self._free(worker)], self._filled
+            memory = arena.grown(begin + size)
         except OSError:
             return np.empty(shape, dtype)
         self._filled += -(-size // ALIGNED) * ALIGNED
         array = np.frombuffer(memory, np.uint8, size, begin)
-        self._arrays[number].append(array)
-        self._begins.append(begin)
+        arena.arrays.append(array)
+        arena.begins.append(begin)
         return array.view(dtype).reshape(shape)
 
     def _free(self, worker: int) -> int:
@@ -310,34 +393,26 @@ class Arenas:
         """
         if self._next is None:
             words = self._words(worker)
-            for number, arrays in enumerate(self._arrays):
-                is_done = words[number] == self._tickets[number]
-                if is_done and all(sys.getrefcount(arrays[i]) == ALONE for i in range(len(arrays))):
-                    arrays.clear()
-                    self._next, self._filled, self._begins = number, 0, []
+            for number, arena in enumerate(self._own):
+                if words[number] == arena.ticket and arena.is_alone:
+                    arena.arrays.clear()
+                    arena.begins.clear()
+                    self._next, self._filled = number, 0
                     break
             else:
                 raise BlockingIOError(f"all {self.each} arenas of a worker are in use")
         return self._next
 
-    def _begin_of(self, number: int, buffer: memoryview) -> int | None:
-        """Return the offset of *buffer* in the arena of the next message; None if it is elsewhere."""
-        for begin, array in zip(self._begins, self._arrays[number]):
-            offset = address_of(buffer) - array.__array_interface__["data"][0]
-            if 0 <= offset <= len(array) - buffer.nbytes:
-                return begin + offset
-        return None
-
     def _write(self, worker: int, pickled: memoryview, buffers: list[memoryview]) -> Handed:
         number = self._free(worker)
+        arena = self._own[number]
         joined = [buffer.obj if isinstance(buffer.obj, _Joined) else None for buffer in buffers]
         sizes = [parts.layout.size if parts else buffer.nbytes for buffer, parts in zip(buffers, joined)]
-        there = [None if parts else self._begin_of(number, buffer) for buffer, parts in zip(buffers, joined)]
+        there = [None if parts else arena.begin_of(buffer) for buffer, parts in zip(buffers, joined)]
         steps = (-(-size // ALIGNED) * ALIGNED if own is None else 0 for size, own in zip(sizes, there))
         *begins, table = accumulate(steps, initial=self._filled)
         end = table + 16 * len(buffers) + len(pickled)
-        arena = worker * self.each + number
-        memory = self._grown(arena, end)
+        memory = arena.grown(end)
         for i, (size, buffer, parts, own) in enumerate(zip(sizes, buffers, joined, there)):
             if parts:
                 parts.layout.pack_into(memory, begins[i], *parts.values)
@@ -348,66 +423,89 @@ class Arenas:
         marked = (~size if parts else size for size, parts in zip(sizes, joined))
         _words_of(2 * len(buffers)).pack_into(memory, table, *begins, *marked)
         memory[end - len(pickled) : end] = pickled
-        self._count += 1
-        self._tickets[number] = self._count
-        return Handed(arena, len(memory), self._count, len(buffers), table, end)
-
-    def _grown(self, arena: int, size: int) -> mmap:
-        """Return the memory of an arena, at least *size* bytes; raise OSError if there is not enough."""
-        memory = self._memory.get(arena)
-        if memory is None or len(memory) < size:
-            size = -(-(size + size // 8) // STEP) * STEP
-            os.posix_fallocate(self._file, _offset(arena), size)  # else a write may raise SIGBUS
-            memory = self._memory[arena] = mmap(self._file, size, offset=_offset(arena))
-        return memory
+        ticket = self._count + 1
+        arena.send(self._sent, worker * self.each + number, ticket)
+        self._count = arena.ticket = ticket
+        return Handed(worker * self.each + number, arena.since, ticket, len(buffers), table, end, False)
 
     def take(self, made: Any) -> Any:
-        """Return the batches of a worker's message, as copies or lent to the loop."""
+        """Return the batches of a worker's message, lent or copied."""
         if isinstance(made, Pickled):
             if not self._has_warned:
                 log.warning("batches from workers are pickled, which takes longer: %s", made.reason)
             self._has_warned = True
             return made.batches
-        memory = self._memory.get(made.arena)
-        if memory is None or len(memory) < made.size:
-            memory = self._memory[made.arena] = mmap(self._file, made.size, offset=_offset(made.arena))
-        view = memoryview(memory)
-        table = _words_of(2 * made.parts).unpack_from(view, made.table)
-        buffers = (self._part(view, *entry) for entry in zip(table, table[made.parts :]))
-        batches = pickle.loads(view[made.table + 16 * made.parts : made.end], buffers=buffers)
-        self._taken.append(made)
-        if self.lent:
-            os.pwrite(self._file, _words_of(1).pack(-made.ticket), 8 * made.arena)
-        while len(self._taken) > self.lent:
-            done = self._taken.popleft()
-            os.pwrite(self._file, _words_of(1).pack(done.ticket), 8 * done.arena)
+        forks = fork_count()
+        self._reclaim()
+        lent = sum(each.message.arena // self.each == made.arena // self.each for each in self._lent)
+        may_lend = made.is_own and not self.pinned and lent < self.lent
+        memory = self._received_memory(made)
+        whole = [np.frombuffer(memory, np.uint8)]
+        table = _words_of(2 * made.parts).unpack_from(memory, made.table)
+        buffers = (self._part(whole[0], *entry, may_lend) for entry in zip(table, table[made.parts :]))
+        batches = pickle.loads(memory[made.table + 16 * made.parts : made.end], buffers=buffers)
+        is_lent = sys.getrefcount(whole[0]) != ALONE
+        if is_lent:
+            self._lent.append(Lent(whole, made, forks))
+        self._mark(made, -made.ticket if is_lent else made.ticket)
         return pin_memory(batches) if self.pinned else batches
 
-    def _part(self, view: memoryview, begin: int, size: int) -> Any:
-        """Return a copy of a part of a batch, or a view if it is lent or becomes bytes."""
+    def _reclaim(self) -> None:
+        """Give the arenas of batches that nothing refers to any more back to the workers."""
+        before, self._lent = self._lent, []
+        for each in before:
+            if sys.getrefcount(each.memory[0]) != ALONE:
+                self._lent.append(each)
+            elif each.forks == fork_count():
+                self._mark(each.message, each.message.ticket)
+            else:
+                del self._memory[each.message.arena]
+                self._mark(each.message, each.message.ticket ^ GONE)
+
+    def _mark(self, made: Handed, word: int) -> None:
+        os.pwrite(self._file, _words_of(1).pack(word), 8 * made.arena)
+
+    def _received_memory(self, made: Handed) -> memoryview:
+        """Return the memory of a message's arena; raise OSError if no more files can be opened."""
+        while made.arena not in self._memory or self._memory[made.arena][0] != made.since:
+            text, files, *_ = socket.recv_fds(self._received[0], 24, 1, socket.MSG_CMSG_CLOEXEC)
+            if not files:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            arena, since, size = _words_of(3).unpack(text)
+            try:
+                self._memory[arena] = since, _mapped(files[0], size)
+            finally:
+                os.close(files[0])
+        return self._memory[made.arena][1]
+
+    def _part(self, whole: np.ndarray, begin: int, size: int, may_lend: bool) -> Any:
+        """Return a copy of a part of a batch, or a view if it may be lent or becomes bytes."""
         if size < 0:
-            return view[begin : begin + ~size]
-        part = view[begin : begin + size]
-        if self.pinned:
-            own = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-            own[:] = part
-            return own
-        if self.lent:
+            return whole[begin : begin + ~size]
+        part = whole[begin : begin + size]
+        if may_lend and size >= LARGE:
             return part
-        if size < MAPPED:
-            return np.array(part)
-        own = self._large.empty(0, 0, size, np.dtype(np.uint8))
+        own = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy() if self.pinned else np.empty(size, np.uint8)
         own[:] = part
         return own
 
     def _words(self, worker: int) -> tuple[int, ...]:
+        """Return the words of a worker's arenas; replace those which it has lost to a forked process."""
         size = 8 * self.each
-        return _words_of(self.each).unpack(os.pread(self._file, size, size * worker))
+        words = _words_of(self.each).unpack(os.pread(self._file, size, size * worker))
+        for number, (arena, word) in enumerate(zip(self._own, words)):
+            if word == arena.ticket ^ GONE:
+                self._own[number] = Arena(word)
+        return words
 
 
-def _offset(arena: int) -> int:
-    """Return the offset of a worker's arena; the tables come before the arenas."""
-    return (arena + 3) * APART
+def _mapped(file: int, size: int) -> memoryview:
+    """Map *size* bytes of an unnamed file, which then needs no descriptor; raise OSError if that is impossible."""
+    try:
+        memory = torch.from_file(f"/proc/self/fd/{file}", shared=True, size=size, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+    return memoryview(memory.numpy())
 
 
 def _words_of(count: int) -> Struct:
@@ -418,21 +516,21 @@ class ArenaMemory:
     """Lets readers write a batch into the memory that is handed over, instead of their ``Memory``."""
 
     def __init__(self, arenas: Arenas):
+        self._columns = arenas.columns
         self._empty = partial(arenas.empty, get_worker_info().id)
-        self._taken: dict[int, tuple[int, np.ndarray]] = {}  # by column: the number of its batch, and its array
 
     def take(self, column: int, reader: Reader, count: int, number: int) -> Any:
         """Return what *reader* reads *count* samples of a column of the *number*-th batch into."""
         form = reader.make(0)
         if not isinstance(form, np.ndarray):
             return reader.make(count)
-        if column in self._taken:
-            before, array = self._taken.pop(column)
+        if column in self._columns:
+            before, array = self._columns.pop(column)
             if before == number and len(array) >= count:  # it is read again, with other samples
-                self._taken[column] = before, array
+                self._columns[column] = before, array
                 return array[:count]
         array = self._empty((count, *form.shape[1:]), form.dtype)
-        self._taken[column] = number, array
+        self._columns[column] = number, array
         return array[:]
 
     def empty(self, column: int, number: int, count: int, dtype: np.dtype) -> np.ndarray:
@@ -480,6 +578,14 @@ def _with_joined(value: Any) -> Any:
         if not kinds.isdisjoint({dict, list, tuple, bytes}):
             return kind(map(_with_joined, value))
     return value
+
+
+def _pickled(batches: list[Any]) -> tuple[memoryview, list[memoryview]]:
+    """Return *batches* as a pickle, and the buffers outside it."""
+    buffers: list[pickle.PickleBuffer] = []
+    file = BytesIO()
+    _Pickler(file, 5, buffer_callback=buffers.append).dump(_with_joined(batches))
+    return file.getbuffer(), [buffer.raw() for buffer in buffers]
 
 
 class _Pickler(pickle.Pickler):

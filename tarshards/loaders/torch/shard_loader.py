@@ -82,8 +82,9 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     With *steps* a pass over the loader, and its ``len``, is that many batches; the next one continues where it ended,
     in the same epoch of the dataset or the next.
 
-    Batches of workers come through shared memory, as copies; with *reuse* their arrays and tensors are views of it, and
-    a batch is valid until the next but one is requested.
+    Batches of workers come through shared memory: large arrays and tensors are views of it, for as long as anything
+    refers to them or to views of them; all else is copied. You may keep batches and write to them. *reuse*, which an
+    ``ArrayLoader`` has too, makes no difference.
 
     ``state_dict()`` is the position of the loop over the loader; prefetched batches do not count. *options* are the
     DataLoader's. Without indexes, workers batch their own shards, and a state is replayed on the same number of
@@ -133,8 +134,9 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
             transforms = maker.assembler.transforms
         self.passes: Passes = Passes(maker, steps, workers=num_workers)
         persistent = bool(options.get("persistent_workers"))
+        reuse = flag("reuse", reuse)
         made_of = dataset, batch_size, collate_fn, fields, transforms, fill, drop_last, steps, reuse, packing
-        self._batches = _Batches(maker, flag("reuse", reuse), persistent=persistent, made_of=made_of)
+        self._batches = _Batches(maker, persistent=persistent, made_of=made_of)
         super().__init__(self._batches, batch_size=None, num_workers=num_workers, collate_fn=_same, **options)
         self.sampler.set_epoch = self.passes.announce
 
@@ -163,8 +165,8 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
                 self._monitor(made)
                 if this.plan is not None:
                     made.outcome.settle(arrived)
-                if this.is_new(made.outcome.keys, made.batch):
-                    yield made.batch
+                if this.is_new(made.outcome.keys, made.held[0]):
+                    yield made.held.pop()
                 if this.plan is None and self.passes.stream.is_followed:  # each batch waits for the next
                     made.outcome.settle(arrived)
         finally:
@@ -184,11 +186,10 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         return other
 
     def _arenas(self) -> Arenas | None:
-        """Return shared memory for the workers; without a plan each batch waits for the next before it is delivered."""
+        """Return shared memory for the workers, if there are any."""
         if not self.num_workers:
             return None
-        lent = (2 if self._batches.maker.is_planned else 3) if self._batches.reuse else 0
-        return Arenas(self.num_workers, self.prefetch_factor, lent=lent, pinned=self._is_pinned)
+        return Arenas(self.num_workers, self.prefetch_factor, pinned=self._is_pinned)
 
     @property
     def _is_pinned(self) -> bool:
@@ -312,10 +313,8 @@ class CollatedBatchMaker(BatchMaker):
 class _Batches(IterableDataset[Any]):
     """The batches that one worker makes, and after them its tally, for the audit over all workers."""
 
-    def __init__(
-        self, maker: CollatedBatchMaker | FieldsBatchMaker, reuse: bool, *, persistent: bool, made_of: tuple[Any, ...]
-    ):
-        self.maker, self.stream, self.reuse = maker, maker.stream, reuse
+    def __init__(self, maker: CollatedBatchMaker | FieldsBatchMaker, *, persistent: bool, made_of: tuple[Any, ...]):
+        self.maker, self.stream = maker, maker.stream
         self.made_of = made_of  # the loader's arguments
         self._order: _PassOrder | None = None
         self._arenas: Arenas | None = None  # of workers that begin now, or persist
@@ -386,15 +385,15 @@ class _Batches(IterableDataset[Any]):
                         break
                     self.stream.ledger.count(in_flight=counted)
                     keys = crc_of_results(batch)
-                    collated, left_out = self.maker.collated(batch, order.epoch)
-                    yield Made(collated, Outcome(len(batch), 0, left_out, keys), *stopwatch.take())
+                    *held, left_out = self.maker.collated(batch, order.epoch)
+                    yield Made(held, Outcome(len(batch), 0, left_out, keys), *stopwatch.take())
                     stopwatch.begin()
             else:
                 shares = self.maker.shares(plan, world.rank)[world.worker :: world.num_workers]
                 of = PassOf(order.epoch, plan.before, order.rank, order.ranks)
                 loop = self.stream.source.loop(plan, world, shares, of=of, is_ahead=True)
-                for batch in loop.run(partial(map, partial(self.maker.read, epoch=order.epoch))):
-                    yield Made(batch, loop.made, *stopwatch.take())
+                for held in loop.run(partial(map, lambda part: [self.maker.read(part, order.epoch)])):
+                    yield Made(held, loop.made, *stopwatch.take())
                     stopwatch.begin()
                 yield loop.tally
         finally:
