@@ -65,9 +65,9 @@ class Search(NamedTuple):
         elif self.keys is not None:
             wanted = KeyFilter(read_keys(typed(self.keys)))
             conditions.insert(0, wanted)
-        is_text = pattern is not None and not self.invert and self.most is None and not self.duplicates
-        text = pattern.text if pattern is not None and is_text else b""
-        samples = containing(source, text, partial(source.ledger.leave_out, "targrep")) if text else iter(source)
+        samples: Iterator[Sample] = iter(source)
+        if pattern is not None and pattern.text and not self.invert and self.most is None and not self.duplicates:
+            samples = containing(samples, pattern, partial(source.ledger.leave_out, "targrep"))
 
         invert = self.invert
 

@@ -846,19 +846,33 @@ static PyType_Spec grouper_spec = {
     .slots = grouper_slots,
 };
 
+/* Whether a field may contain a text: it does, begins with a byte order mark, or is not bytes. */
+static int value_may_contain(PyObject *value, PyObject *text) {
+    if (!PyBytes_Check(value)) return 1;
+    const char *data = PyBytes_AsString(value);
+    size_t size = (size_t)PyBytes_Size(value);
+    return (size >= 2 && (!memcmp(data, "\xff\xfe", 2) || !memcmp(data, "\xfe\xff", 2))) ||
+           (size >= 4 && !memcmp(data, "\0\0\xfe\xff", 4)) ||
+           memmem(data, size, PyBytes_AsString(text), (size_t)PyBytes_Size(text));
+}
+
 static PyObject *may_contain(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    if (count != 2 || !PyDict_Check(args[0]) || !PyBytes_Check(args[1]))
-        return PyErr_Format(PyExc_TypeError, "may_contain takes a sample (dict) and a text (bytes)");
+    if (count != 3 || !PyDict_Check(args[0]) || !PyBytes_Check(args[1]) || !(PyList_Check(args[2]) || args[2] == Py_None))
+        return PyErr_Format(PyExc_TypeError, "may_contain takes a sample (dict), a text (bytes) and fields");
     PyObject *value;
-    for (Py_ssize_t at = 0; PyDict_Next(args[0], &at, NULL, &value);) {
-        if (!PyBytes_Check(value)) continue;
-        const char *data = PyBytes_AsString(value);
-        size_t size = (size_t)PyBytes_Size(value);
-        if ((size >= 2 && (!memcmp(data, "\xff\xfe", 2) || !memcmp(data, "\xfe\xff", 2))) ||
-            (size >= 4 && !memcmp(data, "\0\0\xfe\xff", 4)) ||
-            memmem(data, size, PyBytes_AsString(args[1]), (size_t)PyBytes_Size(args[1])))
-            Py_RETURN_TRUE;
+    if (args[2] == Py_None) {
+        for (Py_ssize_t at = 0; PyDict_Next(args[0], &at, NULL, &value);)
+            if (PyBytes_Check(value) && value_may_contain(value, args[1])) Py_RETURN_TRUE;
+        Py_RETURN_FALSE;
+    }
+    for (Py_ssize_t i = 0; i < PyList_Size(args[2]); i++) {
+        PyObject *names = PyList_GetItem(args[2], i);
+        if (!names || !PyList_Check(names)) return PyErr_Format(PyExc_TypeError, "fields are lists of names");
+        value = NULL;
+        for (Py_ssize_t j = 0; !value && j < PyList_Size(names); j++)
+            if (!(value = PyDict_GetItemWithError(args[0], PyList_GetItem(names, j))) && PyErr_Occurred()) return NULL;
+        if (!value || value_may_contain(value, args[1])) Py_RETURN_TRUE;
     }
     Py_RETURN_FALSE;
 }
@@ -1076,7 +1090,7 @@ static PyMethodDef methods[] = {
      "walk(source, size, reads, limit, split, concatenated=False) -> (keys, fields, arrays, archives, end) or None; see "
      "tarshards.kernels._tar_py"},
     {"may_contain", (PyCFunction)(void (*)(void))may_contain, METH_FASTCALL,
-     "may_contain(sample, text) -> bool; see tarshards.kernels._tar_py"},
+     "may_contain(sample, text, fields) -> bool; see tarshards.kernels._tar_py"},
     {"plain_header", (PyCFunction)(void (*)(void))plain_header, METH_FASTCALL,
      "plain_header(name, size) -> bytes or None; see tarshards.kernels._tar_py"},
     {"plain_members", (PyCFunction)(void (*)(void))plain_members, METH_FASTCALL,

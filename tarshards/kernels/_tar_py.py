@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 from zlib import adler32
@@ -316,10 +316,17 @@ class Grouper:
         return [sample] if sample else []
 
 
-def may_contain(sample: dict[str, Any], text: bytes) -> bool:
-    """Return whether a field (bytes) contains *text*, or begins with a byte order mark of UTF-16 or UTF-32."""
-    fields = [data for data in sample.values() if isinstance(data, bytes)]
-    return any(text in data or data.startswith(WIDE_MARKS) for data in fields)
+def may_contain(sample: dict[str, Any], text: bytes, fields: list[list[str]] | None) -> bool:
+    """Return whether a field contains *text*, or may do so as it begins with a byte order mark of UTF-16 or UTF-32.
+
+    *fields* are lists of alternatives: the first that the sample has counts. It may also contain the text if it is not
+    bytes, and if the sample has none of the alternatives. By default all fields count that are bytes.
+    """
+    if fields is None:
+        values: Iterable[Any] = (data for data in sample.values() if isinstance(data, bytes))
+    else:
+        values = (next((sample[name] for name in names if name in sample), None) for names in fields)
+    return any(not isinstance(data, bytes) or text in data or data.startswith(WIDE_MARKS) for data in values)
 
 
 def most_end(size: int) -> int:

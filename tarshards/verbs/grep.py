@@ -41,7 +41,7 @@ class Pattern:
     ValueError for a malformed regular expression.
 
     ``missing`` counts, for each entry of *fields*, the samples that have none of its alternatives. ``text`` is literal
-    bytes that every matching sample has in one of its fields; empty if none are known.
+    bytes that every matching sample has in one of the fields; empty if none are known.
 
     >>> pattern = Pattern(["^cat"], ignore_case=True)
     >>> pattern({"__key__": "a", "txt": b"a dog\\nCats"}), pattern({"__key__": "cat", "txt": b"a cat"})
@@ -62,9 +62,7 @@ class Pattern:
         self._searches: list[tuple[Any, Any]] = []
         patterns = list(patterns)
         is_plain = len(patterns) == 1 and (fixed or not META.intersection(patterns[0]))
-        self.text: bytes = (
-            patterns[0].encode(errors="replace") if is_plain and fields is None and not ignore_case else b""
-        )
+        self.text: bytes = patterns[0].encode(errors="replace") if is_plain and not ignore_case else b""
         for pattern in patterns:
             expression = re.escape(pattern) if fixed else pattern
             try:
@@ -86,11 +84,16 @@ class Pattern:
         return any(search(text) for search, _ in self._searches)
 
 
-def containing(samples: Iterable[Sample], text: bytes, leave_out: Callable[[int], None]) -> Iterator[Sample]:
-    """Yield the samples in which a field may contain *text*; at the end, *leave_out* gets the number of the others."""
-    left = 0
+def containing(samples: Iterable[Sample], pattern: Pattern, leave_out: Callable[[int], None]) -> Iterator[Sample]:
+    """Yield the samples that may match, since they may contain the pattern's ``text``, or lack one of its fields.
+
+    At the end, *leave_out* gets the number of the others.
+    """
+    left, text, fields = 0, pattern.text, pattern.fields
+    if fields is not None:  # as ``find_field`` finds them
+        fields = [[each for name in names for each in (name, name.lower())] for names in fields]
     for sample in samples:
-        if may_contain(sample, text):
+        if may_contain(sample, text, fields):
             yield sample
         else:
             left += 1

@@ -96,12 +96,17 @@ VALUES = st.sampled_from([b"", b"x1", b"\xff\xfe", b"\xfe\xff\0a", b"\0\0\xfe\xf
 @given(
     sample=st.dictionaries(st.sampled_from("abcde"), st.one_of(VALUES, st.binary(max_size=9)), max_size=5),
     text=st.sampled_from([b"1", b"x1", bytes(2), b"", b"a longer text"]),
+    fields=st.none() | st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=3), max_size=3),
 )
-def test_a_text_is_looked_for_in_bytes_that_are_not_in_wide_characters(tar, sample, text):
+def test_a_text_is_looked_for_in_bytes_that_are_not_in_wide_characters(tar, sample, text, fields):
     marks = b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"
-    fields = [data for data in sample.values() if isinstance(data, bytes)]
-    assert tar.may_contain(sample, text) == any(text in data or data.startswith(marks) for data in fields)
-    for wrong in ((sample, "1"), ([], text), (sample,)):
+    if fields is None:
+        values = [data for data in sample.values() if isinstance(data, bytes)]
+    else:
+        values = [next((sample[name] for name in names if name in sample), None) for names in fields]
+    wanted = any(not isinstance(data, bytes) or text in data or data.startswith(marks) for data in values)
+    assert tar.may_contain(sample, text, fields) == wanted
+    for wrong in ((sample, "1", None), ([], text, None), (sample, text), (sample, text, "a"), (sample, text, ["a"])):
         with pytest.raises((TypeError, AttributeError)):
             tar.kernel.may_contain(*wrong)
 
