@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
 import pytest
+from soak import rounds
 from with_torch import ShardDataset, ShardLoader
 
 from tarshards import ArrayLoader, Ledger, Stream, TarWriter, mix, readers
@@ -51,24 +54,25 @@ def mixture(urls: Any) -> Stream:
     return mix({"one": stream(urls)})
 
 
-def torch_loader(urls: Any, workers: int = 0, **options: Any) -> ShardLoader:
-    return ShardLoader(dataset(urls), SIZE, num_workers=workers, **options)
+def torch_loader(urls: Any, **options: Any) -> ShardLoader:
+    return ShardLoader(dataset(urls, **options), SIZE)
 
 
 def with_workers(urls: Any) -> ShardLoader:
-    return torch_loader(urls, 2)
+    return ShardLoader(dataset(urls), SIZE, num_workers=2)
 
 
 def without_keys(urls: Any) -> ShardLoader:
-    return torch_loader(urls, collate_fn=lambda samples: [int(sample["cls"]) for sample in samples])
+    return ShardLoader(dataset(urls), SIZE, collate_fn=lambda samples: [int(sample["cls"]) for sample in samples])
 
 
 def tuples(urls: Any) -> ShardLoader:
-    return torch_loader(urls, fields={"cls": readers.integer()}, transforms=[lambda batch, rng: (batch["cls"],)])
+    fields, transforms = {"cls": readers.integer()}, [lambda batch, rng: (batch["cls"],)]
+    return ShardLoader(dataset(urls), SIZE, fields=fields, transforms=transforms)
 
 
-def array_loader(urls: Any) -> ArrayLoader:
-    return ArrayLoader(stream(urls), SIZE, fields={"cls": readers.integer()})
+def array_loader(urls: Any, **options: Any) -> ArrayLoader:
+    return ArrayLoader(stream(urls, **options), SIZE, fields={"cls": readers.integer()})
 
 
 def dali_loader(urls: Any) -> Any:
@@ -158,6 +162,42 @@ def test_zeros_over_a_member_of_a_shuffled_shard(tmp_path):
     assert after[-1] == before[-1], "the case: the last sample is as it was"
     with pytest.raises(StateError, match=OTHERS):
         list(resumed(shuffled, begun.state_dict()))
+
+
+@pytest.mark.parametrize("make", [stream, torch_loader, array_loader])
+def test_whatever_becomes_of_a_shard_nothing_is_lost_or_comes_again_without_a_word(tmp_path, make):
+    refused = 0
+    for seed in range(rounds(24)):
+        rng = random.Random(seed)
+        urls = [str(tmp_path / f"{shard}.tar") for shard in range(3)]
+        for shard, url in enumerate(urls):
+            write(url, range(20 * shard, 20 * shard + 20))
+        options = {"shuffle": True, "seed": seed, "pool": rng.randrange(2, 10), "on_error": Ledger(max_errors=99)}
+        begun = make(urls, **options)
+        keys = [key_of(result) for result in islice(iter(begun), rng.randrange(1, 40 if make is stream else 14))]
+        victim = rng.randrange(3)
+        how = rng.choice(["zeros", "truncated", "reordered"])
+        with open(urls[victim], "r+b") as file:
+            at = rng.randrange(19) * 2560
+            if how == "truncated":
+                file.truncate(at)
+            elif how == "zeros":
+                file.seek(at)
+                file.write(bytes(512))
+        if how == "reordered":
+            write(urls[victim], rng.sample(range(20 * victim, 20 * victim + 20), 20))
+        ledger = Ledger(max_errors=99)
+        loader = resumed(make(urls, **options | {"on_error": ledger}), begun.state_dict())
+        try:
+            keys += [key_of(result) for result in loader]
+        except StateError:
+            refused += 1
+            continue
+        counts = Counter("\0".join(keys).split("\0"))
+        assert set(counts.values()) == {1}
+        missing = {int(key) // 20 for key in {f"{number:04d}" for number in range(60)} - {*counts}}
+        assert missing <= {int(os.path.basename(entry.shard or "")[0]) for entry in ledger.quarantined}
+    assert refused > 0
 
 
 @pytest.mark.parametrize("result", [None, 1, (1, 2), {}])
