@@ -46,8 +46,8 @@ class Search(NamedTuple):
             reason = "-f says in which fields to look for a PATTERN or --duplicates, and there is neither"
             raise click.UsageError(reason)
 
-    def find(self, source: Input) -> Found:
-        """Return the samples of *source* that are found."""
+    def find(self, source: Input) -> tuple[Iterator[Sample], Pattern | Duplicate | None]:
+        """Return the samples of *source* that are found, and what knows the fields that some samples lacked."""
         pattern = wanted = duplicate = None
         conditions: list[Callable[[Sample], bool]] = []
         fields = source.take_field_words() or None
@@ -77,14 +77,7 @@ class Search(NamedTuple):
             if wanted is not None:
                 wanted.check(source.ledger if source.losses.goes_on else None)
 
-        return Found(found(), pattern or duplicate)
-
-
-class Found(NamedTuple):
-    """The *samples* that are found; *looking* knows the fields that some samples lacked."""
-
-    samples: Iterator[Sample]
-    looking: Pattern | Duplicate | None
+        return found(), pattern or duplicate
 
 
 def searches(command: Callable[..., Any]) -> Callable[..., Any]:
