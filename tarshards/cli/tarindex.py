@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -21,12 +23,160 @@ from tarshards.cli.parameters import (
 from tarshards.cli.program import say, shown, tool, usage_errors
 
 if TYPE_CHECKING:
+    from tarshards.index.manifests import Writing
+    from tarshards.index.refresh import IndexOutcome
     from tarshards.storage.manifest import Shard
 
 FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 
 
+class Indexing(NamedTuple):
+    """What is done with each shard: it is indexed, or with *check* compared, or with *format_* exported to *output*."""
+
+    parallel: int
+    check: bool
+    crc: bool
+    format_: str
+    output: str | None
+    dry_run: bool
+
+    @property
+    def exports(self) -> bool:
+        return self.format_ != "index"
+
+    def outcomes(self, shards: list[Shard], how: Writing) -> Iterable[IndexOutcome]:
+        """Do it, and yield the outcome for each of *shards*."""
+        from tarshards.index import manifests, refresh
+
+        if self.check:
+            return refresh.verify_indexes(shards, jobs=self.parallel, crc=self.crc)
+        if self.format_ in ("dali", "tar.idx"):
+            return refresh.export_indexes(shards, self.format_, folder=self.output, jobs=self.parallel, how=how)
+        how = manifests.Writing(dry_run=True) if self.format_ == "wids" else how
+        return refresh.refresh_indexes(shards, jobs=self.parallel, crc=self.crc, how=how)
+
+
+class Listing(NamedTuple):
+    """Where the indexed shards are listed: in *manifest*, by default one per series; and whether by key, too."""
+
+    manifest: str | None
+    no_manifest: bool
+    key_index: bool
+
+    @property
+    def is_asked_for(self) -> bool:
+        return bool(self.manifest) or self.no_manifest
+
+    def write(self, indexed: Indexed, shards: ShardArguments, indexing: Indexing, how: Writing) -> None:
+        """Write the manifests of the shards, and their key indexes."""
+        from tarshards.index.manifests import update_manifests
+        from tarshards.storage.location import Location
+
+        target = self.manifest or indexing.output
+        for name in update_manifests(indexed.found, target, unchanged=indexed.unchanged, how=how):
+            if how.dry_run:
+                click.echo(shown(Location.of(name).name))
+            if self.key_index:
+                self._write_key_index(name, indexed.found, shards, indexing.parallel)
+
+    def _write_key_index(self, name: str, found: list[Shard], shards: ShardArguments, parallel: int) -> None:
+        from tarshards.index.key_index import build_key_index
+        from tarshards.index.manifests import read_manifest
+        from tarshards.parallel.process_pool import ProcessPool
+
+        given = {shard.location().recorded: shard.url for shard in found}  # with their credentials
+        own: dict[str, Any] = {"remote": shards.remote, "index_dir": shards.index_dir}
+        listed = [shard._replace(url=given.get(shard.url, shard.url), **own) for shard in read_manifest(name)]
+        with ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
+            build_key_index(listed, executor=pool, sync=waits_for_disk())
+
+
+class Added(NamedTuple):
+    """The columns that are added to the indexes: an expression, and a table with the name of its keys."""
+
+    columns: str | None
+    attach: str | None
+    key: str
+
+    def check(self) -> None:
+        """Refuse an expression that is not one of columns."""
+        if self.columns is not None:
+            from tarshards.index.columns import parse_columns
+
+            with usage_errors("--columns"):
+                parse_columns(self.columns)
+
+    def write(self, shards: list[Shard], parallel: int, losses: Losses) -> None:
+        """Add the columns to the indexed *shards*."""
+        if self.columns is not None:
+            from tarshards.index.columns import build_columns
+            from tarshards.parallel.process_pool import ProcessPool
+
+            ledger = losses.ledger if losses.goes_on else None
+            with usage_errors("--columns"), ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
+                build_columns(shards, self.columns, executor=pool, on_error=ledger, sync=waits_for_disk())
+        if self.attach is not None:
+            from tarshards.index.columns import attach_columns
+
+            with usage_errors("--attach"):
+                done = attach_columns(shards, self.attach, key=self.key, sync=waits_for_disk())
+            if done.samples_without or done.rows_without:
+                say(f"{done.samples_without} samples have no row, and {done.rows_without} rows no sample")
+
+
+class Indexed(NamedTuple):
+    """The shards that were indexed, the URLs of the *unchanged* ones, and how many *failed* or have *faults*."""
+
+    found: list[Shard]
+    unchanged: set[str]
+    failed: int
+    faults: int
+
+    @classmethod
+    def of(cls, outcomes: Iterable[IndexOutcome], losses: Losses, *, names: bool) -> Indexed:
+        """Report *outcomes*, with *names* what would be written, and return their sum."""
+        found, unchanged, failed, faults, warned = list[Any](), set[str](), 0, 0, False
+        for outcome in outcomes:
+            if outcome.error is not None and losses.goes_on:
+                losses.ledger(outcome.error)
+                continue
+            if outcome.error is not None:
+                say(str(outcome.error))
+                failed += 1
+            elif names and outcome.written is not None:
+                click.echo(shown(outcome.written))
+            if outcome.faults and losses.goes_on:
+                for fault in outcome.faults:
+                    losses.ledger(fault)
+            elif outcome.faults:
+                say(f"{outcome.faults[0]}; samples marked in the index: {len(outcome.faults)}")
+                faults += len(outcome.faults)
+            if outcome.warning is not None and not warned:
+                say(outcome.warning)
+                warned = True
+            losses.ledger.count(shards=1, samples=outcome.shard.samples or 0)
+            found.append(outcome.shard)
+            if outcome.unchanged:
+                unchanged.add(outcome.shard.url)
+        return cls(found, unchanged, failed, faults)
+
+
+def takes_parts(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its options as the values *indexing*, *listing* and *added*."""
+
+    @wraps(command)
+    def with_parts(**values: Any) -> Any:
+        parts = {
+            name: part(**{each: values.pop(each) for each in part._fields})
+            for name, part in (("indexing", Indexing), ("listing", Listing), ("added", Added))
+        }
+        return command(**parts, **values)
+
+    return with_parts
+
+
 @tool(epilog="Reads headers only, unless --crc is given; holds one index for each job.")
+@takes_parts
 @click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
 @index_dir_option
 @parallel_option("Processes", 1)
@@ -52,20 +202,11 @@ FORMATS = ["index", "dali", "tar.idx", "energon", "wids"]
 @takes_shards
 def main(
     shards: ShardArguments,
-    parallel: int,
-    check: bool,
-    crc: bool,
-    format_: str,
-    output: str | None,
-    manifest: str | None,
-    no_manifest: bool,
-    key_index: bool,
-    columns: str | None,
-    attach: str | None,
-    key: str,
+    indexing: Indexing,
+    listing: Listing,
+    added: Added,
     losses: Losses,
     allow_empty: bool,
-    dry_run: bool,
     quiet: bool,
 ) -> None:
     """Index SHARDS: write SHARD.index where it is missing or stale, and the manifest that lists all shards.
@@ -83,114 +224,52 @@ def main(
     """
     if not shards.specs:
         raise click.UsageError("name SHARDS to index")
-    exports, has_manifest = format_ != "index", manifest or no_manifest
-    if exports and (check or crc or has_manifest):
-        raise click.UsageError("--check, --crc and the manifest options require --format index")
-    if not exports and output is not None:
-        raise click.UsageError("-o requires --format dali, tar.idx, energon or wids")
-    if shards.split is not None and (check or exports):
-        raise click.UsageError("--split is for indexes that are written, and they keep it")
-    if check and (dry_run or has_manifest):
-        raise click.UsageError("--check cannot be combined with --dry-run or the manifest options")
-    if manifest and no_manifest:
-        raise click.UsageError("--manifest cannot be combined with --no-manifest")
-    adds = columns is not None or attach is not None
-    if key_index and (exports or check or dry_run or no_manifest):
-        raise click.UsageError("--key-index requires that indexes and a manifest are written")
-    if adds and (exports or check or dry_run):
-        raise click.UsageError("columns cannot be combined with --check, --dry-run or --format")
-    if columns is not None:
-        from tarshards.index.columns import parse_columns
+    _check(shards, indexing, listing, added)
+    from tarshards.index import manifests
 
-        with usage_errors("--columns"):
-            parse_columns(columns)
-    from tarshards.index import manifests, refresh
-    from tarshards.storage.location import Location
-
-    how = manifests.Writing(dry_run, waits_for_disk())
+    how = manifests.Writing(indexing.dry_run, waits_for_disk())
     named = list({shard.url: shard for shard in shards.named()}.values())
     if shards.index_dir is not None:  # the manifest there names shards in other folders
         named = [shard._replace(url=shard.location().absolute().url) for shard in named]
-    if format_ == "energon":
+    if indexing.format_ == "energon":
         from tarshards.index.energon import export_energon
 
-        for name in export_energon(named, output, how):
-            if dry_run:
+        for name in export_energon(named, indexing.output, how):
+            if how.dry_run:
                 click.echo(shown(name))
         return
-    if check:
-        outcomes = refresh.verify_indexes(named, jobs=parallel, crc=crc)
-    elif format_ in ("dali", "tar.idx"):
-        outcomes = refresh.export_indexes(named, format_, folder=output, jobs=parallel, how=how)
-    else:
-        indexing = manifests.Writing(dry_run=True) if format_ == "wids" else how
-        outcomes = refresh.refresh_indexes(named, jobs=parallel, crc=crc, how=indexing)
-    writes_manifest = format_ in ("index", "wids") and not check and not no_manifest
-    found, unchanged, failed, faults, warned = [], set(), 0, 0, False
-    for outcome in shard_progress(outcomes, len(named), quiet):
-        if outcome.error is not None and losses.goes_on:
-            losses.ledger(outcome.error)
-            continue
-        if outcome.error is not None:
-            say(str(outcome.error))
-            failed += 1
-        elif dry_run and outcome.written is not None and format_ != "wids":
-            click.echo(shown(outcome.written))
-        if outcome.faults and losses.goes_on:
-            for fault in outcome.faults:
-                losses.ledger(fault)
-        elif outcome.faults:
-            say(f"{outcome.faults[0]}; samples marked in the index: {len(outcome.faults)}")
-            faults += len(outcome.faults)
-        if outcome.warning is not None and not warned:
-            say(outcome.warning)
-            warned = True
-        losses.ledger.count(shards=1, samples=outcome.shard.samples or 0)
-        found.append(outcome.shard)
-        if outcome.unchanged:
-            unchanged.add(outcome.shard.url)
+    outcomes = shard_progress(indexing.outcomes(named, how), len(named), quiet)
+    indexed = Indexed.of(outcomes, losses, names=how.dry_run and indexing.format_ != "wids")
+    writes_manifest = indexing.format_ in ("index", "wids") and not indexing.check and not listing.no_manifest
     no_manifest_words = "; no manifest is written" if writes_manifest else ""
-    if failed:
-        say(f"{failed} of {len(named)} shards failed{no_manifest_words}")
+    if indexed.failed:
+        say(f"{indexed.failed} of {len(named)} shards failed{no_manifest_words}")
         sys.exit(1)
-    if not any(shard.samples for shard in found) and not (check or allow_empty):
+    if not any(shard.samples for shard in indexed.found) and not (indexing.check or allow_empty):
         say(f"no samples in {len(named)} shard{'s' * (len(named) != 1)}{no_manifest_words}; {ACCEPT}")
         sys.exit(1)
     if writes_manifest:
-        target = manifest or output
-        for name in manifests.update_manifests(found, target, unchanged=unchanged, how=how):
-            if dry_run:
-                click.echo(shown(Location.of(name).name))
-            if key_index:
-                from tarshards.index.key_index import build_key_index
-                from tarshards.parallel.process_pool import ProcessPool
-
-                given = {shard.location().recorded: shard.url for shard in found}  # with their credentials
-                listed = [
-                    shard._replace(
-                        url=given.get(shard.url, shard.url), remote=shards.remote, index_dir=shards.index_dir
-                    )
-                    for shard in manifests.read_manifest(name)
-                ]
-                with ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
-                    build_key_index(listed, executor=pool, sync=how.sync)
-    if columns is not None:
-        _add_columns(found, columns, parallel, losses)
-    if attach is not None:
-        from tarshards.index.columns import attach_columns
-
-        with usage_errors("--attach"):
-            done = attach_columns(found, attach, key=key, sync=how.sync)
-        if done.samples_without or done.rows_without:
-            say(f"{done.samples_without} samples have no row, and {done.rows_without} rows no sample")
-    if faults:
+        listing.write(indexed, shards, indexing, how)
+    added.write(indexed.found, indexing.parallel, losses)
+    if indexed.faults:
         sys.exit(1)
 
 
-def _add_columns(shards: list[Shard], columns: str, parallel: int, losses: Losses) -> None:
-    from tarshards.index.columns import build_columns
-    from tarshards.parallel.process_pool import ProcessPool
-
-    ledger = losses.ledger if losses.goes_on else None
-    with usage_errors("--columns"), ProcessPool(parallel) if parallel > 1 else nullcontext() as pool:
-        build_columns(shards, columns, executor=pool, on_error=ledger, sync=waits_for_disk())
+def _check(shards: ShardArguments, indexing: Indexing, listing: Listing, added: Added) -> None:
+    """Refuse options that do not go together."""
+    exports, check, dry_run = indexing.exports, indexing.check, indexing.dry_run
+    if exports and (check or indexing.crc or listing.is_asked_for):
+        raise click.UsageError("--check, --crc and the manifest options require --format index")
+    if not exports and indexing.output is not None:
+        raise click.UsageError("-o requires --format dali, tar.idx, energon or wids")
+    if shards.split is not None and (check or exports):
+        raise click.UsageError("--split is for indexes that are written, and they keep it")
+    if check and (dry_run or listing.is_asked_for):
+        raise click.UsageError("--check cannot be combined with --dry-run or the manifest options")
+    if listing.manifest and listing.no_manifest:
+        raise click.UsageError("--manifest cannot be combined with --no-manifest")
+    if listing.key_index and (exports or check or dry_run or listing.no_manifest):
+        raise click.UsageError("--key-index requires that indexes and a manifest are written")
+    if (added.columns is not None or added.attach is not None) and (exports or check or dry_run):
+        raise click.UsageError("columns cannot be combined with --check, --dry-run or --format")
+    added.check()
