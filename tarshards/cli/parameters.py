@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
@@ -108,6 +108,26 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
         for decorator in reversed(decorators):
             command = decorator(command)
         return command
+
+    return decorate
+
+
+def as_values(**parts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options that are the fields of named tuples as such values; *parts* are their names and types.
+
+    >>> from collections import namedtuple
+    >>> sides = as_values(size=namedtuple("Sides", "width height"))
+    >>> sides(lambda name, size: (name, size))(name="a", width=3, height=4)
+    ('a', Sides(width=3, height=4))
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_values(**options: Any) -> Any:
+            values = {name: part(*map(options.pop, part._fields)) for name, part in parts.items()}
+            return command(**values, **options)
+
+        return with_values
 
     return decorate
 

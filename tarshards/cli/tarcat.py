@@ -10,7 +10,15 @@ import click
 
 from tarshards.cli.input import Input, reads_samples, rekeyed, selects_samples, sliced
 from tarshards.cli.output import check_output, output_options, write_new_keys
-from tarshards.cli.parameters import COUNT, keep_metadata_option, options, rekey_option, seed_option, shuffle_option
+from tarshards.cli.parameters import (
+    COUNT,
+    as_values,
+    keep_metadata_option,
+    options,
+    rekey_option,
+    seed_option,
+    shuffle_option,
+)
 from tarshards.cli.program import tool
 
 if TYPE_CHECKING:
@@ -59,8 +67,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that arrange samples to a command; it gets them as *arrange*, an ``Arrangement``."""
 
     @wraps(command)
-    def with_arrangement(**values: Any) -> Any:
-        arrange = Arrangement(**{name: values.pop(name) for name in Arrangement._fields})
+    def with_arrangement(arrange: Arrangement, **values: Any) -> Any:
         if arrange.template is not None:
             rekeyed((), arrange.template)
         return command(arrange=arrange, **values)
@@ -71,7 +78,7 @@ def arranges_samples(command: Callable[..., Any]) -> Callable[..., Any]:
         shuffle_option,
         seed_option,
         click.option("--source", "add", is_flag=True, help="Add the shard's URL as the field source."),
-    )(with_arrangement)
+    )(as_values(arrange=Arrangement)(with_arrangement))
 
 
 @tool(

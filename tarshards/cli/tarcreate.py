@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -17,6 +17,7 @@ from tarshards.cli.parameters import (
     FOLDER,
     allow_empty_option,
     allow_pipe_option,
+    as_values,
     dry_run_option,
     quiet_option,
     typed,
@@ -114,18 +115,8 @@ class Sources(NamedTuple):
         raise SampleError(f"{reason}; {ACCEPT}", url=next(iter(self.given), "-"))
 
 
-def takes_sources(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the *sources* that its arguments and options name."""
-
-    @wraps(command)
-    def with_sources(**values: Any) -> Any:
-        return command(sources=Sources(**{name: values.pop(name) for name in Sources._fields}), **values)
-
-    return with_sources
-
-
 @tool(epilog=EPILOG)
-@takes_sources
+@as_values(sources=Sources)
 @click.argument("plan", required=False, type=FILE)
 @click.option("--dir", "folder", type=FOLDER, help="Read the files below FOLDER instead of a plan.")
 @click.option("--lines", type=FILE, help="Read lines NAME SOURCE instead of a plan; - is stdin.")

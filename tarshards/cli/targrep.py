@@ -12,7 +12,15 @@ import click
 
 from tarshards.cli.input import Input, counted, reads_samples
 from tarshards.cli.output import check_output, output_options
-from tarshards.cli.parameters import COUNT, index_dir_option, keep_metadata_option, keys_option, typed, where_option
+from tarshards.cli.parameters import (
+    COUNT,
+    as_values,
+    index_dir_option,
+    keep_metadata_option,
+    keys_option,
+    typed,
+    where_option,
+)
 from tarshards.cli.program import say, shown, tool, usage_errors
 from tarshards.samples.conditions import Condition
 from tarshards.samples.keys import Sample
@@ -80,12 +88,11 @@ class Search(NamedTuple):
         return found(), pattern or duplicate
 
 
-def searches(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command its *search*; the first of SHARDS is the pattern if no option gives one."""
+def takes_pattern(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Take the first of SHARDS as the pattern of the *search* if no option gives one."""
 
     @wraps(command)
-    def with_search(shards: tuple[str, ...], lists: tuple[str, ...], **values: Any) -> Any:
-        search = Search(**{name: values.pop(name) for name in Search._fields})
+    def with_pattern(shards: tuple[str, ...], lists: tuple[str, ...], search: Search, **values: Any) -> Any:
         if not search.patterns and search.where is search.keys is None and not search.duplicates:
             if not shards:
                 raise click.UsageError("nothing to look for: give a PATTERN, --where, --keys or --duplicates")
@@ -97,7 +104,7 @@ def searches(command: Callable[..., Any]) -> Callable[..., Any]:
                 )
         return command(shards=shards, lists=lists, search=search, **values)
 
-    return with_search
+    return with_pattern
 
 
 quiet_option: Final = click.option(
@@ -109,7 +116,8 @@ quiet_option: Final = click.option(
 
 
 @tool(options_metavar="[OPTIONS] [PATTERN]", epilog="Streams. Without SHARDS, or for -, a tar is read from stdin.")
-@searches
+@as_values(search=Search)
+@takes_pattern
 @partial(reads_samples, count=("--count",), ignore_zeros=("--ignore-zeros",), quiet=quiet_option)
 @keep_metadata_option
 @click.option("-e", "--regexp", "patterns", multiple=True, metavar="PATTERN", help="Search for this; may be repeated.")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
-from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -15,6 +14,7 @@ from tarshards.cli.output import sync_option, waits_for_disk
 from tarshards.cli.parameters import (
     FILE,
     allow_empty_option,
+    as_values,
     dry_run_option,
     index_dir_option,
     parallel_option,
@@ -161,22 +161,8 @@ class Indexed(NamedTuple):
         return cls(found, unchanged, failed, faults)
 
 
-def takes_parts(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command its options as the values *indexing*, *listing* and *added*."""
-
-    @wraps(command)
-    def with_parts(**values: Any) -> Any:
-        parts = {
-            name: part(**{each: values.pop(each) for each in part._fields})
-            for name, part in (("indexing", Indexing), ("listing", Listing), ("added", Added))
-        }
-        return command(**parts, **values)
-
-    return with_parts
-
-
 @tool(epilog="Reads headers only, unless --crc is given; holds one index for each job.")
-@takes_parts
+@as_values(indexing=Indexing, listing=Listing, added=Added)
 @click.argument("shards", nargs=-1, metavar="SHARDS...", type=FILE)
 @index_dir_option
 @parallel_option("Processes", 1)
