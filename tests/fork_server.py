@@ -387,6 +387,7 @@ def main() -> None:
         with suppress(ImportError):
             import_module(name)
     drop_ends()
+    import_module("tarshards.storage.compression").find_compression(b"")  # compiles its patterns, 1 ms in each fork
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(sys.argv[1])
     listener.listen(128)
