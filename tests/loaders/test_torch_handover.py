@@ -662,6 +662,7 @@ def test_epochs_take_no_more_files_nor_memory(urls, persistent):
     def opened() -> int:
         return len(os.listdir("/proc/self/fd"))
 
+    gc.collect()  # the batches of earlier tests
     loader, most = load(urls, persistent_workers=persistent), None
     for _ in range(4):
         list(loader)
