@@ -133,6 +133,19 @@ SAMPLES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    write_samples(SAMPLES[:2000], folder / "a.tar")
+    write_samples(SAMPLES[2000:], folder / "b.tar")
+    write_samples(SAMPLES[:1000], folder / "c.tar.gz")
+    write_samples(SAMPLES[1990:2010], folder / "mixed.tar")
+    write_samples([], folder / "empty.tar")
+    write_samples([{**sample, "z": bytes(PIECE)} for sample in SAMPLES[:9]], folder / "large.tar")
+    (folder / "cut.tar").write_bytes((folder / "a.tar").read_bytes()[:1_000_100])
+    return folder
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -157,14 +170,9 @@ SAMPLES = [
         "tarcat large.tar --keep-metadata",
     ],
 )
-def test_what_the_tool_writes_and_says(tmp_path, path_with_tools, line):
-    write_samples(SAMPLES[:2000], tmp_path / "a.tar")
-    write_samples(SAMPLES[2000:], tmp_path / "b.tar")
-    write_samples(SAMPLES[:1000], tmp_path / "c.tar.gz")
-    write_samples(SAMPLES[1990:2010], tmp_path / "mixed.tar")
-    write_samples([], tmp_path / "empty.tar")
-    write_samples([{**sample, "z": bytes(PIECE)} for sample in SAMPLES[:9]], tmp_path / "large.tar")
-    (tmp_path / "cut.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:1_000_100])
+def test_what_the_tool_writes_and_says(inputs, tmp_path, path_with_tools, line):
+    for path in inputs.iterdir():
+        os.link(path, tmp_path / path.name)
 
     def run(line: str):
         environment = {**os.environ, "PATH": path_with_tools}

@@ -202,7 +202,7 @@ def test_many_writers_of_one_file_some_of_them_killed(tmp_path):
     seen = set()
     latest = time.monotonic() + 300
     for child in children:
-        end = time.monotonic() + 0.3 + rng.random() / 10
+        end = time.monotonic() + 0.1 + rng.random() / 10
         while time.monotonic() < (end if len(seen) > 1 else latest):
             if os.path.exists(path):
                 data = Path(path).read_bytes()
