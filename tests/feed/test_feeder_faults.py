@@ -284,7 +284,7 @@ def test_a_slow_consumer_holds_the_memory_of_few_batches_on_both_sides(make_feed
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(10 * SOAK if SOAK > 1 else 6))
+@pytest.mark.parametrize("seed", range(10 * SOAK if SOAK > 1 else 4))
 def test_any_schedule_of_faults(seed, make_feeder, expected):
     """Kills and restarts, stops, resets and holds of connections, wrong versions, rests of the consumer, resumes."""
     rng = random.Random(seed)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import feed_specs
 import pytest
+from soak import SOAK
 from test_feeder_faults import free_port
 from test_remote_loader import batches
 
@@ -37,7 +38,8 @@ def until(condition) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, *[signal.SIGINT] * (SOAK > 1)])
 def test_processes_are_replaced_and_end_together(number, monkeypatch):
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])

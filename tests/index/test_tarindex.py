@@ -41,8 +41,10 @@ def start(tmp_path, shard, path_with_started_tools):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("options", ["", "-j 2", "-j 2 --crc"])
+@pytest.mark.parametrize(
+    ("options", "number"),
+    some([*product(["", "-j 2", "-j 2 --crc"], [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])], 2),
+)
 def test_interrupted_at_any_moment(tmp_path, start, number, options):
     line = f"tarindex -q {options} 'a-0.tar' a-1.tar a-2.tar a-3.tar a-4.tar a-5.tar"
     for delay in some((0.05, 0.1, 0.15, 0.3), 2):
@@ -84,8 +86,12 @@ def test_a_signal_while_processes_start(tmp_path, start):
 @pytest.mark.parametrize(
     ("method", "number"),
     [
-        *product(["fork", "spawn", "forkserver"], [None, signal.SIGKILL]),
-        *product(["fork", "spawn", "forkserver"] if SOAK > 1 else ["spawn"], [signal.SIGINT, signal.SIGTERM]),
+        *product(["fork", "spawn", "forkserver"], [None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL]),
+    ]
+    if SOAK > 1
+    else [
+        *product(["fork", "forkserver"], [signal.SIGKILL]),
+        *product(["spawn"], [None, signal.SIGINT, signal.SIGKILL]),
     ],
 )
 def test_processes_may_begin_in_any_way(tmp_path, start, method, number):

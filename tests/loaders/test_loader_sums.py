@@ -263,9 +263,15 @@ def many_of_one(samples):
         yield from [sample] * 20
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("steps", [1, 5, None])
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("workers", "steps", "drop_last"),
+    [
+        *product([0], [1, 5, None], [False, True]),
+        *((2, 1, True), (2, 5, False), (2, None, True)),
+        *[(2, 1, False), (2, 5, True), (2, None, False)] * (SOAK > 1),
+    ],
+)
 def test_a_loader_left_behind_a_pipe_counts_what_went_into_it(urls, workers, steps, drop_last):
     """It yields more than it takes, so that batches are no count of samples."""
     samples = dataset(urls, index=False, pool=1).filter(odd).pipe(many_of_one)

@@ -73,7 +73,7 @@ def test_every_world_is_a_partition(make_shards, shards, world_size, num_workers
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("workers", "world_size", "shards"), some([*product([0, 1, 2, 4], [1, 2, 3, 4], [4, 9, 17])], 5)
+    ("workers", "world_size", "shards"), some([*product([0, 1, 2, 4], [1, 2, 3, 4], [4, 9, 17])], 7)
 )
 def test_exactly_once_with_real_workers(make_shards, monkeypatch, shards, world_size, workers):
     urls = make_shards(shards)
@@ -406,10 +406,11 @@ def _wait_for(path, worker: int) -> None:
         time.sleep(0.01)
 
 
-WHOLE = [(103, 0, False), (103, 1, False), (96, 3, False), (96, 3, True), (103, 3, True)]
-LESS = [(103, 2, False), (103, 3, False), (7, 2, False), (104, 2, False), (104, 2, True)]
+WHOLE = [(103, 0, False), (103, 1, False), (96, 3, False), (103, 3, True), *[(96, 3, True)] * (SOAK > 1)]
+LESS = [(103, 2, False), (7, 2, False), (104, 2, True), *[(103, 3, False), (104, 2, False)] * (SOAK > 1)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("count", "workers", "drop_last"), WHOLE + LESS)
 def test_a_length_that_a_dataloader_does_not_keep(make_uneven, caplog, count, workers, drop_last):
     """A trainer takes as many batches as the length says; a ShardLoader has them, and all samples are in them."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import subprocess
 import tarfile
+from itertools import product
 from pathlib import Path
 
 import pytest
 from dirty_shards import FAULTS, any_members, expected, thousand, write_tar
-from soak import rounds
+from soak import rounds, some
 from with_torch import DataLoader, ShardDataset
 
 from tarshards import Ledger, Stream, read_samples
@@ -142,8 +143,8 @@ TOOLS = [
 ]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.soak
+@pytest.mark.parametrize(("tool", "fault"), some([*product(TOOLS, FAULTS)], 2))
 def test_tools_write_the_other_samples(tmp_path, path_with_tools, tool, fault):
     write_tar(tmp_path / "a.tar", thousand(fault)[: 63 if fault == FAULTS[0] else 60])
     out = "" if "-o" in tool else " -o out.tar"

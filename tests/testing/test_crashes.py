@@ -24,7 +24,9 @@ SOAKED = (  # only in `make soak`
     "mapped shards",
     "resharded shards",
     "a cache",
+    "a catalog",  # "a catalog with one more version" is written in the same way
     "a compressed shard",
+    "an index",  # so is "an index that is stale, and a manifest"
 )
 
 

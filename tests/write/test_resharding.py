@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,13 @@ def contents(pattern: str) -> dict[str, bytes]:
     return {path.name.partition("-")[2]: path.read_bytes() for path in Path().glob(pattern)}
 
 
-@pytest.mark.parametrize("cut", [{"max_bytes": 150_000}, {"max_samples": 123}, {"shards": 9}, {}])
-@pytest.mark.parametrize("shuffle", [True, False])
+CUTS: list[dict[str, int]] = [{"max_bytes": 150_000}, {"max_samples": 123}, {"shards": 9}, {}]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("cut", "shuffle"), [*product(CUTS, [True, False])] if SOAK > 1 else [*zip(CUTS, cycle([True, False]))]
+)
 def test_every_sample_is_there_once_and_shards_are_as_large_as_told(cut, shuffle):
     made = reshard(make(), "d/out-%03d.tar", seed=1, shuffle=shuffle, **cut)
     assert Counter(samples("d/out.shards.json")) == Counter(samples("in.shards.json"))
