@@ -5,12 +5,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from forked import in_child
+from forked import in_child, run_in_threads
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from with_torch import torch
+from with_torch import ShardDataset, torch
 
+from tarshards import ArrayLoader, readers
 from tarshards.loaders.arrays.augment import cutout, flip, mixup, module, normalize, replace_label, to_chw, translate
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3]))
@@ -163,6 +164,71 @@ def test_a_module_of_torch_is_given_the_field():
     made = module(batch, np.random.default_rng(0), field="jpg", module=torch.nn.Upsample(scale_factor=2))
     assert made["jpg"].shape == (4, 3, 16, 16)
     assert made["cls"] is batch["cls"]
+
+
+def random_numbers(images):
+    """Draw in all ways: by operators that take a generator, by ones that take none, and into a tensor."""
+    dropped = torch.nn.functional.dropout(torch.ones(3, 9), 0.5, True)
+    drawn = torch.rand(1) + torch.randn_like(images) + torch.empty(1).uniform_() + torch.randperm(3)[0]
+    return images + drawn + dropped.sum()
+
+
+def test_a_module_draws_what_torch_draws_by_the_seed_and_leaves_its_generator():
+    batch, before = {"jpg": np.zeros((4, 3, 8, 8), np.float32)}, torch.get_rng_state()
+    made = [module(batch, np.random.default_rng(seed), field="jpg", module=random_numbers)["jpg"] for seed in (1, 2, 1)]
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(np.random.default_rng(1).integers(1 << 62)))
+        expected = random_numbers(torch.zeros(4, 3, 8, 8)).numpy()
+    assert np.array_equal(made[0], expected)
+    assert np.array_equal(made[2], expected)
+    assert not np.array_equal(made[1], expected)
+
+
+def test_a_module_may_bring_its_own_generator_or_draw_elsewhere():
+    def drawing(images):
+        assert torch.rand(2, device="meta").shape == torch.empty(2, device="meta").uniform_().shape
+        return images + torch.rand(1, generator=torch.Generator().manual_seed(3))
+
+    made = module({"jpg": np.zeros(2, np.float32)}, np.random.default_rng(0), field="jpg", module=drawing)
+    assert made["jpg"].tolist() == drawing(torch.zeros(2)).tolist()
+
+
+def test_threads_call_a_module_at_once():
+    """Each has random numbers by its own seed, and values that are stored in the module; parameters are shared."""
+    meet = threading.Barrier(2, timeout=60)
+
+    class Storing(torch.nn.Linear):
+        def forward(self, images):
+            self.drawn = torch.rand(2)
+            meet.wait()
+            assert self.weight is weight
+            return images + self.drawn
+
+    storing = Storing(1, 1)
+    weight, batch = storing.weight, {"jpg": np.zeros(2, np.float32)}
+    apply_it = partial(module, batch, field="jpg", module=storing)
+    made = run_in_threads(*(partial(apply_it, np.random.default_rng(seed)) for seed in (1, 2)))
+    alone = [
+        module(batch, np.random.default_rng(seed), field="jpg", module=lambda x: x + torch.rand(2)) for seed in (1, 2)
+    ]
+    assert [each["jpg"].tolist() for each in made] == [each["jpg"].tolist() for each in alone]
+    assert not hasattr(storing, "drawn")
+    assert made[0]["jpg"].tolist() != made[1]["jpg"].tolist()
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_a_module_that_changes_between_passes_is_used_as_it_is_then(make_shards, threads):
+    class Adding(torch.nn.Module):
+        def forward(self, values):
+            return values + self.number
+
+    adding, dataset = Adding(), ShardDataset(make_shards(1, 6, index=True))
+    transforms = [partial(module, field="cls", module=adding)]
+    loading = ArrayLoader(dataset, 2, fields={"cls": readers.integer()}, threads=threads, transforms=transforms)
+    for number in 100, 500:
+        adding.number = number
+        assert [value - number for batch in loading for value in batch["cls"].tolist()] == list(range(6))
 
 
 @pytest.mark.forks

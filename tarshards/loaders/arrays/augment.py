@@ -7,17 +7,12 @@ seeded by the batch, so that its draws are the same for any number of threads.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from tarshards.parallel.forks import PerProcess
-
 Batch = dict[str, Any]
-
-_one_at_a_time = PerProcess(threading.Lock)  # modules draw from torch's generator, which all threads share
 
 
 def flip(batch: Batch, rng: np.random.Generator, *, field: str, probability: float = 0.5) -> Batch:
@@ -124,7 +119,9 @@ def replace_label(batch: Batch, rng: np.random.Generator, *, field: str, labels:
 def module(batch: Batch, rng: np.random.Generator, *, field: str, module: Callable[[Any], Any]) -> Batch:
     """Give *field* of the batch, as a tensor, to a torch *module*, such as a transform of torchvision; no gradients.
 
-    During the call *rng* seeds torch's random generator, so the module's random numbers depend on the batch alone.
+    What it draws from torch's random generator of the CPU depends on *rng*, and so on the batch alone; the generator
+    does not change. Several threads call it at once. A ``torch.nn.Module`` may store values in itself during a call,
+    for each thread has a copy in each pass, with the same parameters and buffers; other functions may not.
 
     ::
 
@@ -133,10 +130,11 @@ def module(batch: Batch, rng: np.random.Generator, *, field: str, module: Callab
     """
     import torch
 
-    with _one_at_a_time(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.integers(1 << 62)))
-        made = module(torch.from_numpy(np.ascontiguousarray(batch[field])))
-        return {**batch, field: made.numpy()}
+    from tarshards.loaders.arrays.seeded import Seeded, own_module
+
+    with torch.no_grad(), Seeded(int(rng.integers(1 << 62))):
+        made = own_module(module)(torch.from_numpy(np.ascontiguousarray(batch[field])))
+    return {**batch, field: made.numpy()}
 
 
 def _images(batch: Batch, field: str) -> np.ndarray:
