@@ -282,6 +282,25 @@ def test_readers_learn_from_the_first_sample_of_the_dataset(tmp_path, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fill", [False, True])
+def test_samples_that_fail_are_counted_alike_with_and_without_ops(faulty, workers, fill):
+    """Without ops fields are found in mapped shards, and with them in samples that were read."""
+    came = []
+    for ops in [], [dict]:
+        dataset = ShardDataset(faulty, **SHUFFLED, on_error=Ledger(max_errors=SAMPLES))
+        for op in ops:
+            dataset = dataset.map(op)
+        loading = ShardLoader(dataset, SIZE, fields=IMAGES, num_workers=workers, fill=fill)
+        batches = frozen(loading)
+        assert (loading.passes.maker.mapped is None) == bool(ops)
+        words = sorted(line for line in str(loading.ledger).split("\n") if not line.startswith("members"))
+        came.append((batches, words))
+        assert ops or loading.ledger.members == 2 * sum(len(batch["__key__"]) for batch in batches), "of these fields"
+    assert came[0] == came[1]
+    assert {"0007", "0020", "0021", "0033"} == set(re.findall(r": (00\d\d)", " ".join(came[0][1])))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_lazy_and_selected_fields(urls, workers):
     expected = frozen(arrays(urls, given=IMAGES))
     ours = loader(urls, workers, given=IMAGES, fields="jpg cls", lazy="jpg")

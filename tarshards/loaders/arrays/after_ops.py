@@ -10,9 +10,9 @@ import numpy as np
 
 from tarshards.epoch.loop import Part
 from tarshards.errors import TarshardsError, shortened
-from tarshards.index.mapped_fields import find_in_samples
+from tarshards.index.mapped_fields import MappedFields, find_in_samples
 from tarshards.loaders.arrays.array_loader import ArrayBatchMaker, number_of
-from tarshards.loaders.arrays.assembly import AssembledBatch
+from tarshards.loaders.arrays.assembly import AssembledBatch, has_failed
 from tarshards.samples.batch import Failures, SampleBatch
 from tarshards.samples.ledger import Ledger, Tally
 from tarshards.samples.payloads import Payloads
@@ -24,6 +24,8 @@ LEFT_OUT = TarshardsError("left out by an op, or not read")
 class FieldsBatchMaker(ArrayBatchMaker):
     """Makes batches as an ``ArrayLoader`` does, of samples that have gone through the ops of their stream.
 
+    Where there are no ops, fields are found in mapped shards as there, if they can be.
+
     What is random is drawn for each sample as there, whichever ops come before: planned, by its number in the dataset.
     A function among the readers gets the value that ops have made of a field, other readers take bytes alone.
     """
@@ -34,12 +36,14 @@ class FieldsBatchMaker(ArrayBatchMaker):
         super().__init__(*args, **options)
         self.assembler.open_by_names()
 
-    def _map(self) -> None:
-        return None
+    def _map(self) -> MappedFields | None:
+        return None if self.stream.ops or self.stream.source.ops else super()._map()
 
     def _locate(
         self, shards: np.ndarray, samples: np.ndarray, numbers: np.ndarray, part: Part | None = None
     ) -> SampleBatch:
+        if self.mapped is not None:  # there are no ops
+            return super()._locate(shards, samples, numbers, part)
         stream, epoch = self.stream, 0
         if part is None:  # to open the readers: what fails now is counted when its turn comes
             stream = copy.copy(stream)
@@ -68,14 +72,17 @@ class FieldsBatchMaker(ArrayBatchMaker):
 
     def count(self, part: Part, failures: Failures) -> None:
         """Count in *part*, which knows what was read of it, the samples that failed after the ops."""
-        if failed := sum(error is not LEFT_OUT for error in failures.values()):
+        if self.mapped is not None:
+            super().count(part, failures)
+        elif failed := sum(error is not LEFT_OUT for error in failures.values()):
             part.leave_out(Tally(failed=failed))
 
     def report(self, assembled: AssembledBatch) -> None:
         """Give the errors of a batch to the ledger, and free the batch of them."""
+        ledger = self.stream.ledger
         for error in assembled.errors:
             if error is not LEFT_OUT:
-                self.stream.ledger.fail(error)
+                (ledger.fail if self.mapped is None or has_failed(error) else ledger)(error)
                 _forget_frames(error)
 
 

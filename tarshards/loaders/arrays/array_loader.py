@@ -160,6 +160,8 @@ class ArrayBatchMaker(BatchMaker):
     def read(self, part: Part, epoch: int) -> dict[str, Any]:
         if not self._is_open or self.mapped is not None:
             self.open()
+        if self.mapped is not None and part.reader is not None:
+            part.reader.announce(len(part), self.mapped.read_fields)
         located, substitution = partial(self.locate, part), self.substitution(part)
         assembled = self.assemble(located, epoch, substitution)
         self.count(part, assembled.failures)
