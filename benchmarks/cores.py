@@ -11,8 +11,10 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Any
 
@@ -27,7 +29,8 @@ ROOT = DATA / "suite"
 SETS = {"photos256": (256, 256), "photos500": (375, 500)}
 PEERS = ("dali", "ffcv", "webdataset", "torch_files")
 LOADERS = ("ArrayLoader", "ShardLoader")
-BATCH, SIZE, ROUNDS, SECONDS = 256, 224, 3, 2.0
+ALONE = "the reader alone"
+BATCH, PART, SIZE, ROUNDS, SECONDS = 256, 64, 224, 3, 2.0
 ASLEEP, MOST = 0.6e-3, 64  # seconds of the native work of an image; threads
 LEAST = 1024  # samples of an epoch for each thread, so that it is not all beginning and end
 HEAD = (
@@ -44,13 +47,46 @@ def powers(most: int) -> list[int]:
     return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
 
 
+class ReaderAlone:
+    """The images of *urls*, which have been located, read by threads: each takes parts, into rows of its own."""
+
+    def __init__(self, urls: list[str], threads: int, image: Any):
+        import numpy as np
+
+        from tarshards import Stream, readers
+        from tarshards.samples.fields import parse_terms
+
+        source, self.threads = Stream.from_shards(urls, shuffle=True).source, threads
+        plan = source.plan(0, 1)
+        places = plan[np.arange(len(plan))]
+        self.payloads = source.shards.mapped(parse_terms("jpg")).find(*places, places[1]).columns["jpg"]
+        self.image, self.draws = image.open("jpg", self.payloads[0]), readers.draws_of(0, 0, range(len(plan)))
+        self.own = threading.local()
+
+    def read(self, begin: int) -> int:
+        part = slice(begin, begin + PART)
+        if not hasattr(self.own, "rows"):
+            self.own.rows = self.image.make(PART)
+        payloads = self.payloads[part]
+        assert not self.image.read(self.own.rows[: len(payloads)], payloads, self.draws[part])
+        return len(payloads)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with ThreadPoolExecutor(self.threads) as pool:
+            for count in pool.map(self.read, range(0, len(self.payloads), PART)):
+                yield {"cls": range(count)}
+
+
 def loader_of(name: str, urls: list[str], threads: int, asleep: float | None) -> Any:
-    """Return one of LOADERS; where its native work is *asleep*, an image takes so many seconds."""
+    """Return one of LOADERS, or ALONE; where its native work is *asleep*, an image takes so many seconds."""
     from tarshards import ArrayLoader, ShardDataset, ShardLoader, kernels, readers
 
     if asleep is not None:
         kernels.jpeg.decode = lambda wanted, *_: time.sleep(asleep * int(wanted.sum()))
-    fields = {"jpg": readers.image(SIZE, crop="random_resized", flip=0.5), "cls": readers.integer()}
+    image = readers.image(SIZE, crop="random_resized", flip=0.5)
+    if name == ALONE:
+        return ReaderAlone(urls, threads, image)
+    fields = {"jpg": image, "cls": readers.integer()}
     dataset = ShardDataset(urls, shuffle=True)
     if name == "ArrayLoader":
         return ArrayLoader(dataset, BATCH, fields=fields, threads=threads)
@@ -129,12 +165,12 @@ class Peers(Suite):
         for number in powers(cores):
             self.say(f"{name}, {number} threads or workers")
             runs = [Run(contender, "crop", {"workers": number}) for contender in contenders]
-            found: dict[str, list[dict[str, float]]] = {each: [] for each in LOADERS}
+            found: dict[str, list[dict[str, float]]] = {each: [] for each in (*LOADERS, ALONE)}
             for run in runs:
                 run.step(Run.ready)
                 run.step(Run.first_epoch)
             for _ in range(ROUNDS):
-                for loader in LOADERS:
+                for loader in (*LOADERS, ALONE):
                     found[loader].append(in_process(loader, number, None, urls))
                 for run in runs:
                     run.step(keeping(found))
@@ -187,7 +223,8 @@ def main() -> None:
             for contender in contenders:
                 contender.end()
         words = (
-            f"JPEGs of {width} x {height}, random crops of {SIZE} x {SIZE}: ours in batches of {BATCH}, peers' of 64."
+            f"JPEGs of {width} x {height}, random crops of {SIZE} x {SIZE}: ours in batches of {BATCH}, peers' of 64. "
+            f"{ALONE.capitalize()}: threads read parts of {PART} located images into rows of their own."
         )
         lines += ["", words, "", *table(iter(rows), "x one")]
     record("Images by the number of cores", [*lines, "", machine("tarshards", "numpy")])
