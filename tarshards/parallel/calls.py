@@ -156,10 +156,12 @@ class _SharedWorks(Generic[R]):
         self.under_way: deque[_SharedWork[R]] = deque()
         self._lock = Lock()
         self._running = 0  # calls that will look for parts again
-        self._calls: list[Future[None]] = []
+        self._calls: deque[Future[None]] = deque()
         self._wake: SimpleQueue[None] = SimpleQueue()
 
     def add(self, work: InParts[R]) -> None:
+        while self._calls and self._calls[0].done():
+            self._calls.popleft()
         self.under_way.append(_SharedWork(work))
         self._help(1)
 
@@ -172,10 +174,12 @@ class _SharedWorks(Generic[R]):
 
     def leave(self) -> None:
         self.under_way.clear()
-        with defer_signals():
-            running = [call for call in self._calls if not call.cancel()]
-        for call in running:
-            settled(call)
+        while self._calls:  # those that run may add others, before they end
+            with defer_signals():
+                is_running = not self._calls[0].cancel()
+            if is_running:
+                settled(self._calls[0])
+            self._calls.popleft()
 
     def _help(self, parts: int) -> None:
         """Let more threads, unless all do, look for *parts* that have come."""
@@ -184,8 +188,8 @@ class _SharedWorks(Generic[R]):
             self._running += more
         if more:
             with defer_signals():
-                self._calls = [call for call in self._calls if not call.done()]
-                self._calls += [self._executor.submit(self._run) for _ in range(more)]
+                for _ in range(more):
+                    self._calls.append(self._executor.submit(self._run))
 
     def _run(self) -> None:
         while (taken := self._next()) is not None:
@@ -196,13 +200,14 @@ class _SharedWorks(Generic[R]):
                 elif shared.error is None:
                     shared.work.read(part)
             except BaseException as error:
-                shared.error = error
+                shared.error = shared.error or error
             with self._lock:
                 shared.left -= 1
                 is_last = not shared.left
             if is_last:
                 shared.end()
-                self._wake.put(None)
+                if self._wake.empty():
+                    self._wake.put(None)
             del taken, shared
 
     def _next(self) -> tuple[_SharedWork[R], int | None] | None:
