@@ -35,7 +35,7 @@
 #define COLOURS_YCCK 5
 #define COLOURS_RGBA 12
 #define EXIF_WITHIN (1 << 16) /* bytes of a file in which EXIF data begin */
-#define MESSAGE 200 /* the bytes of the longest message */
+#define MESSAGE 200           /* bytes of the longest message */
 
 typedef struct Decompress Decompress;
 
@@ -68,6 +68,18 @@ typedef struct {
     void (*end)(Decompress *);
 } Source;
 
+/* Members that both versions have, but at other offsets. */
+#define OF_MARKERS \
+    uint8_t arithmetic[48]; \
+    unsigned restart; \
+    int jfif; \
+    uint8_t jfif_version[3]; \
+    uint16_t density[2]; \
+    int adobe; \
+    uint8_t transform; \
+    int ccir; \
+    void *markers
+
 struct Decompress {
     Errors *errors;
     void *memory, *progress, *client;
@@ -93,15 +105,7 @@ struct Decompress {
     union { /* what differs, of which only the size is used */
         struct {
             int flags[2];
-            uint8_t arithmetic[48];
-            unsigned restart;
-            int jfif;
-            uint8_t version[3];
-            uint16_t density[2];
-            int adobe;
-            uint8_t transform;
-            int ccir;
-            void *markers;
+            OF_MARKERS;
             int most_factors[2], dct_size[1];
             unsigned rows;
             void *limits;
@@ -113,15 +117,7 @@ struct Decompress {
         } rest62;
         struct {
             int flags[3];
-            uint8_t arithmetic[48];
-            unsigned restart;
-            int jfif;
-            uint8_t version[3];
-            uint16_t density[2];
-            int adobe;
-            uint8_t transform;
-            int ccir;
-            void *markers;
+            OF_MARKERS;
             int most_factors[2], dct_size[2];
             unsigned rows;
             void *limits;
@@ -160,11 +156,16 @@ static const struct {
     const char *name;
     void *function;
 } symbols[] = {
-    {"jpeg_std_error", &library.std_error},      {"jpeg_CreateDecompress", &library.create},
-    {"jpeg_destroy_decompress", &library.destroy}, {"jpeg_read_header", &library.read_header},
-    {"jpeg_start_decompress", &library.start},   {"jpeg_has_multiple_scans", &library.has_scans},
-    {"jpeg_crop_scanline", &library.crop},       {"jpeg_skip_scanlines", &library.skip},
-    {"jpeg_read_scanlines", &library.read},      {"jpeg_finish_decompress", &library.finish},
+    {"jpeg_std_error", &library.std_error},
+    {"jpeg_CreateDecompress", &library.create},
+    {"jpeg_destroy_decompress", &library.destroy},
+    {"jpeg_read_header", &library.read_header},
+    {"jpeg_start_decompress", &library.start},
+    {"jpeg_has_multiple_scans", &library.has_scans},
+    {"jpeg_crop_scanline", &library.crop}, /* this and the next one: of libjpeg-turbo from 1.5 on alone */
+    {"jpeg_skip_scanlines", &library.skip},
+    {"jpeg_read_scanlines", &library.read},
+    {"jpeg_finish_decompress", &library.finish},
     {"jpeg_resync_to_restart", &library.resync},
 };
 static int version; /* of the interface; 0 as long as no library is open */
@@ -186,9 +187,9 @@ typedef struct {
     int32_t decoded;                           /* rows that were read */
 } Decoder;
 
-#define KEPT 4             /* rows: the two of a pair, and the two that the library makes at once */
-#define MARGIN 1           /* columns beside a box: at the edges of what it decodes, it cannot interpolate colours */
-#define NARROWEST 8        /* columns: of fewer, it interpolates no colours at all */
+#define KEPT 4            /* rows: the two of a pair, and the two that the library makes at once */
+#define MARGIN 1          /* columns beside a box: at the edges of what it decodes, the library does not interpolate colours */
+#define NARROWEST 8       /* columns: of fewer, it interpolates no colours at all */
 #define LARGEST (2 << 20) /* bytes of memory that a thread keeps */
 
 static void fail(Decompress *jpeg) {
@@ -300,6 +301,18 @@ static void read_rest(Decoder *this, int may_skip) {
     library.finish(&this->jpeg);
 }
 
+/* Read a whole image into memory. */
+static void read_whole(Decoder *this, uint8_t *out) {
+    Decompress *jpeg = &this->jpeg;
+    const int64_t row_bytes = (int64_t)jpeg->out_width * jpeg->out_elements;
+    for (unsigned row = 0, count; row < jpeg->out_height; row += count) {
+        uint8_t *rows[] = {out + row * row_bytes, out + (row + 1) * row_bytes};
+        count = library.read(jpeg, rows, row + 1 < jpeg->out_height ? 2 : 1);
+        if (!count) fail_at_end(jpeg);
+    }
+    library.finish(jpeg);
+}
+
 /* The images of a batch, and where they go. */
 typedef struct {
     Decoder *decoder;
@@ -357,15 +370,8 @@ static int decode_one(const Batch *batch, int64_t i) {
     uint8_t *const out = (uint8_t *)(uintptr_t)batch->row[i];
     this->read = this->decoded = 0;
     if (is_whole && !batch->planar && !batch->normal && !batch->flip[i] && s.height == target[0] && s.width == target[1]) {
-        const int64_t bytes = 3 * (int64_t)s.width;
-        while (this->read < s.height) { /* straight into the batch */
-            uint8_t *rows[] = {out + this->read * bytes, out + (this->read + 1) * bytes};
-            const int32_t count = (int32_t)library.read(jpeg, rows, this->read + 1 < s.height ? 2 : 1);
-            if (!count) return 0;
-            this->read += count;
-        }
-        this->decoded = this->read;
-        library.finish(jpeg);
+        read_whole(this, out); /* straight into the batch */
+        this->decoded = s.height;
         return 1;
     }
 
@@ -572,11 +578,7 @@ static int decode_whole(Whole *this) {
         strcpy(decoder->message, "the pixels do not fit into the array");
         return 0;
     }
-    for (unsigned row = 0; row < jpeg->out_height;) {
-        uint8_t *rows[] = {this->out + row * row_bytes, this->out + (row + 1) * row_bytes};
-        row += library.read(jpeg, rows, row + 1 < jpeg->out_height ? 2 : 1);
-    }
-    library.finish(jpeg);
+    read_whole(decoder, this->out);
     return 1;
 }
 
