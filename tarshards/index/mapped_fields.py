@@ -32,7 +32,8 @@ class Headers(NamedTuple):
 
     Sample i is number *samples[i]* of *shards[which[i]]*, whose members are *tables[which[i]]*; *members* are the
     numbers of those of each field, negative where the sample lacks it, or it was read. They *are_new* if some have not
-    been compared. The last of them in each shard ends at an offset in *ends*.
+    been compared. The last of them in each shard ends at an offset in *ends*. If they *are_called*, they are to be read
+    by calls, not where they are mapped.
     """
 
     shards: list[OpenShard | None]
@@ -42,6 +43,7 @@ class Headers(NamedTuple):
     members: np.ndarray
     are_new: bool
     ends: np.ndarray
+    are_called: bool
 
     def part(self, begin: int, end: int) -> Headers:
         """Return the part for the samples from *begin* to *end*."""
@@ -62,6 +64,14 @@ class Headers(NamedTuple):
             for shard, sample in zip(map(self._shard, which.tolist()), samples.tolist()):
                 shard.index.key(sample)  # raises an error that names the index
             raise  # the index is intact again
+
+    def fetch(self, columns: dict[str, Payloads]) -> None:
+        """Let the payloads in *columns*, of which all are in mapped shards, be copies that are read by calls."""
+        for (name, payloads), members in zip(columns.items(), self.members):
+            arena = np.empty(int(payloads.sizes[members >= 0].sum()), np.uint8)
+            addresses = payloads.addresses.copy()
+            kernels.headers.fetch(self.tables, self.which, members, payloads.sizes, addresses, arena)
+            columns[name] = Payloads((payloads.held, arena), addresses, payloads.sizes)
 
     def find_stale(self) -> Failures:
         """Compare headers with the indexes, those that were not compared before; return the errors of the samples."""
@@ -172,7 +182,8 @@ class MappedFields:
         found = addresses, sizes, members, ends
         is_mapped = any(table is not None for table in tables)
         are_new = is_mapped and kernels.headers.locate(tables, self._ranks, which, samples, order, *found)
-        headers = Headers(used, tables, which, samples, members, are_new, ends)
+        are_called = self._shards.are_called
+        headers = Headers(used, tables, which, samples, members, are_new or are_called, ends, are_called)
         contents = self._special(headers, addresses, sizes, failures)
         for term, row in zip(self.terms, members) if members.min(initial=0) < 0 else ():
             for i in np.flatnonzero(row < 0).tolist():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
@@ -28,7 +29,7 @@ from tarshards.storage import tuning
 from tarshards.storage.compression import bomb
 from tarshards.storage.location import Location, names_of
 from tarshards.storage.manifest import Shard, Shards
-from tarshards.storage.ranges import LocalRanges, Ranges, most_open
+from tarshards.storage.ranges import LocalRanges, Ranges, most_held, most_open
 from tarshards.storage.remote import LEAST_AHEAD, Remote
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import BLOCK, keep_memory
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 SMALL = 1 << 16  # shards of up to this many bytes are read, not mapped, if there are too many to keep mapped
 HELD = 1 << 27  # most bytes of indexes of such shards that are kept
 MOST_WHOLE = 1 << 30  # bytes of shards up to which all of them, and of their indexes, is read soon
+MEMORY = os.sysconf("SC_PHYS_PAGES") * PAGESIZE  # bytes of this machine
+FAR = 1 << 20  # bytes of a sample that takes a page table nearly alone; each is of 2 MiB, and takes 4 KiB
 TOO_MANY = (
     "%s and others: of %d shards a process keeps %d open, so these are opened again and again; "
     "make fewer and larger ones with `tarreshard`"
@@ -60,7 +63,8 @@ class OpenShard:
     in *lazy* are ``MemberFile`` objects. Raises OpenError if the shard cannot be opened, ShardIndexError if the index
     is stale, and SampleError if no sample has one of *fields* or *lazy*. Every method that takes a member first
     compares its header with the index, and raises ShardIndexError if it differs. With *scattered*, the system reads
-    only the requested bytes of a local shard.
+    only the requested bytes of a local shard. With *calls*, a local shard is read by system calls, and its file is held
+    open for them if *calls* is true.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class OpenShard:
         lazy: FieldNames | None = None,
         *,
         scattered: bool = False,
+        calls: bool | None = None,
         ranges: Ranges | None = None,
     ):
         self.location = location
@@ -81,6 +86,8 @@ class OpenShard:
         self.scatter(scattered)
         local = self.ranges if isinstance(self.ranges, LocalRanges) else None
         if local is not None:
+            if calls is not None:
+                local.mapping.read_by_calls(calls)
             index.check(local)
         self._fields = _named(index, fields, self.name)
         self._lazy: list[str | None] | None = None
@@ -545,6 +552,13 @@ class OpenShards:
         """Whether too much time would pass until all that there is of the shards and their indexes is read."""
         return int(self.sizes.sum()) > MOST_WHOLE
 
+    @cached_property
+    def are_called(self) -> bool:
+        """Whether the shards are read by calls: they do not fit into memory, and their page tables would be many."""
+        size = int(self.sizes.sum())
+        is_mapped = kernels.IS_COMPILED and self.named.is_local
+        return is_mapped and size > MEMORY and size >= FAR * int(self.counts.sum())
+
     def _hold(self, number: int, location: Location, index: Index) -> None:
         """Hold a loaded index; release others if there are too many of its kind."""
         with _holding():
@@ -616,7 +630,8 @@ class OpenShards:
             return self._open(number)
 
     def _with(self, location: Location, index: Index, ranges: Ranges | None = None) -> OpenShard:
-        return OpenShard(location, index, self.fields, self.lazy, scattered=self.scattered, ranges=ranges)
+        calls = len(self._local) < most_held() if self.are_called else None
+        return OpenShard(location, index, self.fields, self.lazy, scattered=self.scattered, calls=calls, ranges=ranges)
 
     def _open(self, number: int) -> OpenShard:
         """Open a shard, and put it in use, except for small shards of a dataset with too many shards."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 EVERY = 256  # samples after which the waits are counted, at most
 FEW = 32  # samples for each wait that says nothing: a library's pages are waited for, too
+BLOCKS = PAGESIZE // 512  # of which getrusage counts a page
 LASTS = 16  # counts for which more waits are taken to say that the next samples are on the disk, too
 AHEAD = 1 << 25  # bytes that are asked for ahead, about
 LOOKED_UP = 1 << 12  # samples, or positions, to look up at once; no more are asked for ahead
@@ -50,23 +51,28 @@ def in_parts(shards: np.ndarray, samples: np.ndarray, size: int) -> Iterator[Num
 class Waits:
     """Says whether this process has waited for pages of files lately: during the last calls of ``come``.
 
-    This is called after *every* samples. *begun* says that it waited before there were any.
+    This is called after *every* samples. *begun* says that it waited before there were any. Of files that are read by
+    calls (*of_calls*), the pages are counted that were not in memory.
     """
 
-    def __init__(self, every: int, *, begun: bool = False) -> None:
-        self._few, self._before, self._left, self._were_many = every // FEW, _waits(), LASTS * begun, begun
+    def __init__(self, every: int, *, begun: bool = False, of_calls: bool = False) -> None:
+        self._count = _pages_read if of_calls else _waits
+        self._few, self._before, self._left, self._were_many = every // FEW, self._count(), LASTS * begun, begun
 
     def come(self) -> bool:
-        now = _waits()
+        now = self._count()
         are_many = now - self._before > self._few
         starts = are_many and (self._were_many or self._left)  # many only once are of a new process
         self._left = LASTS if starts else max(0, self._left - 1)
         self._before, self._were_many = now, are_many
         return self._left > 0
 
-
 def _waits() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def _pages_read() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock // BLOCKS
 
 
 class LocalReadahead:
@@ -93,7 +99,8 @@ class LocalReadahead:
             not self._are_scattered and size <= min(MOST_WHOLE, SMALL * samples) and len(shards.named) <= most_open()
         )
         self.every: int = min(EVERY, FEW if self._are_scattered else self._reach // 2)
-        self._waits, self._lock = Waits(self.every, begun=self._are_scattered), threading.Lock()
+        self._lock = threading.Lock()
+        self._waits = Waits(self.every, begun=self._are_scattered, of_calls=shards.are_called)
         self._taken = self._counted = self._scanned = self._asked = 0
         self._known: deque[Numbers] = deque()  # of the positions up to *scanned* that have not been asked for
         self._fields: FieldNames | None = None

@@ -28,6 +28,12 @@ typedef struct {
     /* Return whether a Mapping still has its first *end* bytes, also where its witness has changed. Needs no GIL. */
     int (*reaches)(PyObject *owner, Py_ssize_t end);
 
+    /* Return whether a Mapping is read by calls, which take no page tables. */
+    int (*is_called)(PyObject *owner);
+
+    /* Read bytes of such a Mapping, at first *head* ones, then *size* others. Return 0, or -1 if that fails. Needs no GIL. */
+    int (*fetch)(PyObject *owner, Py_ssize_t offset, char *head_target, Py_ssize_t head, char *target, Py_ssize_t size);
+
     /* Return whether a copy of this thread, even a small one, should release the GIL, since others before it have waited
        for a disk. Call it once for each copy. */
     int (*waits)(void);

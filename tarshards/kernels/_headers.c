@@ -15,6 +15,7 @@
 #include "_tar.h"
 
 #define FEW 16          /* members of a sample for which no memory is allocated */
+#define HEAD 4096       /* bytes before a member's data that are read with it, at most */
 #define SHORT 256       /* bytes of a key for which no memory is allocated */
 #define TOGETHER 32     /* samples that are prefetched together, then read */
 #define AHEAD 8         /* members whose headers are prefetched */
@@ -70,6 +71,7 @@ typedef struct {
     Witness witness; /* of *shard* */
     MemberTable *table;
     int64_t low, begin, end;
+    int is_called; /* whether the shard is read by calls */
     PyObject *url, *names; /* for read_samples: the URL of the shard, and the names of the fields; or NULL */
     unsigned char *compared; /* a bit for each member that is set if it is known to match; NULL until one is */
 } MappedMembers;
@@ -460,12 +462,15 @@ static void prefetch_previous_header(const char *header) {
     __builtin_prefetch(header + 257);
 }
 
+/* Return whether a header is of a regular file of this size, and sound. */
+static int is_sound_header(const char *block, int64_t size) {
+    if (!is_regular(block[156]) || parse_size(block + 124) != size) return 0;
+    return !memcmp(block + 257, "ustar", 5) || checksum_is_right((const unsigned char *)block);
+}
+
 /* Return whether a member's header has the size in the index. */
 static int has_its_size(const MappedMembers *self, const Entry *entry) {
-    if (!is_here(self, entry)) return 0;
-    const char *block = at(self, entry->offset) - BLOCK;
-    if (!is_regular(block[156]) || parse_size(block + 124) != entry->size) return 0;
-    return !memcmp(block + 257, "ustar", 5) || checksum_is_right((const unsigned char *)block);
+    return is_here(self, entry) && is_sound_header(at(self, entry->offset) - BLOCK, entry->size);
 }
 
 /* Return whether a member matches. The entry of the previous member precedes *entry* in memory; *known* says that the
@@ -516,6 +521,49 @@ static void copy_members(void *argument) {
     }
     copying->stage = COPIED;
     if (is_unchanged(copying->members->witness)) copying->stage = VALID;
+}
+
+/* Read a member's data by calls, unless its headers do not match; *known* says that the previous member matches. Its entry
+ * precedes *entry* in memory. Return 1, 0 for a member that is undecided, or -1 if the file has shrunk. */
+static int fetch_member(MappedMembers *self, int64_t member, Text key, const Entry *entry, int known, char *target) {
+    char head[HEAD];
+    const Entry *before = entry - 1;
+    PyObject *const file = self->shard.obj;
+    if (before->offset > entry->offset || before->size < 0 || before->size > entry->offset) return 0;
+    int64_t low = member ? round_up(before->offset + before->size) : 0;
+    const int64_t header = before->offset - BLOCK; /* of the previous member */
+    known |= is_compared(self, member);
+    const int is_near = member && !known && header >= 0 && entry->offset - header <= HEAD;
+    if (is_near) low = header;
+    if (low > entry->offset - BLOCK || entry->offset - low > HEAD) return 0;
+    if (guard->fetch(file, low, head, entry->offset - low, target, entry->size)) return -1;
+    if (member && !known && !is_near) {
+        char block[BLOCK];
+        if (header < 0 || guard->fetch(file, header, NULL, 0, block, BLOCK)) return -1;
+        known = is_sound_header(block, before->size);
+    } else if (is_near) {
+        known = is_sound_header(head, before->size);
+    }
+    if (member && !known) return 0;
+    MappedMembers read = *self; /* as if the data were there, too, at which nothing looks */
+    read.shard.buf = head, read.low = low, read.shard.len = (Py_ssize_t)(entry->offset - low + entry->size);
+    return matches(&read, member, key, entry, 1);
+}
+
+/* Read the members of a sample by calls, if they match; return whether that failed since the shard has shrunk. */
+static int fetch_members(Copying *copying) {
+    const Text key = {copying->up->text, copying->up->key.length};
+    for (int64_t i = 0; i < copying->count && copying->undecided < 0; i++) {
+        const struct Copy *each = copying->copies + i;
+        const int known = i && each[-1].member == each->member - 1;
+        const int is_settled = each->member < copying->settled;
+        const int outcome = is_settled
+            ? 1 - 2 * !!guard->fetch(copying->members->shard.obj, each->entry->offset, NULL, 0, each->target, each->entry->size)
+            : fetch_member(copying->members, each->member, key, each->entry, known, each->target);
+        if (outcome < 0) return 1;
+        if (!outcome) copying->undecided = each->member;
+    }
+    return 0;
 }
 
 /* Copy the members, if they match; return whether that failed since the shard has shrunk. */
@@ -584,11 +632,11 @@ static int64_t fill_sample(MappedMembers *self, PyObject *result, PyObject *name
             PyErr_NoMemory();
         if (copying.copies) total = prepare(&copying, names);
         int failed = 0;
-        if (copying.undecided < 0 && total >= 0 && total < LARGE && !guard->waits()) {
+        if (copying.undecided < 0 && total >= 0 && total < LARGE && !self->is_called && !guard->waits()) {
             failed = copy_checked(&copying);
         } else if (copying.undecided < 0 && total >= 0) {
             Py_BEGIN_ALLOW_THREADS
-            failed = copy_checked(&copying);
+            failed = self->is_called ? fetch_members(&copying) : copy_checked(&copying);
             Py_END_ALLOW_THREADS
         }
         if (failed) PyErr_SetString(PyExc_OSError, SHRUNK);
@@ -835,7 +883,9 @@ static int compare_located(const Locating *locating) {
         comparing.count = comparing.at = comparing.differing = 0;
         for (int64_t at = 0; at < count && left >= 0; at++) {
             const int64_t i = locating->order[at];
-            if (!note_row(&comparing, locating->sources[locating->shards[i]].members, locating->numbers[term * count + i], i)) left = -1;
+            MappedMembers *const own = locating->sources[locating->shards[i]].members;
+            if (own && own->is_called) left |= locating->numbers[term * count + i] >= 0; /* fetching compares it */
+            else if (!note_row(&comparing, own, locating->numbers[term * count + i], i)) left = -1;
         }
         if (!comparing.count || left < 0) continue;
         Py_BEGIN_ALLOW_THREADS
@@ -916,6 +966,75 @@ static PyObject *locate(PyObject *self, PyObject *args) {
     Py_XDECREF(held);
     Py_buffer *const buffers[] = {&shards, &samples, &order, &addresses, &sizes, &numbers, &ends};
     for (int i = 0; i < 7; i++) PyBuffer_Release(buffers[i]);
+    return failed ? NULL : PyBool_FromLong(left);
+}
+
+/* What is copied of a sidecar to compare the headers of a member: its key if that is short, its entry and the one before. */
+typedef struct {
+    const MemberTable *table;
+    int64_t member, length; /* of the key; -1 if it was not copied */
+    char key[SHORT];
+    Entry entries[2];
+} Lines;
+
+static void copy_lines(void *argument) {
+    Lines *lines = argument;
+    const int64_t sample = owner_of(lines->table, lines->member);
+    lines->entries[0] = lines->member ? entry_of(lines->table, lines->member - 1) : (Entry){0, 0, 0};
+    lines->entries[1] = entry_of(lines->table, lines->member);
+    const Text key = sample < lines->table->samples ? key_of(lines->table, sample) : (Text){NULL, 0};
+    if (!key.text || key.length > SHORT) return;
+    memcpy(lines->key, key.text, (size_t)key.length);
+    lines->length = key.length;
+}
+
+/* Read a member by calls; return what fetch_member does. */
+static int fetch_one(MappedMembers *own, int64_t member, int64_t offset, int64_t size, char *target) {
+    if (is_compared(own, member)) return guard->fetch(own->shard.obj, offset, NULL, 0, target, size) ? -1 : 1;
+    Lines lines = {.table = own->table, .member = member, .length = -1};
+    if (guard->run(copy_lines, &lines) || lines.length < 0 || !is_whole(own->table)) return 0;
+    if (lines.entries[1].offset != offset || lines.entries[1].size != size) return 0; /* the index was written to */
+    return fetch_member(own, member, (Text){lines.key, lines.length}, lines.entries + 1, 0, target);
+}
+
+static PyObject *fetch(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *tables;
+    Py_buffer shards, members, sizes, addresses, arena;
+    if (!PyArg_ParseTuple(args, "O!y*y*y*w*w*:fetch", &PyList_Type, &tables, &shards, &members, &sizes, &addresses, &arena)) return NULL;
+    const int64_t count = shards.len / 8, all = members.len / 8, *number = members.buf, *size = sizes.buf;
+    MappedMembers **const own = PyMem_Calloc((size_t)all + 1, sizeof *own);
+    int failed = 0, left = 0;
+    if (!own) PyErr_NoMemory(), failed = 1;
+    else if (!count != !all || (count && all % count) || sizes.len != members.len || addresses.len != members.len)
+        PyErr_SetString(PyExc_ValueError, "arrays of different lengths"), failed = 1;
+    int64_t space = arena.len;
+    for (int64_t i = 0; i < all && !failed; i++) {
+        MappedMembers *const its = number[i] < 0 ? NULL : members_at(tables, ((int64_t *)shards.buf)[i % count]);
+        if (!its && PyErr_Occurred()) failed = 1;
+        if (!its || !its->is_called) continue;
+        if (number[i] >= its->end || size[i] < 0 || (space -= size[i]) < 0)
+            PyErr_SetString(PyExc_ValueError, "not a member of a mapped shard, or too little space"), failed = 1;
+        else if (can_note(its)) own[i] = its;
+        else failed = 1;
+    }
+    if (!failed) {
+        char *target = arena.buf;
+        Py_BEGIN_ALLOW_THREADS
+        for (int64_t i = 0; i < all; i++) {
+            if (!own[i]) continue;
+            uint64_t *const address = (uint64_t *)addresses.buf + i;
+            const int64_t offset = (const char *)(uintptr_t)*address - (const char *)own[i]->shard.buf;
+            const int is_within = offset >= 0 && offset <= own[i]->shard.len - size[i];
+            if (is_within && fetch_one(own[i], number[i], offset, size[i], target) > 0) *address = (uint64_t)(uintptr_t)target;
+            else left = 1; /* it stays where it is mapped */
+            target += size[i];
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(own);
+    Py_buffer *const buffers[] = {&shards, &members, &sizes, &addresses, &arena};
+    for (int i = 0; i < 5; i++) PyBuffer_Release(buffers[i]);
     return failed ? NULL : PyBool_FromLong(left);
 }
 
@@ -1390,6 +1509,7 @@ static PyObject *members_new(PyTypeObject *type, PyObject *args, PyObject *optio
         if (end < 0) end = self->table->members;
         self->low = low, self->begin = begin, self->end = end;
         self->witness = guard->witness(self->shard.obj);
+        self->is_called = guard->is_called(self->shard.obj);
         self->url = Py_XNewRef(url), self->names = Py_XNewRef(fields);
         if (low >= 0 && begin >= 0 && begin <= end && end <= self->table->members) return (PyObject *)self;
         PyErr_SetString(PyExc_ValueError, "not members of the table");
@@ -1468,6 +1588,7 @@ static PyMethodDef methods[] = {
     {"layout", layout, METH_O, "layout(packed) -> the range of each entry; see tarshards.kernels._headers_py"},
     {"locate", locate, METH_VARARGS,
      "locate(tables, rank, shards, samples, order, addresses, sizes, members, ends) -> whether headers remain to compare"},
+    {"fetch", fetch, METH_VARARGS, "fetch(tables, shards, members, sizes, addresses, arena) -> whether some stay where they are mapped"},
     {"find_shrunk", find_shrunk, METH_VARARGS, "find_shrunk(tables, shards, ends) -> indices; see tarshards.kernels._headers_py"},
     {"read_samples", read_samples, METH_VARARGS,
      "read_samples(tables, shards, samples, begin) -> samples; see tarshards.kernels._headers_py"},

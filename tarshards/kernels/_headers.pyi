@@ -32,6 +32,15 @@ def locate(
     a disk has to be waited for. Returns whether any header remains to be compared, or does not match plainly.
     """
 
+def fetch(
+    tables: list[MappedMembers | None], shards: Any, members: Any, sizes: Any, addresses: Any, arena: Any, /
+) -> bool:
+    """Read located members of shards that are read by calls into *arena*, and compare their headers.
+
+    The arrays are those of ``locate``; *addresses* are changed to where the members are. Returns whether some stay
+    where they are mapped: their headers remain to be compared, or their shard has shrunk.
+    """
+
 def find_shrunk(tables: list[MappedMembers | None], shards: Any, ends: Any, /) -> list[int]:
     """Return those of *shards*, numbers of tables, that no longer reach to their *ends*; both arrays are int64.
 

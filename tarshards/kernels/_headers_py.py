@@ -4,15 +4,16 @@ A member matches if the 512 bytes before its data are the header of a regular fi
 extended header can precede these: the header of the previous member has the size in the index, so its data ends where
 the headers of this one begin. tarshards.index.header_checks decides on all other members.
 
-``locate(tables, rank, shards, samples, order, addresses, sizes, members, ends)`` and ``find_shrunk(tables, shards,
-ends)`` have no twins: without the kernels no shard is read by its addresses. Sample ``samples[i]`` is one of
-``tables[shards[i]]``, None for a shard that is not there. *rank* takes the names of its fields and returns int16 of
-shape (terms, fields): which alternative of each term a field is, 0 the best, or -1. The offset of the best one that the
-sample has, its size, and the number of its member are written at ``[term, i]``; a number of -1 says that there is none,
-and -2 that the index has shrunk. Samples are looked up, and then their headers compared, in *order*, a permutation of
-their numbers here; comparing ends where a disk is waited for. Returns whether a member has not been compared, or does
-not match plainly. Where the last located member of each table ends is written into *ends*. After members are copied,
-``find_shrunk`` returns those of *shards* that no longer reach to their *ends*.
+``locate(tables, rank, shards, samples, order, addresses, sizes, members, ends)``, ``fetch(tables, shards, members,
+sizes, addresses, arena)`` and ``find_shrunk(tables, shards, ends)`` have no twins: without the kernels no shard is read
+by its addresses. Sample ``samples[i]`` is one of ``tables[shards[i]]``, None for a shard that is not there. *rank*
+takes the names of its fields and returns int16 of shape (terms, fields): which alternative of each term a field is, 0
+the best, or -1. The offset of the best one that the sample has, its size, and the number of its member are written at
+``[term, i]``; a number of -1 says that there is none, and -2 that the index has shrunk. Samples are looked up, and then
+their headers compared, in *order*, a permutation of their numbers here; comparing ends where a disk is waited for.
+Returns whether a member has not been compared, or does not match plainly. Where the last located member of each table
+ends is written into *ends*. After members are copied, ``find_shrunk`` returns those of *shards* that no longer reach to
+their *ends*.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "_guard.h"
@@ -37,6 +38,8 @@ typedef struct {
     PyObject_HEAD
     char *address; /* NULL if the file is empty */
     int is_copy;   /* whether it was read rather than mapped */
+    int is_called; /* whether it is read by calls although it is mapped */
+    int called;    /* the descriptor for these, or -1 */
     Py_ssize_t size;
     char *path;
     Witness witness;
@@ -128,8 +131,6 @@ static int waits(void) {
     return recent.have_waited;
 }
 
-static Guard offered = {run_guarded, stop_guarded, witness_of, reaches, waits};
-
 typedef struct {
     char *target;
     const char *source;
@@ -140,6 +141,47 @@ static void copy(void *argument) {
     const Copy *this = argument;
     memcpy(this->target, this->source, this->size);
 }
+
+/* Copy bytes from the mapping; return 0, or -1 if the file has shrunk. */
+static int copy_mapped(const Mapping *self, Py_ssize_t offset, char *target, Py_ssize_t size) {
+    Copy this = {target, self->address + offset, (size_t)size};
+    return run_guarded(copy, &this) || !reaches((PyObject *)self, offset + size) ? -1 : 0;
+}
+
+static int is_called(PyObject *owner) { return Py_TYPE(owner) == mapping_type && ((Mapping *)owner)->is_called; }
+
+/* Return a descriptor to read the file by; -1 if it is not held open, and another file has its path now. */
+static int begin_calls(const Mapping *self) {
+    struct stat now;
+    if (self->called >= 0) return self->called;
+    const int file = open(self->path, O_RDONLY | O_CLOEXEC);
+    if (file >= 0 && fstat(file, &now) == 0 && now.st_dev == self->status.st_dev && now.st_ino == self->status.st_ino) return file;
+    if (file >= 0) close(file);
+    return -1;
+}
+
+static int fetch(PyObject *owner, Py_ssize_t offset, char *head_target, Py_ssize_t head, char *target, Py_ssize_t size) {
+    const Mapping *self = (const Mapping *)owner;
+    const int file = begin_calls(self);
+    if (file < 0) return copy_mapped(self, offset, head_target, head) || copy_mapped(self, offset + head, target, size) ? -1 : 0;
+    struct iovec parts[] = {{head_target, (size_t)head}, {target, (size_t)size}};
+    Py_ssize_t left = head + size;
+    while (left) {
+        const Py_ssize_t more = preadv(file, parts, 2, offset + head + size - left); /* at most 2 GiB */
+        if (more < 0 && errno == EINTR) continue;
+        if (more <= 0) break;
+        left -= more;
+        size_t taken = (size_t)more;
+        for (int i = 0; i < 2; i++) {
+            const size_t own = taken < parts[i].iov_len ? taken : parts[i].iov_len;
+            parts[i].iov_base = (char *)parts[i].iov_base + own, parts[i].iov_len -= own, taken -= own;
+        }
+    }
+    if (file != self->called) close(file);
+    return left ? -1 : 0;
+}
+
+static Guard offered = {run_guarded, stop_guarded, witness_of, reaches, is_called, fetch, waits};
 
 /* Read *size* bytes at an offset of a file into memory; NULL, with errno set, if that fails or the file is shorter. */
 static char *read_part(int file, Py_ssize_t size, Py_ssize_t offset) {
@@ -211,7 +253,7 @@ static PyObject *mapping_new(PyTypeObject *type, PyObject *args, PyObject *optio
     if (!PyArg_ParseTupleAndKeywords(args, options, "O&|n:Mapping", names, PyUnicode_FSConverter, &path, &copied)) return NULL;
     Mapping *self = (Mapping *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self) {
-        self->held = self->file = -1;
+        self->held = self->file = self->called = -1;
         self->path = strdup(PyBytes_AsString(path));
         int is_open;
         do {
@@ -234,6 +276,7 @@ static void mapping_dealloc(PyObject *object) {
     if (self->address && self->is_copy) free(self->address);
     else if (self->address) munmap(self->address, (size_t)self->size);
     if (self->held >= 0) close(self->held);
+    if (self->called >= 0) close(self->called);
     if (self->file >= 0) close(self->file);
     free(self->path);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -262,13 +305,17 @@ static PyObject *read_bytes(Mapping *self, Py_ssize_t offset, Py_ssize_t size) {
         if (!read_file(self, PyBytes_AsString(data), size, offset)) Py_CLEAR(data);
         return data;
     }
-    Copy this = {PyBytes_AsString(data), self->address + offset, (size_t)size};
-    int failure; /* of *copy*, or since bytes may be missing */
-    if (size < LARGE && !waits()) {
-        failure = run_guarded(copy, &this) || !reaches((PyObject *)self, offset + size);
+    char *const target = PyBytes_AsString(data);
+    int failure; /* of copying, or since bytes may be missing */
+    if (self->is_called) {
+        Py_BEGIN_ALLOW_THREADS
+        failure = fetch((PyObject *)self, offset, NULL, 0, target, size);
+        Py_END_ALLOW_THREADS
+    } else if (size < LARGE && !waits()) {
+        failure = copy_mapped(self, offset, target, size);
     } else {
         Py_BEGIN_ALLOW_THREADS
-        failure = run_guarded(copy, &this) || !reaches((PyObject *)self, offset + size);
+        failure = copy_mapped(self, offset, target, size);
         Py_END_ALLOW_THREADS
     }
     if (failure) {
@@ -309,7 +356,8 @@ static PyObject *mapping_scatter(PyObject *object, PyObject *flag) {
     int is_set = PyObject_IsTrue(flag);
     if (is_set < 0) return NULL;
 #ifdef POSIX_FADV_RANDOM
-    if (self->file >= 0) posix_fadvise(self->file, 0, 0, is_set ? POSIX_FADV_RANDOM : POSIX_FADV_NORMAL);
+    const int file = self->file >= 0 ? self->file : self->called;
+    if (file >= 0) posix_fadvise(file, 0, 0, is_set ? POSIX_FADV_RANDOM : POSIX_FADV_NORMAL);
 #endif
     if (self->address && !self->is_copy) madvise(self->address, (size_t)self->size, is_set ? MADV_RANDOM : MADV_NORMAL); /* only advice */
     Py_RETURN_NONE;
@@ -355,6 +403,16 @@ static PyObject *mapping_hold_open(PyObject *object, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *mapping_read_by_calls(PyObject *object, PyObject *hold) {
+    Mapping *self = (Mapping *)object;
+    const int is_held = PyObject_IsTrue(hold);
+    if (is_held < 0) return NULL;
+    if (!self->address || self->is_copy) Py_RETURN_NONE;
+    if (is_held && self->called < 0) self->called = begin_calls(self);
+    self->is_called = 1;
+    Py_RETURN_NONE;
+}
+
 static PyObject *mapping_unmapped(PyObject *object, void *unused) {
     (void)unused;
     return PyLong_FromLong(((Mapping *)object)->unmapped);
@@ -381,6 +439,8 @@ static PyMethodDef mapping_methods[] = {
      "Return whether the path is still that of the same file, but the file was written to."},
     {"hold_open", mapping_hold_open, METH_NOARGS,
      "Hold the file open, if possible: is_current is then faster, and checks whether the file was removed or written to."},
+    {"read_by_calls", mapping_read_by_calls, METH_O,
+     "Read by calls from now on, which take no page tables; with a true argument, keep the file open for them."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -100,6 +100,9 @@ class Mapping:
         # Compare sizes, too: truncating a file changes its size first, then its bytes, and its time last.
         return (now.st_size, now.st_mtime_ns) == (self._opened.st_size, self._opened.st_mtime_ns)
 
+    def read_by_calls(self, hold: bool) -> None:
+        """Do nothing: no file is mapped."""
+
     def hold_open(self) -> None:
         """Do nothing: the file is always open."""
 

@@ -60,6 +60,8 @@ class SampleBatch:
         """Return the failures, with those of samples whose headers differ from the index."""
         if self.headers is None or not self.headers.are_new:
             return self.failures
+        if self.headers.are_called:
+            self.headers.fetch(self.columns)
         return self.headers.find_stale() | self.failures
 
     def check_copied(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tarfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import load_kernel
+from rewritten import NAMES, Entry, samples, write
 from with_torch import ShardDataset
 
 from tarshards import ArrayLoader, IndexedShards, ShardWriter, Stream, TarWriter, build_index, readers, write_samples
@@ -233,3 +236,113 @@ def test_a_replaced_shard_is_no_longer_in_use_if_its_new_version_cannot_be_opene
     build_index(path).save(path)
     with pytest.raises(ShardIndexError, match="2 samples, but 1 when the dataset was opened"):
         shards.open(0)
+
+
+def read_by_calls(monkeypatch, held: int) -> None:
+    """Let any shards be read by calls, of which *held* may be held open for them."""
+    load_kernel("tarshards.kernels._mapped")
+    monkeypatch.setattr(opening, "MEMORY", -1)
+    monkeypatch.setattr(opening, "FAR", 0)
+    monkeypatch.setattr(opening, "most_held", lambda: held)
+
+
+@pytest.fixture(params=[1 << 10, 0], ids=["held", "opened"])
+def called(request, monkeypatch) -> None:
+    read_by_calls(monkeypatch, request.param)
+
+
+def everything(url: str) -> list[object]:
+    """What all ways to read say of a shard's samples, and the keys of their errors."""
+    errors: list[Exception] = []
+    found: list[object] = [list(Stream.from_shards(url, index=True, shuffle=True, on_error=errors.append))]
+    for fields in {"cls": readers.integer()}, {"x.npy": readers.array(), "txt": readers.ragged()}:
+        stream = Stream.from_shards(url, index=True, shuffle=True, on_error=errors.append)
+        for _ in range(2):
+            loader = ArrayLoader(stream, 4, fields=fields)
+            found += [{name: str(value) for name, value in batch.items()} for batch in loader]
+    shards = IndexedShards(url)
+    for i in range(len(shards)):
+        try:
+            found.append(shards[i])
+        except ShardIndexError as error:
+            errors.append(error)
+    return [found, sorted(str(error) for error in errors)]
+
+
+@pytest.mark.parametrize("held", [1 << 10, 0])
+@pytest.mark.parametrize("name", NAMES)
+def test_shards_that_are_read_by_calls_give_the_same(tmp_path, monkeypatch, name, held):
+    path = tmp_path / "a.tar"
+    entries = [*samples(12, name), Entry("z.cls", b"1"), Entry("z.txt", b"t" * 20_000), Entry("z.x.npy", b"")]
+    write(path, entries, "pax")
+    build_index(str(path)).save(str(path))
+    data = bytearray(path.read_bytes())
+    header = int(build_index(str(path)).offset[7]) - 512
+    data[header : header + 512] = os.urandom(512)  # a stale member
+    path.write_bytes(data)
+    mapped = everything(str(path))
+    assert mapped[1]
+    read_by_calls(monkeypatch, held)
+    assert everything(str(path)) == mapped
+
+
+@pytest.mark.usefixtures("called")
+def test_what_is_read_by_calls_is_compared_each_time(tmp_path):
+    path = tmp_path / "a.tar"
+    write(path, [Entry(f"{i}.cls", b"%d" % i) for i in range(9)])
+    build_index(str(path)).save(str(path))
+    indexed = IndexedShards(str(path))
+    assert [int(sample["cls"]) for sample in indexed] == list(range(9))
+    write(tmp_path / "b.tar", [Entry(f"{i}.cls", b"%d" % i) for i in (0, 2, 1, 3, 4, 5, 6, 7, 8)])
+    with open(path, "r+b") as file:
+        file.write((tmp_path / "b.tar").read_bytes())
+    assert [int(indexed[i]["cls"]) for i in (0, 3, 8)] == [0, 3, 8]
+    for i in 1, 2:
+        with pytest.raises(ShardIndexError, match="stale index"):
+            indexed[i]
+
+
+@pytest.mark.usefixtures("called")
+def test_what_is_missing_for_calls_is_an_error_and_what_was_replaced_is_still_read(tmp_path):
+    path = tmp_path / "a.tar"
+    write(path, [Entry(f"{i}.cls", b"%d" % i * 5000) for i in range(9)])
+    build_index(str(path)).save(str(path))
+    indexed = IndexedShards(str(path))
+    loader = ArrayLoader(Stream.from_shards(str(path), index=True), 9, fields={"cls": readers.ragged()})
+    assert indexed[0]["cls"] == b"0" * 5000
+    assert len(next(iter(loader))["__key__"]) == 9
+    os.link(path, tmp_path / "b.tar")
+    os.replace(tmp_path / "b.tar", tmp_path / "c.tar")
+    path.unlink()
+    write(path, [Entry("other.cls", b"7")])
+    assert indexed[8]["cls"] == b"8" * 5000  # the file that was opened
+    os.truncate(tmp_path / "c.tar", 20_000)
+    with pytest.raises(OpenError, match="shrunk"):
+        indexed[7]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="page tables are counted on Linux")
+@pytest.mark.usefixtures("called")
+def test_calls_take_no_page_tables(tmp_path):
+    def tables() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmPTE"))
+
+    path, far, count = tmp_path / "a.tar", 1 << 22, 400
+    with open(path, "wb") as file:
+        for i in range(count):
+            for name, size in (("txt", 600), ("pad", far - 2560)):
+                info = tarfile.TarInfo(f"{i:04d}.{name}")
+                info.size = size
+                file.write(info.tobuf())
+                file.write(b"t" * 600 if name == "txt" else b"")
+                file.seek(-file.tell() % 512 if name == "txt" else size + -size % 512, 1)
+        file.write(bytes(1024))
+    build_index(str(path)).save(str(path))
+    shards = IndexedShards(str(path), fields="txt")
+    stream = Stream.from_shards(str(path), index=True, fields="txt", shuffle=True)
+    before = tables()
+    assert {shards[i]["txt"] for i in range(count)} == {b"t" * 600}
+    batches = list(ArrayLoader(stream, 50, fields={"txt": readers.ragged()}))
+    assert sum(len(batch["__key__"]) for batch in batches) == count
+    assert tables() - before < 4 * count / 4  # of 4 KiB, which each sample would take

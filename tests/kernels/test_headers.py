@@ -396,6 +396,36 @@ def test_refuses_to_compare_members_that_do_not_exist(headers, table, shard):
             members.settle(wrong)
 
 
+def test_refuses_to_read_members_that_do_not_exist_or_fit(headers, mapped, shard):
+    """Those at addresses outside of their shard, or whose index has other entries, stay where they are."""
+    kernel, (path, index) = headers.kernel, shard
+    mapping = mapped.kernel.Mapping(path)
+    mapping.read_by_calls(True)
+    fields = tuple(field.encode() for field in index.fields)
+    packed = index.pack()
+    members = kernel.MappedMembers(
+        mapping, kernel.MemberTable(packed, kernel.layout(packed), fields, path.stat().st_size, -1)
+    )
+    base = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+    numbers, which = np.arange(9), np.zeros(9, np.int64)
+    sizes, addresses = index.size[:9].astype(np.int64), (index.offset[:9] + np.uint64(base)).astype(np.uint64)
+    for wrong in (numbers[:8], sizes), (numbers + 29, sizes), (numbers, -sizes), (numbers, sizes * 2):
+        with pytest.raises(ValueError, match=r"member|length"):
+            kernel.fetch([members], which, *wrong, addresses.copy(), np.empty(int(sizes.sum()), np.uint8))
+    for shift in 1, -(1 << 40), 1 << 40:
+        moved = (addresses.astype(np.int64) + shift).astype(np.uint64)
+        before, arena = moved.copy(), np.empty(int(sizes.sum()), np.uint8)
+        assert kernel.fetch([members], which, numbers, sizes, moved, arena)
+        assert (moved == before).all()
+    arena = np.empty(int(sizes.sum()), np.uint8)
+    assert not kernel.fetch([members], which, numbers, sizes, addresses, arena)
+    assert addresses[0] == arena.__array_interface__["data"][0]
+    data = path.read_bytes()
+    assert arena.tobytes() == b"".join(
+        data[offset : offset + size] for offset, size in zip(index.offset[:9].tolist(), sizes.tolist())
+    )
+
+
 def test_samples_are_located_and_compared_in_any_order(headers, table, shard):
     kernel = headers.kernel
     path, index = shard
