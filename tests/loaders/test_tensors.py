@@ -260,6 +260,27 @@ def test_batches_of_loaders_arrive_whole_on_a_gpu_that_is_behind(urls, loader, r
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("threads", [0, 3])
+def test_rows_in_pinned_memory_arrive_whole_on_a_gpu_that_is_behind(urls, threads):
+    """Copies begin where batches are made, of buffers that are reused when the GPU has read them."""
+    options = {"fields": rows(), "device": "cuda", "threads": threads}
+    loader, taken = ArrayLoader(Stream.from_shards(urls, shuffle=True), 8, **options), []
+    for batch in loader:
+        torch.cuda._sleep(20_000_000)  # cycles, about 10 ms
+        taken.append({**batch, "png": batch["png"].clone(), "cls": batch["cls"].clone()})
+        del batch
+    on_host = [{name: _on_host(value) for name, value in batch.items()} for batch in taken]
+    assert [as_lists(batch) for batch in on_host] == plain(urls)
+
+
+def _on_host(value):
+    if isinstance(value, tuple):
+        return tuple(map(_on_host, value))
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_a_loader_copies_to_the_gpu_that_is_named(urls):
     loader = ArrayLoader(Stream.from_shards(urls), 100, fields=fields(), device="cuda:0")
     assert [batch["png"].device for batch in loader] == [torch.device("cuda", 0)] * 3
