@@ -67,6 +67,7 @@ class Waits:
         self._before, self._were_many = now, are_many
         return self._left > 0
 
+
 def _waits() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
