@@ -6,6 +6,7 @@ import json
 import random
 import re
 from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -190,6 +191,24 @@ def test_what_was_delivered_is_compared_with_the_plan(urls, copies, tmp_path):
     assert judge([right[0]._replace(fields={}), *right[1:]], ["OpenError"]) == ("silent", 0, 0, 1, 0)
     swapped = [right[1]._replace(position=0), right[0]._replace(position=1), *right[2:]]
     assert judge(swapped) == ("silent", 0, 0, 0, 2)
+
+
+def test_an_epoch_is_over_when_all_that_is_missing_is_named(urls, copies, tmp_path, monkeypatch):
+    """The ranks may have been stopped after their last step, and would go on with the next epoch."""
+    round = chaos.Round(RoundWorld(0, 0, "planned", "copy", "nothing", True, 1, True), copies, urls, tmp_path / "round")
+    missing, *due = round.expected
+    fields = {key: fields for samples in copies.truth[0].values() for key, fields in samples.items()}
+
+    def run(jobs, others):
+        for rank, job in enumerate(jobs):
+            samples = [[key, fields[key]] for key in due[rank :: len(jobs)]]
+            told = {"samples": samples}, {"saved": 1, "lost": [[None, missing]]}, {"ended": True}
+            Path(job["output"]).write_text("".join(f"{json.dumps(line)}\n" for line in told))
+        return True
+
+    monkeypatch.setattr(chaos, "run_jobs", run)
+    outcome = round.run()
+    assert (outcome.outcome, len(outcome.legs)) == ("reported", 1), outcome
 
 
 def test_copies_are_the_beginnings_of_shards_in_three_versions(copies, tmp_path):
