@@ -452,15 +452,16 @@ class Arenas:
 
     def _reclaim(self) -> None:
         """Give the arenas of batches that nothing refers to any more back to the workers."""
-        before, self._lent = self._lent, []
-        for each in before:
+        lent = []
+        for each in self._lent:
             if sys.getrefcount(each.memory[0]) != ALONE:
-                self._lent.append(each)
+                lent.append(each)
             elif each.forks == fork_count():
                 self._mark(each.message, each.message.ticket)
             else:
-                del self._memory[each.message.arena]
+                self._memory.pop(each.message.arena, None)
                 self._mark(each.message, each.message.ticket ^ GONE)
+        self._lent = lent
 
     def _mark(self, made: Handed, word: int) -> None:
         os.pwrite(self._file, _words_of(1).pack(word), 8 * made.arena)
