@@ -390,7 +390,7 @@ def test_duplicates_are_those_of_a_dict(held, monkeypatch):
 
 @pytest.mark.parametrize("count", [300_000, *[pytest.param(1_000_000, marks=pytest.mark.soak)] * (SOAK > 1)])
 def test_duplicates_within_bounded_memory(count):
-    """Keys on disk take less than 64 MB, including 10 MB of Python itself; a dict of 300,000 keys would take 80 MB."""
+    """Keys on disk take less than 90 MB, including 30 of Python and numpy; in a dict 300,000 would take 80 more."""
     code = (
         f"count = {count}"
         """
@@ -403,7 +403,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 64_000
+    assert int(done.stdout) < 90_000
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
