@@ -603,6 +603,11 @@ def test_ten_epochs_take_no_more_memory(urls):
     assert max(sizes[1:]) <= 1.05 * sizes[1]
 
 
+def test_a_transform_may_drop_the_keys(urls):
+    batches = loader(urls, options={"transforms": [lambda batch, rng: {"cls": batch["cls"]}]})
+    assert sum(len(batch["cls"]) for batch in batches) == SAMPLES == batches.monitor.samples
+
+
 def test_the_monitor_says_what_the_limit_is(urls):
     loading = loader(urls, fields={"jpg": image(24)}, threads=1)
     size = 0

@@ -431,7 +431,7 @@ class ArrayLoader(ResumableLoader):
                     self.maker.report(assembled)
                     monitor = self.monitor  # of the pass that the batch is for
                     monitor.threads = max(1, threads)
-                    monitor.samples += len(assembled.batch["__key__"])
+                    monitor.samples += assembled.rows
                     monitor.bytes += assembled.bytes
                     monitor.reading += assembled.reading
                     monitor.decoding += assembled.decoding

@@ -40,7 +40,7 @@ ALONE = sys.getrefcount(_one[0])  # the count of an object that only a list refe
 class AssembledBatch:
     """A batch, of how many samples it was made, and what failed of them; *bytes* read, and seconds of the stages.
 
-    *begun* is its copy to a device, which may have begun.
+    *rows* samples are in it, before transforms. *begun* is its copy to a device, which may have begun.
     """
 
     batch: dict[str, Any]
@@ -50,6 +50,7 @@ class AssembledBatch:
     reading: float = 0.0
     decoding: float = 0.0
     substituted: list[TarshardsError] = field(default_factory=list)  # what failed of the samples instead of others
+    rows: int = 0
     begun: Any = None
 
     @property
@@ -249,7 +250,8 @@ class UnfinishedBatch:
                 batch = transform(batch, rng)
         size = sum(int(payloads.sizes.sum()) for payloads in read.columns.values()) if read is not None else 0
         times = self._reading, self._decoding + time.perf_counter() - begun
-        return AssembledBatch(batch, len(samples), failures, size, *times, substituted)
+        rows = len(read.keys) if read is not None else 0
+        return AssembledBatch(batch, len(samples), failures, size, *times, substituted, rows)
 
     def alone(self) -> AssembledBatch:
         """Assemble the batch in this thread."""
