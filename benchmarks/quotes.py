@@ -94,9 +94,9 @@ def dali(results: Results) -> str:
     )
     return (
         "**Feeding** copies nothing: DALI reads the encoded images where they were read to. Without decoding, reading "
-        f"and feeding together take {spent} µs of CPU time per image and reach {round(ours, -3):,.0f} images per second "
-        f"and process on two cores; a plain iterator over `webdataset` reaches {round(plain, -3):,.0f} (measured "
-        f"{results.date('DALI')})."
+        f"and feeding together take {spent} µs of CPU time per image and reach {round(ours, -3):,.0f} images per "
+        f"second and process on two cores; a plain iterator over `webdataset` reaches {round(plain, -3):,.0f} "
+        f"(measured {results.date('DALI')})."
     )
 
 
