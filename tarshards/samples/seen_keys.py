@@ -58,7 +58,9 @@ class SeenKeys:
         """Return whether none of *keys* was added."""
         if min(keys, default="") > self._greatest:
             return True
-        return not any(self.which(keys)) if self._old is not None else self._searched().keys().isdisjoint(keys)
+        if self._old is not None and self._old.which([*keys]).any():
+            return False
+        return self._searched().keys().isdisjoint(keys)
 
     def which(self, keys: Iterable[str]) -> Iterator[bool]:
         """Yield for each of *keys* whether it was added."""
@@ -110,6 +112,8 @@ class _Hashes:
         import numpy as np
 
         first, second = _hash(keys)
+        order = first.argsort()  # in which each search finds in the caches what the one before it read
+        first, second = first[order], second[order]
         found = np.zeros(len(keys), np.bool_)
         for firsts, seconds in self._runs:
             slots = np.searchsorted(firsts, first)
@@ -120,7 +124,9 @@ class _Hashes:
                 if not (alike & ~found).any():
                     break
                 slots += alike
-        return found
+        which = np.empty_like(found)
+        which[order] = found
+        return which
 
     def update(self, keys: list[str]) -> None:
         """Add *keys*."""
