@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -30,7 +31,7 @@ def numpy_to_array(array: np.ndarray, library: ArrayLibrary) -> Any:
     """Return *array*, which did not pass through a pipeline, as an array of *library*."""
     if library == "torch":
         return require("torch", extra="torch").from_numpy(array)
-    return require("cupy", extra="dali").asarray(array) if library == "cupy" else array
+    return _cupy().asarray(array) if library == "cupy" else array
 
 
 def _tensor_to_array(tensor: Any, library: ArrayLibrary, share: bool) -> Any:
@@ -39,8 +40,16 @@ def _tensor_to_array(tensor: Any, library: ArrayLibrary, share: bool) -> Any:
     if library == "torch":
         shared = require("torch", extra="torch").from_dlpack(tensor)
         return shared if share else shared.clone()
-    cupy = require("cupy", extra="dali")
+    cupy = _cupy()
     if tensor.__dlpack_device__()[0] == CPU:
         return cupy.asarray(np.asarray(tensor))
     shared = cupy.from_dlpack(tensor)
     return shared if share else shared.copy()
+
+
+def _cupy() -> Any:
+    try:
+        return import_module("cupy")
+    except ModuleNotFoundError as error:
+        cure = "pip install cupy-cuda12x, or cupy-cuda13x for CUDA 13"
+        raise ModuleNotFoundError(f"cupy is missing: {cure}", name=error.name) from error

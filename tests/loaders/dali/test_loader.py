@@ -480,6 +480,12 @@ def test_what_a_pipeline_returns_on_the_cpu_is_copied_for_cupy(photos, monkeypat
     assert batch["jpg"][1].shape == (8, 32, 40, 3)
 
 
+def test_without_cupy_the_error_names_what_to_install(photos, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ModuleNotFoundError, match="cupy is missing: pip install cupy-cuda12x"):
+        list(dali.dali_loader(dataset(photos(2)), decode, batch_size=2, arrays="cupy", **CPU))
+
+
 def test_images_of_several_sizes_are_a_list(write):
     samples = [{"__key__": str(i), "jpg": jpeg_of(i, 10 + i, 20), "cls": i} for i in range(3)]
     (batch,) = dali.dali_loader(dataset(write(samples), shuffle=False), decode, batch_size=4, **CPU)
