@@ -17,8 +17,8 @@ from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.dali.image_check import (
     DECODED,
     BadImagePolicy,
-    Column,
     EncodedBatch,
+    FieldRows,
     ImageCheck,
     ImageGuard,
 )
@@ -119,7 +119,7 @@ class EncodedBatchMaker(BatchMaker):
         names = self.stream.source.shards.names
         urls = [names[shard] for shard in part.shards[rows].tolist()]
         columns = [
-            Column([";".join(own)] * len(rows), np.full(len(rows), IMAGES.has(own[0].lower())), made.batch[name])
+            FieldRows([";".join(own)] * len(rows), np.full(len(rows), IMAGES.has(own[0].lower())), made.batch[name])
             for name, own in zip(self.guard.names, self.guard.fields)
         ]
         return len(rows), self.guard.encode([*made.batch["__key__"]], urls, columns, self.stream.ledger.fail)
@@ -278,7 +278,7 @@ class LoaderSource(EncodedSource):
                 yield encoded
 
 
-def columns_of(batch: Any, fields: Sequence[list[str]]) -> tuple[Sequence[Any], list[Column]]:
+def columns_of(batch: Any, fields: Sequence[list[str]]) -> tuple[Sequence[Any], list[FieldRows]]:
     """Return the keys of a loader's batch, and copies of its columns, since the loader may reuse its memory.
 
     A ragged column of raw bytes stays as it is, of others the rows become a list.
@@ -300,5 +300,5 @@ def columns_of(batch: Any, fields: Sequence[list[str]]) -> tuple[Sequence[Any], 
                 values = [row.tobytes() for row in rows] if extension in INTEGERS else (data, offsets)
         elif not isinstance(values, Sequence):
             values = np.asarray(values).copy()
-        columns.append(Column([name] * len(keys), np.full(len(keys), IMAGES.has(name)), values))
+        columns.append(FieldRows([name] * len(keys), np.full(len(keys), IMAGES.has(name)), values))
     return keys, columns

@@ -28,7 +28,7 @@ UNDECODED = frozenset(["GIF", "ICO", "AVIF", "HEIF", "JXL"])  # formats of Pillo
 NUMBERS = "biuf"  # the kinds of dtypes that DALI has
 
 
-class Column(NamedTuple):
+class FieldRows(NamedTuple):
     """The values of one field in several samples, with its name in each, and whether the bytes there are an image.
 
     *values* are an array with a row for each sample, a list of bytes, numbers and arrays, or, as ``readers.ragged``
@@ -120,14 +120,18 @@ class ImageGuard:
             else:
                 found.append(sample)
         columns = [
-            Column(own, np.array([*map(IMAGES.has, own)]), [sample[name] for sample, name in zip(found, own)])
+            FieldRows(own, np.array([*map(IMAGES.has, own)]), [sample[name] for sample, name in zip(found, own)])
             for own in zip(*names)
         ]
         keys, urls = ([sample.get(name) for sample in found] for name in ("__key__", "__url__"))
         return self.encode(keys, urls, columns, on_error)
 
     def encode(
-        self, keys: Sequence[Any], urls: Sequence[Any], columns: Iterable[Column], on_error: Callable[[Exception], Any]
+        self,
+        keys: Sequence[Any],
+        urls: Sequence[Any],
+        columns: Iterable[FieldRows],
+        on_error: Callable[[Exception], Any],
     ) -> EncodedBatch:
         """Return samples as a batch; call *on_error* with the errors of those that are left out or masked."""
         batch = EncodedBatch(keys, urls, [], [], np.ones(len(keys), bool), len(keys))
@@ -167,7 +171,7 @@ class ImageGuard:
             return False
         return True
 
-    def _encode(self, number: int, column: Column) -> tuple[Any, np.ndarray, dict[int, DecodeError]]:
+    def _encode(self, number: int, column: FieldRows) -> tuple[Any, np.ndarray, dict[int, DecodeError]]:
         """Return the *number*-th column of a batch, which of its rows are images, and the errors of rows."""
         names, are_images, values = column
         if isinstance(values, tuple):
