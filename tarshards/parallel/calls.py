@@ -160,8 +160,10 @@ class _SharedWorks(Generic[R]):
         self._wake: SimpleQueue[None] = SimpleQueue()
 
     def add(self, work: InParts[R]) -> None:
-        while self._calls and self._calls[0].done():
-            self._calls.popleft()
+        if len(self._calls) > self._threads:  # some have ended
+            with defer_signals():
+                while self._calls and self._calls[0].done():
+                    self._calls.popleft()
         self.under_way.append(_SharedWork(work))
         self._help(1)
 
