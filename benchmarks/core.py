@@ -67,7 +67,8 @@ PARTS = (
     Part("arrays", "cifar", {"size": 128, "workers": 1}, (("tarshards", "ffcv", 1),)),
     Part("arrays", "cifar", {"size": 1024, "workers": 1}, (("tarshards", "ffcv", 1),)),
     Part("decode", "photos256", {"workers": 2}, (("tarshards", "simplejpeg", 0.9),)),
-    Part("crop", "photos256", {"workers": 2}, (("tarshards", "ffcv", 1.5),)),
+    Part("crop", "photos256", {"workers": 2}, (("tarshards", "ffcv", 1.9),)),
+    Part("crop", "photos500", {"workers": 2}, (("tarshards", "ffcv", 1.9),)),
     Part("index", "raw-2k", {}, (("tarshards", "gnu_tar", 2), ("tarshards", "tarfile", 20))),
 )
 TOOLS = ("tarcat", "tarcreate", "tarjob", "tarproc", "tarshow", "tarsplit")  # whose start is measured

@@ -66,7 +66,7 @@ class Headers(NamedTuple):
             raise  # the index is intact again
 
     def fetch(self, columns: dict[str, Payloads]) -> None:
-        """Let the payloads in *columns*, of which all are in mapped shards, be copies that are read by calls."""
+        """Replace the payloads in *columns*, which are all in mapped shards, by copies that are read by calls."""
         for (name, payloads), members in zip(columns.items(), self.members):
             arena = np.empty(int(payloads.sizes[members >= 0].sum()), np.uint8)
             addresses = payloads.addresses.copy()

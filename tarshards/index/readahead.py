@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 EVERY = 256  # samples after which the waits are counted, at most
 FEW = 32  # samples for each wait that says nothing: a library's pages are waited for, too
-BLOCKS = PAGESIZE // 512  # of which getrusage counts a page
+BLOCKS = PAGESIZE // 512  # as which getrusage counts a page
 LASTS = 16  # counts for which more waits are taken to say that the next samples are on the disk, too
 AHEAD = 1 << 25  # bytes that are asked for ahead, about
 LOOKED_UP = 1 << 12  # samples, or positions, to look up at once; no more are asked for ahead

@@ -198,7 +198,7 @@ class Index:
         return self.table.members
 
     def unreadable(self, error: OSError) -> ShardIndexError:
-        """Return the error of an index of which a part that is needed cannot be read."""
+        """Return the error of an index if a part of it that is needed cannot be read."""
         return ShardIndexError(f"{error.strerror or error}; {REBUILD}", url=self.url)
 
     @_reading

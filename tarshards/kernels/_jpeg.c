@@ -102,7 +102,7 @@ struct Decompress {
     void *bits, *tables[12];
     int precision;
     void *infos;
-    union { /* what differs, of which only the size is used */
+    union { /* what differs; only its size is used */
         struct {
             int flags[2];
             OF_MARKERS;

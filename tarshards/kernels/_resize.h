@@ -305,7 +305,7 @@ static int prepare(Scratch *scratch, const Shapes *s, const float *box) {
 static int64_t read_past(const Axis *axis, int32_t channels) { return (int64_t)axis->longest * channels + 8; }
 
 /* Return a row of a source, with as many bytes after it as *read_past* says. Rows are asked for in ascending order, in
- * pairs, of which both are used at once. */
+ * pairs, and both of a pair are used at once. */
 typedef const uint8_t *(*GetRow)(void *source, int32_t row);
 
 INLINE void resize_one(char *out, GetRow get_row, void *source, const Shapes *s, Scratch *scratch, int flip) {

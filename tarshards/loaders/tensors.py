@@ -51,7 +51,7 @@ class OnGpu(OnHost):
 
         self._stream: Any = torch.cuda.Stream(device)
         self._device: Any = self._stream.device
-        self._taken: deque[Copying] = deque()  # of which some may not have been copied yet
+        self._taken: deque[Copying] = deque()  # some may not have been copied yet
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:  # type: ignore[override]
         """Return an array in pinned memory."""

@@ -332,7 +332,7 @@ def wrong_page(url: str, entry: str, number: int) -> None:
 
 @pytest.fixture
 def large(monkeypatch) -> None:
-    """Let any shards be a large set, of which an index is checked where it is used."""
+    """Let any shards be a large set, whose indexes are checked where they are used."""
     load_kernel("tarshards.kernels._mapped")
     monkeypatch.setattr(opening, "MOST_WHOLE", 0)
 

@@ -335,7 +335,7 @@ def failing_at(name: str):
 
 
 @pytest.mark.parametrize("knows_sizes", [True, False])  # journals of earlier releases do not
-def test_a_shard_that_a_web_server_lost_meanwhile_begins_anew(folder, caplog, knows_sizes):
+def test_a_shard_that_a_web_server_lost_meanwhile_is_written_again(folder, caplog, knows_sizes):
     with range_server.serving(folder) as site:
         interrupt(Sequence(stop=500), folder=f"{site.url}/")
         journal = folder / "out-0000.tar.writing"
