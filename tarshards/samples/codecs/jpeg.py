@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,12 @@ CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "CMYK": 4}
 @cache
 def library() -> str | None:
     """Return the path of the library that decodes JPEG; None if there is none, so that Pillow decodes."""
-    from PIL import _imaging
+    names = [*NAMES]
+    with suppress(ImportError):  # of a Pillow for another Python
+        from PIL import _imaging
 
-    tried = map(kernels.jpeg.open_library, (_imaging.__file__, *NAMES))
-    return next(filter(None, tried), None)
+        names.insert(0, _imaging.__file__)
+    return next(filter(None, map(kernels.jpeg.open_library, names)), None)
 
 
 def read_headers(payloads: Payloads, finds_exif: bool = False) -> np.ndarray:
