@@ -63,8 +63,7 @@ class Search(NamedTuple):
             if self.where is not None and self.invert:
                 conditions.append(Condition(self.where))
             if self.patterns:
-                given = {"fixed": not self.regular, "ignore_case": self.ignore_case}
-                pattern = Pattern(self.patterns, fields=fields, **given)
+                pattern = Pattern(self.patterns, fields=fields, fixed=not self.regular, ignore_case=self.ignore_case)
                 conditions.append(pattern)
         if self.duplicates:
             conditions.append(duplicate := Duplicate(fields))

@@ -201,7 +201,8 @@ class UnfinishedBatch:
         self._assembler, self._locate, self._key, self._number = assembler, locate, key, number
         self._substitution = substitution
         self._shrunk: OSError | None = None  # of a mapped shard
-        self._reading = self._decoding = 0.0
+        self._reading = 0.0
+        self._decoding: list[float] = []  # the seconds of each part: threads append to it at once
 
     def begin(self, most: int) -> int:
         """Find the samples, and take memory for them; return the number of parts to read, at *most* as many."""
@@ -224,7 +225,7 @@ class UnfinishedBatch:
             self._rows.read(self._bounds[part], self._bounds[part + 1])
         except OSError as error:
             self._shrunk = error
-        self._decoding += time.perf_counter() - begun
+        self._decoding.append(time.perf_counter() - begun)
 
     def finish(self) -> AssembledBatch:
         """Return the batch, without the samples that failed or with substitutes, after the transforms."""
@@ -249,7 +250,7 @@ class UnfinishedBatch:
             for transform in assembler.transforms:
                 batch = transform(batch, rng)
         size = sum(int(payloads.sizes.sum()) for payloads in read.columns.values()) if read is not None else 0
-        times = self._reading, self._decoding + time.perf_counter() - begun
+        times = self._reading, sum(self._decoding) + time.perf_counter() - begun
         rows = len(read.keys) if read is not None else 0
         return AssembledBatch(batch, len(samples), failures, size, *times, substituted, rows)
 
