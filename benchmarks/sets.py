@@ -141,7 +141,7 @@ SETS: dict[str, tuple[str, int, Callable[[int], Iterator[Any]]]] = {
     "raw-2k-5m": ("raw", 5_000_000, raw(2048)),
     "raw-110k": ("raw", 1_500, raw(110 * 1024)),
     "raw-110k-10k": ("raw", 10_500, raw(110 * 1024)),
-    "raw-1m": ("raw", 250, raw(1 << 20)),
+    "raw-1m": ("raw", 1_000, raw(1 << 20)),
     "five": ("five", 10_000, five),
     "five-200k": ("five", 200_000, five),
     "shards-10k": ("raw", 20_000, raw(1024)),
@@ -155,7 +155,7 @@ SETS: dict[str, tuple[str, int, Callable[[int], Iterator[Any]]]] = {
     "photos500": ("jpeg", 250, photos(500, 375)),
 }
 
-LINKED = {"raw-2k-5m": ("raw-2k-200k", 25), "raw-110k-10k": ("raw-110k", 7)}  # hard links of a set's shards, so often
+LINKED = {"raw-2k-5m": ("raw-2k-200k", 25)}  # hard links of a set's shards, so often
 PART = {"raw-2k-5m": 2.0, "five-200k": 2.0, "otto-200k": 2.0, "cifar-200k": 2.0}  # seconds of a round, not an epoch
 CHECKED = 20_000  # samples of these that are compared with the set
 

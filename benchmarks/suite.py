@@ -55,7 +55,7 @@ FEW = {  # tasks and sets that only some peers are measured on
     "train": {"tarshards", "tarshards_loader", "ffcv", "litdata", "streaming", "torchvision", "webdataset"},
     "raw-2k-200k": TARS | FORMATS,
     "raw-2k-5m": TARS,
-    "raw-110k-10k": TARS,
+    "raw-110k-10k": TARS | FORMATS | {"torch_files"},
     "five-200k": TARS | FORMATS,
     "otto-200k": TARS | FORMATS,
     "cifar-200k": TARS | FORMATS,
@@ -72,8 +72,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "cold": [{"shuffled": False}, {"shuffled": True}],
 }
 WORKERS = {"stream": (0, 1, 2), "arrays": (0, 1, 2), "decode": (0, 1, 2), "crop": (0, 1, 2), "train": (2,)}
-WORKERS |= {"raw-2k-5m": (0,), "raw-110k-10k": (0,), "five-200k": (0,), "otto-200k": (0,), "cifar-200k": (0,)}
-WORKERS |= {"raw-2k-200k": (0,), "raw-1m": (0, 2), "five": (0,), "shards-10k": (0,)}
+WORKERS |= {"raw-2k-5m": (0,), "five-200k": (0,), "otto-200k": (0,), "cifar-200k": (0,)}
+WORKERS |= {"raw-2k-200k": (0,), "raw-110k-10k": (0, 2), "raw-1m": (0, 2), "five": (0,), "shards-10k": (0,)}
 WORKERS |= {"first": (0,), "resume": (0, 2), "cold": (0, 2), "text": (0, 2), "cifar": (0, 2), "photos500": (0, 2)}
 LEAST = 0.2  # minimum seconds of a round
 ROUNDS = {0.3: 5, 1.2: 3, float("inf"): 2}  # if an epoch takes less than this many seconds

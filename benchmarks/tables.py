@@ -42,12 +42,11 @@ ROWS = {  # what the page says -> a row of the summary
     "five fields, 2.3 KB, in order, rows": "stream, five, in order, rows",
     "200,000 of five fields, in order": "stream, five-200k, in order",
     "200,000 of five fields, shuffled": "stream, five-200k, shuffled",
-    "110 KB, in order": "stream, raw-110k, in order",
-    "110 KB, shuffled": "stream, raw-110k, shuffled",
-    "110 KB, shuffled, 2 worker processes": "stream, raw-110k, shuffled, 2 processes",
-    "110 KB, in order, rows": "stream, raw-110k, in order, rows",
-    "110 KB, shuffled, rows": "stream, raw-110k, shuffled, rows",
-    "10,500 of 110 KB, shuffled": "stream, raw-110k-10k, shuffled",
+    "110 KB, in order": "stream, raw-110k-10k, in order",
+    "110 KB, shuffled": "stream, raw-110k-10k, shuffled",
+    "110 KB, shuffled, 2 worker processes": "stream, raw-110k-10k, shuffled, 2 processes",
+    "110 KB, in order, rows": "stream, raw-110k-10k, in order, rows",
+    "110 KB, shuffled, rows": "stream, raw-110k-10k, shuffled, rows",
     "1 MB, in order": "stream, raw-1m, in order",
     "1 MB, in order, un-indexed": "stream, raw-1m, in order, un-indexed",
     "1 MB, shuffled": "stream, raw-1m, shuffled",
@@ -79,7 +78,7 @@ COLD = {
 }
 PANELS = {  # what the figure says -> a row of the summary
     "2 KB samples, shuffled": "stream, raw-2k, shuffled",
-    "110 KB samples, shuffled, 2 worker processes": "stream, raw-110k, shuffled, 2 processes",
+    "110 KB samples, shuffled, 2 worker processes": "stream, raw-110k-10k, shuffled, 2 processes",
     "93 float32, shuffled batches of 1,024": "arrays, otto, batches of 1,024",
     "JPEG 256 x 256, random resized crop to 224": "crop, photos256",
 }
@@ -92,9 +91,9 @@ WHY = {  # a pattern of rows of the summary -> why tarshards may be slower there
     "stream, .*, 2 processes": "Batches cost more to hand over than to read: without workers each is faster.",
     "stream, .*, rows": "Members of a tar have headers and padding between them, so more pages are touched than in "
     "files of bare records.",
-    "stream, raw-(110k|1m), shuffled, un-indexed": "The buffer holds all samples of this small set, in memory whose "
+    "stream, raw-(110k|110k-10k|1m), shuffled, un-indexed": "The buffer holds all samples of this small set, in memory whose "
     "pages the system zeroes again in every epoch; larger sets reuse it.",
-    "stream, raw-(110k|1m), .*": "litdata and SPDL give views of mapped files or of a whole shard, and copy nothing; "
+    "stream, raw-(110k|110k-10k|1m), .*": "litdata and SPDL give views of mapped files or of a whole shard, and copy nothing; "
     "ours are copies.",
     "stream, .*": "Each sample is a dict with a key and a URL, made in Python; rows avoid these.",
     "arrays, .*": "Labels are decimal text, which is parsed; FFCV's are binary.",
