@@ -116,14 +116,40 @@ def measure_one(name: str, threads: int, asleep: float | None, urls: list[str]) 
     return used
 
 
+def lost(name: str, threads: int, asleep: float | None, urls: list[str]) -> float:
+    """Return the seconds an image for which a thread of pure Python, which always wants the GIL, had to wait for it.
+
+    This thread runs beside the loader. It also waits while the GIL is handed over and, on a busy machine, for a core.
+    """
+    loader, over, waited = loader_of(name, urls, threads, asleep), threading.Event(), 0.0
+
+    def want() -> None:
+        nonlocal waited
+        wall, own = time.perf_counter(), time.thread_time()
+        while not over.is_set():
+            for _ in range(1000):
+                pass
+        waited = time.perf_counter() - wall - (time.thread_time() - own)
+
+    for _ in loader:
+        pass
+    images, begun, thread = 0, time.perf_counter(), threading.Thread(target=want)
+    thread.start()
+    while time.perf_counter() - begun < SECONDS:
+        images += sum(len(batch["cls"]) for batch in loader)
+    over.set()
+    thread.join()
+    return waited / images
+
+
 def peak() -> float:
     """Return the most memory that this process has had, in MiB; its workers' are not counted."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def in_process(name: str, threads: int, asleep: float | None, urls: list[str]) -> dict[str, float]:
-    """Do ``measure_one`` in a process of its own."""
-    command = [sys.executable, __file__, "--one", name, str(threads), json.dumps(asleep), *urls]
+def in_process(name: str, threads: int, asleep: float | None, urls: list[str], what: str = "measure_one") -> Any:
+    """Call ``measure_one`` or ``lost`` in a process of its own."""
+    command = [sys.executable, __file__, what, name, str(threads), json.dumps(asleep), *urls]
     done = subprocess.run(command, check=True, capture_output=True, text=True, start_new_session=True)
     return json.loads(done.stdout)
 
@@ -153,6 +179,19 @@ def asleep_rows(urls: list[str], samples: int, rounds: int = ROUNDS, most: int =
             epoch = urls * -(-threads * LEAST // samples)
             measured = [in_process(name, threads, ASLEEP, epoch) for _ in range(rounds)]
             yield row(name, threads, measured, threads / ASLEEP)
+
+
+def lost_words(urls: list[str], samples: int) -> str:
+    """Return a sentence with what a thread of pure Python waits beside an ArrayLoader whose native work is asleep."""
+    waits = {}
+    for threads in (1, 16, MOST):
+        epoch = urls * -(-threads * LEAST // samples)
+        waits[threads] = median(in_process("ArrayLoader", threads, ASLEEP, epoch, "lost") for _ in range(ROUNDS))
+    words = ", ".join(f"{1e6 * waited:.1f} us ({threads})" for threads, waited in waits.items())
+    return (
+        f"A thread of pure Python beside the ArrayLoader waits so long an image for the GIL: {words} beside so many "
+        "threads; the hand-over of the GIL is included."
+    )
 
 
 class Peers(Suite):
@@ -208,6 +247,8 @@ def main() -> None:
         "asleep, most of it under the GIL. MiB: the most memory of the main process; rows are not written to.",
         "",
         *table(asleep_rows(list(data.urls), data.count), "of the sleeps'"),
+        "",
+        lost_words(list(data.urls), data.count),
     ]
     peers = [peer for peer in all_peers() if peer.name in PEERS]
     for name, (height, width) in SETS.items():
@@ -231,8 +272,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        name, threads, asleep, *urls = sys.argv[2:]
-        print(json.dumps(measure_one(name, int(threads), json.loads(asleep), urls)))
+    if len(sys.argv) > 1:
+        what, name, threads, asleep, *urls = sys.argv[1:]
+        print(json.dumps(globals()[what](name, int(threads), json.loads(asleep), urls)))
     else:
         main()
