@@ -32,21 +32,27 @@ def native(name, *headers, libraries=()):
     )
 
 
-def described() -> str:
-    """Return README.md, whose links and pictures lead to the url in setup.cfg, if there is one."""
+def published() -> dict[str, object]:
+    """Return the description and the addresses of the project: what the url in setup.cfg leads to, if there is one.
+
+    README.md is the description, with links and pictures that lead to the repository. The documentation is where
+    GitHub publishes the pages of a repository.
+    """
     here = Path(__file__).parent
     known = RawConfigParser()
     known.read(here / "setup.cfg")
     text = (here / "README.md").read_text()
-    if not (url := known["metadata"]["url"]):
-        return text
+    if not (url := known["metadata"]["url"].rstrip("/")):
+        return {"long_description": text}
     link = r'(?P<before>\]\(|(?:href|src|srcset)=")(?P<path>[\w./-]+)'
 
     def absolute(found: re.Match[str]) -> str:
         kind = "raw" if found["path"].endswith((".svg", ".png")) else "blob"
         return f"{found['before']}{url}/{kind}/main/{found['path']}"
 
-    return re.sub(link, lambda found: absolute(found) if (here / found["path"]).exists() else found[0], text)
+    text = re.sub(link, lambda found: absolute(found) if (here / found["path"]).exists() else found[0], text)
+    owner, name = url.split("/")[-2:]
+    return {"long_description": text, "project_urls": {"Documentation": f"https://{owner.lower()}.github.io/{name}/"}}
 
 
 class InstallData(Distribution().get_command_class("install_data")):
@@ -65,7 +71,7 @@ class InstallData(Distribution().get_command_class("install_data")):
 
 
 setup(
-    long_description=described(),
+    **published(),
     long_description_content_type="text/markdown",
     cmdclass={"install_data": InstallData},
     data_files=[("share", [])],  # which install_data writes

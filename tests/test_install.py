@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+from email import message_from_string
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -54,6 +56,25 @@ def test_build(tmp_path, compiler, module, make_shards):
     assert done.stdout.split() == [module, "6"], done.stderr
     assert (tmp_path / "lib/tarshards/py.typed").exists()
     assert {path.suffix for path in (tmp_path / "lib/tarshards/view/page").iterdir()} == {".js", ".css"}
+
+
+@pytest.mark.parametrize("url", ["", "https://github.com/Owner/name"])
+def test_metadata_lead_to_the_address_of_the_project_if_it_has_one(tmp_path, url):
+    for path in ROOT.iterdir():
+        if not path.name.startswith(".") and path.suffix != ".egg-info":
+            (tmp_path / path.name).symlink_to(path)
+    setup = tmp_path / "setup.cfg"
+    text = setup.read_text()
+    setup.unlink()
+    setup.write_text(re.sub("^url =.*", f"url = {url}", text, flags=re.MULTILINE))
+    command = [sys.executable, tmp_path / "setup.py", "-q", "egg_info", "--egg-base", tmp_path]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    told = message_from_string((tmp_path / "tarshards.egg-info/PKG-INFO").read_text())
+    urls = ["Documentation, https://owner.github.io/name/"] if url else None
+    assert (told["Home-page"], told.get_all("Project-URL")) == (url, urls)
+    assert told["License-Expression"] == "Apache-2.0"
+    relative = re.findall(r"\]\((?!https?:|#)[^)]*\)|src(?:set)?=\"(?!https?:)", told.get_payload())
+    assert bool(relative) is not bool(url), relative
 
 
 @pytest.mark.parametrize("free_threaded", [False, True])
