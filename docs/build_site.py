@@ -25,6 +25,7 @@ import click
 import yaml
 
 import tarshards
+from tarshards.cli import advice
 
 ROOT = Path(__file__).parents[1]
 STAGED = ROOT / "build/docs"
@@ -62,6 +63,7 @@ class SiteError(Exception):
 def pages() -> dict[Path, str]:
     """Return where each page of the repository is staged."""
     found = {path: str(path.relative_to(ROOT / "docs")) for path in sorted((ROOT / "docs").rglob("*.md"))}
+    found |= {path: f"troubleshooting/{path.name}" for path in sorted(advice.PAGES.glob("*.md"))}
     return found | {ROOT / name: target for name, target in ELSEWHERE.items()}
 
 
@@ -225,6 +227,15 @@ def check(site: Path) -> None:
         raise SiteError("\n".join([f"{site}: links to what is not there", *wrong]))
 
 
+def check_headings(site: Path) -> None:
+    """Raise SiteError unless each message has the heading to which tools lead."""
+    names = {page for page, *_ in advice.headings()}
+    ids = {name: Page((site / f"troubleshooting/{name}/index.html").read_text()).ids for name in names}
+    wrong = [f"{page}: {message}" for page, _, message in advice.headings() if advice.anchor(message) not in ids[page]]
+    if wrong:
+        raise SiteError("\n".join([f"{site}: headings with other anchors", *wrong]))
+
+
 def add_text(site: Path) -> None:
     """Write the Markdown of each page beside the page, and llms.txt, which lists them as in the navigation."""
     for path in STAGED.rglob("*.md"):
@@ -274,6 +285,7 @@ def main() -> None:
         subprocess.run(command, cwd=ROOT, env=environment, check=True)
     for site in (ROOT / "site", ROOT / "build/mkdocs"):
         check(site)
+        check_headings(site)
     add_text(ROOT / "site")
 
 

@@ -51,7 +51,7 @@ def test_pages_count_and_name_all_tools():
     assert re.findall(r"the (\S+) tools\b", readme) == [str(len(TOOLS))]
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "tarshards").rglob("*.md"))]
 #: In code, `tarshards.a.b`: not a path, URL, file or option.
 DOTTED = re.compile(r"(?<![\w./~*-])tarshards(?:\.[A-Za-z_]\w*)+(?!\.|[\w/-]|\*)")
 

@@ -1,4 +1,4 @@
-"""The documentation site: what `make docs` stages, checks and adds; the page of errors."""
+"""The documentation site: what `make docs` stages, checks and adds; the pages of errors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tarshards
+from tarshards.cli.advice import PAGES, anchor, headings, place_of
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "docs"))
@@ -18,8 +19,6 @@ import error_messages  # noqa: E402
 from tool_lines import command_of  # noqa: E402
 
 pytestmark = pytest.mark.docs
-
-TROUBLES = (ROOT / "docs/troubleshooting.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -118,46 +117,34 @@ def test_text_of_each_page_is_beside_it_and_listed(staged, tmp_path, monkeypatch
     assert "\n### check_resume\n" in (tmp_path / "reference/testing.md").read_text()
 
 
-# The page of errors
+# The pages of errors
+
+TROUBLES = {path.stem: path.read_text() for path in sorted(PAGES.glob("*.md"))}
+NAMES = [kind.__name__ for kind in error_messages.KINDS]
 
 
-def sections(level: str) -> dict[str, str]:
-    return dict(re.findall(rf"^{level} (\w+Error)\n(.*?)(?=^##|\Z)", TROUBLES, re.DOTALL | re.MULTILINE))
+def test_the_index_has_each_page_and_each_class():
+    assert set(re.findall(r"^\| \[.+\]\((\w+)\.md\) \|", TROUBLES["index"], re.MULTILINE)) == {*TROUBLES} - {"index"}
+    assert re.findall(r"^\| `(\w+Error)` \|", TROUBLES["index"], re.MULTILINE) == NAMES[1:]
 
 
-def rows(kind: str) -> list[list[str]]:
-    text = sections("##").get(kind, "") + sections("###").get(kind, "")
-    return [row.split(" | ") for row in re.findall(r"^\| (`.*) \|$", text, re.MULTILINE)]
+@pytest.mark.parametrize("page", sorted({*TROUBLES} - {"index"}))
+def test_below_messages_are_their_classes_a_short_cause_and_a_cure(page):
+    title, *entries = re.split(r"\n\n(?=###)", TROUBLES[page].strip())
+    assert "###" not in title
+    assert re.search(r"`\w+Error`", title) is None
+    for entry in entries:
+        form = r"(?:### `[^`]+`\n)+\n((?:`\w+Error`(?:, )?)+): (.+\.)\n\n\*\*Cure:\*\* .+\."
+        found = re.fullmatch(form, entry, re.DOTALL)
+        assert found, entry
+        assert {*re.findall(r"\w+", found[1])} <= {*NAMES}
+        assert len(found[2].split()) <= 20, entry
+    anchors = [anchor(message) for there, _, message in headings() if there == page]
+    assert len(set(anchors)) == len(anchors) == TROUBLES[page].count("\n### ")
 
 
-def messages(kind: str) -> list[str]:
-    return [message for row in rows(kind) for message in re.findall(r"`([^`]+)`", row[0])]
-
-
-def test_each_error_of_the_tree_has_its_sections_in_its_order():
-    names = [kind.__name__ for kind in error_messages.KINDS]
-    assert list(sections("##")) == names[1:]
-    assert list(sections("###")) == names
-    for text in (*sections("##").values(), *sections("###").values()):
-        assert text.count("\n| `")
-
-
-@pytest.mark.parametrize("kind", error_messages.KINDS)
-def test_rows_are_short(kind):
-    for row in rows(kind.__name__):
-        assert len(row) == 3, row
-        assert len(row[1].split()) <= 20, row
-
-
-def lacking(kinds: list[str], found: dict[str, str]) -> dict[str, str]:
-    """Return which of the messages *found* have no row in the sections of *kinds*."""
-    shown = [message for kind in kinds for message in messages(kind)]
-    patterns = [re.compile(".*".join(map(re.escape, message.split("…")))) for message in shown]
-    return {text: place for text, place in found.items() if not any(each.fullmatch(text) for each in patterns)}
-
-
-@pytest.mark.parametrize("span", sorted(set(re.findall(r"`((?:tar\w+|kujob) [^`]+)`", TROUBLES))))
-def test_each_command_on_the_page_exists(span):
+@pytest.mark.parametrize("span", sorted(set(re.findall(r"`((?:tar\w+|kujob) [^`]+)`", "".join(TROUBLES.values())))))
+def test_each_command_on_the_pages_exists(span):
     tool, *words = span.split()
     program = command_of(tool)
     verbs = getattr(program, "verbs", {})
@@ -166,8 +153,14 @@ def test_each_command_on_the_page_exists(span):
     assert {word for word in words if re.match("-+[a-z]", word)} <= known
 
 
-@pytest.mark.parametrize("kind", [kind.__name__ for kind in error_messages.KINDS])
-def test_each_message_of_the_code_has_a_cause_and_a_cure(kind):
+def lacking(kinds: list[str], found: dict[str, str]) -> dict[str, str]:
+    """Return which of the messages *found* lead to no heading as errors of *kinds*."""
+    classes = [kind for kind in error_messages.KINDS if kind.__name__ in kinds]
+    return {text: place for text, place in found.items() if not any(place_of(kind(text)) for kind in classes)}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_each_message_of_the_code_has_a_heading(kind):
     assert lacking([kind], error_messages.messages()[kind]) == {}
 
 
@@ -175,7 +168,7 @@ def test_so_have_the_messages_of_errors_that_become_ours():
     assert [lacking(kinds, found) for kinds, found in error_messages.wrapped()] == [{}] * len(error_messages.wrapped())
 
 
-def test_each_message_on_the_page_is_one_of_the_code():
+def test_each_message_on_the_pages_is_one_of_the_code():
     """Messages of Python, Pillow and the operating system apart."""
     foreign = {"No such file or directory", "KeyError: 'jpg'", "Truncated File Read", "'utf-8' codec can't decode byte"}
     foreign |= {"in position", "EOF: reading magic string, expected 8 bytes got"}
@@ -187,9 +180,8 @@ def test_each_message_on_the_page_is_one_of_the_code():
     found = [*error_messages.messages().values(), *(texts for _, texts in error_messages.wrapped())]
     literals |= {text for texts in found for text in texts}
     code = "\n".join(literals)
-    for kind in error_messages.KINDS:
-        for message in messages(kind.__name__):
-            assert re.search(r"[a-z]{3}", message), message
-            for part in message.split("…"):
-                if part.strip(" ;:,.") not in foreign:
-                    assert part.strip() in code, f"{kind.__name__}: {message}"
+    for _, _, message in headings():
+        assert re.search(r"[a-z]{3}", message), message
+        for part in message.split("…"):
+            if part.strip(" ;:,.") not in foreign:
+                assert part.strip() in code, message

@@ -1,4 +1,4 @@
-"""The page of errors tells the truth: what it names as a cause raises the error of its section."""
+"""The pages of errors tell the truth: what they name as a cause raises an error that leads there."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tarshards import (
     read_samples,
     write_samples,
 )
+from tarshards.cli.advice import anchor, headings, place_of
 
 pytestmark = pytest.mark.docs
 
-PAGE = (Path(__file__).parents[1] / "docs/troubleshooting.md").read_text()
 SAMPLE = {"__key__": "a", "txt": "text"}
 
 
@@ -88,15 +88,15 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("message", CAUSES)
-def test_a_cause_raises_the_error_of_its_section(message, tmp_path, monkeypatch):
+def test_a_cause_raises_an_error_that_leads_to_its_heading(message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with ShardWriter("a-{shard:02d}.tar", max_samples=2) as writer:
         for number in range(4):
             writer.write({"__key__": f"{number}", "txt": "text" * 200})
     with pytest.raises(TarshardsError, match=re.escape(message)) as caught:
         CAUSES[message]()
-    section = PAGE.partition(f"\n## {type(caught.value).__name__}\n")[2].partition("\n## ")[0]
-    assert any(message in row.replace("…", "") for row in re.findall(r"^\| `.*", section, re.MULTILINE)), section
+    places = {f"troubleshooting/{page}/#{anchor(text)}": text.replace("…", "") for page, _, text in headings()}
+    assert message in places[place_of(caught.value)]
 
 
 def test_encode_errors_are_those_of_values():

@@ -166,7 +166,11 @@ class Program(click.Command):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGPIPE)
         except TarshardsError as error:
+            from tarshards.cli.advice import address_of
+
             say(str(error))
+            if address := address_of(error):
+                say(f"see {address}")
             sys.exit(2 if getattr(error, "errno", None) == EEXIST else 1)
         except MemoryError as error:
             say(str(error) or "there is not enough memory")
