@@ -7,6 +7,7 @@ Markdown of each page beside it, and llms.txt, a list of them.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -41,6 +42,26 @@ ELSEWHERE = {
     "examples/README.md": "examples.md",
     "skills/tarshards/SKILL.md": "skill.md",
     "spec/webdataset-tar.md": "webdataset-tar.md",
+}
+#: Pages of figures, which the search of the site leaves out.
+UNSEARCHED = ["benchmarks/profile.md", "benchmarks/results.md"]
+#: What readers may type into the search, and where its first result is to lead.
+SEARCHES = {
+    "azure": "glossary/#azure",
+    "bad header checksum": "troubleshooting/archives/#bad-header-checksum",
+    "dicom": "glossary/#dicom",
+    "DistributedSampler": "glossary/#distributedsampler",
+    "IterableDataset": "glossary/#iterabledataset",
+    "kaldi": "glossary/#kaldi-wavscp",
+    "LeRobot": "glossary/#lerobot-rlds",
+    "lhotse": "glossary/#lhotse-cutset-shar",
+    "lmdb": "glossary/#lmdb-lmdbcached",
+    "map-style": "glossary/#map-style-dataset",
+    "NIfTI": "glossary/#nifti",
+    "no index found": "troubleshooting/indexes/#no-index-found-create-one-with",
+    "shuffle buffer": "glossary/#shardshuffle-detshuffle-shuffle-buffer",
+    "tensorcom": "glossary/#tensorcom",
+    "windows": "glossary/#windows",
 }
 IMAGES = {".png", ".svg", ".gif"}
 #: The public packages that are no attributes of tarshards, and which of their modules or names are shown.
@@ -80,6 +101,8 @@ def stage() -> None:
 def text_of(path: Path, target: str) -> str:
     """Return the text of the page *path* as it is staged at *target*."""
     text = path.read_text()
+    if target in UNSEARCHED:
+        text = f"---\nsearch:\n  exclude: true\n---\n\n{text}"
     if target.startswith("tools/") and target != "tools/index.md":
         text += manual(path.stem)
     return linked(text, path, target)
@@ -236,6 +259,19 @@ def check_headings(site: Path) -> None:
         raise SiteError("\n".join([f"{site}: headings with other anchors", *wrong]))
 
 
+def check_search(site: Path) -> None:
+    """Raise SiteError unless the search of a site finds what SEARCHES says; node runs it, if it is installed."""
+    node = shutil.which("node")
+    if node is None:
+        return
+    (worker,) = site.glob("assets/javascripts/workers/search.*.js")
+    command = [node, ROOT / "docs/ask_search.js", worker, site / "search.json", *SEARCHES]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    wrong = [f"{words}: {found[words]}, not {place}" for words, place in SEARCHES.items() if found[words] != place]
+    if wrong:
+        raise SiteError("\n".join([f"{site}: the search finds other pages first", *wrong]))
+
+
 def add_text(site: Path) -> None:
     """Write the Markdown of each page beside the page, and llms.txt, which lists them as in the navigation."""
     for path in STAGED.rglob("*.md"):
@@ -286,6 +322,7 @@ def main() -> None:
     for site in (ROOT / "site", ROOT / "build/mkdocs"):
         check(site)
         check_headings(site)
+    check_search(ROOT / "site")
     add_text(ROOT / "site")
 
 
