@@ -64,7 +64,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/codespell
 
-# How much of the public names type checkers know; pyright fetches node at its first run.
+# How much of the public names type checkers know.
 types: $(VENV)/.types
 	$(BIN)/pyright --verifytypes tarshards --ignoreexternal | tee /dev/stderr | awk '/^Type completeness/ {good = $$4 + 0 >= 95} END {exit !good}'
 

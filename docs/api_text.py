@@ -32,6 +32,10 @@ def _described(name: str, level: int) -> Iterator[str]:
                 yield from _definition(node, level)
 
 
+def _is_overload(node: Definition) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list)
+
+
 def _file_of(name: str) -> Path | None:
     path = ROOT / name.replace(".", "/")
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()), None)
@@ -41,7 +45,7 @@ def _definition(node: Definition, level: int) -> Iterator[str]:
     text = ast.get_docstring(node)
     if text is None or node.name.startswith("_"):
         return
-    members = [each for each in node.body if isinstance(each, Definition)]
+    members = [each for each in node.body if isinstance(each, Definition) and not _is_overload(each)]
     start = [each for each in members if each.name == "__init__"]
     fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(node, ast.ClassDef)]
     node.body = [*fields, *start, ast.Expr(ast.Constant(...))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, overload
 
 import numpy as np
 
@@ -15,9 +15,31 @@ from tarshards.stream.sources import PlannedSource, check_state
 from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from tarshards.epoch.loop import Part, Shares
     from tarshards.epoch.packing import Packing
     from tarshards.epoch.plan import PlannedEpoch
+
+    Column = TypeVar("Column", default=Any)
+
+    class FieldsBatch(dict[str, Column]):
+        """The batch of a loader with ``fields=``, for type checkers; it is a dict."""
+
+        @overload
+        def __getitem__(self, field: Literal["__key__"]) -> list[str]: ...
+        @overload
+        def __getitem__(self, field: str) -> Column: ...
+        def __getitem__(self, field: str) -> Any: ...
+
+    class BatchOptions(TypedDict, total=False):
+        """What ``ShardLoader`` and ``ArrayLoader`` both take, and which does not change the type of a batch."""
+
+        fill: bool
+        drop_last: bool
+        steps: int | None
+        reuse: bool
+        packing: Packing | None
 
 
 class BatchMaker:

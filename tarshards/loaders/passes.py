@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from tarshards.epoch.world import World
 from tarshards.errors import SampleError, StateError, whole_number
@@ -28,8 +28,16 @@ from tarshards.stream.sources import ShardSource, check_order, check_state, vers
 from tarshards.stream.stream import Stream
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from tarshards.epoch.loop import EpochLoop
     from tarshards.epoch.plan import PlannedEpoch
+
+    BatchType = TypeVar("BatchType", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    BatchType = TypeVar("BatchType")
 
 T = TypeVar("T")
 
@@ -352,7 +360,7 @@ class Passes:
         return {"batch_size": self.maker.size, "rank": world.rank, "ranks": world.world_size} | self.topology
 
 
-class ResumableLoader:
+class ResumableLoader(Generic[BatchType]):
     """The base of the loaders: iterates over the *passes*, with their ledger, epochs, length and state.
 
     A subclass defines in ``make_batches`` how the batches of a pass are made. An epoch begins when its first batch is
@@ -390,7 +398,7 @@ class ResumableLoader:
                 words += f": ops come before the loader, as ShardDataset(urls).{name}(...)"
             raise AttributeError(words, name=name, obj=self)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[BatchType]:
         return closed_at_exit(self._iterate())
 
     def _iterate(self) -> Generator[Any, None, None]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Generic, Self, overload
+
+import numpy as np
 
 from tarshards.index.access import SampleSequence
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.remote import Remote, with_options
 from tarshards.stream.op import BoundOp
 from tarshards.stream.other_names import explains, no_attribute
-from tarshards.stream.sample_ops import SampleOps
+from tarshards.stream.sample_ops import ItemOfShards, SampleOps
 from tarshards.stream.sources import dataset_digest
 from tarshards.stream.stream import Stream
 
@@ -25,7 +27,7 @@ _INSTEAD = {
 }
 
 
-class IndexedShards(SampleOps, SampleSequence):
+class IndexedShards(SampleOps, SampleSequence, Generic[ItemOfShards]):
     """The samples of indexed shards as a map-style dataset: ``[i]``, ``["key"]``, slices and other parts, ``len``.
 
     A sample is read when it is accessed: only its bytes, and of these only *fields* (a list of names, or words in one
@@ -74,14 +76,18 @@ class IndexedShards(SampleOps, SampleSequence):
         ops = "".join(f".{op.label}" for op in self.ops)
         return f"IndexedShards({len(self)} samples of {len(self.urls)} shards, digest {digest}){ops}"
 
-    def _then(self, op: BoundOp) -> Self:
+    def _then(self, op: BoundOp) -> IndexedShards[Any]:
         for name in ("drop_none", "on_error"):
             if op.options.get(name):
                 raise TypeError(f"{name}= leaves samples out, which have numbers here; ShardDataset takes it")
-        dataset = copy.copy(self)
+        dataset: Any = copy.copy(self)
         dataset.ops = (*self.ops, op)
         return dataset
 
+    @overload  # type: ignore[override]
+    def __getitem__(self, index: int | str) -> ItemOfShards: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         if type(index) is int and not self.ops:  # at once, since super() takes a sixth of the time
             return self.read(*self._numbers(index))
@@ -91,10 +97,10 @@ class IndexedShards(SampleOps, SampleSequence):
         [result] = self._after_ops([found])
         return result
 
-    def __getitems__(self, numbers: Iterable[int]) -> list[Any]:
+    def __getitems__(self, numbers: Iterable[int]) -> list[ItemOfShards]:  # type: ignore[override]
         return list(self._after_ops(super().__getitems__(numbers)))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[ItemOfShards]:  # type: ignore[override]
         return iter(self._after_ops(super().__iter__()))
 
     def _after_ops(self, samples: Iterable[Any]) -> Iterable[Any]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
-Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: Methods of other libraries' datasets, and what only some of ours have.
 METHODS = {
@@ -201,11 +200,11 @@ def _other(names: Iterable[str]) -> str | None:
     return next((name for name in names if name in OPTIONS), None)
 
 
-def explains(function: Callable[P, Result]) -> Callable[P, Result]:
+def explains(function: Function) -> Function:
     """Decorate *function* so that errors about arguments named as in other libraries say what to write here."""
 
     @wraps(function)
-    def explaining(*args: P.args, **options: P.kwargs) -> Result:
+    def explaining(*args: Any, **options: Any) -> Any:
         try:
             return function(*args, **options)
         except TypeError as error:
@@ -214,4 +213,4 @@ def explains(function: Callable[P, Result]) -> Callable[P, Result]:
                 raise
             raise better from None
 
-    return explaining
+    return explaining  # type: ignore[return-value]

@@ -6,12 +6,13 @@ import copy
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from tarshards.epoch.world import World
 from tarshards.errors import StateError, check_function, shortened, whole_number
 from tarshards.samples.codecs.decoding import Decoding, decoding_of
 from tarshards.samples.grouping import closed_at_exit
+from tarshards.samples.keys import Sample
 from tarshards.samples.ledger import ErrorPolicy, Ledger, PassOf
 from tarshards.storage.redaction import redacted
 from tarshards.stream import ops
@@ -20,7 +21,7 @@ from tarshards.stream.following import follow, follow_each, follow_part, is_foll
 from tarshards.stream.op import BoundOp
 from tarshards.stream.other_names import no_attribute
 from tarshards.stream.replaying import TOGETHER, key_of, replay
-from tarshards.stream.sample_ops import SampleOps, method_of
+from tarshards.stream.sample_ops import Item, SampleOps, converting_method_of, method_of
 from tarshards.stream.shard_options import ShardOptions, takes
 from tarshards.stream.sources import (
     IterableSource,
@@ -68,7 +69,7 @@ class EpochCounter:
         return EpochCounter(self.epoch)
 
 
-class Stream(SampleOps):
+class Stream(SampleOps, Generic[Item]):
     """A source and the ops applied to it. Every op returns a new stream; the old one is unchanged.
 
     Each iteration is the next epoch, which changes the shuffled order; it begins to read when its first sample is
@@ -80,7 +81,7 @@ class Stream(SampleOps):
     [array([ 1,  9, 25]), array([49, 81])]
     """
 
-    def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]):
+    def __init__(self, source: Iterable[Item] | Callable[[], Iterable[Item]]):
         is_iterable = callable(source) or hasattr(source, "__iter__") or hasattr(source, "__getitem__")
         if not is_iterable or isinstance(source, str | bytes | os.PathLike):
             advice = "an iterable or a function that returns one; Stream.from_shards(urls) reads shards"
@@ -100,7 +101,7 @@ class Stream(SampleOps):
 
     @classmethod
     @takes(ShardOptions)
-    def from_shards(cls, given: ShardOptions) -> Stream:
+    def from_shards(cls, given: ShardOptions) -> Stream[Sample]:
         """Stream the samples of *urls*, a shard expression or a list of them.
 
         With indexes, the epoch is planned: see ``EpochPlan``. Without indexes, shards are read one after the other.
@@ -111,24 +112,24 @@ class Stream(SampleOps):
         Raises UrlError for an expression that matches nothing, and ShardIndexError if a shard lacks an index that is
         required or that other shards have.
         """
-        stream = Stream(())
+        stream: Stream[Sample] = Stream(())
         stream.source = open_shards(given.urls, given.opening, given.epoch)
         stream._world = World.of(given.world)
         return stream
 
     filter: Final = method_of(ops.filter)
-    batched: Final = method_of(ops.batched)
-    unbatched: Final = method_of(ops.unbatched)
-    sliding: Final = method_of(ops.sliding)
-    flatten: Final = method_of(ops.flatten)
-    pipe: Final = method_of(ops.pipe)
+    batched: Final = converting_method_of(ops.batched)
+    unbatched: Final = converting_method_of(ops.unbatched)
+    sliding: Final = converting_method_of(ops.sliding)
+    flatten: Final = converting_method_of(ops.flatten)
+    pipe: Final = converting_method_of(ops.pipe)
     shuffle: Final = method_of(ops.shuffle)
     take: Final = method_of(ops.take)
     skip: Final = method_of(ops.skip)
     repeat: Final = method_of(ops.repeat)
-    enumerate: Final = method_of(ops.enumerate)
-    async_map: Final = method_of(ops.async_map)
-    dask_map: Final = method_of(dask_map)
+    enumerate: Final = converting_method_of(ops.enumerate)
+    async_map: Final = converting_method_of(ops.async_map)
+    dask_map: Final = converting_method_of(dask_map)
     with_length: Final = method_of(ops.with_length)
     progress: Final = method_of(ops.progress)
     monitor: Final = method_of(ops.monitor)
@@ -154,7 +155,7 @@ class Stream(SampleOps):
                 raise TypeError(f"compose: {name} returned {shortened(stream)}, and not a stream")
         return stream
 
-    def collect(self) -> list[Any]:
+    def collect(self) -> list[Item]:
         """Iterate once and return the samples as a list."""
         return list(self)
 
@@ -246,7 +247,7 @@ class Stream(SampleOps):
             raise StateError(f"the state has the world {shortened(saved)}, which is not four numbers")
         self._resumed = dict(state)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Item]:
         self._progress = None
         # A worker begins the epoch now, not at the first sample, so that the states of all workers are of one epoch.
         return closed_at_exit(self._run(None if self.world.iterator is None else self._begin()))
@@ -430,7 +431,7 @@ class Stream(SampleOps):
         stream._begin_state()
         return stream
 
-    def _then(self, op: BoundOp) -> Self:
+    def _then(self, op: BoundOp) -> Stream[Any]:
         stream = copy.copy(self)
         stream.ops = (*self.ops, op)
         stream.epochs = self.epochs.copy()

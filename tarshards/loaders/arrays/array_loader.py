@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from itertools import chain, count, islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import numpy as np
 
@@ -33,9 +33,9 @@ from tarshards.loaders.arrays.assembly import (
     has_failed,
 )
 from tarshards.loaders.arrays.readers.arrays import Ragged
-from tarshards.loaders.arrays.readers.reader import Reader
+from tarshards.loaders.arrays.readers.reader import ArrayReader, Reader
 from tarshards.loaders.batches import BatchMaker
-from tarshards.loaders.passes import Pass, Passes, ResumableLoader
+from tarshards.loaders.passes import BatchType, Pass, Passes, ResumableLoader
 from tarshards.parallel.calls import settled, shared_map
 from tarshards.parallel.cores import available_cores
 from tarshards.parallel.forks import cached_property
@@ -54,6 +54,18 @@ from tarshards.stream.stream import Stream, check_dataset
 # pages: of 100 million samples half as many take 1.15 x the time (1.3 x when read again), twice as many 0.95 x, and
 # twice the memory.
 TOGETHER_QUICK = 1 << 17
+
+if TYPE_CHECKING:
+    import torch
+
+    from tarshards.loaders.batches import BatchOptions, FieldsBatch
+
+    class ArrayLoaderOptions(BatchOptions, total=False):
+        """What does not change the type of a batch."""
+
+        threads: int | None
+        prefetch: int
+
 
 #: Returns the samples of a batch; returns substitutes for some of them.
 Locate = tuple[Callable[[], SampleBatch], Substitution | None]
@@ -224,7 +236,7 @@ class ArrayBatchMaker(BatchMaker):
         return np.cumsum(counts) - counts
 
 
-class ArrayLoader(ResumableLoader):
+class ArrayLoader(ResumableLoader[BatchType]):
     """Batches ``{field: array, ..., "__key__": [...]}`` of a stream of shards, in its order, made by threads.
 
     *fields* gives each field its reader, one of ``tarshards.readers`` or any function of bytes; ``image:jpg;png`` names
@@ -244,6 +256,47 @@ class ArrayLoader(ResumableLoader):
     is replaced as in a ``ShardLoader``, which requires indexed shards.
     """
 
+    @overload
+    def __init__(
+        self: ArrayLoader[FieldsBatch[np.ndarray]],
+        dataset: Stream,
+        batch_size: int,
+        *,
+        fields: Mapping[str, ArrayReader],
+        device: None = None,
+        **options: Unpack[ArrayLoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ArrayLoader[FieldsBatch[torch.Tensor]],
+        dataset: Stream,
+        batch_size: int,
+        *,
+        fields: Mapping[str, ArrayReader],
+        device: str,
+        **options: Unpack[ArrayLoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ArrayLoader[FieldsBatch],
+        dataset: Stream,
+        batch_size: int,
+        *,
+        fields: Mapping[str, Reader | Callable[[bytes], Any]],
+        device: str | None = None,
+        **options: Unpack[ArrayLoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ArrayLoader[dict[str, Any]],
+        dataset: Stream,
+        batch_size: int,
+        *,
+        fields: Mapping[str, Reader | Callable[[bytes], Any]],
+        transforms: Iterable[Transform],
+        device: str | None = None,
+        **options: Unpack[ArrayLoaderOptions],
+    ) -> None: ...
     @explains
     def __init__(
         self,
@@ -291,10 +344,6 @@ class ArrayLoader(ResumableLoader):
         self.threads = threads
         self.prefetch = prefetch
         self.device = device
-
-    if TYPE_CHECKING:
-
-        def __iter__(self) -> Iterator[dict[str, Any]]: ...
 
     def make_batches(self, this: Pass) -> Generator[dict[str, Any], None, None]:
         return self._streamed(this) if this.plan is None else self._planned(this)

@@ -95,7 +95,7 @@ def dali_loader(
     return DaliLoader(source, PipelineRunner(build, guard, ledger), names, arrays)
 
 
-class DaliLoader(ResumableLoader):
+class DaliLoader(ResumableLoader[dict[str, Any]]):
     """An iterable of dicts of arrays, one epoch per iteration; see ``dali_loader``."""
 
     def __init__(self, source: EncodedSource, runner: PipelineRunner, outputs: Sequence[str], library: ArrayLibrary):

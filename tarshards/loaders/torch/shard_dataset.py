@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from mmap import mmap
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from tarshards.epoch.world import World
 from tarshards.errors import StateError, WorldError
 from tarshards.parallel.forks import PerProcess
 from tarshards.stream.op import BoundOp
+from tarshards.stream.sample_ops import Item, ItemOfShards
 from tarshards.stream.shard_options import ShardOptions, takes
 from tarshards.stream.sources import Progress, open_shards
 from tarshards.stream.stream import EpochCounter, Stream, check_dataset
@@ -28,7 +29,7 @@ from tarshards.stream.stream import EpochCounter, Stream, check_dataset
 log: logging.Logger = logging.getLogger("tarshards")
 
 
-class TorchStream(Stream, IterableDataset):
+class TorchStream(Stream[Item], IterableDataset[Item]):
     """A ``Stream`` that torch's DataLoader takes; ranks and the DataLoader's workers each read their own part."""
 
     _spawned_by: tuple[int, World] | None = None
@@ -40,7 +41,7 @@ class TorchStream(Stream, IterableDataset):
             self._refuse_second_sharding()
         return super().__getstate__() | {"_spawned_by": (os.getpid(), self.world) if is_spawning else None}
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Item]:
         self._refuse_second_sharding()
         return super().__iter__()
 
@@ -104,8 +105,9 @@ class TorchStream(Stream, IterableDataset):
     def _over(self, source: Any) -> Self:
         return super()._over(source)._shared()
 
-    def _then(self, op: BoundOp) -> Self:
-        return super()._then(op)._shared()
+    def _then(self, op: BoundOp) -> TorchStream[Any]:
+        stream: Any = super()._then(op)
+        return stream._shared()
 
     def _shared(self) -> Self:
         """Share the ledgers with workers; return this dataset."""
@@ -114,7 +116,7 @@ class TorchStream(Stream, IterableDataset):
         return self
 
 
-class ShardDataset(TorchStream):
+class ShardDataset(TorchStream[ItemOfShards]):
     """The samples of tar shards as an IterableDataset, with the ops of ``Stream`` as methods.
 
     *urls* is a shard expression or a list of them. Ranks and the DataLoader's workers each read their own part:
@@ -132,6 +134,10 @@ class ShardDataset(TorchStream):
     fewer shards than ranks and no indexes.
     """
 
+    if TYPE_CHECKING:
+
+        def _then(self, op: BoundOp) -> ShardDataset[Any]: ...
+
     @takes(ShardOptions)
     def __init__(self, given: ShardOptions):
         self.source: Any = open_shards(given.urls, given.opening, given.epoch)
@@ -142,7 +148,7 @@ class ShardDataset(TorchStream):
         self._begin_state()
 
 
-def torch_iterable(stream: Stream, *, world: World | None = None) -> TorchStream:
+def torch_iterable(stream: Stream[Item], *, world: World | None = None) -> TorchStream[Item]:
     """Return *stream* as an IterableDataset for torch's DataLoader, with the same source, ops and epoch.
 
     For shards it is a ``ShardDataset``: ranks and the DataLoader's workers each read their own part of every epoch, and

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from inspect import signature
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import torch
@@ -21,10 +21,10 @@ from tarshards.epoch.substitutes import Substitutes
 from tarshards.errors import AuditError, WorldError, check_function, did_you_mean, flag, whole_number
 from tarshards.loaders.arrays.after_ops import FieldsBatchMaker
 from tarshards.loaders.arrays.assembly import Transform
-from tarshards.loaders.arrays.readers.reader import Reader
+from tarshards.loaders.arrays.readers.reader import ArrayReader, Reader
 from tarshards.loaders.batches import BatchMaker
 from tarshards.loaders.monitor import Stopwatch
-from tarshards.loaders.passes import Pass, Passes, ResumableLoader
+from tarshards.loaders.passes import BatchType, Pass, Passes, ResumableLoader
 from tarshards.loaders.tensors import tensors
 from tarshards.loaders.torch.handover import KEPT, ArenaMemory, Arenas, Made, PlanTables
 from tarshards.loaders.torch.shard_dataset import ShardDataset
@@ -34,11 +34,35 @@ from tarshards.stream import ops
 from tarshards.stream.collate import collate_packed, collate_ragged, cut_arrays
 from tarshards.stream.other_names import OPTIONS, explains
 from tarshards.stream.replaying import crc_of_results
+from tarshards.stream.sample_ops import Item
 from tarshards.stream.sources import PlannedSource, version_of
 from tarshards.stream.stream import Stream, check_dataset
 
 if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+
     from tarshards.epoch.plan import PlannedEpoch
+    from tarshards.loaders.batches import BatchOptions, FieldsBatch
+
+    class DataLoaderOptions(TypedDict, total=False):
+        """The options of torch's DataLoader that a ShardLoader takes, besides *num_workers* and *collate_fn*."""
+
+        pin_memory: bool
+        pin_memory_device: str
+        timeout: float
+        worker_init_fn: Callable[[int], None] | None
+        multiprocessing_context: BaseContext | str | None
+        generator: torch.Generator | None
+        prefetch_factor: int | None
+        persistent_workers: bool
+
+    class ShardLoaderOptions(BatchOptions, DataLoaderOptions, total=False):
+        """What does not change the type of a batch."""
+
+        num_workers: int
+
+
+Collated = TypeVar("Collated")
 
 MAILBOX = 1 << 16  # bytes of the message to persistent workers
 
@@ -53,7 +77,7 @@ _INSTEAD = {
 _OPTIONS = [*signature(DataLoader.__init__).parameters][2:]  # without self and dataset
 
 
-class ShardLoader(ResumableLoader, DataLoader[Any]):
+class ShardLoader(ResumableLoader[BatchType], DataLoader[Any]):
     """A DataLoader whose batches do not depend on its workers, with a state that resumes on any number of ranks.
 
     Batch g of a rank is its next *batch_size* positions of the plan, made by worker g mod *num_workers*: the samples
@@ -95,10 +119,56 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
     divide the shards, unless *steps* or ``tail="exact"`` is given.
     """
 
+    @overload
+    def __init__(
+        self: ShardLoader[Item],
+        dataset: ShardDataset[Item],
+        batch_size: int,
+        *,
+        fields: None = None,
+        **options: Unpack[ShardLoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ShardLoader[Collated],
+        dataset: ShardDataset[Any],
+        batch_size: int,
+        *,
+        collate_fn: Callable[[list[Any]], Collated],
+        **options: Unpack[ShardLoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ShardLoader[FieldsBatch[torch.Tensor]],
+        dataset: ShardDataset[Any],
+        batch_size: int,
+        *,
+        fields: Mapping[str, ArrayReader],
+        **options: Unpack[ShardLoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ShardLoader[FieldsBatch],
+        dataset: ShardDataset[Any],
+        batch_size: int,
+        *,
+        fields: Mapping[str, Reader | Callable[[Any], Any]],
+        **options: Unpack[ShardLoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ShardLoader[Any],
+        dataset: ShardDataset[Any],
+        batch_size: int,
+        *,
+        fields: Mapping[str, Reader | Callable[[Any], Any]],
+        transforms: Iterable[Transform],
+        **options: Unpack[ShardLoaderOptions],
+    ) -> None: ...
     @explains
     def __init__(
         self,
-        dataset: ShardDataset,
+        dataset: ShardDataset[Any],
         batch_size: int,
         *,
         num_workers: int = 0,
@@ -110,7 +180,7 @@ class ShardLoader(ResumableLoader, DataLoader[Any]):
         steps: int | None = None,
         reuse: bool = False,
         packing: Packing | None = None,
-        **options: Any,
+        **options: Unpack[DataLoaderOptions],
     ):
         if isinstance(dataset, _Batches):  # Lightning recreates loaders from their attributes
             (dataset, batch_size, collate_fn, fields, transforms, fill, drop_last, steps, reuse, packing) = (

@@ -15,9 +15,10 @@ from tarshards.loaders.arrays.readers.arrays import array, ragged
 from tarshards.loaders.arrays.readers.draws import draws_of
 from tarshards.loaders.arrays.readers.images import image
 from tarshards.loaders.arrays.readers.parsed import bytes_, decoded, floating, integer, json, text, using
-from tarshards.loaders.arrays.readers.reader import Reader
+from tarshards.loaders.arrays.readers.reader import ArrayReader, Reader
 
 __all__ = [
+    "ArrayReader",
     "Reader",
     "array",
     "bytes_",

@@ -14,7 +14,7 @@ import numpy as np
 
 from tarshards import kernels
 from tarshards.errors import DecodeError
-from tarshards.loaders.arrays.readers.reader import Batch, Reader
+from tarshards.loaders.arrays.readers.reader import ArrayReader, Batch, Reader
 from tarshards.samples.codecs.npy import HEAD, MAGIC, MAX_HEADER, ArrayHeader, is_npy, parse_header
 from tarshards.samples.codecs.registry import FAMILY_OF_EXTENSION
 from tarshards.samples.payloads import Payloads
@@ -24,7 +24,7 @@ FORMATS = frozenset(("gz", "npz", "pt", "pth", "pkl", "pickle", "pyd", "ten", "t
 FORMATS |= {"cbor"} | FAMILY_OF_EXTENSION.keys()
 
 
-class Rows(Reader):
+class Rows(ArrayReader):
     """Payloads that all are the bytes *prefix* (the header of a .npy file), then an array of *dtype* and *shape*."""
 
     is_quick = True
@@ -95,7 +95,7 @@ class Rows(Reader):
         return f"{self.dtype} of shape {self.shape}"
 
 
-class Array(Reader):
+class Array(ArrayReader):
     """Arrays of one dtype and shape, which the first payload determines if they were not given."""
 
     def __init__(self, dtype: Any = None, shape: tuple[int, ...] | None = None):
@@ -244,7 +244,7 @@ def _copy(out: np.ndarray, addresses: np.ndarray) -> None:
     kernels.rows.gather(out, addresses, b"")
 
 
-def array(dtype: Any = None, shape: tuple[int, ...] | None = None) -> Reader:
+def array(dtype: Any = None, shape: tuple[int, ...] | None = None) -> ArrayReader:
     """Raw bytes, or ``.npy`` files, of one dtype and shape -> an array of shape (n, *shape).
 
     A ``.npy`` field says both itself. Raw bytes need a dtype; without a shape they are of one axis, as long as the

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from tarshards import kernels
 from tarshards.errors import DecodeError, shortened, whole_number
 from tarshards.loaders.arrays.readers import crops
 from tarshards.loaders.arrays.readers.arrays import Rows, header_as
-from tarshards.loaders.arrays.readers.reader import Batch, Reader, failure, sides_of, stack
+from tarshards.loaders.arrays.readers.reader import ArrayReader, Batch, Reader, failure, sides_of, stack
 from tarshards.samples.codecs import jpeg
 from tarshards.samples.codecs.image import decode_image, open_image, oriented, read_orientation
 from tarshards.samples.codecs.npy import is_npy
@@ -224,7 +224,7 @@ class EncodedImages(Reader):
         _resize(out[None], addresses, pixels.shape, boxes, flips, self.view.layout, self.normal)
 
 
-class Images(Reader):
+class Images(ArrayReader):
     """Raw or encoded images; with a *shape*, raw ones of it."""
 
     def __init__(self, view: View, shape: tuple[int, ...] | None):
@@ -300,6 +300,33 @@ def _turned(size: Any, orientation: int) -> tuple[int, int]:
     return (size[1], size[0]) if orientation >= 5 else size
 
 
+@overload
+def image(
+    size: int | tuple[int, int] | Mapping[int, int | tuple[int, int]],
+    *,
+    crop: Crop = "none",
+    scale: tuple[float, float] = (0.08, 1),
+    ratio: float | tuple[float, float] | None = None,
+    flip: float = 0,
+    dtype: Any = "uint8",
+    layout: Layout = "HWC",
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    shape: tuple[int, ...] | None = None,
+    exif_transpose: bool = False,
+) -> ArrayReader: ...
+@overload
+def image(
+    size: None = None,
+    *,
+    flip: float = 0,
+    dtype: Any = "uint8",
+    layout: Layout = "HWC",
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    shape: tuple[int, ...] | None = None,
+    exif_transpose: bool = False,
+) -> Reader: ...
 def image(
     size: int | tuple[int, int] | Mapping[int, int | tuple[int, int]] | None = None,
     *,

@@ -9,7 +9,7 @@ import numpy as np
 
 from tarshards import kernels
 from tarshards.errors import DecodeError, check_function
-from tarshards.loaders.arrays.readers.reader import Batch, Reader, stack
+from tarshards.loaders.arrays.readers.reader import ArrayReader, Batch, Reader, stack
 from tarshards.samples.codecs import ByExtension
 from tarshards.samples.codecs.basic import decode_integer, decode_text, encoding_of
 from tarshards.samples.codecs.image import IMAGES
@@ -17,7 +17,7 @@ from tarshards.samples.payloads import Payloads
 from tarshards.storage.remote import check_ratio
 
 
-class Numbers(Reader):
+class Numbers(ArrayReader):
     """Numbers in text, which the kernel *parse* parses, many at once; an error says that a payload is not *kind*."""
 
     is_quick = True
@@ -112,12 +112,12 @@ class Plain(Reader):
             raise DecodeError(exc.reason) from exc.__cause__
 
 
-def integer() -> Reader:
+def integer() -> ArrayReader:
     """ASCII decimals (``cls``) -> int64 of shape (n,). Binary numbers are ``array("<i4", ())``."""
     return Numbers("int64", "parse_integers", "a decimal integer of 64 bits")
 
 
-def floating() -> Reader:
+def floating() -> ArrayReader:
     """Numbers as Python's ``float`` reads them -> float64 of shape (n,). Binary numbers are ``array("<f4", ())``."""
     return Numbers("float64", "parse_floats", "a number")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -78,6 +78,16 @@ class Reader:
     def join_in(self, batch: Batch, empty: Callable[[int, np.dtype], np.ndarray]) -> Any:
         """Do what ``join`` does; ``empty(count, dtype)`` returns an array in memory that is reused."""
         return self.join(batch)
+
+
+class ArrayReader(Reader):
+    """A reader whose part of a batch is one array, with a row for each sample; type checkers tell it from others."""
+
+    if TYPE_CHECKING:
+
+        def make(self, count: int) -> np.ndarray: ...
+
+        def join(self, batch: np.ndarray) -> np.ndarray: ...
 
 
 def sides_of(size: int | tuple[int, int] | None) -> tuple[int, int] | None:

@@ -9,13 +9,13 @@ import numpy as np
 
 from tarshards.errors import DecodeError, whole_number
 from tarshards.loaders.arrays.readers.draws import uniform
-from tarshards.loaders.arrays.readers.reader import Reader, sides_of
+from tarshards.loaders.arrays.readers.reader import ArrayReader, sides_of
 from tarshards.samples.codecs.media.video import Clip, decode_clip, orientation_of, to_rgb
 
 VideoCrop = Literal["none", "center"]
 
 
-class Videos(Reader):
+class Videos(ArrayReader):
     """Clips of as many frames of each video, resized to *size*; the options are those of ``video``."""
 
     def __init__(
@@ -109,7 +109,7 @@ def video(
     start: float | Literal["random", "middle"] = 0.0,
     crop: VideoCrop = "none",
     rotate: bool = True,
-) -> Reader:
+) -> ArrayReader:
     """MP4, MOV, Matroska, WebM, AVI or Ogg -> uint8 RGB of shape (n, frames, height, width, 3).
 
     A clip of *frames* frames is taken from each video: consecutive ones, or with *fps* those that are shown at this
