@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tarshards.errors import DecodeError, SampleError
 from tarshards.index.access import SampleReader, SampleSequence
 from tarshards.index.columns import MEASURES, load_columns
 from tarshards.index.open import OpenShard, OpenShards
-from tarshards.samples.codecs.npy import HEAD, is_npy, parse_header, rows_in_header
+from tarshards.samples.codecs.npy import HEAD, UsualHeaders, is_npy, parse_header, rows_in_header
 from tarshards.samples.fields import find_field, no_field, value_path
 from tarshards.samples.payloads import Payloads
 from tarshards.storage.streams import failure
@@ -116,7 +117,10 @@ def _rows(shard: OpenShard, members: np.ndarray) -> NDArray[np.int64]:
     except OSError as error:
         raise failure(error, shard.name) from error
     shard.ranges.check(int((offsets + np.minimum(sizes, HEAD)).max()))
-    return np.array([_rows_in(head, shard, member) for head, member in zip(heads, members.tolist())], np.int64)
+    usual = UsualHeaders.like(heads[0])
+    counts = map(usual.rows, heads, sizes.tolist()) if usual else repeat(None)
+    found = zip(counts, heads, members.tolist())
+    return np.array([_rows_in(head, shard, member) if rows is None else rows for rows, head, member in found], np.int64)
 
 
 def _rows_in(head: bytes, shard: OpenShard, member: int) -> int:

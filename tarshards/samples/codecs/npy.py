@@ -59,6 +59,40 @@ def parse_header(payload: bytes, size: int | None = None) -> ArrayHeader:
     return ArrayHeader(dtype, shape, payload[:head])
 
 
+class UsualHeaders:
+    """The headers of HEAD bytes that numpy writes before arrays whose rows have this dtype and shape.
+
+    They differ in the number of rows alone, so that comparing takes a fraction of the time of parsing.
+
+    >>> usual = UsualHeaders(np.dtype("<u2"), ())
+    >>> data = BytesIO()
+    >>> np.save(data, np.zeros(70, "<u2"))
+    >>> usual.rows(data.getvalue()[:HEAD], len(data.getvalue()))
+    70
+    """
+
+    def __init__(self, dtype: np.dtype, shape: tuple[int, ...]):
+        self.row = dtype.itemsize * math.prod(shape)
+        form = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': (%d,"
+        self.form = MAGIC + b"\x01\0" + (HEAD - 10).to_bytes(2, "little") + form.encode()
+        self.end = f"{','.join(f' {extent}' for extent in shape)}), }}".encode()
+
+    @classmethod
+    def like(cls, head: bytes) -> UsualHeaders | None:
+        """Return those of arrays with rows like that of the header *head*, None if it is none."""
+        try:
+            (shape, _, dtype), _ = _read_header(head)
+        except Exception:  # as parse_header
+            return None
+        return cls(dtype, shape[1:])
+
+    def rows(self, head: bytes, size: int) -> int | None:
+        """Return the rows of a file of *size* bytes that begins with *head*; None unless that is its usual header."""
+        rows, rest = divmod(size - HEAD, self.row) if self.row else (0, 1)
+        usual = (self.form % rows + self.end).ljust(HEAD - 1) + b"\n"
+        return rows if head == usual and not rest else None
+
+
 def rows_in_header(beginning: bytes) -> int:
     """Return the extent of the first axis in the header at the *beginning* of a .npy file; 1 without axes."""
     try:

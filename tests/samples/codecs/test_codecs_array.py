@@ -45,6 +45,23 @@ def test_a_plain_header_is_read_as_numpy_reads_it(array, other, at):
             assert outcome(npy_codec._read_header, header) == outcome(read_by_numpy, header)
 
 
+@given(hnp.arrays(numbers | hnp.datetime64_dtypes(), shapes), st.binary(max_size=3), st.integers(0, 200))
+@example(np.zeros((3, 0)), b"", 0)
+@settings(max_examples=300)
+def test_a_usual_header_has_the_rows_that_parsing_finds(array, other, at):
+    file = io.BytesIO()
+    np.save(file, array)
+    data = file.getvalue()
+    usual = npy_codec.UsualHeaders.like(data[: npy_codec.HEAD])
+    for payload in data, data[:at] + other + data[at + len(other) :], data[:-1]:
+        rows = usual and usual.rows(payload[: npy_codec.HEAD], len(payload))
+        if rows is not None:
+            found = npy_codec.parse_header(payload)
+            assert (found.shape[0], len(found.prefix)) == (rows, npy_codec.HEAD)
+            assert (found.dtype, found.shape[1:]) == (array.dtype, array.shape[1:])
+        assert rows is not None or payload is not data or not array.ndim or not array.size
+
+
 def read_by_numpy(header):
     stream = io.BytesIO(header)
     np.lib.format.read_magic(stream)

@@ -15,7 +15,7 @@ import numpy as np
 from tarshards import kernels
 from tarshards.errors import DecodeError
 from tarshards.loaders.arrays.readers.reader import ArrayReader, Batch, Reader
-from tarshards.samples.codecs.npy import HEAD, MAGIC, MAX_HEADER, ArrayHeader, is_npy, parse_header
+from tarshards.samples.codecs.npy import HEAD, MAGIC, MAX_HEADER, ArrayHeader, UsualHeaders, is_npy, parse_header
 from tarshards.samples.codecs.registry import FAMILY_OF_EXTENSION
 from tarshards.samples.payloads import Payloads
 
@@ -139,6 +139,7 @@ class Ragged(Reader):
         self.shape = shape
         self.header = header
         self.row: int = self.dtype.itemsize * math.prod(shape)
+        self.usual = UsualHeaders(self.dtype, shape)
 
     def learns(self, field: str) -> bool:
         """Return whether dtype and shape of the rows are in the header of a .npy file."""
@@ -164,9 +165,10 @@ class Ragged(Reader):
         failed: dict[int, DecodeError] = {}
         if self.header:
             skipped = np.zeros(len(payloads), np.int64)
-            for i, head in enumerate(payloads.beginnings(HEAD)):
+            for i, (head, size) in enumerate(zip(payloads.beginnings(HEAD), payloads.sizes.tolist())):
                 try:
-                    skipped[i] = self._header_size(payloads, i, head)
+                    usual = self.usual.rows(head, size) is not None
+                    skipped[i] = HEAD if usual else self._header_size(payloads, i, head)
                 except DecodeError as error:
                     failed[i] = error
             batch[:, 0] += skipped
