@@ -91,9 +91,9 @@ WHY = {  # a pattern of rows of the summary -> why tarshards may be slower there
     "stream, .*, 2 processes": "Batches cost more to hand over than to read: without workers each is faster.",
     "stream, .*, rows": "Members of a tar have headers and padding between them, so more pages are touched than in "
     "files of bare records.",
-    "stream, raw-(110k|110k-10k|1m), shuffled, un-indexed": "The buffer holds all samples of this small set, in memory whose "
+    "stream, raw-(110k.*|1m), shuffled, un-indexed": "The buffer holds all samples of this small set, in memory whose "
     "pages the system zeroes again in every epoch; larger sets reuse it.",
-    "stream, raw-(110k|110k-10k|1m), .*": "litdata and SPDL give views of mapped files or of a whole shard, and copy nothing; "
+    "stream, raw-(110k.*|1m), .*": "litdata and SPDL give views of mapped files or of a whole shard, and copy nothing; "
     "ours are copies.",
     "stream, .*": "Each sample is a dict with a key and a URL, made in Python; rows avoid these.",
     "arrays, .*": "Labels are decimal text, which is parsed; FFCV's are binary.",
