@@ -146,6 +146,8 @@ def linked(text: str, path: Path, target: str) -> str:
         if source and (there := moved(source)):
             is_below = "" if target.endswith("index.md") or urlsplit(there).scheme else "../"
             return f"{attribute}{is_below}{there}"
+        if re.fullmatch("`[^`\n]+`", found[0]):  # GitHub wants an escape in a table, Python-Markdown shows it
+            return found[0].replace("\\|", "|")
         return "\\[" if found[0] == "[" else found[0]
 
     return PART.sub(replaced, text)

@@ -72,6 +72,7 @@ def test_links(tmp_path, monkeypatch):
     assert linked("[a](../../README.md)") == "[a](../index.md)"
     assert linked("[`Makefile`](../../Makefile) [x](images.md)") == "`Makefile` [x](images.md)"
     assert linked("`[a](b)` [1 2] \n```\n[a](b) [1]\n```\n") == "`[a](b)` \\[1 2] \n```\n[a](b) [1]\n```\n"
+    assert linked("| `a \\| b` |\n```\n`a \\| b`\n```\n") == "| `a | b` |\n```\n`a \\| b`\n```\n"
     assert linked("![a](../view/text.png)") == "![a](../view/text.png)"
     assert linked('<img src="../view/text.png">') == '<img src="../../view/text.png">'
     assert (tmp_path / "view/text.png").exists()
