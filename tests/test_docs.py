@@ -48,12 +48,12 @@ def test_every_tool_is_in_the_index_the_changes_and_the_setup(tool):
 
 def test_pages_count_and_name_all_tools():
     readme = (ROOT / "README.md").read_text()
-    assert re.findall(r"the (\S+) tools\b", readme) == [str(len(TOOLS))]
+    assert re.findall(r"the (\S+) tools\b", readme) == [str(len(TOOLS) - 1)], "all but the command that runs them"
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "tarshards").rglob("*.md"))]
 #: In code, `tarshards.a.b`: not a path, URL, file or option.
-DOTTED = re.compile(r"(?<![\w./~*-])tarshards(?:\.[A-Za-z_]\w*)+(?!\.|[\w/-]|\*)")
+DOTTED = re.compile(r"(?<![\w./~*-])tarshards(?!\.md\b)(?:\.[A-Za-z_]\w*)+(?!\.|[\w/-]|\*)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -95,7 +95,7 @@ def test_a_wheel_is_for_all_pythons_but_those_that_are_free_threaded(tmp_path, f
         assert name.endswith(".abi3.so") is not free_threaded
     # What the kernels do does not depend on the API that they were compiled for.
     ZipFile(wheel).extractall(tmp_path / "lib")
-    program = "from tarshards.__main__ import report\nprint(*report(), sep='\\n')"
+    program = "from tarshards.cli.tarshards import report\nprint(*report(), sep='\\n')"
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "lib")}
     done = subprocess.run(command, cwd=tmp_path / "lib", env=environment, capture_output=True, text=True, check=True)

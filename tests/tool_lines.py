@@ -37,7 +37,7 @@ WRITING = {
     "tarsplit": "{0}in-{{0..2}}.tar -n 4 --index -o out-%d.tar",
 }
 #: The tools that write no files but markers, plans, logs, blocks of a cache, catalogs, and a page beside shards.
-OTHERS = {"kujob", "tarcache", "tarcatalog", "tarfeed", "tarjob", "tarview"}
+OTHERS = {"kujob", "tarcache", "tarcatalog", "tarfeed", "tarjob", "tarshards", "tarview"}
 
 
 def make_inputs(folder: Path, *, size: int = 4) -> None:

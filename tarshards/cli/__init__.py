@@ -3,6 +3,7 @@
 - ``program``: running as a Unix program; ``manual``: its man page and completions; ``advice``: where the documentation
   explains an error; ``parameters``: the options that tools share; ``input``: the samples that a command line selects,
   and the errors that it allows; ``output``: checks of targets; ``conversion``: common parts of imports and exports
+- all tools under one command: ``tarshards``
 - shards to shards: ``tarcat``, ``tarpcat``, ``tarmix``, ``tarmerge``, ``tarsort``, ``tarreshard``, ``tarsplit``,
   ``targrep``, ``tarfirst``, ``tarproc``
 - files, tables and text to shards: ``tarcreate``, ``lines2tar``; and back: ``tar2tsv``, ``tar2json``

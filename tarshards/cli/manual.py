@@ -60,6 +60,10 @@ def man_page(name: str, program: Program) -> str:
     lines += [_roff(f"{name} - {program.get_short_help_str(100).rstrip('.')}"), ".SH SYNOPSIS", *_synopsis(context)]
     lines += [".SH DESCRIPTION", *_paragraphs(f"{program.help}\n\n{program.epilog or ''}")]
     lines += [".SH OPTIONS", *_options(context)]
+    for task, rows in program.by_task().items():
+        lines.append(f".SH {task.upper()}")
+        for verb, does in rows.items():
+            lines += [".TP", rf"\fB{_roff(verb)}\fR", _roff(does)]
     if program.verbs:
         lines.append(".SH COMMANDS")
         for verb, command in program.verbs.items():

@@ -106,8 +106,17 @@ class Program(click.Command):
         """Return the verbs that begin with *incomplete*."""
         from click.shell_completion import CompletionItem
 
-        names = [name for name, verb in self.verbs.items() if name.startswith(incomplete) and not verb.hidden]
-        return [CompletionItem(name, help=self.verbs[name].get_short_help_str()) for name in names]
+        return [
+            CompletionItem(name, help=does) for name, does in self.summaries().items() if name.startswith(incomplete)
+        ]
+
+    def summaries(self) -> dict[str, str]:
+        """Return what each verb does."""
+        return {name: verb.get_short_help_str() for name, verb in self.verbs.items() if not verb.hidden}
+
+    def by_task(self) -> dict[str, dict[str, str]]:
+        """Return what the commands do, by task, if the first word may be another program, too."""
+        return {}
 
     def options_by_heading(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
         """Return the rows of the options, each its names and its meaning, under the headings that have any."""
@@ -265,12 +274,12 @@ def _waiting(stream: Any) -> Any:
 def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
         name = program_name()
-        click.echo(f"{name if name == 'tarshards' else f'{name} (tarshards)'} {__version__}")
+        click.echo(f"tarshards {__version__}" if name.startswith("tarshards") else f"{name} (tarshards) {__version__}")
         context.exit()
 
 
 def program_name() -> str:
-    """Return the name under which this program runs."""
+    """Return the name under which this program runs, of two words in ``tarshards cat``."""
     return os.path.basename(sys.argv[0])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,10 +36,16 @@ LINES = {
     "tarjob retry ": "words",
     "kujob --backend s": "slurm",
     "kujob logs -": "-h --help --version",
+    "tarshards c": "cat cache card catalog chaos check conformance convert create",
+    "tarshards cat --inter": "--interleave",
+    "tarshards cache ve": "verify",
+    "tarshards job retry ": "words",
+    "tarshards demo --ep": "--epochs",
 }
 FILES = (
     "tarcat ",
     "tarcat a",
+    "tarshards cat a",
     "tarcat -T ",
     "tarcat -o a",
     "tarjob -s x -- ",
@@ -105,12 +110,11 @@ def test_folders(complete, line):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-@pytest.mark.parametrize("tool", [*TOOLS, "tarshards"])
+@pytest.mark.parametrize("tool", TOOLS)
 def test_scripts(tool, shell, environment):
     variable = f"_{tool.upper()}_COMPLETE"
-    command = [sys.executable, "-m", "tarshards"] if tool == "tarshards" else [tool]
     done = subprocess.run(
-        command,
+        [tool],
         env={**environment, variable: f"{shell}_source"},
         capture_output=True,
         text=True,

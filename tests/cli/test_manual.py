@@ -13,8 +13,6 @@ from tool_lines import command_of
 
 from tarshards.cli.manual import SHELLS, completion_script, man_page, share_files
 
-NAMES = [*TOOLS, "tarshards"]
-
 
 def unescaped(page: str) -> str:
     for code, character in ((r"\&", ""), (r"\-", "-"), (r"\(aq", "'"), (r"\(ga", "`"), (r"\(ha", "^"), (r"\(ti", "~")):
@@ -32,7 +30,7 @@ def options_of(command: click.Command) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TOOLS)
 def test_a_man_page_names_all_options_and_commands(name):
     program = command_of(name)
     page = unescaped(man_page(name, program))
@@ -41,6 +39,9 @@ def test_a_man_page_names_all_options_and_commands(name):
     commands = [program, *(verb for verb in getattr(program, "verbs", {}).values() if not verb.hidden)]
     terms = set(re.findall(r"(?<![\w-])--?[\w-]+", " ".join(re.findall(r"^\.TP\n\\fB(.*)\\fR", page, re.MULTILINE))))
     assert terms == set().union(*map(options_of, commands))
+    for task, rows in program.by_task().items():
+        assert f".SH {task.upper()}\n" in page
+        assert all(f"\n\\fB{verb}\\fR\n{does}\n" in page for verb, does in rows.items())
     for verb, command in program.verbs.items():
         assert (f'.SS "{name} {verb}"' in page) is not command.hidden
     assert {line.split()[0] for line in page.splitlines() if line.startswith(".")} <= {

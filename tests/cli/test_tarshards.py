@@ -1,7 +1,8 @@
-"""``tarshards --version`` and ``python -m tarshards`` describe the installation."""
+"""The command ``tarshards``, also as ``python -m tarshards``: all tools, checks, and a report of the installation."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,11 +15,11 @@ from click import Command
 from click.testing import CliRunner
 
 import tarshards
-from tarshards import __main__ as program
 from tarshards import kernels
+from tarshards.cli import tarshards as program
 from tarshards.samples.codecs import jpeg
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str) -> str:
@@ -58,11 +59,57 @@ def test_report_without_kernels(monkeypatch):
     assert "JPEG      decoded by Pillow, image by image: no libjpeg-turbo is found" in program.report()
 
 
-def test_a_check_where_the_checks_are_removed(monkeypatch):
-    monkeypatch.setattr(program.main, "verbs", {})
-    done = CliRunner().invoke(program.main, ["chaos"])
-    assert done.exit_code == 2
-    assert "the first word is an option, not 'chaos'" in done.stderr
+def test_commands_of_a_removed_part_are_unknown(monkeypatch):
+    monkeypatch.setattr(program, "find_spec", lambda name: None if name.endswith(("tarfeed", "chaos_check")) else name)
+    told = CliRunner().invoke(program.main, ["--help"]).stdout
+    assert "  epoch " in told
+    for name in "chaos", "feed":
+        assert f"  {name} " not in told
+        done = CliRunner().invoke(program.main, [name])
+        assert done.exit_code == 2
+        assert f"there is no command {name!r}" in done.stderr
+
+
+def tool_of(name: str) -> str:
+    return program.MODULES.get(name, f"tar{name}")
+
+
+def test_every_tool_is_a_command_in_the_groups_of_the_site():
+    menu = re.search(r"\n  - Tools:\n(.*?)\n  - ", (ROOT / "mkdocs.yml").read_text(), re.DOTALL)[1]
+    found = {}
+    for line in menu.splitlines():
+        if heading := re.match(r"      - (\w.*):", line):
+            found[heading[1]] = names = []
+        elif page := re.match(r"          - tools/(\w+)\.md", line):
+            names.append(page[1])
+    others = {"tarscat", "kujob"}
+    tasks = {task: {tool_of(name) for name in rows} for task, rows in program.TASKS.items() if task != program.CHECKS}
+    assert tasks == {task: {*names} - others for task, names in found.items()}
+    assert set().union(*tasks.values()) == entry_points().keys() - others - {"tarshards"}
+
+
+@pytest.mark.parametrize(
+    "name", [name for task, rows in program.TASKS.items() if task != program.CHECKS for name in rows]
+)
+def test_a_command_is_its_tool(name, path_with_tools):
+    """Its help differs only by the name of the program."""
+    environment = {**os.environ, "PATH": path_with_tools}
+
+    def told(*words: str) -> list[str]:
+        done = subprocess.run(
+            [*words, "--help"], env=environment, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+        )
+        return done.stdout.partition("\n\n")[2].split("\n")
+
+    assert told("tarshards", name) == told(tool_of(name))
+
+
+def test_help_imports_no_tool():
+    command = [sys.executable, "-X", "importtime", str(ROOT / "bin/tarshards"), "--help"]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    loaded = {line.split("|")[-1].strip() for line in report.splitlines()}
+    ours = {name for name in loaded if name.startswith("tarshards.cli.")}
+    assert ours == {"tarshards.cli.program"}
 
 
 def entry_points() -> dict[str, str]:
@@ -73,7 +120,7 @@ def entry_points() -> dict[str, str]:
 
 
 def test_every_tool_is_an_entry_point_and_runs_from_a_checkout():
-    assert {path.name for path in (ROOT / "bin").iterdir()} == set(entry_points()) - {"tarshards"}
+    assert {path.name for path in (ROOT / "bin").iterdir()} == set(entry_points())
 
 
 @pytest.mark.parametrize("name", sorted(entry_points()))
@@ -86,4 +133,4 @@ def test_chaos_is_a_verb():
     assert "--minutes" in run("-m", "tarshards", "chaos", "--help")
     done = subprocess.run([sys.executable, "-m", "tarshards", "peace"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "the first word is chaos, conformance, demo, epoch, resume or shuffle, not 'peace'" in done.stderr
+    assert "there is no command 'peace'" in done.stderr
