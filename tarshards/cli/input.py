@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from errno import ENOENT
 from functools import wraps
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -39,6 +39,7 @@ from tarshards.cli.parameters import (
     where_option,
 )
 from tarshards.cli.program import say, usage_errors
+from tarshards.cli.terminal import with_bar
 from tarshards.errors import OpenError, SampleError, TarshardsError
 from tarshards.parallel.forks import cached_property
 
@@ -296,7 +297,9 @@ class Input:
         self.fields = fields
         self.quiet = quiet
         self.may_be_empty = may_be_empty
+        self.phase: str | None = None  # what is done with the samples, for the progress bar of a tool that does more
         self.selection: tuple[str | None, str | None] = (None, None)  # --where and --keys
+        self._taken = 0  # samples, if there is a phase
         self._condition: Any = None
         self._wanted: Any = None
 
@@ -342,10 +345,13 @@ class Input:
 
         yield from closed_at_exit(read_all())
 
+    @property
+    def _shows_bar(self) -> bool:
+        return not self.quiet and sys.stderr.isatty()
+
     def _looks(self) -> bool:
         """Return whether ``choose`` counts or changes samples."""
-        shows_progress = not self.quiet and sys.stderr.isatty()
-        return shows_progress or (self.count, self.slice, self.fields) != (None, None, None)
+        return self._shows_bar or (self.count, self.slice, self.fields) != (None, None, None)
 
     def _selected(self) -> Iterator[Sample]:
         """Yield the selected samples; only these are read if indexes or columns identify them."""
@@ -395,11 +401,25 @@ class Input:
         samples = self._take(samples)
         if self.fields is not None:
             samples = self.require(self._with_fields(samples, self.fields))
-        if self.quiet or not sys.stderr.isatty():
-            return iter(samples)
-        from tarshards.stream.ops import progress
+        total = self._left(count()) if self._shows_bar else None
+        if self.phase is not None:
+            samples = self._counted(samples)
+        return iter(with_bar(samples, self.quiet, total=total, phase=self.phase))
 
-        return progress(samples, total=self._left(count()))
+    def _counted(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        for sample in samples:
+            self._taken += 1
+            yield sample
+
+    def written(self, samples: Iterable[Sample], *, phase: str, are_all: bool) -> Iterator[Sample]:
+        """Yield *samples*, the first of which comes when this input is read, with a bar for this *phase* of the tool.
+
+        *are_all* says that they are as many as were read.
+        """
+        rest = iter(samples)
+        for first in rest:
+            total = self._taken if are_all else None
+            yield from with_bar(chain([first], rest), self.quiet, total=total, phase=phase)
 
     def take_fields(self) -> str | None:
         """Return the value of --fields, which the tool applies itself."""
@@ -556,9 +576,19 @@ def reads_samples(
         ),
         on_error_option,
         max_errors_option,
-        click.option("--connections", type=click.IntRange(1), metavar="N", help="Concurrent requests.  [default: 32]"),
+        click.option(
+            "--connections",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Concurrent requests.  [default: 32]",
+        ),
         click.option("--ahead", type=Size(), metavar="SIZE", help="Memory for prefetched data."),
-        click.option("--cache-dir", type=FOLDER, metavar="FOLDER", help="Keep fetched data in FOLDER."),
+        click.option(
+            "--cache-dir",
+            type=FOLDER,
+            metavar="FOLDER",
+            help="Keep fetched data in FOLDER.",
+        ),
         cache_bytes_option,
         *([allow_empty_option] if may_be_empty else []),
         quiet,
@@ -600,12 +630,3 @@ def refuse_terminal(reads_stdin: bool) -> None:
     is_terminal = reads_stdin and sys.stdin is not None and sys.stdin.isatty()
     if is_terminal:
         raise click.UsageError("stdin is a terminal: name SHARDS, or pipe a tar into it")
-
-
-def shard_progress(items: Iterable[Any], total: int, quiet: bool) -> Iterable[Any]:
-    """Yield *items*, one for each of *total* shards, and show a bar on a terminal unless *quiet*."""
-    if quiet or not sys.stderr.isatty():
-        return items
-    from tqdm import tqdm
-
-    return tqdm(items, total=total, unit=" shards")

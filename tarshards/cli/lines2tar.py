@@ -8,6 +8,7 @@ from tarshards.cli.input import ACCEPT, ShardArguments, required
 from tarshards.cli.output import check_output, output_options
 from tarshards.cli.parameters import FILE, allow_empty_option, quiet_option
 from tarshards.cli.program import tool, usage_errors
+from tarshards.cli.terminal import with_bar
 from tarshards.errors import SampleError
 from tarshards.storage.location import Location
 from tarshards.verbs.create import read_text
@@ -31,11 +32,7 @@ def main(files: tuple[str, ...], output: Location, allow_empty: bool, quiet: boo
     check_output(output)
     if not allow_empty:
         samples = required(samples, _refuse_nothing)
-    if not quiet:
-        from tarshards.stream.ops import progress
-
-        samples = progress(samples)
-    write_samples(samples, output)
+    write_samples(with_bar(samples, quiet), output)
 
 
 def _refuse_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tarshards import __version__
+from tarshards.cli.terminal import above_bars, color_option, colored
 from tarshards.errors import TarshardsError, visible
-from tarshards.storage.redaction import redacted
 from tarshards.storage.streams import check_written
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ HEADINGS = {
     ),
     "Remote input": ("--connections", "--ahead", "--cache-dir", "--cache-bytes"),
     "Output": ("--output", "--overwrite", "--no-sync", "--dry-run"),
-    "Other": ("--quiet", "--verbose", "--version", "--help"),
+    "Other": ("--quiet", "--verbose", "--color", "--version", "--help"),
 }
 
 
@@ -72,6 +73,7 @@ class Program(click.Command):
         self.headings: dict[str, Any] = {"Options": (), **(headings or {}), **HEADINGS}
         self.example = example
         self.verbs: Any = verbs or {}
+        self.params.append(color_option())
         self.params.append(
             click.Option(
                 ["--version"],
@@ -165,9 +167,11 @@ class Program(click.Command):
         except click.exceptions.Exit as error:
             sys.exit(error.exit_code)
         except click.ClickException as error:
-            lines = io.StringIO()
-            error.show(lines)
-            click.echo("\n".join(map(visible, redacted(lines.getvalue()).split("\n"))), nl=False, err=True)
+            shown = io.StringIO()
+            error.show(shown)
+            text = "\n".join(map(_printed, shown.getvalue().split("\n")))
+            text = re.sub("^Error:", lambda word: colored(word[0], "error", sys.stderr), text, flags=re.MULTILINE)
+            click.echo(text, nl=False, err=True, color=True)
             sys.exit(error.exit_code)
         except (click.Abort, KeyboardInterrupt):
             sys.exit(130)
@@ -177,16 +181,16 @@ class Program(click.Command):
         except TarshardsError as error:
             from tarshards.cli.advice import address_of
 
-            say(str(error))
+            say(str(error), failed=True)
             if address := address_of(error):
                 say(f"see {address}")
             sys.exit(2 if getattr(error, "errno", None) == EEXIST else 1)
         except MemoryError as error:
-            say(str(error) or "there is not enough memory")
+            say(str(error) or "there is not enough memory", failed=True)
             sys.exit(1)
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter would try again to write the rest
-            say(f"{os.fsdecode(error.filename or 'stdout')}: {error.strerror or error}")
+            say(f"{os.fsdecode(error.filename or 'stdout')}: {error.strerror or error}", failed=True)
             sys.exit(1)
         except Exception as error:
             # A signal during the re-acquisition of a Python lock is followed by "release unlocked lock".
@@ -283,9 +287,21 @@ def program_name() -> str:
     return os.path.basename(sys.argv[0])
 
 
-def say(text: str) -> None:
-    """Print a line to stderr, after the tool's name, without credentials; escape sequences in it are made visible."""
-    click.echo(f"{program_name()}: {visible(redacted(text))}", err=True)
+def say(text: str, *, failed: bool = False) -> None:
+    """Print a line to stderr, after the tool's name, without credentials; escape sequences in it are made visible.
+
+    *failed* says that it is an error, which the name's colour shows.
+    """
+    name = f"{program_name()}:"
+    with above_bars():
+        click.echo(f"{colored(name, 'error', sys.stderr) if failed else name} {_printed(text)}", err=True, color=True)
+
+
+def _printed(text: str) -> str:
+    """Return a line of a message without credentials and without escape sequences."""
+    from tarshards.storage.redaction import redacted  # no tool needs it to start
+
+    return visible(redacted(text))
 
 
 def shown(line: str, output: str = "-", spell: Callable[[str], str] = visible) -> str:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tarshards.cli.input import ShardArguments, all_specs, shard_progress
+from tarshards.cli.input import ShardArguments, all_specs
 from tarshards.cli.parameters import FOLDER, cache_bytes_option, list_option, quiet_option, shards_argument
 from tarshards.cli.program import say, tool, usage_errors
+from tarshards.cli.terminal import with_bar
 from tarshards.errors import visible
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def warm(folder: str, shards: tuple[str, ...], lists: tuple[str, ...], cache_byt
             raise click.UsageError(f"{location.name} is not remote, so no block of it is cached")
     cache = BlockCache.of(remote)  # raises errors before anything is fetched
     assert cache is not None
-    for location in shard_progress(locations, len(locations), quiet):
+    for location in with_bar(locations, quiet, total=len(locations), unit="shards"):
         with open_shard(location) as stream:
             while stream.read(PIECE):
                 pass

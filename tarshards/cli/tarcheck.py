@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tarshards.cli.input import ACCEPT, ShardArguments, refuse_terminal, shard_progress, takes_shards
+from tarshards.cli.input import ACCEPT, ShardArguments, refuse_terminal, takes_shards
 from tarshards.cli.output import check_output, writes_file
 from tarshards.cli.parameters import (
     allow_empty_option,
@@ -16,6 +16,7 @@ from tarshards.cli.parameters import (
     shards_argument,
 )
 from tarshards.cli.program import say, tool
+from tarshards.cli.terminal import Color, colored, with_bar
 
 if TYPE_CHECKING:
     from tarshards.storage.location import Location
@@ -58,7 +59,7 @@ def main(
         if "-" in [repair.url, *(shard.url for shard in named)]:
             raise click.UsageError("--repair reads files and writes a file: neither SHARDS nor FILE can be -")
         check_output(repair)
-    shown = shard_progress(named, len(named), quiet)
+    shown = with_bar(named, quiet, total=len(named), unit="shards")
     if repair is None:
         report = check_shards(shown, **how)
     else:
@@ -69,12 +70,19 @@ def main(
         import json
 
         click.echo(json.dumps(report.as_json(), indent=2))
-    elif quiet:
-        for line in report.listed("error"):
-            click.echo(line)
     else:
-        click.echo(str(report))
+        lines = report.listed("error") if quiet else str(report).split("\n")
+        click.echo("".join(f"{_colored(line)}\n" for line in lines), nl=False, color=True)
     if report.total("error"):
         sys.exit(1)
     if strict and report.total("warning"):
         sys.exit(3)
+
+
+def _colored(line: str) -> str:
+    """Return a line of a report with its severity in a colour, or whole if it counts what a damaged shard lost."""
+    severities: tuple[Color, ...] = ("error", "warning")
+    for severity in severities:
+        if line.startswith(f"{severity}:"):
+            return colored(f"{severity}:", severity, sys.stdout) + line[len(severity) + 1 :]
+    return colored(line, "error", sys.stdout) if " samples are whole, " in line else line

@@ -23,6 +23,7 @@ from tarshards.cli.parameters import (
     typed,
 )
 from tarshards.cli.program import say, tool
+from tarshards.cli.terminal import with_bar
 from tarshards.errors import SampleError
 
 if TYPE_CHECKING:
@@ -154,10 +155,7 @@ def main(sources: Sources, output: Location, losses: Losses, allow_empty: bool, 
     samples = sources.read(skipped, ledger)
     if not allow_empty:
         samples = required(samples, partial(sources.refuse_nothing, skipped, losses))
-    if not quiet:
-        from tarshards.stream.ops import progress
-
-        samples = progress(samples)
+    samples = iter(with_bar(samples, quiet))
     if dry_run:
         _count(samples, output, ledger)
     else:

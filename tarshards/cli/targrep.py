@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from itertools import islice
@@ -22,6 +23,7 @@ from tarshards.cli.parameters import (
     where_option,
 )
 from tarshards.cli.program import say, shown, tool, usage_errors
+from tarshards.cli.terminal import colored, has_colors
 from tarshards.samples.conditions import Condition
 from tarshards.samples.keys import Sample
 from tarshards.samples.lines import escape, escape_bytes, read_keys
@@ -185,8 +187,9 @@ def _write_count(samples: Iterator[Sample], output: Location) -> int:
 
 def _write_keys(samples: Iterator[Sample], output: Location) -> int:
     count = 0
+    marks = output.url == "-" and has_colors(sys.stdout)
     with open_shard(output, "wb") as stream:
         for count, sample in enumerate(samples, 1):  # noqa: B007
-            line = escape(sample["__key__"])
-            stream.write(shown(line, output.url, escape_bytes).encode() + b"\n")
+            line = shown(escape(sample["__key__"]), output.url, escape_bytes)
+            stream.write((colored(line, "key", sys.stdout) if marks else line).encode() + b"\n")
     return count

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from tarshards.cli.input import ACCEPT, Losses, ShardArguments, leaves_out, shard_progress, takes_shards
+from tarshards.cli.input import ACCEPT, Losses, ShardArguments, leaves_out, takes_shards
 from tarshards.cli.output import sync_option, waits_for_disk
 from tarshards.cli.parameters import (
     FILE,
@@ -21,6 +21,7 @@ from tarshards.cli.parameters import (
     quiet_option,
 )
 from tarshards.cli.program import say, shown, tool, usage_errors
+from tarshards.cli.terminal import with_bar
 
 if TYPE_CHECKING:
     from tarshards.index.manifests import Writing
@@ -141,7 +142,7 @@ class Indexed(NamedTuple):
                 losses.ledger(outcome.error)
                 continue
             if outcome.error is not None:
-                say(str(outcome.error))
+                say(str(outcome.error), failed=True)
                 failed += 1
             elif names and outcome.written is not None:
                 click.echo(shown(outcome.written))
@@ -224,7 +225,7 @@ def main(
             if how.dry_run:
                 click.echo(shown(name))
         return
-    outcomes = shard_progress(indexing.outcomes(named, how), len(named), quiet)
+    outcomes = with_bar(indexing.outcomes(named, how), quiet, total=len(named), unit="shards")
     indexed = Indexed.of(outcomes, losses, names=how.dry_run and indexing.format_ != "wids")
     writes_manifest = indexing.format_ in ("index", "wids") and not indexing.check and not listing.no_manifest
     no_manifest_words = "; no manifest is written" if writes_manifest else ""

@@ -150,12 +150,12 @@ class _Failures:
     def refuse(self, sample: Any, error: Exception) -> None:
         """Leave out a result that the output cannot accept, and continue, even if failures abort the run."""
         if self.aborts:
-            say(str(error))
+            say(str(error), failed=True)
             self.refused += 1
         else:
             self.add(sample, error)
 
     def add(self, sample: Any, error: Exception) -> None:
         self.count += 1
-        say(str(error))
+        say(str(error), failed=True)
         self.losses.reject_and_go_on(sample, error)

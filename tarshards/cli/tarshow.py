@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 from tarshards.cli.input import Input, reads_samples
 from tarshards.cli.output import check_output, writes_file
 from tarshards.cli.program import tool, usage_errors
+from tarshards.cli.terminal import colored
 
 if TYPE_CHECKING:
     from tarshards.storage.location import Location
@@ -22,28 +24,54 @@ keys too, about 150 bytes each, of up to 10 million samples."""
 @reads_samples
 @click.option("--summary", is_flag=True, help="Show a summary: samples, fields, sizes, duplicate keys.")
 @click.option("--images", is_flag=True, help="Show images too, as colour blocks.")
+@click.option("--table", is_flag=True, help="Show columns with a header, as on a terminal, also in a file or pipe.")
 @writes_file(click.option, "--html", help="Write a contact sheet for a browser instead.")
-def main(source: Input, summary: bool, images: bool, html: Location | None) -> None:
-    """List the samples of SHARDS: one line each, with the key, then every field as NAME:BYTES=PREVIEW."""
-    if summary + images + (html is not None) > 1:
-        raise click.UsageError("--summary, --images and --html cannot be combined")
+def main(source: Input, summary: bool, images: bool, table: bool, html: Location | None) -> None:
+    """List the samples of SHARDS: one line each, with the key, then every field as NAME:BYTES=PREVIEW.
+
+    On a terminal the lines are a table, whose columns are cut to fit.
+    """
+    if summary + images + table + (html is not None) > 1:
+        raise click.UsageError("--summary, --images, --table and --html cannot be combined")
     if html is not None:
         _write_html(source, html)
     elif summary:
         _sum_up(source)
+    elif table or (sys.stdout.isatty() and not images):
+        _tabulate(source)
     else:
         _list(source, images)
+
+
+def _tabulate(source: Input) -> None:
+    from tarshards.verbs.show import Table
+
+    def mark(text: str, color: Any) -> str:
+        return colored(text, color, sys.stdout)
+
+    table = Table(mark=mark)
+    if sys.stdout.isatty():
+        source.quiet = True  # else the bar would appear between the lines
+        size = shutil.get_terminal_size()
+        table = Table(size.columns, max(2, size.lines - 2), mark)
+    for sample in source:
+        _write(table.add(sample))
+    _write(table.rest())
+
+
+def _write(lines: list[str]) -> None:
+    stdout = sys.stdout.buffer  # click.echo takes twice the time
+    stdout.write("".join(f"{line}\n" for line in lines).encode())
+    stdout.flush()
 
 
 def _list(source: Input, images: bool) -> None:
     from tarshards.verbs.show import PICTURE, draw_pictures, list_sample
 
-    source.quiet |= sys.stdout.isatty()  # else the bar would appear between the lines
+    source.quiet |= sys.stdout.isatty()
     terminal = _terminal() if images else None
-    stdout = sys.stdout.buffer  # click.echo takes twice the time
     for sample in source:
-        stdout.write(list_sample(sample).encode() + b"\n")
-        stdout.flush()
+        _write([list_sample(sample)])
         if terminal is not None:
             for picture in draw_pictures(sample, columns=min(PICTURE, terminal.width)):
                 terminal.print(picture)

@@ -71,6 +71,7 @@ def main(
     groups = not (keys or shuffle or unique or regroup or chooses or source.losses.goes_on)
     if groups:
         source.shards = [shard._replace(adjacent=False) for shard in source.shards]
+    source.phase = "reading"
     samples = iter(source)
     if regroup:
         members = read_loose_members(source.shards, ledger=source.ledger)
@@ -91,6 +92,7 @@ def main(
         )
     if groups:
         samples = join_parts(samples)
+    samples = source.written(samples, phase="writing", are_all=not (unique or groups))
     write_samples(source.require(samples), output, reject=source.reject)
     if count := source.ledger.filtered.get("repeated key"):
         say(f"dropped {count} samples with repeated keys; --unique kept the {unique} of each")

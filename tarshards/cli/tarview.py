@@ -11,10 +11,11 @@ import click
 from tarshards.cli.input import requires_shards
 from tarshards.cli.output import check_output, writes_file
 from tarshards.cli.parameters import FILE
-from tarshards.cli.program import tool, usage_errors
+from tarshards.cli.program import say, tool, usage_errors
 
 if TYPE_CHECKING:
     from tarshards.storage.manifest import Shard
+    from tarshards.view.viewed_shards import ViewedShards
 
 
 @tool(
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
     example="tarview --port 8000 train-{000..146}.tar",
 )
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Port to serve at.  [default: any free]"
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=False,
+    metavar="N",
+    help="Port to serve at.  [default: any free]",
 )
 @click.option("--browse", is_flag=True, help="Open the page in a browser.")
 @click.option(
@@ -52,9 +58,12 @@ def main(shards: list[Shard], port: int, browse: bool, ledger: str | None, state
     from tarshards.view.view_api import ViewApi
 
     begun = None if state is None else read_state(_typed(state))
-    server = ViewServer(ViewApi(shards, left_out=_entries(ledger), state=begun), port)
+    api = ViewApi(shards, left_out=_entries(ledger), state=begun)
+    server = ViewServer(api, port)
     click.echo(server.url)
     sys.stdout.flush()
+    if sys.stderr.isatty():
+        say(_told(api.viewed))
     if browse:
         import webbrowser
 
@@ -63,6 +72,14 @@ def main(shards: list[Shard], port: int, browse: bool, ledger: str | None, state
         server.serve_forever()
     finally:
         server.server_close()
+
+
+def _told(viewed: ViewedShards) -> str:
+    """Return what the page shows, and how to end it."""
+    count = len(viewed.shards)
+    samples = f"{viewed.total} samples" if viewed.is_complete else "indexed as you scroll"
+    names = f"{viewed.name}: {count} shard{'s' * (count != 1)}, {samples}"
+    return f"{names}; open this address in a browser, and end it here with Ctrl-C"
 
 
 def _typed(name: str) -> bytes:

@@ -15,7 +15,6 @@ from warnings import warn
 
 from tarshards.errors import OpenError
 from tarshards.parallel.signals import GRACE
-from tarshards.storage.redaction import redacted
 
 BUFFER = 1 << 16  # bytes that a pipe holds, and of a buffer
 PIECE = 1 << 19  # bytes that are read, copied or decompressed at once; they fit the processor's cache
@@ -413,6 +412,8 @@ def words(exc: BaseException) -> str:
         return words(reason)
     if isinstance(exc, FileNotFoundError):
         return os.strerror(errno.ENOENT)
+    from tarshards.storage.redaction import redacted  # no tool needs it to start
+
     return redacted(getattr(exc, "strerror", None) or str(exc)) or type(exc).__name__
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import warnings
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import accumulate
+from time import monotonic
 from typing import Any
 
 from tarshards.errors import visible
@@ -23,6 +26,7 @@ ARRAYS = frozenset(["npy", "npz", "ten", "tb", "tenbin"])
 BINARIES = frozenset(["bin", "gz", "pdf"])  # no text, whatever their bytes are
 PREVIEWED = OBJECTS | ARRAYS | {*TEXTS, *INTEGERS}  # these decode without running code and without torch
 
+LEAST = 6  # columns of a terminal below which no cell is cut
 PICTURE = 48  # the most columns, and half-rows, of a picture in a terminal
 SMALLEST = 24  # pixels, up to which the longer side of a small picture is enlarged
 
@@ -170,6 +174,141 @@ def _fit(picture: Any, columns: int) -> Any:
         return picture.resize(size, Image.Resampling.LANCZOS)
     factor = max(1, min(int(scale), SMALLEST // max(picture.size)))
     return picture.resize([length * factor for length in picture.size], Image.Resampling.NEAREST)
+
+
+class Table:
+    """The lines of a table of samples: a header, then for each sample its key and the cells of its fields.
+
+    Up to *lines* samples, or those of a second, get columns of common widths, which never become narrower later. With a
+    *width*, in columns of a terminal, the widest cells are cut so that a line fits, fields for which there is no place
+    are left out, and every *lines* lines the header comes again. *mark* gets the header, and each key.
+
+    >>> table = Table(width=28)
+    >>> for line in [*table.add({"__key__": "a", "cls": b"7", "txt": b"a dog on a skateboard"}), *table.rest()]:
+    ...     print(line)
+    __key__  cls  txt
+    a        7    "a dog on a…
+    """
+
+    def __init__(
+        self, width: int | None = None, lines: int = 20, mark: Callable[[str, str], str] = lambda text, _: text
+    ):
+        self._width, self._lines, self._mark = width, lines, mark
+        self._widths: dict[str, int] = {}  # of all columns, uncut
+        self._waiting: list[dict[str, str]] = []
+        self._begun = 0.0
+        self._shown: list[str] = []  # the columns of the last header
+        self._since = 0  # lines since then
+
+    def add(self, sample: Sample) -> list[str]:
+        """Return the lines that can be shown now that *sample* has come."""
+        cells = {visible(field): cell(field, data) for field, data in fields_of(sample)}
+        self._waiting.append({"__key__": visible(sample["__key__"]), **cells})
+        if len(self._waiting) == 1:
+            self._begun = monotonic()
+        is_time = len(self._waiting) == self._lines or monotonic() - self._begun > 1
+        return self.rest() if is_time else []
+
+    def rest(self) -> list[str]:
+        """Return the lines of the samples that wait."""
+        for row in self._waiting:
+            for name, text in row.items():
+                self._widths[name] = max(self._widths.get(name) or _width(name), _width(text))
+        widths = self._widths if self._width is None else narrowed(self._widths, self._width)
+        lines = []
+        for row in self._waiting:
+            if [*widths] != self._shown or (self._width is not None and self._since >= self._lines):
+                names = [_cut(name, width) for name, width in widths.items()]
+                lines.append(self._mark("  ".join(names).rstrip(), "heading"))
+                self._shown, self._since = [*widths], 0
+            key, *cells = (_cut(row.get(name, ""), width) for name, width in widths.items())
+            lines.append("  ".join([self._mark(key, "key"), *cells]).rstrip())
+            self._since += 1
+        self._waiting.clear()
+        return lines
+
+
+def cell(field: str, data: bytes) -> str:
+    r"""Return what a table shows of a field: the preview of a value, else its size, after the preview if there is one.
+
+    >>> cell("cls", b"7"), cell("raw", bytes(2000)), cell("jpg", b"x")
+    ('7', '2.0 kB', '<not an image> 1 B')
+    """
+    seen = preview(field, data)
+    if seen and _is_value(field):
+        return seen
+    return f"{seen} {_brief_size(len(data))}".lstrip()
+
+
+@lru_cache(1024)
+def _is_value(field: str) -> bool:
+    """Return whether the preview of *field* is the value itself, or its beginning."""
+    return has_no_codec(field) or field.removesuffix(".gz").rpartition(".")[2] in OBJECTS | {*TEXTS, *INTEGERS}
+
+
+def _brief_size(size: int) -> str:
+    """Return a size in bytes, briefly.
+
+    >>> _brief_size(999), _brief_size(9_900), _brief_size(123_456_789)
+    ('999 B', '9.9 kB', '123 MB')
+    """
+    number: float = size
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 999.5 or unit == "GB":
+            break
+        number /= 1000
+    return f"{number:.{int(number < 9.95 and unit != 'B')}f} {unit}"
+
+
+def narrowed(widths: dict[str, int], room: int) -> dict[str, int]:
+    """Return *widths* of columns, two spaces apart, that fit into *room*.
+
+    The widest fields are cut first; then the last ones are left out, and a column says how many. The first column, the
+    key, takes up to half of the room.
+
+    >>> narrowed({"__key__": 8, "cls": 3, "txt": 60}, 40), narrowed({"__key__": 8, "a": 60, "b": 60, "c": 60}, 28)
+    ({'__key__': 8, 'cls': 3, 'txt': 25}, {'__key__': 8, 'a': 6, 'b': 6, '+1': 2})
+    """
+    key, *fields = widths
+    widths = {**widths, key: min(widths[key], room // 2)}
+    left_out = 0
+    while fields and sum(widths.values()) + 2 * len(fields) + 4 * (left_out > 0) > room:
+        widest = max(fields, key=widths.__getitem__)
+        if widths[widest] > LEAST:
+            widths[widest] -= 1
+        else:
+            del widths[fields.pop()]
+            left_out += 1
+    return widths | ({f"+{left_out}": 2} if left_out else {})
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal *text* takes.
+
+    >>> _width("abc"), _width("日本"), _width("e\u0301")
+    (3, 4, 1)
+    """
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(c) else 1 + (east_asian_width(c) in "WF") for c in text)
+
+
+def _cut(text: str, width: int) -> str:
+    """Return *text* in *width* columns: filled with spaces, or cut, after a word if one ends in its second half.
+
+    >>> _cut("a dog on a skateboard", 14), _cut("skateboard", 6), _cut("日本", 3), _cut("a", 3)
+    ('a dog on a…   ', 'skate…', '日…', 'a  ')
+    """
+    if (rest := width - _width(text)) >= 0:
+        return text + " " * rest
+    taken = list(accumulate(map(_width, text)))
+    head = text[: bisect_right(taken, width - 1)]
+    if text[len(head)] != " " and (end := head.rfind(" ")) * 2 >= len(head):
+        head = head[:end]
+    head = f"{head.rstrip()}…"
+    return head + " " * (width - _width(head))
 
 
 class Summary(Contents):

@@ -34,11 +34,12 @@ Outcome = tuple[Any, Any, BaseException | None]  # an item, its result, and its 
 
 
 def run_all(
-    function: Callable[[Any], Any], items: Sequence[Any], executor: Executor | None, *, progress: bool
+    function: Callable[[Any], Any], items: Sequence[Any], executor: Executor | None, *, progress: bool, phase: str = ""
 ) -> Generator[Outcome, None, None]:
     """Call *function* for all *items*; yield each item as it finishes, with the result and the error.
 
-    The calls run in *executor*, or in this process if it is None. *progress* shows a bar on stderr.
+    The calls run in *executor*, or in this process if it is None. *progress* shows a bar on stderr, with the name of
+    the *phase*.
     """
     calls: Generator[Outcome, None, None]
     if executor is None:
@@ -46,7 +47,10 @@ def run_all(
     else:
         calls = settled_map(function, items, executor=executor, window=AHEAD, ordered=False)
     with closing(calls):
-        yield from show_progress(calls, total=len(items), unit="shards") if progress else calls
+        if not progress:
+            yield from calls
+        else:
+            yield from show_progress(calls, total=len(items), description=phase or None, unit="shards")
 
 
 def _outcome(function: Callable[[Any], Any], item: Any) -> Outcome:

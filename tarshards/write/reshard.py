@@ -180,7 +180,9 @@ def reshard(
             from tarshards.parallel.process_pool import ProcessPool
 
             executor = stack.enter_context(ProcessPool())
-        scattered = _run(_Scatter(plan), list(enumerate(named)), executor, lambda item: item[1].url, progress)
+        scattered = _run(
+            _Scatter(plan), list(enumerate(named)), executor, lambda item: item[1].url, progress, "reading"
+        )
         if ledger is not None:
             for item in enumerate(named):
                 read = scattered[item]
@@ -202,7 +204,7 @@ def reshard(
                 shutil.rmtree(folder)  # the next call is not to resume, and replace it
                 raise taken(output.name)
         remove_manifest(manifest)  # it lists shards that are being replaced
-        found = _run(_Gather(plan), spans, executor, lambda span: plan.output(span[0]).url, progress)
+        found = _run(_Gather(plan), spans, executor, lambda span: plan.output(span[0]).url, progress, "writing")
         made = with_digests(
             Shard(url, samples, size, indexed=size is not None)
             for url, samples, size, _ in (found[span] for span in spans)
@@ -250,11 +252,16 @@ def _prepare(plan: _Resharding, digest: str, earlier: str) -> bool:
 
 
 def _run(
-    work: Callable[[Any], Any], items: list[Any], executor: Executor, name: Callable[[Any], str], progress: bool
+    work: Callable[[Any], Any],
+    items: list[Any],
+    executor: Executor,
+    name: Callable[[Any], str],
+    progress: bool,
+    phase: str,
 ) -> dict[Any, Any]:
     """Return the results of *work* by item; raise the first error, with the name of its item."""
     results = {}
-    with closing(run_all(work, items, executor, progress=progress)) as outcomes:
+    with closing(run_all(work, items, executor, progress=progress, phase=phase)) as outcomes:
         for item, result, error in outcomes:
             if error is not None:
                 raise at_shard(error, name(item)) from error

@@ -109,7 +109,7 @@ def test_help_imports_no_tool():
     report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     loaded = {line.split("|")[-1].strip() for line in report.splitlines()}
     ours = {name for name in loaded if name.startswith("tarshards.cli.")}
-    assert ours == {"tarshards.cli.program"}
+    assert ours == {"tarshards.cli.program", "tarshards.cli.terminal"}
 
 
 def entry_points() -> dict[str, str]:

@@ -107,7 +107,14 @@ def test_terminals_obey_nothing(folder, path_with_tools, line):
 
 @pytest.mark.parametrize("line", TEXTS)
 def test_terminals_obey_nothing_of_texts_for_other_programs(folder, path_with_tools, line):
-    environment = {**os.environ, "PATH": path_with_tools, "NASTY": NASTY, "NAME": NAME, "PYTHONUTF8": "1"}
+    environment = {
+        **os.environ,
+        "PATH": path_with_tools,
+        "NASTY": NASTY,
+        "NAME": NAME,
+        "PYTHONUTF8": "1",
+        "NO_COLOR": "1",
+    }
     ours, theirs = pty.openpty()
     with open(ours, "rb", buffering=0) as terminal:
         command = ["bash", "-c", line]
