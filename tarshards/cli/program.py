@@ -95,6 +95,18 @@ class Program(click.Command):
             return super().make_context(info_name, args, parent, **extra)
         return verb.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from tarshards.cli.other_options import answer_to
+
+            known = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
+            tool = self.callback.__module__.rpartition(".")[2] if self.callback else ""
+            if answer := answer_to(tool, error.option_name, known):
+                raise click.UsageError(f"no such option {error.option_name}: {answer}", ctx) from error
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 

@@ -38,6 +38,7 @@ class Search(NamedTuple):
 
     patterns: tuple[str, ...]
     regular: bool
+    words: bool
     ignore_case: bool
     where: str | None
     keys: str | None
@@ -65,7 +66,8 @@ class Search(NamedTuple):
             if self.where is not None and self.invert:
                 conditions.append(Condition(self.where))
             if self.patterns:
-                pattern = Pattern(self.patterns, fields=fields, fixed=not self.regular, ignore_case=self.ignore_case)
+                how = {"fixed": not self.regular, "words": self.words, "ignore_case": self.ignore_case}
+                pattern = Pattern(self.patterns, fields=fields, **how)
                 conditions.append(pattern)
         if self.duplicates:
             conditions.append(duplicate := Duplicate(fields))
@@ -129,6 +131,7 @@ quiet_option: Final = click.option(
     show_default=False,
     help="Patterns are regular expressions (default), or plain text.",
 )
+@click.option("-w", "--word-regexp", "words", is_flag=True, help="Patterns match whole words only.")
 @click.option("-i", "--ignore-case", is_flag=True, help="Ignore case.")
 @where_option
 @keys_option

@@ -37,8 +37,8 @@ class Pattern:
 
     A field is searched as text if it is UTF-8, else as bytes; ``^`` and ``$`` match at each line. *fields* are the
     fields to search, as ``split_fields`` returns them: of alternatives, the first that the sample has is searched, and
-    ``__key__`` is its key. By default all fields are searched. With *fixed*, patterns are literal text. Raises
-    ValueError for a malformed regular expression.
+    ``__key__`` is its key. By default all fields are searched. With *fixed*, patterns are literal text; with *words*,
+    only whole words match. Raises ValueError for a malformed regular expression.
 
     ``missing`` counts, for each entry of *fields*, the samples that have none of its alternatives. ``text`` is literal
     bytes that every matching sample has in one of the fields; empty if none are known.
@@ -54,6 +54,7 @@ class Pattern:
         *,
         fields: list[list[str]] | None = None,
         fixed: bool = False,
+        words: bool = False,
         ignore_case: bool = False,
     ):
         self.fields = fields
@@ -65,6 +66,8 @@ class Pattern:
         self.text: bytes = patterns[0].encode(errors="replace") if is_plain and not ignore_case else b""
         for pattern in patterns:
             expression = re.escape(pattern) if fixed else pattern
+            if words:
+                expression = rf"(?<!\w)(?:{expression})(?!\w)"
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")  # Python warns of [[:alpha:]], which it does not support

@@ -44,6 +44,7 @@ LETTERS = {
     "-r": "--reverse",
     "-s": "--size",
     "-v": "--invert-match",
+    "-w": "--word-regexp",
     "-C": None,
     "-E": None,
     "-F": None,
