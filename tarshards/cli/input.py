@@ -38,7 +38,7 @@ from tarshards.cli.parameters import (
     typed,
     where_option,
 )
-from tarshards.cli.program import say, usage_errors
+from tarshards.cli.program import say, show_log, usage_errors
 from tarshards.cli.terminal import with_bar
 from tarshards.errors import OpenError, SampleError, TarshardsError
 from tarshards.parallel.forks import cached_property
@@ -580,14 +580,14 @@ def reads_samples(
             "--connections",
             type=click.IntRange(1),
             metavar="N",
-            help="Concurrent requests.  [default: 32]",
+            help="Concurrent requests.  [default: $TARSHARDS_CONNECTIONS or 32]",
         ),
         click.option("--ahead", type=Size(), metavar="SIZE", help="Memory for prefetched data."),
         click.option(
             "--cache-dir",
             type=FOLDER,
             metavar="FOLDER",
-            help="Keep fetched data in FOLDER.",
+            help="Keep fetched data in FOLDER.  [default: $TARSHARDS_CACHE_DIR]",
         ),
         cache_bytes_option,
         *([allow_empty_option] if may_be_empty else []),
@@ -609,9 +609,7 @@ def _checked_fields(context: click.Context, parameter: click.Parameter, fields: 
 
 def _log(context: click.Context, parameter: click.Parameter, verbose: bool) -> None:
     if verbose:
-        import logging
-
-        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+        show_log("info")
 
 
 def selects_samples(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -170,6 +170,7 @@ class Program(click.Command):
             try:
                 # Not click's own main(), which turns a closed pipe into an exit code.
                 self._complete()
+                _obey_variables()
                 arguments = sys.argv[1:] if args is None else list(args)
                 with self.make_context(program_name(), arguments) as context:
                     self.invoke(context)
@@ -241,6 +242,31 @@ def _with_verbs(function: Callable[..., Any], usage: str) -> Callable[..., Any]:
         function()
 
     return command
+
+
+#: The levels of messages that TARSHARDS_LOG may name.
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def show_log(level: str) -> None:
+    """Print the messages of the logger "tarshards" from this level on to stderr."""
+    import logging
+
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("tarshards").setLevel(level.upper())
+
+
+def _obey_variables() -> None:
+    """Show the log as TARSHARDS_LOG says, and refuse wrong values of this and other variables."""
+    with usage_errors():
+        if level := os.environ.get("TARSHARDS_LOG"):
+            if level.lower() not in LEVELS:
+                raise ValueError(f"the variable TARSHARDS_LOG must be one of {', '.join(LEVELS)}, not {level!r}")
+            show_log(level)
+        if any(map(os.environ.get, ("TARSHARDS_CONNECTIONS", "TARSHARDS_CACHE_DIR"))):
+            from tarshards.storage.remote import Remote
+
+            Remote()
 
 
 def _terminate(number: int, _: object) -> None:

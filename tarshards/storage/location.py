@@ -24,7 +24,7 @@ from tarshards.storage.redaction import (
     without_userinfo,
     without_values,
 )
-from tarshards.storage.remote import Remote
+from tarshards.storage.remote import Remote, default_remote
 from tarshards.storage.streams import COMPRESSING, encoded, errno_of, is_answer, is_missing, read_at_most, words
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ class Location:
     """
 
     url: str  #: as it was given
-    remote: Remote = Remote()  #: how to read it, if it is remote
     allow_pipe: bool = False  #: whether it may run its command, if it is `pipe:command`
     sync: bool = True  #: whether closing a local file that was written waits until it is on the disk
     index_dir: str | None = None  #: the folder of its index, and of all else that is derived from it, if it is a shard
@@ -132,6 +131,11 @@ class Location:
 
     def __str__(self) -> str:
         return self.name
+
+    @cached_property
+    def remote(self) -> Remote:
+        """How to read it, if it is remote."""
+        return default_remote()
 
     # What the URL says.
 

@@ -1,6 +1,7 @@
 """Stores of fsspec: whole files under their names, and errors that say what to install."""
 
 import io
+import pickle
 import sys
 import zipfile
 from collections import defaultdict
@@ -18,7 +19,7 @@ from tarshards.storage import tuning
 from tarshards.storage.expressions import expand_urls
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
-from tarshards.storage.remote import Remote
+from tarshards.storage.remote import Remote, with_options
 
 DATA = bytes(range(256)) * 1000
 
@@ -397,3 +398,37 @@ def test_a_shard_replaced_while_it_is_streamed(bucket, tmp_path, index):
         consume()
     assert 10 <= len(came) < 1000
     assert set(came) == {0}
+
+
+def test_the_environment_has_defaults(monkeypatch, tmp_path):
+    before = Location("http://host/a.tar").remote
+    assert (before.connections, before.cache_dir) == (32, None)
+    assert Location("http://host/b.tar").remote is before
+    monkeypatch.setenv("TARSHARDS_CONNECTIONS", "4")
+    monkeypatch.setenv("TARSHARDS_CACHE_DIR", "~/cache")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for remote in Remote(), Location("http://host/a.tar").remote, with_options(None, max_ratio=9):
+        assert (remote.connections, remote.cache_dir) == (4, str(tmp_path / "cache"))
+    assert Remote(cache_bytes=1 << 30).cache_dir == str(tmp_path / "cache")
+    passed = Remote(connections=2, cache_dir=None)
+    assert (passed.connections, passed.cache_dir) == (2, None)
+    assert Location("http://host/a.tar", passed).remote is passed
+    assert pickle.loads(pickle.dumps(Location("http://host/a.tar", passed))).remote == passed
+    monkeypatch.delenv("TARSHARDS_CACHE_DIR")
+    monkeypatch.setenv("TARSHARDS_CONNECTIONS", "")
+    assert Remote() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("TARSHARDS_CONNECTIONS", "4.5", "must be a whole number of at least 1, not '4.5'"),
+        ("TARSHARDS_CONNECTIONS", "0", "must be a whole number of at least 1, not '0'"),
+        ("TARSHARDS_CACHE_DIR", __file__, "must name a folder, not "),
+    ],
+)
+def test_a_wrong_variable_is_named(monkeypatch, name, value, reason):
+    monkeypatch.setenv(name, value)
+    for make in Remote, lambda: Location("a.tar").remote, lambda: read("http://127.0.0.1:9/a.tar"):
+        with pytest.raises(ValueError, match=f"the variable {name} {reason}"):
+            make()
