@@ -28,6 +28,7 @@ MAX_LENGTH = 1000  # characters; this also limits the depth of nesting
 # at most 14,300 bits.
 MAX_SIZE = 100_000
 MAX_TURNS = 10_000  # of all loops together
+ASSIGNS = "use == to compare, not ="
 METHODS: dict[type, set[str]] = {
     str: {"startswith", "endswith", "lower", "upper", "strip", "split", "count", "find"},
     bytes: {"startswith", "endswith", "count", "find"},
@@ -61,7 +62,8 @@ class Condition:
         except RefusedError:
             raise
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ValueError(f"{expression!r} is not an expression: {getattr(error, 'msg', error)}") from error
+            reason = ASSIGNS if _assigns(error) else getattr(error, "msg", error)
+            raise ValueError(f"{expression!r} is not an expression: {reason}") from error
 
     def __reduce__(self) -> Any:
         return Condition, (self.expression,)
@@ -101,6 +103,14 @@ class Condition:
         except Exception as error:
             reason = f"{self.expression!r} fails: {type(error).__name__}: {error}"
             raise OpError(reason).at(sample) from error
+
+
+def _assigns(error: Exception) -> bool:
+    """Return whether the error of Python's parser is that of a single equals sign."""
+    if not isinstance(error, SyntaxError) or not error.text or not error.offset:
+        return False
+    begins = error.text[error.offset - 1 :]
+    return "Maybe you meant '=='" in error.msg or (begins.startswith("=") and not begins.startswith("=="))
 
 
 def dotted_name(node: ast.AST) -> str | None:

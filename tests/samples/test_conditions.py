@@ -271,6 +271,8 @@ def test_every_part_of_an_expression_sees_the_sample(expression, holds):
         ("len(x=1)", "functions take positional arguments only"),
         ("open(1)", "no function open; known: has len min max sum any all abs int float str bool"),
         ("cls >", "is not an expression: invalid syntax"),
+        ('json["a"] = "b"', "is not an expression: use == to compare, not ="),
+        ("cls == 3 or (cls = 4)", "is not an expression: use == to compare, not ="),
         ("'" + "a" * 1000 + "'", "an expression has at most 1000 characters, not 1002"),
     ],
 )
