@@ -5,6 +5,7 @@ Read in this order:
 - ``sidecar``: ``Index``, the file beside a shard; ``inventory``: which shards have one, and the beginnings of many
 - ``members``: the index of a shard, made while it is written
 - ``build``, ``refresh``: making and renewing indexes; ``manifests``: datasets as wids JSON
+- ``past_damage``: the index of a damaged shard, in memory only
 - ``opening_options``: how shards are opened, as one value
 - ``header_checks``: a second check of headers that the kernel does not decide on, and members of remote shards in
   memory

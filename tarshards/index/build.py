@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from operator import lt
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 from tarshards.errors import OpenError, TarError
@@ -25,6 +25,9 @@ from tarshards.storage.streams import failure
 from tarshards.tar.elsewhere import SpecialMembers, Step, UnresolvedError
 from tarshards.tar.read import MEMBER_LIMIT, RECORD, Grouper, padding, read_members, scan_through, walk, warn_of_zeros
 
+if TYPE_CHECKING:
+    from tarshards.samples.grouping import OnDamage
+
 REMOTE = 1 << 16, 1 << 22, 1 << 20  # READS of remote shards
 Walked: TypeAlias = tuple[list[str], list[str], tuple[bytes, ...], int, int]  # the result of ``walk`` for a sound shard
 
@@ -36,6 +39,7 @@ def build_index(
     concatenated: bool = False,
     end: ArchiveEnd = "required",
     split: Split = "first",
+    on_damage: OnDamage = "end",
     walked: Walked | None = None,
 ) -> Index:
     """Return the index of the shard *url*; with *crc* it has the checksums of the members' data.
@@ -43,16 +47,27 @@ def build_index(
     With *concatenated* the shard may consist of several archives, which the index counts; with *end* "optional" it may
     end after any member, without zeros. Names are split into key and field at the *split*, the "first" or "last" dot of
     their base name. Only the headers of large members are read. Samples that ``read_samples`` refuses become
-    ``faults``. *walked* is the result of ``walk`` for this shard, if it has just been called. Raises the error that
-    ``read_samples`` raises for a damaged shard, ShardIndexError for a compressed one, which has no random access, and
-    OpenError for a stream.
+    ``faults``. *walked* is the result of ``walk`` for this shard, if it has just been called.
+
+    With *on_damage* "resync" a damaged shard gets the index of all samples that are found past its damage, which is
+    not to be saved: those that may lack members are ``faults``, and bytes that are no members ``gaps``; a remote shard
+    is then copied. Otherwise this raises the error that ``read_samples`` raises for a damaged shard. Raises
+    ShardIndexError for a compressed one, which has no random access, and OpenError for a stream.
     """
     location = Location.of(url)
     check_end(end)
+    if on_damage != "end":
+        from tarshards.samples.grouping import check_reading
+
+        check_reading("skip", on_damage, end)
     shard = Shard.of(location)._replace(concatenated=concatenated, end=end, split=split)
     with FileRanges(location) if location.is_local else location.ranges() as ranges:
         refuse_compressed(ranges, location)
         index = _index(ranges, shard, walked)
+        if index is None and on_damage == "resync":
+            from tarshards.index.past_damage import index_past_damage
+
+            index = index_past_damage(shard)
         if index is None:
             raise _reason(location, shard)
         if crc:

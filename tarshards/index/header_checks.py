@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -77,11 +78,10 @@ def first_byte(index: Index, member: int) -> int:
 
 
 def _end_before(index: Index, member: int) -> int:
-    """Return where the data of the member before ends with its padding, and the headers of this one begin."""
-    if not member:
-        return 0
-    end = sum(index.data_range(member - 1))
-    return end + padding(end)
+    """Return where the data of the member before, its padding and a gap end, and the headers of this one begin."""
+    end = sum(index.data_range(member - 1)) if member else 0
+    gaps = bisect_right(index.gaps, index.data_range(member)[0] - BLOCK, key=lambda gap: gap.end)
+    return max(end + padding(end), index.gaps[gaps - 1].end if gaps else 0)
 
 
 def _is_whole(read: Callable[[int, int], bytes], index: Index, member: int, low: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, wraps
 from hashlib import blake2b
@@ -28,6 +28,9 @@ from tarshards.tar.read import BLOCK, padding
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from tarshards.samples.resync.walking import Gap
+    from tarshards.storage.opening import PlainFile
 
 VERSION, WITH_FAULTS = 1, 2  # earlier readers refuse the second, for shards with faults, links or sparse members
 PAGES = b"\xa5pages"
@@ -105,6 +108,9 @@ class Index:
     ``elsewhere`` are the links and sparse members, by number, with the steps to their content. For a link ``size`` is
     0, for a sparse member that of the pieces which are stored at ``offset``.
 
+    ``gaps`` are the bytes of a damaged shard that are not valid members. Only an index made past damage has them; files
+    do not.
+
     ``digest`` identifies keys and members; files derived from the shard are compared by it. It is that of the sidecar
     that was last written or read; None if an earlier version wrote it.
     """
@@ -112,6 +118,7 @@ class Index:
     digest: bytes | None = None
     faults: Mapping[int, Fault] = MappingProxyType({})  # one object for all shards without any
     elsewhere: Mapping[int, list[Step]] = MappingProxyType({})
+    gaps: Sequence[Gap] = ()
     _sidecar: Any = None  # the sidecar if it was loaded: its bytes, a memoryview of shared memory, or a mapping
     sample: Final = _array("sample")
     field: Final = _array("field")
@@ -499,8 +506,12 @@ class Index:
         }
 
     def save(self, shard_url: str | Location) -> None:
-        """Write the sidecar of *shard_url*, whole or not at all."""
+        """Write the sidecar of *shard_url*, whole or not at all; raise ShardIndexError if the shard is damaged."""
         location = index_location(shard_url)
+        if self.gaps:
+            raise ShardIndexError(
+                "the index of a damaged shard is not saved; repair it with `tarrepair`", url=location.name
+            )
         location.make_folder()
         with location.open("wb") as stream:
             stream.write(self.pack())
@@ -620,7 +631,7 @@ def _pack(entries: dict[str, Any]) -> bytes:
     return packed
 
 
-def fingerprint(ranges: Ranges, offset: bytes) -> int:
+def fingerprint(ranges: Ranges | PlainFile, offset: bytes) -> int:
     """Return the fingerprint of a shard; *offset* is the array of the offsets of its members' data, as bytes."""
     value = 0
     for start in [offset[:8], offset[-8:]] if offset else []:

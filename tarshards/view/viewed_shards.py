@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tarshards.errors import SampleError, ShardIndexError, TarshardsError, shortened
+from tarshards.errors import SampleError, ShardIndexError, TarError, TarshardsError, shortened
 from tarshards.index.build import build_index
 from tarshards.index.inventory import find_indexed
 from tarshards.index.open import OpenShard
@@ -23,7 +23,7 @@ from tarshards.samples.keys import Sample
 from tarshards.samples.member_file import MemberFile
 from tarshards.storage.expressions import common_name, find_shards, spec_name
 from tarshards.storage.location import Location
-from tarshards.storage.manifest import Shards
+from tarshards.storage.manifest import Shard, Shards
 from tarshards.stream.indexed_shards import IndexedShards
 from tarshards.view.media_types import has_media
 
@@ -42,8 +42,8 @@ class ViewedShards:
     """The samples of *urls*, numbered over all shards; the options are those of ``find_shards``.
 
     With indexes, all samples are known from the start, in ``sequence``. Otherwise ``extend`` indexes one shard after
-    the other in memory, and ``total`` grows. *problems* are the errors of shards that cannot be indexed; these count as
-    empty.
+    the other in memory, and ``total`` grows; a damaged shard past its damage. *problems* are the errors of these, and
+    of shards that cannot be indexed, which count as empty.
     """
 
     def __init__(self, urls: Any, **how: Any):
@@ -100,7 +100,9 @@ class ViewedShards:
                         concatenated=shard.concatenated,
                         end=shard.end,
                         split=shard.split,  # type: ignore[arg-type]
+                        on_damage="resync",
                     )
+                    self.problems += [_damage(gap, index, shard) for gap in index.gaps[:1]]
                 except TarshardsError as error:
                     self.problems.append(error)
                     index = None
@@ -187,7 +189,11 @@ class ViewedShards:
     # Samples as rows of the page.
 
     def rows(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the keys, shards and fields of samples, with the first bytes of fields that are shown as text."""
+        """Return the keys, shards and fields of samples, with the first bytes of fields that are shown as text.
+
+        The *gaps* of a damaged shard are in the row of the sample before which or in which they are, or, behind the
+        last one, in its row.
+        """
         addresses = {number: self.address(number) for number in dict.fromkeys(numbers)}
         runs = list(self._runs(addresses))
         apply = map if not self._is_remote or len(runs) == 1 else self._threads.map
@@ -251,6 +257,8 @@ class ViewedShards:
         row |= {"shard": shard, "fields": fields}
         if address.sample in index.faults:
             row["error"] = index.faults[address.sample].reason
+        if gaps := [gap for gap in index.gaps if _sample_at(index, gap.start) == address.sample]:
+            row["gaps"] = [gap._asdict() for gap in gaps]
         return row
 
     def _unread(self, address: SampleAddress, error: TarshardsError) -> dict[str, Any]:
@@ -267,6 +275,19 @@ class ViewedShards:
             data: bytes = members.take(member)
             return data[:HEAD]
         return opened.file(member).read(HEAD)
+
+
+def _damage(gap: Any, index: Index, shard: Shard) -> TarError:
+    """Return what is to be said of a damaged shard, whose first *gap* this is."""
+    whole = len(index) - len(index.faults)
+    reason = f"{gap.reason} (gaps: {len(index.gaps)}, whole samples: {whole})"
+    return TarError(reason, url=shard.location().name, offset=gap.start)
+
+
+def _sample_at(index: Index, offset: int) -> int:
+    """Return the sample of the first member whose data begins behind *offset*, or else the last one."""
+    member = min(int(np.searchsorted(index.offset, offset)), index.members - 1)
+    return index.entry(member)[0]
 
 
 def parse_number(name: str, text: str, end: int | None = None) -> int:

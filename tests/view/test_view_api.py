@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from with_torch import ShardDataset, ShardLoader, needs_torch, torch
 from tarshards import Ledger, ShardWriter, Stream, TarWriter, build_columns
 from tarshards.errors import DecodeError, ShardIndexError, StateError
 from tarshards.index.build import build_index
+from tarshards.samples.codecs import decode_field
 from tarshards.samples.lines import read_keys
 from tarshards.storage.expressions import find_shards
 from tarshards.view import show
@@ -242,6 +245,69 @@ def test_remote_samples_are_fetched_together(tmp_path, index):
         assert api.picture({"number": "33", "field": "seg.png"})[0] == "image/png"
         file = api.field({"number": "33", "field": "raw"})
         assert file.read() == sample(33)["raw"]
+
+
+def of_damaged(number):
+    return {"txt": f"text {number}", "cls": number % 5, "json": {"n": number}}
+
+
+def damaged(folder, samples=60, *, shard="set-000.tar"):
+    """Write a shard without index, damage three of its headers and cut its end; return its path."""
+    url = str(folder / shard)
+    with TarWriter(url) as writer:
+        for number in range(samples):
+            writer.write({"__key__": f"{number:03d}", **of_damaged(number)})
+    with tarfile.open(url) as file:
+        offsets = {member.name: member.offset for member in file}
+    data = bytearray(Path(url).read_bytes())
+    for name in ("010.txt", "020.cls", "031.json"):
+        data[offsets[name] : offsets[name] + 200] = b"\xd0" * 200
+    Path(url).write_bytes(data[: offsets[f"{samples - 1:03d}.json"] + 600])
+    return url
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_damaged_shard_without_an_index_shows_its_whole_samples_and_gaps(tmp_path, is_remote):
+    url = damaged(tmp_path)
+    ledger = Ledger(max_errors=100)
+    whole = [each["__key__"] for each in Stream.from_shards(url, on_damage="resync", on_error=ledger)]
+    with range_server.serving(tmp_path) as site:
+        api = ViewApi(f"{site.url}/set-000.tar" if is_remote else url)
+        found = api.rows({"begin": "0", "count": "100"})
+        assert [row["key"] for row in found["rows"] if "error" not in row] == whole
+        assert len(whole) > 50
+        not_whole = {row["key"]: row["error"] for row in found["rows"] if "error" in row}
+        assert {"010", "020", "031", "059"} >= not_whole.keys() > set()
+        assert found["total"] == len(whole) + len(not_whole)
+        assert "set-000.tar" in found["problems"][0]
+        for row in found["rows"]:
+            assert [field.get("error") for field in row["fields"]] == [None] * len(row["fields"])
+            number = int(row["key"])
+            for field in row["fields"]:
+                data = bytes(api.field({"number": str(row["number"]), "field": field["name"]}))
+                assert decode_field(field["name"], data) == of_damaged(number)[field["name"]]
+        gaps = [(row["key"], gap) for row in found["rows"] for gap in row.get("gaps", ())]
+        report = ViewApi(url).damage({"shard": "0"})
+        assert [(gap["start"], gap["end"]) for _, gap in gaps] == [(gap["begin"], gap["end"]) for gap in report["gaps"]]
+        assert len(gaps) == 4
+        assert report["whole"] == len(whole)
+        assert keys(api, where="cls == 1") == [key for key in whole if int(key) % 5 == 1]
+        assert keys(api, match="03") == [row["key"] for row in found["rows"] if "03" in row["key"]]
+
+
+@pytest.mark.parametrize(("begin", "size"), [(0, 700), (0, 40_000), (2048, 100), (60_000, 10**9)])
+def test_no_whole_sample_is_hidden_or_invented_wherever_the_damage_is(tmp_path, begin, size):
+    url = str(tmp_path / "a.tar")
+    with TarWriter(url) as writer:
+        for number in range(30):
+            writer.write({"__key__": f"{number:03d}", "txt": "text " * (number * 37 % 300), "cls": number})
+    data = bytearray(Path(url).read_bytes())
+    data[begin : begin + size] = b"\xd0" * min(size, len(data) - begin)
+    Path(url).write_bytes(data)
+    whole = [each["__key__"] for each in Stream.from_shards(url, on_damage="resync", on_error="skip")]
+    rows = ViewApi(url).rows({"begin": "0", "count": "100"})["rows"]
+    assert [row["key"] for row in rows if "error" not in row] == whole
+    assert not [field for row in rows for field in row["fields"] if "error" in field]
 
 
 def test_a_shard_that_cannot_be_indexed_is_named(tmp_path):

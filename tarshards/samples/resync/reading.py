@@ -19,6 +19,8 @@ from tarshards.storage.opening import PlainFile, open_plain
 from tarshards.tar.elsewhere import SpecialMembers, UnresolvedError
 from tarshards.tar.read import padding
 
+ENDED = "an archive ends here and another one begins, or members were overwritten with zeros"
+
 
 @dataclass
 class Survey:
@@ -152,9 +154,8 @@ def read_resyncing(
 def explain(url: str, item: Gap | Zeros | FoundSample) -> TarError | SampleError:
     """Return the error for a gap, the end of an archive before another one, or a sample not known to be whole."""
     if isinstance(item, Zeros):
-        reason = "an archive ends here and another one begins, or members were overwritten with zeros; "
         remedy = "`--ignore-zeros` (concatenated=True) reads them as one"
-        return TarError(f"{reason}{remedy}", url=url, offset=item.start)
+        return TarError(f"{ENDED}; {remedy}", url=url, offset=item.start)
     if isinstance(item, Gap):
         skipped = f"; {item.end - item.start} bytes skipped" if item.end > item.start else ""
         return TarError(f"{item.reason}{skipped}", url=url, offset=item.start)
