@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,15 @@ def make(peer: Peer) -> str:
     made.write_text(json.dumps(wanted))
     failed.unlink(missing_ok=True)
     return python
+
+
+def python_with(module: str, *environments: str) -> str | None:
+    """Return the Python that has a module: of one of these environments of the suite, else this one; None if none."""
+    for environment in environments:
+        folder = ENVIRONMENTS / environment
+        if list(folder.glob(f"lib/python*/site-packages/{module}")):
+            return str(folder / "bin" / "python")
+    return sys.executable if find_spec(module) else None
 
 
 def make_for_reader(module: str) -> tuple[str, tuple[str, ...]]:

@@ -1,4 +1,7 @@
-"""Run the peers' processes: send them requests as JSON lines, monitor them, and kill them if they hang."""
+"""Run the peers' processes: send them requests as JSON lines, monitor them, and kill them if they hang.
+
+``serve`` is the loop of such a process.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +78,19 @@ def mebibytes(leader: int) -> float:
 
 
 class Process:
-    """A peer's process; *python* is that of its environment, and *log* receives its output."""
+    """A peer's process; *python* is that of its environment, and *log* receives its output.
 
-    def __init__(self, name: str, python: str, log: Path, **environment: str):
+    It runs *program*, which calls ``serve``, with the name of the peer.
+    """
+
+    def __init__(self, name: str, python: str, log: Path, *, program: Path = WORKER, **environment: str):
         log.parent.mkdir(parents=True, exist_ok=True)
         self.name, self.log, self.peak = name, log, 0.0
         kept = {key: value for key, value in os.environ.items() if key not in RANKS}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
-                [python, str(WORKER), name], **pipes, stderr=errors, env=kept | environment, start_new_session=True
+                [python, str(program), name], **pipes, stderr=errors, env=kept | environment, start_new_session=True
             )
         self._bytes = b""
 
@@ -146,3 +153,27 @@ class Process:
         for pipe in self.process.stdin, self.process.stdout:
             pipe.close()
         self.process.wait()
+
+
+def serve(make: Callable[[], Any]) -> None:
+    """Answer requests, each a line that names a method of what *make* returns, and its arguments."""
+    # Output of the peer and its processes goes to the log; only this process uses the pipes.
+    lines, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    worker = make()
+    print(json.dumps({"answer": "ready"}), file=answers, flush=True)
+    for line in lines:
+        print(json.dumps(_answer(worker, line)), file=answers, flush=True)
+    os.killpg(0, signal.SIGKILL)  # the runner is gone: end everything that was started
+
+
+def _answer(worker: Any, line: str) -> dict[str, Any]:
+    request = json.loads(line)
+    try:
+        return {"answer": getattr(worker, request.pop("call"))(**request)}
+    except NotImplementedError as exc:
+        return {"cannot": str(exc) or "not implemented"}
+    except Exception as exc:
+        traceback.print_exc()
+        return {"failed": " ".join(f"{type(exc).__name__}: {exc}".split())[:300]}

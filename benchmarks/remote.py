@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import remote_peers
+from environments import python_with
 from measure import machine, record
 from processes import cpu_seconds
 
@@ -205,13 +206,12 @@ def ours(
 
 
 def peer(name: str, site: Site, part: str) -> Work:
-    python = remote_peers.python_of(name)
+    module, environments, _ = remote_peers.PEERS[name]
+    python = python_with(module, *environments)
 
     def run() -> dict[str, Any]:
         if python is None:
-            raise OSError(
-                f"no environment has {remote_peers.PEERS[name][0]}; `make bench ONLY=suite` makes those of the suite"
-            )
+            raise OSError(f"no environment has {module}; `make bench ONLY=suite` makes those of the suite")
         program = Path(remote_peers.__file__)
         if name in remote_peers.MAKE:
             made = subprocess.run([python, program, name], capture_output=True, text=True, timeout=300)

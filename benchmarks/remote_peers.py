@@ -37,18 +37,6 @@ def peer(name: str, module: str, *environments: str) -> Callable[[Callable[..., 
     return register
 
 
-def python_of(name: str) -> str | None:
-    """Return the Python that has a peer's module: of an environment of the suite, else this one; None if none has."""
-    from importlib.util import find_spec
-
-    module, environments, _ = PEERS[name]
-    for environment in environments:
-        folder = DATA / "environments" / environment
-        if list(folder.glob(f"lib/python*/site-packages/{module}")):
-            return str(folder / "bin" / "python")
-    return sys.executable if find_spec(module) else None
-
-
 def samples_of(name: str) -> Iterator[dict[str, Any]]:
     from sets import read_samples
 

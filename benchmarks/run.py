@@ -52,6 +52,7 @@ PROGRAMS = (
     "audio",
     "video",
     "remote",
+    "wire",
     "resumes",
     "start",
     "stages",

@@ -6,12 +6,8 @@ import base64
 import ctypes
 import gc
 import importlib
-import json
-import os
-import signal
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
@@ -23,7 +19,7 @@ sys.path[:] = [folder for folder in sys.path if folder != HERE] + [HERE]  # afte
 
 import training  # noqa: E402
 from checks import entries  # noqa: E402
-from processes import cpu_seconds, usage  # noqa: E402
+from processes import cpu_seconds, serve, usage  # noqa: E402
 from sets import Data, drawn_places, read_samples  # noqa: E402
 
 BATCH = 64
@@ -172,33 +168,10 @@ class Worker:
         return {"seconds": time.perf_counter() - begun, "cpu": cpu_seconds() - cpu, "samples": self.data.count}
 
 
-def answer(worker: Worker, line: str) -> dict[str, Any]:
-    request = json.loads(line)
-    try:
-        return {"answer": getattr(worker, request.pop("call"))(**request)}
-    except NotImplementedError as exc:
-        return {"cannot": str(exc) or "not implemented"}
-    except Exception as exc:
-        traceback.print_exc()
-        return {"failed": " ".join(f"{type(exc).__name__}: {exc}".split())[:300]}
-
-
-def main(name: str) -> None:
-    # Output of the peer and its processes goes to the log; only this process uses the pipes.
-    lines, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    worker = Worker(importlib.import_module(f"peers.{name}"))
-    print(json.dumps({"answer": "ready"}), file=answers, flush=True)
-    for line in lines:
-        print(json.dumps(answer(worker, line)), file=answers, flush=True)
-    os.killpg(0, signal.SIGKILL)  # the runner is gone: end everything that was started
-
-
 if __name__ == "__main__":
     if sys.argv[1] == "--try":
         from suite import attempt
 
         attempt(*sys.argv[2:])
     else:
-        main(sys.argv[1])
+        serve(lambda: Worker(importlib.import_module(f"peers.{sys.argv[1]}")))

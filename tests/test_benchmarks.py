@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from programs import need
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FILES = sorted((BENCHMARKS / "peers").glob("[!_]*.py"))
@@ -23,12 +24,14 @@ import environments  # noqa: E402
 import figures  # noqa: E402
 import measure  # noqa: E402
 import quotes  # noqa: E402
+import remote  # noqa: E402
 import report  # noqa: E402
 import resumes  # noqa: E402
 import run  # noqa: E402
 import sets  # noqa: E402
 import suite  # noqa: E402
 import tables  # noqa: E402
+import wire  # noqa: E402
 
 PEERS = ["cat", "datago", "datasets", "dali", "deeplake", "energon", "ffcv", "gnu_tar", "grain", "lance", "litdata"]
 PEERS += ["ray", "simplejpeg", "spdl", "squirrel", "streaming", "tarfile", "torch_files", "torchvision", "webdataset"]
@@ -317,6 +320,24 @@ def test_a_section_takes_the_place_of_its_title(tmp_path):
     measure.put({"C": ["c"], "B": ["d"]}, page, first=True)
     measure.put({"A": ["e"]}, page)
     assert page.read_text() == "# Results\n\nMade by `make bench`.\n\n## C\n\nc\n\n## B\n\nd\n\n## A\n\ne\n"
+
+
+@pytest.mark.interop
+def test_a_small_run_of_the_wire_delivers_what_is_right(tmp_path, monkeypatch):
+    need(*wire.NEEDS)
+    monkeypatch.setattr(remote, "ROOT", tmp_path)
+    monkeypatch.setattr(wire, "READ", {1: 2, 2: 1})
+    monkeypatch.setattr(wire, "ROUNDS", {1: 1, 2: 1})
+    for name, (shards, samples, size) in {"large": (2, 100, 110 << 10), "small": (2, 200, 2048)}.items():
+        monkeypatch.setitem(remote.SETS, name, (shards, samples, size))
+    for name in ("tiny", *wire.SAMPLES):
+        remote.make(name)
+    told = "\n".join(wire.tables())
+    assert "wrong" not in told
+    ours = [client for client in wire.CLIENTS if client.startswith("tarshards")]
+    for client in ("curl -Z, files", "curl -Z, ranges", *ours):
+        rows = re.findall(rf"^\| {client}[^|]*\| ~?\d", told, re.MULTILINE)
+        assert len(rows) >= 2 + 2 * (client in wire.MANY), told
 
 
 @pytest.mark.interop

@@ -11,8 +11,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +36,7 @@ http {{
     tcp_nopush off;  # else the end of a range waits 40 ms
     keepalive_timeout 600; keepalive_requests 1000000;
     server {{
-        listen {port}; listen {tls_port} ssl; root {root};
+        listen {port} reuseport; listen {tls_port} ssl reuseport; root {root};
         ssl_certificate {folder}/certificate.pem; ssl_certificate_key {folder}/key.pem;
     }}
 }}
@@ -84,25 +84,40 @@ class Link:
         self._stack.callback(end, process)
         return process
 
-    @contextmanager
-    def serving(self, root: Path) -> Iterator[Site]:
+    def serving(self, root: Path) -> AbstractContextManager[Site]:
         """Serve the files of a folder by nginx at the far end, over http and https."""
-        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        return serving(root, self.address, (PORT, TLS_PORT), self.start)
+
+
+@contextmanager
+def serving(
+    root: Path, address: str, ports: tuple[int, int], start: Callable[..., subprocess.Popen[bytes]], servers: int = 1
+) -> Iterator[Site]:
+    """Serve the files of a folder by nginx, over http and https at two *ports* of an address.
+
+    *start* starts a program there. Of several *servers*, processes, each takes some of the connections.
+    """
+    nginx = find("nginx")
+    assert nginx is not None
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nginx-")))
         # One that its users make their own authority of: SSL_CERT_FILE, curl --cacert.
-        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=slow link"]
-        command += ["-addext", f"subjectAltName=IP:{self.address}"]
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=rig"]
+        command += ["-addext", f"subjectAltName=IP:{address}"]
         files = ["-keyout", folder / "key.pem", "-out", folder / "certificate.pem"]
         subprocess.run([*command, *files], check=True, capture_output=True)
-        settings = NGINX.format(folder=folder, root=Path(root).resolve(), port=PORT, tls_port=TLS_PORT)
+        port, tls_port = ports
+        settings = NGINX.format(folder=folder, root=Path(root).resolve(), port=port, tls_port=tls_port)
         (folder / "nginx.conf").write_text(settings)
-        nginx = find("nginx")
-        assert nginx is not None
-        process = self.start(nginx, "-e", f"{folder}/error.log", "-c", f"{folder}/nginx.conf")
-        try:
-            wait_for(self.address, PORT, process)
-            yield Site(f"http://{self.address}:{PORT}", f"https://{self.address}:{TLS_PORT}", folder)
-        finally:
-            end(process)
+        processes = []
+        for _ in range(servers):
+            process = start(nginx, "-e", f"{folder}/error.log", "-c", f"{folder}/nginx.conf")
+            stack.callback(end, process)
+            processes.append(process)
+            wait_for(address, port, process)
+        yield Site(
+            f"http://{address}:{port}", f"https://{address}:{tls_port}", folder, [each.pid for each in processes]
+        )
 
 
 class Request(NamedTuple):
@@ -118,11 +133,12 @@ class Request(NamedTuple):
 
 @dataclass
 class Site:
-    """A server at the far end of a link, and its requests."""
+    """A server, and its requests."""
 
     url: str
     tls_url: str
     folder: Path
+    servers: list[int]  # the ids of its processes
     _read: int = field(default=0, repr=False)
 
     @property
