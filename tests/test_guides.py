@@ -283,6 +283,43 @@ def test_audio_text_and_ragged_batches(follow):
     assert int(percent) < 15  # in batches of the plan it is almost a half
 
 
+@pytest.mark.interop
+def test_speech(follow, run, tmp_path):
+    need("espeak-ng", "jq")
+    for package in ("kaldiio", "lhotse", "pyarrow", "soundfile", "soxr"):
+        pytest.importorskip(package, reason=f"needs {package}")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    printed = follow("speech.md", PYTHONWARNINGS="ignore")
+    spoken, seconds = re.search(r"^(\d+) utterances, (\d+) s, in spoken$", printed, re.MULTILINE).groups()
+    assert f"batches, {seconds} s\n" in printed
+    assert len(re.findall(r"^\d+ batches, loss \d", printed, re.MULTILINE)) == 7
+
+    def keys_and_texts(shards: str, *, of: str = "") -> dict[str, bytes]:
+        samples = list(IndexedShards(str(tmp_path / shards), fields="txt"))
+        return {sample["__key__"].removeprefix(of): sample["txt"] for sample in samples}
+
+    wenet = keys_and_texts("spoken/wenet/shards.shards.json")
+    assert len(wenet) == int(spoken)
+    assert wenet == keys_and_texts("nemo/text_{0..3}.tar") == keys_and_texts("shar/cuts.*.tar")
+    assert wenet == keys_and_texts("kaldi.shards.json") == keys_and_texts("segments.shards.json")
+    spelled = keys_and_texts("libri.shards.json")
+    assert {key.rpartition("/")[2]: text for key, text in spelled.items()} == {k: t.upper() for k, t in wenet.items()}
+    voice = keys_and_texts("voice.shards.json", of="zen-1.0/en/clips/zen_en_")
+    assert voice == {key: text for key, text in wenet.items() if int(key[-4:]) % 4}
+
+    program = """if True:
+        import json
+        from lhotse import CutSet
+        cuts = CutSet.from_shar(in_dir="shar-of-wenet")
+        print(json.dumps({cut.id: (cut.supervisions[0].text, cut.load_audio().shape[1]) for cut in cuts}))"""
+    cuts = json.loads(run("python", "-c", program).stdout)
+    assert {key: text.encode() for key, (text, _) in cuts.items()} == wenet
+    sounds = IndexedShards(str(tmp_path / "spoken/wenet/shards.shards.json")).decode("audio")
+    assert {sample["__key__"]: len(sample["wav"][0]) for sample in sounds} == {key: n for key, (_, n) in cuts.items()}
+    twin = str(ROOT / "tests/examples/twins/speech.py")
+    assert re.match(r"\d+ batches, loss \d", run("python", twin, "spoken/shar", "twin.pt").stdout)
+
+
 def test_faulty_shards(follow):
     printed = follow("faulty-shards.md")
     shown = [text for language, text in blocks("faulty-shards.md") if language == "" and "pip" not in text]

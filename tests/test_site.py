@@ -59,6 +59,18 @@ def test_each_tool_has_its_manual(staged):
     assert "\nUsage: tarjob status " in (staged / "tools/tarjob.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("speech", ("NeMo", "lhotse", "Shar", "Kaldi", "wav.scp", "wenet", "LibriSpeech", "Common Voice")),
+    ],
+)
+def test_the_words_of_a_field_are_in_the_headings_of_its_guide(staged, page, words):
+    """Where searching finds them first."""
+    headings = " ".join(re.findall("^#+ (.*)", (staged / f"guides/{page}.md").read_text(), re.MULTILINE))
+    assert not [word for word in words if word not in headings]
+
+
 def test_links(tmp_path, monkeypatch):
     page = ROOT / "docs/guides/images.md"
 
