@@ -23,7 +23,6 @@ from unittest.mock import patch
 
 import msgpack
 import pytest
-import zstandard
 from programs import load_kernel
 from tar_corpus import entry, header, pax, seal
 
@@ -44,7 +43,7 @@ from tarshards.samples.resync import judging
 from tarshards.samples.resync.judging import judge
 from tarshards.samples.resync.reading import survey_file
 from tarshards.samples.resync.walking import FoundSample, Zeros
-from tarshards.storage.compression import decompressed
+from tarshards.storage.compression import decompressed, zstd_library
 from tarshards.storage.expressions import _OTHER_RANGES, _missing_numbers, _parts, expand_urls, find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import parse_manifest, series_url
@@ -599,7 +598,7 @@ CASES: dict[str, tuple[Callable[[int, Steps, Any], None], int]] = {
     "members of gzip": (compressed(gzip.compress), 100),
     "streams of bzip2": (compressed(bz2.compress), 100),
     "streams of xz": (compressed(lzma.compress), 100),
-    "frames of zstd": (compressed(zstandard.compress), 100),
+    "frames of zstd": (compressed(zstd_library().compress), 100),
     "lists that name lists": (nested_lists, 3),
     "names in a list": (named_often, 20),
     "open braces": (open_braces, 100),

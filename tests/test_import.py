@@ -19,7 +19,7 @@ import tarshards
 from tarshards import TarWriter, build_index
 
 BIN = Path(__file__).parents[1] / "bin"
-HEAVY = {"torch", "numpy", "PIL", "fsspec", "msgpack", "zstandard", "tqdm", "click"}
+HEAVY = {"torch", "numpy", "PIL", "fsspec", "msgpack", "backports", "tqdm", "click"}
 
 
 def imported_by(code: str) -> set[str]:

@@ -27,7 +27,7 @@ _ZSTD_WINDOW = 1 << 27
 _PIXZ = bytes.fromhex("a64c322ed614aedb")
 _PIXZ_NAME = 1 << 16  # bytes of a name in pixz's index
 _XZ_MEMORY = 1 << 28
-_TOO_LARGE = {  # messages of zstandard and lzma for larger windows: the limit, and what to do
+_TOO_LARGE = {  # messages of zstd and lzma for larger windows: the limit, and what to do
     "Frame requires too much memory": f"{_ZSTD_WINDOW >> 20} MiB (--long=27); 'pipe:zstd -dc --long=31 FILE'",
     "Memory usage limit": f"{_XZ_MEMORY >> 20} MiB; 'pipe:xz -dc FILE'",
 }
@@ -300,66 +300,18 @@ class _Gzip:
         return self._object.decompress(self._object.unconsumed_tail + data, max_length)
 
 
-class _Zstd:
-    # zstandard has no max_length, and four bytes may expand to 128 KiB. So it gets only as many blocks at a time as can
-    # expand to max_length; their headers delimit them (RFC 8878, 3.1.1).
-    _BLOCK = 1 << 17  # bytes that a block may expand to
+def zstd_library() -> Any:
+    """Return Python's own module for zstd, which 3.14 brought, or its backport."""
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    return zstd
 
-    def __init__(self) -> None:
-        import zstandard
 
-        self._object = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
-        self._input = b""
-        self._header = b""  # the part of a header that arrived with earlier data
-        self._left = 0  # bytes before the next header
-        self._is_begun = self._is_last = False
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._input
-
-    @property
-    def eof(self) -> bool:
-        return self._object.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._object.unused_data + self._input
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes:
-        data = self._input + data
-        end = self._end_of(data, max(2, max_length // self._BLOCK))
-        self._input = data[end:]
-        return self._object.decompress(data[:end])
-
-    def _end_of(self, data: bytes, blocks: int) -> int:
-        """Return the length of the longest prefix of *data* that holds at most this number of *blocks*."""
-        earlier, seen, at = len(self._header), self._header + data, self._left
-        while at < len(seen) and not self._is_last:
-            if not blocks:
-                self._header, self._left = b"", 0
-                return at - earlier
-            if not (length := self._length(seen, at)):
-                break
-            at += length
-            blocks -= 1
-        self._header, self._left = seen[at:], max(0, at - len(seen))
-        return len(data)
-
-    def _length(self, seen: bytes, at: int) -> int:
-        """Return the number of bytes from the header at *at* to the next one; 0 if *seen* ends within the header."""
-        if self._is_begun:
-            header = int.from_bytes(seen[at : at + 3], "little")
-            if len(seen) - at < 3:
-                return 0
-            self._is_last = bool(header & 1)
-            return 3 + (1 if header >> 1 & 3 == 1 else header >> 3)
-        if len(seen) - at < 5:
-            return 0
-        self._is_begun, descriptor = True, seen[at + 4]
-        self._is_last = seen[at + 3] == 0x18  # a skippable frame has no blocks
-        is_single = descriptor >> 5 & 1
-        return 6 - is_single + (0, 1, 2, 4)[descriptor & 3] + (is_single, 2, 4, 8)[descriptor >> 6]
+def _zstd() -> Decompressor:
+    zstd = zstd_library()
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW.bit_length() - 1})
 
 
 def _bzip2() -> Decompressor:
@@ -440,9 +392,8 @@ def _encode_lzma() -> Any:
 
 
 def _encode_zstd() -> Any:
-    import zstandard
-
-    return zstandard.ZstdCompressor(write_checksum=True).compressobj()
+    zstd = zstd_library()
+    return zstd.ZstdCompressor(options={zstd.CompressionParameter.checksum_flag: 1})
 
 
 class Compression(NamedTuple):
@@ -471,7 +422,7 @@ COMPRESSIONS = {
     ),
     "xz": Compression(rb"\xfd7zXZ\0", ".xz .txz", _xz, _encode_xz),
     "lzma": Compression(rb"\]\0\0(?:[^\0]|\0[^\0])|" + _LZMA, ".lzma .tlz", _lzma, _encode_lzma),
-    "zstd": Compression(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", ".zst .zstd .tzst", _Zstd, _encode_zstd),
+    "zstd": Compression(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", ".zst .zstd .tzst", _zstd, _encode_zstd),
     "lz4": Compression(rb"\x04\x22\x4d\x18", ".lz4 .tlz4", _Lz4, _Lz4Encoder),
 }
 #: The compression of each suffix; suffixes that begin with .t mean a compressed tar.

@@ -9,11 +9,11 @@ import re
 import subprocess
 import sys
 import tracemalloc
+from functools import partial
 from importlib.util import find_spec
 from itertools import cycle
 
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import need
@@ -22,11 +22,12 @@ from soak import SOAK
 from tarshards import ShardWriter, Stream, TarWriter, read_samples, webdataset, write_samples
 from tarshards.errors import OpenError, UrlError
 from tarshards.storage import compression
-from tarshards.storage.compression import COMPRESSIONS
+from tarshards.storage.compression import COMPRESSIONS, zstd_library
 from tarshards.storage.opening import open_shard
 from tarshards.storage.streams import COMPRESSING
 from tarshards.verbs.check import check_shards
 
+zstd = zstd_library()
 PROGRAMS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "lzma": "lzma", "zst": "zstd", "lz4": "lz4"}
 MAGIC = {"gz": 2, "bz2": 4, "xz": 6, "lzma": 4, "zst": 4, "lz4": 4}  # bytes by which it is known
 SMALL = b"".join(b"%d bottles of beer\n" % number for number in range(60)) + os.urandom(40)
@@ -37,7 +38,7 @@ python = {
     "bz2": bz2.compress,
     "xz": lzma.compress,
     "lzma": lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
-    "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    "zst": partial(zstd.compress, options={zstd.CompressionParameter.checksum_flag: 1}),
 }
 if find_spec("lz4"):
     from lz4.frame import compress as compress_lz4
@@ -225,8 +226,7 @@ def test_archives_of_small_members_of_every_suffix(tmp_path, suffix):
 
 
 def test_windows_that_are_too_large_are_refused(tmp_path):
-    parameters = zstandard.ZstdCompressionParameters(window_log=28)
-    encoder = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    encoder = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 28})
     frame = encoder.compress(SMALL) + encoder.flush()
     with pytest.raises(OpenError, match=r"window .* limit of 128 MiB \(--long=27\); 'pipe:zstd -dc --long=31 FILE'"):
         read_bytes(tmp_path, frame)
@@ -260,8 +260,9 @@ def test_skippable_frames_of_zstd(tmp_path):
 
 
 def zstd_of(data: bytes, level: int, checksum: bool, sized: bool) -> bytes:
-    writer = zstandard.ZstdCompressor(level=level, write_checksum=checksum, write_content_size=sized)
-    return writer.compress(data)
+    chosen = zstd.CompressionParameter
+    options = {chosen.compression_level: level, chosen.checksum_flag: checksum, chosen.content_size_flag: sized}
+    return zstd.compress(data, options=options)
 
 
 ZSTD_DATA = {
