@@ -51,6 +51,7 @@ SEARCHES = {
     "bad header checksum": "troubleshooting/archives/#bad-header-checksum",
     "dicom": "glossary/#dicom",
     "DistributedSampler": "glossary/#distributedsampler",
+    "flac": "glossary/#flac-wav-mp3-opus",
     "IterableDataset": "glossary/#iterabledataset",
     "kaldi": "glossary/#kaldi-wavscp",
     "LeRobot": "glossary/#lerobot-rlds",
