@@ -14,7 +14,7 @@ COPY tarshards /checkout/tarshards
 ARG EXTRAS=s3,gcs,http
 RUN python -m venv /opt/tarshards \
     && /opt/tarshards/bin/pip install --no-cache-dir "/checkout[$EXTRAS]" \
-    && /opt/tarshards/bin/python -c "from tarshards.kernels import _headers, _jpeg, _mapped, _pixels, _rows, _sidecars, _tar"
+    && /opt/tarshards/bin/python -c "from tarshards.kernels import _headers, _jpeg, _mapped, _pixels, _rows, _sidecars, _tar, _wire"
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update \

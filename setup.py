@@ -81,6 +81,7 @@ setup(
         native("_sidecars"),
         native("_headers", "_tar.h", "_guard.h"),
         native("_rows", "_guard.h", "_jpeg_markers.h"),
+        native("_wire"),
         native("_pixels", "_guard.h", "_resize.h"),
         native(
             "_jpeg",

@@ -55,7 +55,7 @@ from tarshards.run.jobs.scheduler import log_of, options_of, status_of
 from tarshards.samples.codecs import decode_field
 from tarshards.samples.codecs.npy import parse_header
 from tarshards.samples.lines import numbered_lines
-from tarshards.storage import compression, requests
+from tarshards.storage import compression, requests, tuning
 from tarshards.storage.expressions import find_shards
 from tarshards.storage.location import Location
 from tarshards.storage.manifest import parse_manifest
@@ -156,7 +156,7 @@ NAMES += ["zip://\0::a.tar", "data:;base64,!!!", "ftp://[::1", "nosuch://x"]
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_names(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(requests, "sleep", lambda seconds: None)
+    monkeypatch.setattr(tuning, "PAUSE", 0)
     (tmp_path / "a.tar").write_bytes(bytes(100))
     actions = [open_url, open_shard, build_index, find_shards, lambda name: Marker(name).read()]
     actions += [lambda name: open_url(name, "wb").close(), lambda name: Marker(name).write({})]
@@ -296,7 +296,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=map(ascii, ANSWERS))
 def test_answers(monkeypatch, answer):
-    monkeypatch.setattr(requests, "sleep", lambda seconds: None)
+    monkeypatch.setattr(tuning, "PAUSE", 0)
     remote = Remote(retries=1)
     with answering(answer) as url:
         actions: list[Callable[[], object]] = [
@@ -315,7 +315,7 @@ def test_answers(monkeypatch, answer):
 
 
 def test_a_malformed_redirect_is_not_repeated(monkeypatch):
-    monkeypatch.setattr(requests, "sleep", lambda seconds: pytest.fail("repeated"))
+    monkeypatch.setattr(requests, "pausing", lambda seconds: pytest.fail("repeated"))
     for place in ("http://[::1", "http://a..b/"):
         with answering(head("302 Found", Location=place, Content_Length="0")) as url:
             assert isinstance(of_the_tree(lambda url=url: open_url(url)), OpenError)

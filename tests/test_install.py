@@ -89,7 +89,7 @@ def test_a_wheel_is_for_all_pythons_but_those_that_are_free_threaded(tmp_path, f
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "dist").iterdir()
     kernels = sorted(name for name in ZipFile(wheel).namelist() if name.endswith(".so"))
-    assert len(kernels) == 7
+    assert len(kernels) == 8
     assert ("-cp311-abi3-" in wheel.name) is not free_threaded
     for name in kernels:
         assert name.endswith(".abi3.so") is not free_threaded
@@ -99,7 +99,7 @@ def test_a_wheel_is_for_all_pythons_but_those_that_are_free_threaded(tmp_path, f
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "lib")}
     done = subprocess.run(command, cwd=tmp_path / "lib", env=environment, capture_output=True, text=True, check=True)
-    assert "kernels   7 of 7 compiled" in done.stdout
+    assert "kernels   8 of 8 compiled" in done.stdout
 
 
 def test_a_release_needs_all_kernels(tmp_path):
@@ -120,7 +120,7 @@ def sdist(tmp_path_factory) -> Path:
     rows = release.check(found)
     wheels = {row.split()[0]: row for row in rows[1:]}
     assert {wheel.rpartition("-")[2] for wheel in wheels} == {f"{tag}.whl" for tag in release.TARGETS}
-    assert all(" 7 kernels, glibc 2." in row for row in wheels.values())
+    assert all(" 8 kernels, glibc 2." in row for row in wheels.values())
     return found
 
 
@@ -170,12 +170,12 @@ class Installed:
 @pytest.mark.parametrize("python", release.pythons(), ids=lambda python: Path(python).parts[-3:][0])
 def test_the_wheel(sdist, python, tmp_path, make_shards):
     installed = Installed(tmp_path, python, wheel_for("x86_64", sdist))
-    installed.check("7 of 7 compiled", "tarshards.kernels._tar", make_shards(2))
+    installed.check("8 of 8 compiled", "tarshards.kernels._tar", make_shards(2))
 
 
 def test_the_source_distribution_without_a_compiler(sdist, tmp_path, make_shards):
     installed = Installed(tmp_path, sys.executable, sdist, CC="no-such-compiler")
-    installed.check("0 of 7 compiled", "tarshards.kernels._tar_py", make_shards(2))
+    installed.check("0 of 8 compiled", "tarshards.kernels._tar_py", make_shards(2))
     _, _, told, *_ = installed.run(installed.folder / "bin/python", "-m", "tarshards")
     assert told.endswith("reinstall where a C compiler is found")
 
@@ -184,7 +184,7 @@ def test_the_other_wheel_is_for_the_other_machine(sdist, tmp_path):
     """What its kernels need of glibc has been checked with the rest."""
     with ZipFile(wheel_for("aarch64", sdist)) as wheel:
         kernels = [wheel.read(name) for name in wheel.namelist() if name.endswith(".so")]
-    assert [int.from_bytes(kernel[18:20], "little") for kernel in kernels] == [183] * 7, "EM_AARCH64"
+    assert [int.from_bytes(kernel[18:20], "little") for kernel in kernels] == [183] * 8, "EM_AARCH64"
 
 
 def test_the_source_distribution_has_what_compiles(sdist):

@@ -109,7 +109,7 @@ def test_writing_into_a_command_that_fails(command):
 
 def test_what_a_server_means_is_not_asked_for_again(tmp_path, monkeypatch):
     """An error that we raise of an answer will not pass; only those of the connection are tried again."""
-    monkeypatch.setattr(requests, "sleep", lambda seconds: pytest.fail("retried"))
+    monkeypatch.setattr(requests, "pausing", lambda seconds: pytest.fail("retried"))
     (tmp_path / "a.tar").write_bytes(tar_of(3, 5000))
     with serving(tmp_path) as site:
         ranges = Location(f"{site.url}/a.tar").ranges()

@@ -25,12 +25,13 @@ from tarshards.samples.keys import Sample
 from tarshards.storage import traffic, tuning
 from tarshards.storage.ahead import Fetch, FetchQueue
 from tarshards.storage.cache import BlockCache
-from tarshards.storage.connections import connect_ahead, fetching_threads
+from tarshards.storage.connections import connect_ahead
 from tarshards.storage.location import Location
 from tarshards.storage.ranges import most_held
+from tarshards.storage.wire import Steps, Work, calling, drop, loading_threads, start
 
 if TYPE_CHECKING:
-    from tarshards.index.open import OpenShard, OpenShards
+    from tarshards.index.open import FetchedMembers, OpenShard, OpenShards
 
 log: logging.Logger = logging.getLogger("tarshards")
 
@@ -42,6 +43,7 @@ TOO_LITTLE = (
 )
 
 Found = tuple["OpenShard", list[HeldMembers]]  # a shard, and members of it in memory or mapped
+Fetched = tuple["OpenShard", "list[FetchedMembers] | list[HeldMembers]"]
 
 
 def connect(location: Location, count: int, indexes: int = 0) -> None:
@@ -54,9 +56,7 @@ def connect(location: Location, count: int, indexes: int = 0) -> None:
         return
     with suppress(TarshardsError):  # raised again when it is read
         if (address := location.address()) is not None:
-            connect_ahead(
-                address.read_url, count, files=indexes, connections=remote.connections, timeout=remote.timeout
-            )
+            connect_ahead(address.read_url, count, files=indexes, timeout=remote.timeout)
 
 
 def samples_a_block(counts: np.ndarray, means: np.ndarray, block: int | None) -> np.ndarray:
@@ -319,10 +319,10 @@ class BlockFetcher:
         self._kept = None if cache is None else KeptBlocks(shards, units, 0 if self._drops else MOST_KEPT)
         # If they are, ``read_kept`` is faster than ``read``.
         self.are_kept: bool = self._kept is not None and self._kept.has_all(reach)
-        self._threads = fetching_threads(remote.connections)
         self._queue = FetchQueue(remote.connections, budget, upcoming=self._blocks.next, run=self._fetch)
+        self._opening: dict[int, Work[OpenShard]] = {}  # used by the thread that makes steps
         self._scanned = self._taken = 0  # samples: of *upcoming*, and those that have been read
-        self._is_begun = self._is_closed = False
+        self._is_begun = False
 
     def read_kept(self, shards: np.ndarray, samples: np.ndarray) -> Iterator[Sample | TarshardsError]:
         """Yield samples if all blocks *are_kept*, or the error for a sample that cannot be read."""
@@ -346,7 +346,7 @@ class BlockFetcher:
                 if not self._drops:
                     found = block.found
                 # If the cache is full of other blocks, a sample whose block exceeds the budget is read by itself.
-                waits = found is None and (self._kept is None or block.future is not None or self._queue.fits(block))
+                waits = found is None and (self._kept is None or block.work is not None or self._queue.fits(block))
                 block.readers += waits
                 self._leave(block)
         if found is not None:
@@ -355,7 +355,7 @@ class BlockFetcher:
         if block is None or not waits:
             return self._shards.use(shard).read(sample)
         try:
-            opened, held = self._queue.take(block)
+            opened, held = self._hold(block, *self._queue.take(block))
             return opened.read(sample, held)
         except TarshardsError as error:
             raise self._named(error, shard, sample) from error
@@ -398,21 +398,44 @@ class BlockFetcher:
         if first:
             blocks = len(set(self._blocks.keys(shards, samples).tolist()))
             connect(self._shards.named[first[0]].location(), min(blocks, self._shards.remote.connections), len(first))
-        for shard in first:
-            self._threads.submit(self._load, shard)
+        start(self._open_first(first))
 
-    def _load(self, shard: int) -> None:
-        with suppress(TarshardsError):  # raised again when it is read
-            if not self._is_closed:
-                self._shards.use(shard)
+    def _open_first(self, shards: list[int]) -> Steps[None]:
+        """Begin to open shards, all before anything else is requested; an error is raised again by a reader."""
+        yield from ()
+        for shard in shards:
+            start(self._open(shard))
 
-    def _fetch(self, block: SampleBlock) -> Found:
-        opened = self._shards.use(block.shard)
-        held = opened.fetch(block.numbers) if self._kept is None else self._kept.fetch(opened, block)
+    def _open(self, shard: int) -> Steps[OpenShard]:
+        """Return a shard that is ready for use; blocks that need one at the same time wait for the same index."""
+        if (opened := self._shards.in_use.get(shard)) is not None:
+            return opened
+        work = self._opening.get(shard)
+        if work is None:
+            steps = self._shards.ahead(self._shards.use, shard)
+            work = self._opening[shard] = start(steps, lambda _: self._opening.pop(shard, None))
+        yield work
+        return work.result()
+
+    def _fetch(self, block: SampleBlock) -> Steps[Any]:
+        opened = yield from self._open(block.shard)
+        if self._kept is None:
+            return opened, (yield from opened.take_ahead(block.numbers))
+        return opened, (yield from calling(self._fetch_kept, self._kept, opened, block, threads=loading_threads()))
+
+    def _fetch_kept(self, kept: KeptBlocks, opened: OpenShard, block: SampleBlock) -> list[HeldMembers]:
+        held = kept.fetch(opened, block)
         if all(members.is_mapped for members in held):
             self._queue.release(block)  # its bytes are on the disk
         block.found = opened, held
-        return block.found
+        return held
+
+    def _hold(self, block: SampleBlock, opened: OpenShard, fetched: Any) -> Found:
+        """Return the members that were fetched of a block; several threads may do so at once."""
+        found = block.found
+        if found is None:
+            found = block.found = opened, fetched if self._kept is not None else opened.hold(fetched)
+        return found
 
     def _leave(self, block: SampleBlock) -> None:
         """Release a block if that was its last read."""
@@ -420,9 +443,9 @@ class BlockFetcher:
             return
         is_last = self._blocks.remove(block)
         self._queue.release(block)
-        block.future = block.found = None  # the queue may still hold the block
+        block.work = block.found = None  # the queue may still hold the block
         if self._drops and is_last:
-            self._threads.submit(self._drop, block)
+            loading_threads().submit(self._drop, block)
 
     def _drop(self, block: SampleBlock) -> None:
         with suppress(TarshardsError):  # the reader reports it
@@ -438,5 +461,6 @@ class BlockFetcher:
 
     def close(self) -> None:
         """Fetch no more."""
-        self._is_closed = True
         self._queue.close()
+        for work in list(self._opening.values()):
+            drop(work)

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tarshards import kernels
 from tarshards.errors import OpenError, ShardIndexError, TarshardsError
@@ -20,6 +20,9 @@ from tarshards.storage.derived import INDEX
 from tarshards.storage.location import Location, are_local, are_remote, paths_of
 from tarshards.storage.manifest import Shard, Shards
 from tarshards.storage.streams import is_missing, is_refused, read_at_most
+
+if TYPE_CHECKING:
+    from tarshards.storage.wire import Steps
 
 FEW = 64  # local shards after which it is measured whether threads would be faster
 MANY = 1 << 10  # local shards that threads read until the next measurement
@@ -171,7 +174,11 @@ def find_indexed(shards: Shards, *fields: FieldNames | None) -> Shards | None:
 def _read_heads(shards: Shards) -> array[int]:
     """Return the result of ``read_heads`` for *shards*; raise ShardIndexError if an index is wrong."""
     if not _are_local(shards):
-        return array("q", chain.from_iterable(for_each_shard(_find_head, shards.locations())))
+        from tarshards.storage.wire import results
+
+        locations = shards.locations()
+        heads = results(map(_find_head_ahead, locations), 2 * locations[0].remote.connections)
+        return array("q", chain.from_iterable(heads))
     found = array("q")
     for some in for_some_shards(lambda some: _read_some(shards[some.start : some.stop]), shards):
         found += some
@@ -198,12 +205,39 @@ def _read_some(shards: Shards) -> array[int]:
     return found
 
 
-def _find_head(location: Location) -> tuple[int, int, int]:
+def _find_head_ahead(location: Location) -> Steps[tuple[int, int, int]]:
+    """Return what ``_find_head`` does; no thread waits for the sidecar."""
+    from tarshards.storage.wire import calling, loading_threads, start
+
+    fetched = None
+    if not location.is_stream and (sidecar := index_location(location)).is_remote:
+        yield (fetched := start(_fetch_beginning(sidecar)))
+    return (yield from calling(_find_head, location, fetched and fetched.result, threads=loading_threads()))
+
+
+def _fetch_beginning(sidecar: Location) -> Steps[bytes]:
+    from tarshards.storage.requests import NO_RANGES
+    from tarshards.storage.transfer import HEAD, find_address, read_range, refuse_encoded
+    from tarshards.storage.wire import calling, loading_threads
+
+    address = yield from find_address(sidecar)
+    if address is not None:
+        try:
+            data, version = yield from read_range(address, 0, HEAD)
+            refuse_encoded(version, address.name)
+            return bytes(data[:BEGINNING])
+        except OpenError as error:
+            if error.reason != NO_RANGES:
+                raise
+    return (yield from calling(_read_beginning, sidecar, threads=loading_threads()))
+
+
+def _find_head(location: Location, fetched: Callable[[], bytes] | None = None) -> tuple[int, int, int]:
     """Return the result of ``read_heads`` for one shard; raise ShardIndexError or OpenError for a faulty one."""
     try:
         if location.is_stream:
             return -1, -1, -1
-        head = read_head(location)
+        head = read_head(location, fetched)
         if location.is_local and head.size != location.size():
             Index.load(location)
     except ShardIndexError as error:
@@ -233,11 +267,14 @@ def has_ranges(location: Location) -> bool:
     return True
 
 
-def read_head(shard_url: str | Location) -> SidecarHead:
-    """Return what the beginning of a shard's sidecar says; raise ShardIndexError if it is missing or damaged."""
+def read_head(shard_url: str | Location, fetched: Callable[[], bytes] | None = None) -> SidecarHead:
+    """Return what the beginning of a shard's sidecar says; raise ShardIndexError if it is missing or damaged.
+
+    *fetched* returns the beginning, or raises the error of fetching it.
+    """
     location = index_location(shard_url)
     try:
-        data = _read_beginning(location)
+        data = _read_beginning(location) if fetched is None else fetched()
     except OpenError as error:
         if is_missing(error):
             raise ShardIndexError(MISSING, url=location.name) from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from mmap import PAGESIZE
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -19,7 +19,7 @@ from tarshards.errors import OpenError, ShardIndexError, TarshardsError, visible
 from tarshards.index.header_checks import NEAR, HeldMembers, check_fetched, check_header, first_byte, first_header
 from tarshards.index.inventory import COUNTS, for_some_shards, read_head, with_counts
 from tarshards.index.key_index import KeyIndex, KeyTable
-from tarshards.index.sidecar import MISSING, OTHER, REBUILD, Hold, Index, index_location, refuse_compressed
+from tarshards.index.sidecar import MISSING, MOST_READ, OTHER, REBUILD, Hold, Index, index_location, refuse_compressed
 from tarshards.parallel.forks import PerProcess, cached_property
 from tarshards.samples.fields import FieldNames
 from tarshards.samples.keys import Sample
@@ -36,6 +36,11 @@ from tarshards.tar.read import BLOCK, keep_memory
 
 if TYPE_CHECKING:
     from tarshards.storage.shared import SharedBytes
+    from tarshards.storage.wire import Steps
+
+T = TypeVar("T")
+Fetched = Callable[[], Any]
+FetchedMembers = tuple[int, int, int, Any]  # begin and end of members, where their bytes begin in the shard, and these
 
 SMALL = 1 << 16  # shards of up to this many bytes are read, not mapped, if there are too many to keep mapped
 HELD = 1 << 27  # most bytes of indexes of such shards that are kept
@@ -321,18 +326,38 @@ class OpenShard:
             held.append(self._hold(begin, end, low, self._fetch(low, size, mapped=mapped)))
         return held
 
+    def take_ahead(self, samples: np.ndarray) -> Steps[list[FetchedMembers]]:
+        """Fetch the members of *samples*, in ascending order, of a remote shard; ``hold`` makes use of them."""
+        fetched = []
+        for begin, end, low, size in self._ranges_of(samples):
+            try:
+                data = yield from self.ranges.take(low, size)
+            except OpenError as error:
+                raise self._refused(error) from error
+            fetched.append((begin, end, low, data))
+        return fetched
+
+    def hold(self, fetched: list[FetchedMembers]) -> list[HeldMembers]:
+        """Return fetched members."""
+        self._check_size()
+        return [self._hold(*each) for each in fetched]
+
     def _fetch(self, low: int, size: int, *, mapped: bool) -> Any:
         """Return *size* bytes of a remote shard, starting at *low*."""
         try:
             data = self.ranges.hold(low, size) if mapped else self.ranges.read(low, size)
         except OpenError as error:
-            from tarshards.storage.requests import NO_RANGES
-
-            if error.reason != NO_RANGES:
-                raise
-            raise OpenError(f"{NO_RANGES}; index=False streams shards whole", url=self.name) from error
+            raise self._refused(error) from error
         self._check_size()
         return data
+
+    def _refused(self, error: OpenError) -> OpenError:
+        """Return *error*, with what to do if the server has no ranges."""
+        from tarshards.storage.requests import NO_RANGES
+
+        if error.reason != NO_RANGES:
+            return error
+        return OpenError(f"{NO_RANGES}; index=False streams shards whole", url=self.name)
 
     def _hold(self, begin: int, end: int, low: int, data: Any) -> HeldMembers:
         """Return members of a remote shard; if the last one is among them, first compare the end of the archive."""
@@ -523,17 +548,41 @@ class OpenShards:
 
             self._shared = SharedBytes.of(len(self.names), self.remote)
 
-    def index(self, number: int) -> Index:
-        """Return the index of a shard; raise ShardIndexError if it contradicts the manifest."""
+    def index(self, number: int, fetched: Fetched | None = None) -> Index:
+        """Return the index of a shard; raise ShardIndexError if it contradicts the manifest.
+
+        If it is not loaded, *fetched* returns the bytes of its sidecar, or raises the error of fetching them.
+        """
         with self._lock(number):
             if (index := self.loaded(number)) is not None:
                 return index
             shard = self.named[number]
-            return self._load(number, shard, shard.location())
+            return self._load(number, shard, shard.location(), fetched)
 
-    def _load(self, number: int, shard: Shard, location: Location) -> Index:
+    def ahead(self, function: Callable[[int, Fetched | None], T], number: int) -> Steps[T]:
+        """Return what *function*, ``index`` or ``use``, does of a remote shard; no thread waits for its sidecar."""
+        from tarshards.storage.transfer import hold_ahead  # which is loaded only if there are remote shards
+        from tarshards.storage.wire import calling, drop, loading_threads, start
+
+        fetched, shared, sidecar = None, self._shared, index_location(self.named[number].location())
+        is_known = self.loaded(number) is not None or number in self._failed or sidecar.path is not None
+        if not is_known and (shared is None or shared.claim(number)):
+            try:
+                fetched = start(hold_ahead(sidecar, MOST_READ))
+                yield fetched
+                return (yield from calling(function, number, fetched.result, threads=loading_threads()))
+            finally:
+                if fetched is not None:
+                    drop(fetched)
+                if shared is not None:
+                    shared.leave(number)
+        return (yield from calling(function, number, None, threads=loading_threads()))
+
+    def _load(self, number: int, shard: Shard, location: Location, fetched: Fetched | None = None) -> Index:
         """Load and hold the index of a shard."""
-        hold = None if self._shared is None or location.is_local else partial(self._shared.hold, number)
+        hold: Hold | None = None if self._shared is None or location.is_local else partial(self._shared.hold, number)
+        if fetched is not None:
+            hold = partial(_held, fetched, hold)
         try:
             copied = SMALL if self._is_small(number, location) else PAGESIZE
             index = load_index(location, copied, hold, whole=not self._are_large)
@@ -633,7 +682,7 @@ class OpenShards:
         calls = len(self._local) < most_held() if self.are_called else None
         return OpenShard(location, index, self.fields, self.lazy, scattered=self.scattered, calls=calls, ranges=ranges)
 
-    def _open(self, number: int) -> OpenShard:
+    def _open(self, number: int, fetched: Fetched | None = None) -> OpenShard:
         """Open a shard, and put it in use, except for small shards of a dataset with too many shards."""
         entry = self.named[number]
         location = entry.location()
@@ -645,7 +694,9 @@ class OpenShards:
         ranges = LocalRanges(str(location.path), location.name, SMALL) if is_small else None
         try:
             index = self.loaded(number)
-            shard = self._with(location, self._load(number, entry, location) if index is None else index, ranges)
+            if index is None:
+                index = self._load(number, entry, location, fetched)
+            shard = self._with(location, index, ranges)
         except ShardIndexError:
             with _holding():  # the next try loads the index again
                 self._local.pop(number, None)
@@ -656,10 +707,11 @@ class OpenShards:
     def _is_small(self, number: int, location: Location) -> bool:
         return self._are_many and self.sizes[number] <= SMALL and location.is_local
 
-    def use(self, number: int) -> OpenShard:
+    def use(self, number: int, fetched: Fetched | None = None) -> OpenShard:
         """Return a shard for reading samples: the same one until it is released, even if its file is replaced.
 
-        If opening it has failed, the error is raised again until ``begin`` or ``verify`` is called.
+        If opening it has failed, the error is raised again until ``begin`` or ``verify`` is called. *fetched* is as for
+        ``index``.
         """
         with self._lock(number):
             if (shard := self.in_use.get(number)) is not None:
@@ -669,7 +721,7 @@ class OpenShards:
             if (shard := self._find_open(number)) is not None:
                 return self._enter(number, shard)
             try:
-                return self._open(number)
+                return self._open(number, fetched)
             except TarshardsError as error:
                 self._failed[number] = error
                 raise
@@ -700,7 +752,13 @@ class OpenShards:
 
     def indexes(self) -> Iterator[Index]:
         """Yield the index of each shard, several loaded in parallel."""
-        return chain.from_iterable(for_some_shards(lambda some: list(map(self.index, some)), self.named))
+        if self.named.is_local:
+            yield from chain.from_iterable(for_some_shards(lambda some: list(map(self.index, some)), self.named))
+            return
+        from tarshards.storage.wire import results
+
+        steps = (self.ahead(self.index, number) for number in range(len(self.named)))
+        yield from results(steps, 2 * self.remote.connections)
 
     def each_key(self) -> Iterator[str]:
         """Yield the keys of all samples; loads every index, several in parallel."""
@@ -812,6 +870,11 @@ def _make_space(shards: OpenShards) -> None:
 
 _holding = PerProcess(threading.RLock)  # protects the tables of what is held
 _opening = PerProcess(lambda: [threading.RLock() for _ in range(LOCKS)])  # protect the opening of shards
+
+
+def _held(fetched: Fetched, hold: Hold | None, _: object) -> Any:
+    """Return the bytes that were fetched, in shared memory if there is any."""
+    return fetched() if hold is None else hold(lambda allocate: fetched())
 
 
 def load_index(location: Location, copied: int = PAGESIZE, hold: Hold | None = None, *, whole: bool = True) -> Index:

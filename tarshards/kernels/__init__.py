@@ -1,4 +1,4 @@
-"""The loops over bytes, headers and pixels: kernels in C, and for each a twin in Python with identical results.
+"""The loops over bytes, headers, pixels, sockets: kernels in C, and for each a twin in Python with identical results.
 
 - ``tar``: parse and create tar headers, group members by key (``_tar.c``, ``_tar_py.py``)
 - ``mapped``: map files and read from them safely; replace words of shared memory (``_mapped.c``, ...)
@@ -6,6 +6,7 @@
 - ``headers``: the members that sidecars list, compared with their headers
 - ``rows``: gather, compare and parse the fields of a batch
 - ``pixels``: resize the images of a batch
+- ``wire``: receive from many sockets into their places
 - ``jpeg``: decode and resize the JPEGs of a batch by libjpeg-turbo; the twin takes none
 
 This module alone chooses: ``kernels.tar`` is the kernel if all are compiled, and otherwise the twin. They are chosen
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from tarshards.kernels import _rows as rows
     from tarshards.kernels import _sidecars as sidecars
     from tarshards.kernels import _tar as tar
+    from tarshards.kernels import _wire as wire
 
-__all__ = ["headers", "jpeg", "mapped", "pixels", "rows", "sidecars", "tar"]
+__all__ = ["headers", "jpeg", "mapped", "pixels", "rows", "sidecars", "tar", "wire"]
 
 #: The kernels that are not compiled.
 MISSING = [name for name in __all__ if PathFinder.find_spec(f"{__name__}._{name}", __path__) is None]

@@ -8,6 +8,7 @@ Read in this order:
 - ``expressions``: shard expressions (braces, globs, lists, manifests) to URLs
 - ``opening``: the public ``open_url`` and ``open_shard``, and any shard as a local file; ``streams``: the streams that
   they return, and ranges of open files that the system copies
+- ``wire``: work that waits for sockets, in steps which one thread makes for all of it
 - ``connections``, ``requests``, ``transfer``: connections that are kept alive; requests with their redirects and
   retries; bodies that are resumed at the exact byte. ``traffic`` counts requests and bytes, and ``tuning`` has the
   constants of all three

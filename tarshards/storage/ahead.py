@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from threading import RLock
 from typing import Any, Generic, TypeVar
@@ -18,48 +18,47 @@ from tarshards.parallel.calls import settled
 from tarshards.parallel.forks import cached_property
 from tarshards.parallel.signals import defer_signals
 from tarshards.storage import traffic, tuning
-from tarshards.storage.connections import fetching_threads, soonest
+from tarshards.storage.connections import soonest
 from tarshards.storage.location import Location
 from tarshards.storage.requests import Address, Version
 from tarshards.storage.streams import InputStream
 from tarshards.storage.transfer import (
     RangeTransfer,
-    Transfer,
     WholeTransfer,
+    admit,
     begin_transfer,
-    large_request,
+    memory,
+    read_range,
     through_cache,
 )
+from tarshards.storage.wire import Steps, Work, calling, drop, loading_threads, run, soon, start
 
 
 class Fetch:
     """One request for about *size* bytes, which count against the budget of a queue until they are released."""
 
     size = 0
-    future: Future[Any] | None = None  # the result; set when the request begins
+    work: Work[Any] | None = None  # set when the request begins
     counted = 0  # bytes of the budget that it uses now
     is_over = False  # released or dropped
 
     def settle(self) -> None:
         """Decide what to request. The queue calls this just before the request begins, with its lock held."""
 
-    def abort(self) -> None:
-        """Make the request fail soon; another thread is waiting for its bytes."""
-
 
 F = TypeVar("F", bound=Fetch)
 
 
 class FetchQueue(Generic[F]):
-    """Makes requests in threads, in the order in which *upcoming* returns them; several threads may read from it.
+    """Makes requests in the order in which *upcoming* returns them; several threads may read from it.
 
-    *upcoming* returns None if no request is known yet; it is called with *lock* held. *run* makes one request and
-    returns its result. At most *budget* bytes are held or under way, more only if a reader waits for a request that
-    does not fit. At most two requests for each of *connections* are under way, so that none of them becomes idle.
+    *upcoming* returns None if no request is known yet; it is called with *lock* held. *run* returns the steps of one
+    request, whose result is its bytes. At most *budget* bytes are held or under way, more only if a reader waits for a
+    request that does not fit. At most *connections* requests are under way.
     """
 
     def __init__(
-        self, connections: int, budget: int, *, upcoming: Callable[[], F | None], run: Callable[[F], Any]
+        self, connections: int, budget: int, *, upcoming: Callable[[], F | None], run: Callable[[F], Steps[Any]]
     ) -> None:
         self.budget = budget
         self.held: int = 0
@@ -67,8 +66,7 @@ class FetchQueue(Generic[F]):
         self._upcoming, self._run = upcoming, run
         self._next: F | None = None  # the next request, if it did not fit into the budget
         self._begun: set[F] = set()  # requests that have begun and are not released
-        self._under_way, self._most = 0, 2 * connections
-        self._threads = fetching_threads(connections)
+        self._under_way, self._most = 0, connections
         self._is_closed = False
 
     def fits(self, fetch: F) -> bool:
@@ -82,7 +80,7 @@ class FetchQueue(Generic[F]):
                 fetch = self._next = self._next or self._upcoming()
                 if fetch is None:
                     return
-                if fetch.future is None and not fetch.is_over:
+                if fetch.work is None and not fetch.is_over:
                     if not self.fits(fetch):
                         return
                     self._begin(fetch)
@@ -91,31 +89,31 @@ class FetchQueue(Generic[F]):
     def take(self, fetch: F) -> Any:
         """Return the result of *fetch*, or raise its error; the request begins now unless it has begun."""
         with self.lock:
-            future = fetch.future or self._begin(fetch)
+            work = fetch.work or self._begin(fetch)
         with defer_signals():
-            is_done = future.done()
+            is_done = work.done()
         if not is_done:
             with traffic.waiting():
-                settled(future)
-        return future.result()
+                settled(work)
+        return work.result()
 
-    def _begin(self, fetch: F) -> Future[Any]:
+    def _begin(self, fetch: F) -> Work[Any]:
         fetch.settle()
         fetch.counted = fetch.size
         self.held += fetch.size
         self._begun.add(fetch)
         self._under_way += 1
-        # The thread itself counts the end: a callback added to a future that is already done would run here.
-        fetch.future = self._threads.submit(self._make, fetch)
-        return fetch.future
+        fetch.work = start(self._run(fetch), self._end)
+        return fetch.work
 
-    def _make(self, fetch: F) -> Any:
-        try:
-            return self._run(fetch)
-        finally:
-            with self.lock:
-                self._under_way -= 1
-                self.extend()
+    def _end(self, _: object) -> None:
+        with suppress(RuntimeError):  # the program ends
+            soon(self._go_on)  # what comes next may have to be asked for
+
+    def _go_on(self) -> None:
+        with self.lock:
+            self._under_way -= 1
+            self.extend()
 
     def release(self, fetch: F) -> None:
         """Return the bytes of *fetch* to the budget and begin the next requests. If it has not begun, it never does."""
@@ -124,17 +122,11 @@ class FetchQueue(Generic[F]):
             self.extend()
 
     def drop(self, fetch: F) -> None:
-        """Release *fetch*, and cancel or abort its request."""
+        """Release *fetch*, and end its request."""
         with self.lock:
             self._forget(fetch)
-            if fetch.future is None:
-                return
-            with defer_signals():
-                cancelled = fetch.future.cancel()
-            if cancelled:
-                self._under_way -= 1
-            else:
-                fetch.abort()
+            if fetch.work is not None:
+                drop(fetch.work)
 
     def _forget(self, fetch: F) -> None:
         self.held -= fetch.counted
@@ -197,48 +189,43 @@ class _RangeFetch(Fetch):
 
     def __init__(self, file: _File, begin: int, end: int):
         self.file, self.begin, self.end, self.size = file, begin, end, end - begin
-        self._transfer: Transfer | None = None
 
-    def fetch(self) -> Any:
+    def fetch(self) -> Steps[Any]:
         """Return its bytes; raise _NoRangesError if the server sends whole files only."""
         file, address = self.file, self.file.address
         assert address is not None
         if not file.is_cached:
-            return self._download(address)
+            return (yield from self._download(address))
         if file.version is None:
-            found = begin_transfer(address, 1, lambda: self.is_over)
+            found = yield from begin_transfer(address, 1)
             found.close()
             if isinstance(found, WholeTransfer):
                 raise _NoRangesError
             file.version = found.version
-        assert file.version is not None
-        self.end = min(self.end, file.version.size)
-        return through_cache(address, self.begin, self.end, file.version, lambda: self._download(address))
+        version = file.version
+        assert version is not None
+        self.end = min(self.end, version.size)
+        arguments = address, self.begin, self.end, version, lambda: run(self._download(address))
+        return (yield from calling(through_cache, *arguments, threads=loading_threads()))
 
-    def _download(self, address: Address) -> bytearray:
-        with large_request(address, self.size) as large:
-            version = self.file.version
-            if version is not None:
-                transfer = RangeTransfer(address, self.begin, self.end, version)
-            else:
-                begun = begin_transfer(address, self.end, lambda: self.is_over)
-                if isinstance(begun, WholeTransfer):
-                    begun.close()
-                    raise _NoRangesError
-                transfer, self.file.version = begun, begun.version
-            transfer.large = large
-            self._transfer = transfer
-            buffer = bytearray(transfer.end - self.begin)
+    def _download(self, address: Address) -> Steps[memoryview]:
+        version = self.file.version
+        if version is not None:
+            return (yield from read_range(address, self.begin, self.end, version))[0]
+        slot = yield from admit(address, self.size)
+        try:
+            begun = yield from begin_transfer(address, self.end)
             try:
-                if not self.is_over:
-                    transfer.fill(memoryview(buffer))
+                if isinstance(begun, WholeTransfer):
+                    raise _NoRangesError
+                begun.slot, self.file.version = slot, begun.version
+                buffer = memory(begun.end - self.begin)
+                yield from begun.fill(buffer)
             finally:
-                transfer.close()
+                begun.close()
+        finally:
+            slot.leave()
         return buffer
-
-    def abort(self) -> None:
-        if self._transfer is not None:
-            self._transfer.drop()
 
 
 class ForwardReader:
@@ -280,7 +267,7 @@ class ForwardReader:
     def _begin(self, file: _File) -> WholeTransfer | RangeTransfer:
         """Request the first bytes of a file, which can be read as they arrive."""
         assert file.address is not None
-        found = begin_transfer(file.address, min(tuning.FIRST, self._most))
+        found = run(begin_transfer(file.address, min(tuning.FIRST, self._most)))
         if isinstance(found, RangeTransfer):
             file.version, file.requested, file.has_ranges = found.version, found.end, True
         return found
@@ -297,7 +284,7 @@ class ForwardReader:
             raise
         assert file.address is not None
         transfer = WholeTransfer(file.address)
-        transfer.open()
+        run(transfer.open())
         return transfer
 
     def take(self, file: _File) -> tuple[Any, _RangeFetch] | None:
@@ -359,9 +346,23 @@ class _AheadInput(InputStream):
         self.encoding = "" if version is None else version.encoding
         self._reader, self._file, self._transfer = reader, file, transfer
         self._fetch: _RangeFetch | None = None
-        self._left = memoryview(b"")  # its unread bytes
+        self._left: Any = b""  # its unread bytes
 
     def read_some(self, size: int) -> bytes:
+        data = self._next(size)
+        return data if isinstance(data, bytes) else bytes(data)
+
+    def readinto(self, buffer: Any, /) -> int:
+        if self.closed:
+            raise ValueError("read of a closed stream")
+        view = memoryview(buffer).cast("B")
+        if view:
+            data = self._next(len(view))
+            view[: len(data)] = data
+            return len(data)
+        return 0
+
+    def _next(self, size: int) -> bytes | memoryview:
         if self._transfer is not None:
             data = self._transfer.read(size)
             if data or isinstance(self._transfer, WholeTransfer):
@@ -374,8 +375,7 @@ class _AheadInput(InputStream):
             if taken is None:
                 return b""
             self._left, self._fetch = memoryview(taken[0]), taken[1]
-        data = bytes(self._left[:size])
-        self._left = self._left[size:]
+        data, self._left = self._left[:size], self._left[size:]
         return data
 
     def _release(self) -> None:
@@ -387,7 +387,7 @@ class _AheadInput(InputStream):
         if not self.closed and hasattr(self, "_left"):
             if self._transfer is not None:
                 self._transfer.close()
-            self._left = memoryview(b"")
+            self._left = b""
             self._reader.drop(self._file)
             self._release()
         super().close()

@@ -1,32 +1,41 @@
-"""Connections to web servers, kept alive between requests in one pool for each process."""
+"""Connections to web servers, kept alive between requests in one pool for each process, and responses over them."""
 
 from __future__ import annotations
 
 import atexit
+import errno
 import http.client
-import io
 import os
 import re
-import select
 import socket
+import ssl
 import threading
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from select import POLLIN, POLLOUT
 from time import monotonic
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from tarshards import kernels
 from tarshards.parallel.calls import DaemonThreads
 from tarshards.parallel.forks import PerProcess
 from tarshards.storage import traffic, tuning
+from tarshards.storage.streams import BUFFER, PIECE
+from tarshards.storage.wire import STREAM, Steps, Wait, Work, calling, run, start
+
+T = TypeVar("T")
 
 #: Environment variables that name proxies.
 PROXIES = [form for name in ("http", "https", "all", "no") for form in (f"{name}_proxy", f"{name}_proxy".upper())]
 PROXIES += ["REQUEST_METHOD"]  # set in a CGI program, where HTTP_PROXY may come from a client
-RECORD = 16_384 + 256 + 5  # the most bytes of a TLS record (RFC 8446, 5.2), which is decrypted as a whole
+ROOM = 1 << 14  # bytes that are received together with headers: of a record of TLS
+MOST_LINE, MOST_HEADERS = 1 << 16, 100
+STATUS = re.compile(rb"HTTP/1\.(\d) +(\d{3})(.*)")
+BROKEN = re.compile(r"[\0-\x1f\x7f]")  # no part of a header, and would end it
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -45,78 +54,148 @@ class Origin(NamedTuple):
             raise ValueError("neither an http nor an https URL with a host")
         return cls(parts.scheme, parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme])
 
+    @property
+    def named(self) -> str:
+        """Its name in a header."""
+        return self.at(None if self.port == DEFAULT_PORTS[self.scheme] else self.port)
 
-class _Timed(io.RawIOBase):
-    """Reads a socket: the timeout applies to all reads between `begin` and `end` together, and to each of the others.
-
-    `begin` and `end` enclose the lines before, between and after the parts of a body: a server may send any number.
-    """
-
-    _until: float | None = None
-
-    def __init__(self, raw: Any, sock: Any):
-        self._raw, self._sock, self._timeout = raw, sock, sock.gettimeout()
-
-    def begin(self) -> None:
-        self._until = monotonic() + self._timeout
-
-    def end(self) -> None:
-        if self._until is not None:
-            self._until = None
-            with suppress(OSError):  # closed
-                self._sock.settimeout(self._timeout)
-
-    @contextmanager
-    def limited(self) -> Iterator[None]:
-        self.begin()
-        try:
-            yield
-        finally:
-            self.end()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> Any:
-        if self._until is not None:
-            left = self._until - monotonic()
-            if left <= 0:
-                raise TimeoutError("timed out")
-            self._sock.settimeout(left)
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self.end()
-        self._raw.close()
-        super().close()
-
-
-class _Answer(http.client.HTTPResponse):
-    """A response whose status and headers, and those of a proxy, must arrive within the timeout of its socket."""
-
-    fp: Any
-    timed: _Timed
-
-    def __init__(self, sock: Any, *arguments: Any, **options: Any):
-        super().__init__(sock, *arguments, **options)
-        self.timed = _Timed(self.fp.detach(), sock)
-        self.timed.begin()
-        self.fp = io.BufferedReader(self.timed)
-
-    def begin(self) -> None:
-        super().begin()
-        self.timed.end()
-
-    def _read_status(self) -> Any:
-        while True:
-            line = super()._read_status()  # type: ignore[misc]
-            if not 101 < line[1] < 200:  # 100 is skipped by begin; 103 is Early Hints
-                return line
-            http.client.parse_headers(self.fp)
+    def at(self, port: int | None) -> str:
+        host = (
+            f"[{self.host}]"
+            if ":" in self.host
+            else self.host.encode("idna" if not self.host.isascii() else "ascii").decode()
+        )
+        return host if port is None else f"{host}:{port}"
 
 
 class StalledError(ConnectionError):
     """Nothing has arrived over a connection for a while, although much has arrived over others."""
+
+
+class Headers:
+    """The headers of a response, by their names in any case; bytes are decoded as Latin-1, whatever they are."""
+
+    def __init__(self, lines: list[bytes]):
+        self._values: dict[str, list[str]] = {}
+        values: list[str] = []
+        for line in lines:
+            if line[:1] in b" \t" and values:  # an obsolete form of long values
+                values[-1] += " " + line.decode("latin-1").strip()
+                continue
+            name, _, value = line.decode("latin-1").partition(":")
+            values = self._values.setdefault(name.rstrip().lower(), [])
+            values.append(value.strip())
+
+    def get(self, name: str, default: str = "") -> str:
+        """Return the first value of *name*."""
+        return self.get_all(name, [default])[0]
+
+    def get_all(self, name: str, default: list[str]) -> list[str]:
+        return self._values.get(name.lower(), default)
+
+
+class Connection:
+    """A socket that does not block, and the bytes that have arrived over it and are not read yet."""
+
+    def __init__(self, sock: socket.socket):
+        self.sock: Any = sock
+        self.rest = bytearray()
+        self.timeout = 30.0
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.sock.fileno() >= 0)
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def wait(self, events: int, until: float) -> Steps[None]:
+        if (yield Wait(self.sock.fileno(), events, None, until)) is None:
+            raise TimeoutError("timed out")
+
+    def encrypt(self, host: str, until: float) -> Steps[None]:
+        self.sock = _tls().wrap_socket(self.sock, server_hostname=host, do_handshake_on_connect=False)
+        yield from self._attempt(self.sock.do_handshake, POLLIN, until)
+
+    def _attempt(self, action: Callable[[], T], events: int, until: float) -> Steps[T]:
+        """Call *action* until it does not have to wait for the socket any more."""
+        while True:
+            try:
+                return action()
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+                if isinstance(error, ssl.SSLError):
+                    events = POLLIN if isinstance(error, ssl.SSLWantReadError) else POLLOUT
+            yield from self.wait(events, until)
+
+    def send(self, data: Any) -> Steps[None]:
+        view = memoryview(data)
+        while view:
+            until = monotonic() + self.timeout
+            view = view[(yield from self._attempt(partial(self.sock.send, view), POLLOUT, until)) :]
+
+    def receive(self, until: float) -> Steps[int]:
+        """Add the next bytes to *rest*; return their number, 0 at the end."""
+        if monotonic() >= until:  # there may always be some
+            raise TimeoutError("timed out")
+        data = yield from self._attempt(partial(self.sock.recv, ROOM), POLLIN, until)
+        self.rest += data
+        return len(data)
+
+    def line(self, until: float) -> Steps[bytes]:
+        """Return the next line without its end; raise ConnectionError if the stream ends before."""
+        while (end := self.rest.find(b"\n")) < 0:
+            if len(self.rest) > MOST_LINE:
+                raise http.client.LineTooLong("header line")
+            if not (yield from self.receive(until)):
+                raise ConnectionError("the answer broke off in its headers")
+        if end > MOST_LINE:
+            raise http.client.LineTooLong("header line")
+        line = bytes(self.rest[:end])
+        del self.rest[: end + 1]
+        return line.removesuffix(b"\r")
+
+    def head(self, until: float) -> Steps[tuple[int, str, Headers, bool]]:
+        """Return status, reason and headers of the next response, and whether it is of HTTP/1.1."""
+        while True:
+            if not self.rest and not (yield from self.receive(until)):
+                raise http.client.RemoteDisconnected("Remote end closed connection without response")
+            line = yield from self.line(until)
+            match = STATUS.fullmatch(line)
+            if match is None:
+                raise http.client.BadStatusLine(line[:100].decode("latin-1"))
+            lines: list[bytes] = []
+            while header := (yield from self.line(until)):
+                lines.append(header)
+                if len(lines) > MOST_HEADERS:
+                    raise http.client.HTTPException(f"got more than {MOST_HEADERS} headers")
+            status = int(match[2])
+            if status >= 200 or status == 101:  # others are interim ones
+                return status, match[3].decode("latin-1").strip(), Headers(lines), match[1] == b"1"
+
+    def fill(self, view: memoryview, until: float) -> Steps[int | None]:
+        """Receive bytes into *view*; return their number, 0 at the end, and None if none come *until* then."""
+        if self.rest:
+            count = min(len(view), len(self.rest))
+            view[:count] = bytes(self.rest[:count])
+            del self.rest[:count]
+            return count
+        if not isinstance(self.sock, ssl.SSLSocket):
+            found = yield Wait(self.sock.fileno(), POLLIN, view, until)
+            if found is not None and found < 0:
+                raise OSError(-found, os.strerror(-found))
+            return found
+        done = 0
+        while done < len(view):
+            try:
+                if not (count := self.sock.recv_into(view[done:])):
+                    break
+                done += count
+            except ssl.SSLWantReadError:
+                if done:
+                    break
+                if (yield Wait(self.sock.fileno(), POLLIN | STREAM, None, until)) is None:
+                    return None
+        return done
 
 
 class Response:
@@ -128,138 +207,120 @@ class Response:
 
     leaves_stalled = False
 
-    def __init__(self, key: Any, connection: http.client.HTTPConnection, response: _Answer):
-        self.status: int = response.status
-        self.reason: str = response.reason
-        self.headers: Any = response.headers
-        self._key, self._connection, self._response = key, connection, response
-        self._rest: bytes | None = None  # the unread bytes that arrived with the headers
-        self._low_water = 1
+    def __init__(self, key: Any, connection: Connection, head: tuple[int, str, Headers, bool], method: str):
+        self.status, self.reason, self.headers, is_newer = head
+        self._key, self._connection = key, connection
+        tokens = self.headers.get("Connection").lower()
+        self._will_close = "close" in tokens or not (is_newer or "keep-alive" in tokens)
+        self._is_chunked = self.headers.get("Transfer-Encoding").lower() == "chunked"
+        self._chunk: int | None = None  # the bytes left of a chunk; None before the first one
+        self._is_over = False
+        #: The number of unread bytes of the body; None if the server does not send its length.
+        self.length: int | None = None
+        if method == "HEAD" or self.status in (204, 304):
+            self.length, self._is_chunked = 0, False
+        elif not self._is_chunked:
+            with suppress(ValueError):
+                length = int(self.headers.get("Content-Length", "none"))
+                self.length = length if length >= 0 else None
 
     @property
-    def length(self) -> int | None:
-        """The number of unread bytes of the body; None if the server does not send its length."""
-        left = self._response.length
-        return None if left is None else left + len(self._rest or b"")
+    def _is_read(self) -> bool:
+        return self._is_over or self.length == 0
 
-    def peek(self) -> bytes:
-        """Return the next bytes of the body without consuming them; none at its end."""
-        return self._rest or self._call(self._response.peek, 1)
+    def begin(self) -> Steps[bytes]:
+        """Wait for bytes of the body, and return those that have come, without consuming them; none at its end."""
+        if not self._is_chunked:
+            if self.length != 0 and not self._connection.rest:
+                yield from self._connection.receive(monotonic() + self._connection.timeout)
+            return bytes(self._connection.rest[: self.length])
+        if not self._chunk and not self._is_over:
+            yield from self._next_chunk()
+        if self._chunk and not self._connection.rest:
+            yield from self._connection.receive(monotonic() + self._connection.timeout)
+        return bytes(self._connection.rest[: self._chunk or 0])
 
-    def read(self, size: int) -> bytes:
-        """Return at least one byte of the body and at most *size*, none at its end."""
-        if self._rest is None:
-            self._rest = self._call(self._response.read1, max(tuning.WAKE, io.DEFAULT_BUFFER_SIZE))
-            traffic.count("bytes", len(self._rest))
-        if self._rest:
-            data, self._rest = self._rest[:size], self._rest[size:]
-            return data
-        if self._response.length:
-            self._await(size)
-        data = self._call(self._response.read1, size)
-        traffic.count("bytes", len(data))
-        return data
+    def receive(self, view: memoryview) -> Steps[int]:
+        """Receive bytes of the body into *view*; return their number, 0 at its end."""
+        if self._is_chunked and not self._chunk and not self._is_over:
+            yield from self._next_chunk()
+        left = self._chunk if self._is_chunked else self.length
+        view = view if left is None else view[:left]
+        if self._is_read or not view:
+            return 0
+        count = yield from self._await(view)
+        if self._is_chunked:
+            if not count:
+                raise http.client.IncompleteRead(b"")
+            self._chunk = (self._chunk or 0) - count
+        elif self.length is not None:
+            self.length -= count
+        else:
+            self._is_over = not count
+        traffic.count("bytes", count)
+        return count
 
-    def _call(self, read: Callable[[int], bytes], size: int) -> bytes:
-        if not self._response.chunked:
-            return read(size)
-        with self._response.timed.limited():  # sizes and extensions of chunks, and trailers
-            return read(size)
+    def _next_chunk(self) -> Steps[None]:
+        """Read the size of the next chunk; after the last one also the trailers."""
+        connection = self._connection
+        until = monotonic() + connection.timeout  # for all the lines between two chunks
+        try:
+            if self._chunk is not None:
+                yield from connection.line(until)
+            self._chunk = int((yield from connection.line(until)).partition(b";")[0], 16)
+            if self._chunk < 0:
+                raise ValueError
+        except (ValueError, ConnectionError):
+            raise http.client.IncompleteRead(b"") from None
+        if not self._chunk:
+            while (yield from connection.line(until)):
+                pass
+            self._is_over = True
 
-    def readinto(self, view: memoryview) -> int:
-        """Read at least one byte into *view*; return the number of bytes, 0 at the end of the body."""
-        response = self._response
-        left = response.length or 0
-        most = 0 if response.chunked else min(len(view), left)
-        if self._rest != b"" or most <= io.DEFAULT_BUFFER_SIZE:  # all of it may be in the buffer already
-            data = self.read(len(view))
-            view[: len(data)] = data
-            return len(data)
-        view = view[:most]
-        records, done = self._await(most), 0
-        while records and (not done or len(view) - done > io.DEFAULT_BUFFER_SIZE):
-            count = response.fp.readinto1(view[done:])
-            records, done = records - 1 if count else 0, done + count
-        response.length = left - done
-        traffic.count("bytes", done)
-        return done
-
-    def _await(self, size: int) -> int:
-        """Wait until many of the next *size* bytes have arrived, so that a thread is not woken for every packet.
-
-        Returns the number of reads to make before the next wait.
-        """
-        sock: Any = self._connection.sock
-        if sock is None:  # the server closes the connection after this response
-            return 1
-        left, records = self._response.length or 0, tuning.RECORDS * RECORD
-        if type(sock) is socket.socket:
-            return self._wait(sock, 1, min(size, left, tuning.WAKE))
-        if sock.pending():
-            return 1
-        if left >= 2 * records:  # enough is left, even if the next bytes are the rest of a record
-            return self._wait(sock, tuning.RECORDS, records)
-        return self._wait(sock, 1, 1)
-
-    def _wait(self, sock: Any, reads: int, size: int) -> int:
-        """Wait for *size* bytes and return *reads*, or 1 if fewer arrive; raise TimeoutError or StalledError."""
-        timeout: Any = self._connection.timeout
-        pause = timeout
+    def _await(self, view: memoryview) -> Steps[int]:
+        """Receive at least one byte, or the end; raise TimeoutError or StalledError if nothing comes."""
+        timeout = pause = self._connection.timeout
         if self.leaves_stalled:
             pause = max(tuning.STALL, tuning.ANSWERS * _pool().soonest.get(self._key, 0.0))
         waited, before = 0.0, traffic.received()
-        self._wake_at(size)
-        while not _is_readable(sock, min(pause, timeout - waited)):
-            self._wake_at(1)  # fewer bytes count as progress, too: the server may be slow
-            reads = 1
-            if _is_readable(sock):
-                break
+        while True:
+            found = yield from self._connection.fill(view, monotonic() + min(pause, timeout - waited))
+            if found is not None:
+                return found
             waited += pause
             if waited >= timeout:
                 raise TimeoutError("timed out")
             if traffic.received() - before >= tuning.ELSEWHERE:
                 raise StalledError("nothing came for a while")
-        return reads
 
-    def _wake_at(self, size: int) -> None:
-        """Wake a waiting thread only when *size* bytes have arrived."""
-        if size != self._low_water and self._connection.sock is not None:
-            self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
-            self._low_water = size
+    def read(self, size: int) -> bytes:
+        """Return at least one byte of the body and at most *size*, none at its end."""
+        view = memoryview(bytearray(min(size, BUFFER)))
+        return bytes(view[: run(self.receive(view))])
 
-    def beginning(self, most: int) -> bytes:
-        """Return up to *most* bytes of the body, all within one timeout; fewer if it breaks off."""
-        data, response = b"", self._response
+    def beginning(self, most: int) -> Steps[bytes]:
+        """Return up to *most* bytes of an error's body, and read what a connection that is to be kept brings of it.
+
+        All that within one timeout; fewer bytes if it breaks off.
+        """
+        data, until = b"", monotonic() + self._connection.timeout
+        drained = max(most, ROOM if self.length is not None and self.length <= ROOM else 0)
         try:
-            with response.timed.limited():
-                while len(data) < most and (more := response.read1(most - len(data))):
-                    data += more
+            while len(data) < drained and not self._is_read and monotonic() < until:
+                self._connection.timeout = until - monotonic()
+                view = memoryview(bytearray(drained - len(data)))
+                if not (count := (yield from self.receive(view))):
+                    break
+                data += view[:count]
         except (OSError, http.client.HTTPException, ValueError):
-            response.will_close = True
-        return data
+            self._will_close = True
+        return data[:most]
 
     def close(self) -> None:
-        connection, response = self._connection, self._response
-        whole = response.isclosed() or response.length == 0
-        is_short = response.length is not None and response.length <= tuning.DRAINED
-        if not whole and is_short and self.status >= 300 and not response.will_close:
-            with suppress(OSError, http.client.HTTPException), response.timed.limited():
-                response.read()
-                whole = response.isclosed()
-        response.close()
-        if whole and not response.will_close and connection.sock is not None:
-            with suppress(OSError):
-                self._wake_at(1)
-            _pool().put(self._key, connection)
+        if self._is_read and not self._will_close and self._connection.is_open:
+            _pool().put(self._key, self._connection)
         else:
-            connection.close()
-
-    def abort(self) -> None:
-        """Make a thread that waits for this response fail at once; that thread closes the response."""
-        sock = self._connection.sock
-        with suppress(OSError):
-            if sock is not None:
-                sock.shutdown(socket.SHUT_RDWR)
+            self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -268,7 +329,9 @@ class Response:
         self.close()
 
 
-def request(method: str, url: str, headers: dict[str, str], *, body: Any = None, timeout: float = 30.0) -> Response:
+def request(
+    method: str, url: str, headers: dict[str, str], *, body: Any = None, timeout: float = 30.0
+) -> Steps[Response]:
     """Send a request and return the response, whatever its status; redirects are not followed.
 
     *body* is a file, which is sent from its beginning; *headers* have its length. A server may respond before it has
@@ -284,33 +347,32 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
         target = f"/{target}"
     if proxy is not None and origin.scheme == "http":
         target, headers = parts._replace(fragment="").geturl(), headers | proxy.headers
+    head = _head_of(method, target, {"Host": origin.named, "Accept-Encoding": "identity", **headers})
     pool = _pool()
     while True:
         kept = pool.take(key)
-        connection = kept or _connect(origin, proxy, timeout)
+        connection = kept or (yield from _connect(origin, proxy, timeout))
         connection.timeout = timeout
         is_whole = True
         try:
-            if kept is None:
-                connection.connect()
-            connection.sock.settimeout(timeout)
             try:
-                connection.request(method, target, _blocks(body, connection) if body else None, headers)
+                yield from connection.send(head)
+                if body is not None:
+                    yield from _send_body(connection, body)
             except (_AnsweredEarly, OSError) as error:
-                if body is None or connection.sock is None or isinstance(error, TimeoutError):
+                if body is None or not connection.is_open or isinstance(error, TimeoutError):
                     raise
                 is_whole = False  # the response may explain why
             sent = monotonic()
             traffic.count("requests")
-            response: Any = connection.getresponse()
+            response = Response(key, connection, (yield from connection.head(sent + timeout)), method)
             pool.answered(key, monotonic() - sent)
             if not is_whole:
-                response.will_close = True
+                response._will_close = True
                 if response.status < 300:
-                    response.close()
                     raise ConnectionError(f"{response.status} {response.reason} came before the whole body was sent")
-            return Response(key, connection, response)
-        except (http.client.RemoteDisconnected, http.client.BadStatusLine, ConnectionError):
+            return response
+        except (http.client.BadStatusLine, ConnectionError):
             connection.close()
             if kept is None:
                 raise
@@ -319,31 +381,41 @@ def request(method: str, url: str, headers: dict[str, str], *, body: Any = None,
             raise
 
 
-def connect_ahead(url: str, count: int, *, files: int = 0, connections: int, timeout: float) -> None:
-    """Open connections to the server of *url*, in *connections* threads, until *count* are idle.
+def _head_of(method: str, target: str, headers: dict[str, str]) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    if any(map(BROKEN.search, lines)) or " " in target:
+        raise ValueError("a URL or a header with a control character")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def _send_body(connection: Connection, body: Any) -> Steps[None]:
+    """Send a file from its beginning; raise _AnsweredEarly if the server responds before its end."""
+    body.seek(0)
+    while data := body.read(PIECE):
+        if _is_answered(connection.sock):
+            raise _AnsweredEarly
+        yield from connection.send(data)
+
+
+def connect_ahead(url: str, count: int, *, files: int = 0, timeout: float) -> None:
+    """Begin to open connections to the server of *url*, so that *count* are idle soon.
 
     The next *files* whole files from there that are fetched share them. Errors are ignored: the requests that need the
     connections raise them again.
     """
     with suppress(ValueError):
         origin, proxy = key = _key_of(url)
-        pool, threads = _pool(), fetching_threads(connections, "connect")
+        pool = _pool()
         pool.divide(key, count, files)
         missing = max(0, count - pool.spare(key))
         pool.open_soon(key, missing)
         for _ in range(missing):
-            threads.submit(_open_one, pool, key, origin, proxy, timeout)
+            start(_open_one(pool, key, origin, proxy, timeout), lambda _: pool.open_soon(key, -1))
 
 
-def _open_one(pool: _Pool, key: Any, origin: Origin, proxy: Proxy | None, timeout: float) -> None:
-    try:
-        connection = _connect(origin, proxy, timeout)
-        connection.connect()
-        pool.put(key, connection)
-    except (OSError, ValueError, http.client.HTTPException):
-        pass
-    finally:
-        pool.open_soon(key, -1)
+def _open_one(pool: _Pool, key: Any, origin: Origin, proxy: Proxy | None, timeout: float) -> Steps[None]:
+    with suppress(OSError, ValueError, http.client.HTTPException):
+        pool.put(key, (yield from _connect(origin, proxy, timeout)))
 
 
 def spare(url: str) -> int:
@@ -382,18 +454,9 @@ class _AnsweredEarly(Exception):
     """A server has refused or redirected a request before it has read the whole body."""
 
 
-def _blocks(body: Any, connection: http.client.HTTPConnection) -> Iterator[bytes]:
-    """Yield a file from its beginning; raise _AnsweredEarly if the server responds or closes before its end."""
-    body.seek(0)
-    while data := body.read(tuning.PIECE):
-        if _is_answered(connection.sock):
-            raise _AnsweredEarly
-        yield data
-
-
 def _is_answered(sock: Any) -> bool:
     """Return whether a response other than an interim one (1xx) has arrived; False under TLS, where it is unknown."""
-    if not isinstance(sock, socket.socket) or hasattr(sock, "pending") or not _is_readable(sock):
+    if isinstance(sock, ssl.SSLSocket) or not _is_readable(sock):
         return False
     return not re.match(rb"HTTP/1\.\d 1", sock.recv(10, socket.MSG_PEEK))
 
@@ -438,24 +501,75 @@ def _find_proxy(origin: Origin, variables: tuple[str | None, ...]) -> Proxy | No
     return Proxy(where.hostname, where.port or DEFAULT_PORTS.get(where.scheme, 80), login and f"Basic {login}")
 
 
-def _connect(origin: Origin, proxy: Proxy | None, timeout: float) -> http.client.HTTPConnection:
+def _connect(origin: Origin, proxy: Proxy | None, timeout: float) -> Steps[Connection]:
+    """Open a connection, also through a proxy; raise OSError if that is impossible, or takes too long."""
+    until = monotonic() + timeout
     host, port = (origin.host, origin.port) if proxy is None else (proxy.host, proxy.port)
-    connection: http.client.HTTPConnection
-    if origin.scheme == "http":
-        connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    failure: OSError = socket.gaierror(socket.EAI_NONAME, f"{host} has no address")
+    for family, kind, protocol, _, address in (yield from _look_up(host, port)):
+        connection = Connection(socket.socket(family, kind, protocol))
+        try:
+            connection.sock.setblocking(False)
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            yield from _reach(connection, address, until)
+        except OSError as error:
+            connection.close()
+            failure = error
+            continue
+        except BaseException:
+            connection.close()
+            raise
+        break
     else:
-        connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=_tls())
-    connection.response_class = _Answer
-    if origin.scheme == "https" and proxy is not None:
-        connection.set_tunnel(origin.host, origin.port, proxy.headers)
+        raise failure
+    try:
+        connection.timeout = timeout
+        if origin.scheme == "https":
+            if proxy is not None:
+                yield from _tunnel(connection, origin, proxy, until)
+            yield from connection.encrypt(origin.host, until)
+    except BaseException:
+        connection.close()
+        raise
     return connection
+
+
+def _look_up(host: str, port: int) -> Steps[list[Any]]:
+    """Return the addresses of a host; those who ask for them at the same time share an answer."""
+    look_up = partial(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
+    if re.fullmatch(r"[\d.]+|.*:.*", host):  # an address
+        return look_up()
+    asked = _asked()
+    if (answer := asked.get((host, port))) is None:
+        answer = asked[host, port] = start(calling(look_up), lambda _: asked.pop((host, port), None))
+    yield answer
+    return answer.result()
+
+
+_asked: PerProcess[dict[tuple[str, int], Work[list[Any]]]] = PerProcess(dict)
+
+
+def _reach(connection: Connection, address: Any, until: float) -> Steps[None]:
+    code = connection.sock.connect_ex(address)
+    if code in (errno.EINPROGRESS, errno.EWOULDBLOCK):
+        yield from connection.wait(POLLOUT, until)
+        code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+def _tunnel(connection: Connection, origin: Origin, proxy: Proxy, until: float) -> Steps[None]:
+    """Have the proxy connect to a server."""
+    where = origin.at(origin.port)
+    yield from connection.send(_head_of("CONNECT", where, {"Host": where, **proxy.headers}))
+    status, reason, _, _ = yield from connection.head(until)
+    if status != 200:
+        raise OSError(f"Tunnel connection failed: {status} {reason}")
 
 
 @cache
 def _tls() -> Any:
     """Return a context that trusts the certificates of the system, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
-    import ssl
-
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
@@ -466,7 +580,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: dict[Any, list[tuple[float, http.client.HTTPConnection]]] = {}
+        self._idle: dict[Any, list[tuple[float, Connection]]] = {}
         self._opening: Counter[Any] = Counter()
         self._shares: dict[Any, list[int]] = {}  # connections for each of the whole files to be fetched next
         self.soonest: dict[Any, float] = {}  # seconds until the fastest response began
@@ -498,7 +612,7 @@ class _Pool:
         with self._lock:
             return len(self._idle.get(key, ())) + self._opening[key]
 
-    def take(self, key: Any) -> http.client.HTTPConnection | None:
+    def take(self, key: Any) -> Connection | None:
         """Return an idle connection that is still open, None if there is none."""
         while True:
             with self._lock:
@@ -510,7 +624,7 @@ class _Pool:
                 return connection
             connection.close()
 
-    def put(self, key: Any, connection: http.client.HTTPConnection) -> None:
+    def put(self, key: Any, connection: Connection) -> None:
         """Keep a connection; from time to time, close those of all origins that cannot be used again."""
         now, dead = monotonic(), []
         with self._lock:
@@ -527,9 +641,10 @@ class _Pool:
             stale.close()
 
     @staticmethod
-    def _is_alive(since: float, connection: http.client.HTTPConnection) -> bool:
-        sock = connection.sock
-        return monotonic() - since < tuning.IDLE and sock is not None and (not _is_readable(sock) or _has_no_data(sock))
+    def _is_alive(since: float, connection: Connection) -> bool:
+        if monotonic() - since >= tuning.IDLE or not connection.is_open or connection.rest:
+            return False
+        return not _is_readable(connection.sock) or _has_no_data(connection.sock)
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -540,20 +655,15 @@ class _Pool:
             connection.close()
 
 
-def _is_readable(sock: socket.socket, seconds: float | None = 0) -> bool:
-    """Return whether a socket can be read, or has ended, within *seconds*; None waits forever."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(None if seconds is None else 1000 * seconds))
+def _is_readable(sock: socket.socket) -> bool:
+    """Return whether a socket can be read, or has ended."""
+    return bool(kernels.wire.receive([Wait(sock.fileno(), POLLIN, None, 0.0)], 0))
 
 
 def _has_no_data(sock: Any) -> bool:
     """Return whether only bytes of TLS itself have arrived, such as the session tickets that follow a handshake."""
-    if not hasattr(sock, "pending"):
+    if not isinstance(sock, ssl.SSLSocket):
         return False
-    import ssl
-
-    sock.settimeout(0)
     try:
         sock.recv(1)
     except ssl.SSLWantReadError:

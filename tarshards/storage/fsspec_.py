@@ -43,6 +43,7 @@ from tarshards.storage.remote import Remote
 from tarshards.storage.requests import CHANGED, PASSING, Address, Patience, StatusError
 from tarshards.storage.streams import InputStream, OutputStream, errno_of, is_missing, spooled
 from tarshards.storage.transfer import RemoteRanges, hold_whole, read_whole
+from tarshards.storage.wire import run
 
 #: The extra of tarshards that installs the package of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
@@ -183,8 +184,9 @@ class Requests:
         self.location = location
         self._is_over = is_over
 
-    def renew(self) -> bool:
-        return False
+    renews = False
+
+    def renew(self) -> None: ...
 
     def attempt(self, action: Callable[[], T]) -> T:
         """Call *action* and return its result; retry transient failures until *is_over* returns True.
@@ -241,10 +243,15 @@ class StoreAddress(Address):
                 self._ask()
             return self._given
 
-    def renew(self) -> bool:
+    renews = True
+
+    @property
+    def is_known(self) -> bool:  # type: ignore[override]
+        return monotonic() < self._until
+
+    def renew(self) -> None:
         with self._lock():
             self._ask()
-        return True
 
     def _ask(self) -> None:
         store, path = find_store(self.location)  # fsspec makes another store in a forked process
@@ -706,7 +713,7 @@ class Store(Transport):
 
     def read(self, location: Location, most: int) -> bytes:
         address = self.address(location)
-        return super().read(location, most) if address is None else bytes(read_whole(address, most))
+        return super().read(location, most) if address is None else bytes(run(read_whole(address, most)))
 
     def hold(self, location: Location, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
         address = self.address(location)

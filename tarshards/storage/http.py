@@ -13,6 +13,7 @@ from tarshards.storage.ranges import Ranges
 from tarshards.storage.requests import Address, Patience, Version
 from tarshards.storage.streams import InputStream, OutputStream, is_missing, spooled
 from tarshards.storage.transfer import HEAD, RemoteRanges, begin_transfer, hold_whole, read_whole
+from tarshards.storage.wire import run
 
 
 class Http(Transport):
@@ -26,7 +27,7 @@ class Http(Transport):
         return spooled(address.name, lambda file: put(address, file))
 
     def read(self, location: Location, most: int) -> bytes:
-        return bytes(read_whole(Address(location), most))
+        return bytes(run(read_whole(Address(location), most)))
 
     def hold(self, location: Location, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
         return hold_whole(Address(location), most, allocate)
@@ -35,7 +36,7 @@ class Http(Transport):
         return RemoteRanges(Address(location), size)
 
     def probe(self, location: Location) -> None:
-        begin_transfer(Address(location), HEAD).close()
+        run(begin_transfer(Address(location), HEAD)).close()
 
     def size(self, location: Location) -> int | None:
         version = _version(location)
@@ -63,7 +64,7 @@ TRANSPORT = Http()
 
 
 def _version(location: Location) -> Version | None:
-    with closing(begin_transfer(Address(location), 1)) as transfer:
+    with closing(run(begin_transfer(Address(location), 1))) as transfer:
         return transfer.version
 
 

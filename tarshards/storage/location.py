@@ -549,9 +549,7 @@ class Location:
 
     def read(self, limit: int = MOST_READ) -> bytes:
         """Return all its bytes; raise OpenError if there are more than *limit*, and stop reading there."""
-        data: bytes = self._transport.read(self, limit + 1)
-        if len(data) > limit:
-            raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
+        data: bytes = self.check_length(self._transport.read(self, limit + 1), limit)
         return data
 
     def hold(self, limit: int, allocate: Callable[[int], Any] = bytearray) -> Any:
@@ -559,7 +557,10 @@ class Location:
 
         Returns a ``MappedBlock`` instead if a cache has them on its disk.
         """
-        data = self._transport.hold(self, limit + 1, allocate)
+        return self.check_length(self._transport.hold(self, limit + 1, allocate), limit)
+
+    def check_length(self, data: Any, limit: int) -> Any:
+        """Return *data*; raise OpenError if it has more than *limit* bytes."""
         if len(data) > limit:
             raise OpenError(f"more than {limit:,} bytes, the limit for such a file", url=self.name)
         return data

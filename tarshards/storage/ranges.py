@@ -7,11 +7,14 @@ import os
 import resource
 import sys
 from mmap import mmap
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tarshards import kernels
 from tarshards.errors import OpenError, visible
 from tarshards.storage.streams import failure
+
+if TYPE_CHECKING:
+    from tarshards.storage.wire import Steps
 
 Mapping = kernels.mapped.Mapping
 
@@ -65,6 +68,12 @@ class Ranges:
     def hold(self, offset: int, size: int) -> Any:
         """Return the *size* bytes at *offset*, or a ``MappedBlock`` of them if a cache has them on its disk."""
         return self.read(offset, size)
+
+    def take(self, offset: int, size: int) -> Steps[Any]:
+        """Return what ``hold`` does, as steps."""
+        from tarshards.storage.wire import calling, loading_threads  # which local files do not need
+
+        return (yield from calling(self.hold, offset, size, threads=loading_threads()))
 
     def check(self, end: int) -> None:
         """Raise OpenError if the first *end* bytes of a mapped file, which kernels have copied, are no longer there."""

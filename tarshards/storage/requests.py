@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from hashlib import blake2b, pbkdf2_hmac
 from html import unescape
-from time import monotonic, sleep, time
+from time import monotonic, time
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
@@ -30,6 +30,7 @@ from tarshards.storage.derived import COLUMNS, INDEX
 from tarshards.storage.location import Location
 from tarshards.storage.redaction import redacted, secrets_of, without_signature, without_userinfo
 from tarshards.storage.streams import encoded, errno_of
+from tarshards.storage.wire import Steps, calling, pausing, run
 
 _ANY_METHOD = {307, 308}  # redirects that repeat the request as it was
 _REDIRECTS = {301, 302, 303} | _ANY_METHOD
@@ -123,9 +124,18 @@ class Address:
         """The URL to request, and the headers that only its origin may get."""
         return self._url, {} if self._login is None else {"Authorization": self._login}
 
-    def renew(self) -> bool:
-        """Renew credentials that were refused; return whether there may be new ones."""
-        return False
+    #: Whether ``target`` changes, and ``renew`` makes another one; both may then wait for other servers.
+    renews = False
+    is_known = True  # whether ``target`` does not wait
+
+    def renew(self) -> None:
+        """Renew credentials that were refused."""
+
+    def find_url(self) -> Steps[str]:
+        """Return ``read_url``."""
+        if not self.is_known:
+            yield from calling(lambda: self.target)
+        return self.read_url
 
     @cached_property
     def digest(self) -> str:
@@ -141,11 +151,17 @@ class Address:
     @property
     def read_url(self) -> str:
         """The URL that a GET requests: that of ``target``, or the one to which it last redirected."""
-        url = self.target[0]
+        return self._moved_from(self.target[0])
+
+    def _moved_from(self, url: str) -> str:
         moved = self._moved
         return url if moved is None or moved[0] != url or monotonic() >= moved[2] else moved[1]
 
     def request(self, headers: dict[str, str], *, method: str = "GET", body: Any = None) -> Response:
+        """Make the steps of ``ask`` in this thread."""
+        return run(self.ask(headers, method=method, body=body))
+
+    def ask(self, headers: dict[str, str], *, method: str = "GET", body: Any = None) -> Steps[Response]:
         """Send a request, follow redirects and return the response; raise StatusError for every status but 2xx.
 
         Only 307 and 308 redirect methods other than GET; *body*, a file, is then sent again. Credentials are sent to
@@ -153,16 +169,17 @@ class Address:
         redirect to another scheme, and for too many. For a minute, further GETs go to the target of the last redirect,
         unless that fails: hubs redirect each request for a range, and limit their rate.
         """
+        yield from self.find_url()
         url, secret = self.target
-        if method == "GET" and (read_url := self.read_url) != url:
+        if method == "GET" and (read_url := self._moved_from(url)) != url:
             try:
-                return self._ask_once(method, read_url, headers, None)
+                return (yield from self._ask_once(method, read_url, headers, None))
             except (OSError, http.client.HTTPException, *_MALFORMED):
                 self._moved = None
         visited = [url]
         while True:
             try:
-                response = self._ask_once(method, url, {**headers, **secret}, body)
+                response = yield from self._ask_once(method, url, {**headers, **secret}, body)
                 if len(visited) > 1 and method == "GET" and not secret:
                     self._moved = visited[0], url, monotonic() + tuning.REMEMBERED
                 return response
@@ -182,16 +199,18 @@ class Address:
                 secret = {}
             url = target
 
-    def _ask_once(self, method: str, url: str, headers: dict[str, str], body: Any) -> Response:
+    def _ask_once(self, method: str, url: str, headers: dict[str, str], body: Any) -> Steps[Response]:
         sent = {"User-Agent": "tarshards", **headers}
-        response = connections.request(method, url, sent, body=body, timeout=self.location.remote.timeout)
+        timeout = self.location.remote.timeout
+        response = yield from connections.request(method, url, sent, body=body, timeout=timeout)
         try:
             if not 200 <= response.status < 300:
                 error = StatusError(response)
-                if response.status >= 400 and (said := _said_in(response.beginning(_MOST_SAID), url, sent)):
-                    error.add_note(said)
+                said = yield from response.beginning(_MOST_SAID)
+                if response.status >= 400 and (reason := _said_in(said, url, sent)):
+                    error.add_note(reason)
                 raise error
-            if method == "GET" and self.location.base.endswith(_NEVER_PAGES) and _is_page(response):
+            if method == "GET" and self.location.base.endswith(_NEVER_PAGES) and (yield from _is_page(response)):
                 _warn_of_pages(self.name, url)
                 raise OpenError(PAGE, url=self.name, errno=errno.ENOENT)
         except BaseException:
@@ -237,10 +256,11 @@ def _said_in(body: bytes, url: str, sent: dict[str, str]) -> str:
     return visible(redacted(words, secrets))[:_LONGEST_REASON]
 
 
-def _is_page(response: Response) -> bool:
+def _is_page(response: Response) -> Steps[bool]:
     """Return whether a response begins with HTML: some servers send a page, with status 200, for a missing file."""
-    is_begin = response.status == 200 or response.headers.get("Content-Range", "").startswith("bytes 0-")
-    return is_begin and response.length != 0 and response.peek().lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<")
+    if response.status != 200 and not response.headers.get("Content-Range").startswith("bytes 0-"):
+        return False
+    return (yield from response.begin()).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<")
 
 
 def _warn_of_pages(name: str, url: str) -> None:
@@ -275,11 +295,12 @@ def status_of(error: Any, location: Location) -> str:
 
 
 class Renewable(Protocol):
-    """A location with credentials that can be renewed: an Address, or a store of fsspec."""
+    """A location with credentials that may be renewed: an Address, or a store of fsspec."""
 
     location: Location
+    renews: bool
 
-    def renew(self) -> bool: ...
+    def renew(self) -> None: ...
 
 
 class Patience:
@@ -291,23 +312,33 @@ class Patience:
         self.failures: int = 0
         self._renewed, self._is_over = False, is_over
 
-    def attempt(self, action: Callable[[], _T], offset: Callable[[], int | None] = lambda: None) -> _T:
-        """Call *action* until it succeeds, and return its result; *offset* returns the offset for an error."""
+    def attempt(self, action: Callable[[], _T]) -> _T:
+        """Call *action* until it succeeds, and return its result."""
+
+        def once() -> Steps[_T]:
+            yield from ()
+            return action()
+
+        return run(self.repeat(once))
+
+    def repeat(self, action: Callable[[], Steps[_T]], offset: Callable[[], int | None] = lambda: None) -> Steps[_T]:
+        """Make the steps of *action* until they succeed, and return their result; *offset* is that of an error."""
         while True:
             try:
-                result = action()
+                result = yield from action()
             except OpenError:  # not transient
                 raise
             except (OSError, http.client.HTTPException, *_MALFORMED) as error:
-                if getattr(error, "code", None) in (401, 403) and not self._renewed and self.address.renew():
+                if getattr(error, "code", None) in (401, 403) and not self._renewed and self.address.renews:
                     self._renewed = True
+                    yield from calling(self.address.renew)
                     continue
                 self.failures += 1
                 if not _may_pass(error) or self.failures > self.location.remote.retries or self._ends():
                     raise self._failure(error, offset()) from self.location.safe(error)
                 traffic.count("retries")
                 pause = tuning.PAUSE * 2 ** (self.failures - 1) * random.uniform(0.5, 1)
-                self._wait(min(max(pause, _retry_after(error)), tuning.LONGEST_PAUSE))
+                yield from self._wait(min(max(pause, _retry_after(error)), tuning.LONGEST_PAUSE))
             else:
                 self.failures = 0
                 return result
@@ -315,13 +346,13 @@ class Patience:
     def _ends(self) -> bool:
         return self._is_over is not None and self._is_over()
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> Steps[None]:
         while self._is_over is not None and seconds > TICK:
             if self._is_over():
                 return
-            sleep(TICK)
+            yield from pausing(TICK)
             seconds -= TICK
-        sleep(seconds)
+        yield from pausing(seconds)
 
     def _failure(self, error: Exception, offset: int | None) -> OpenError:
         reason = " ".join(self.location.words(error).split())
@@ -351,9 +382,9 @@ def _retry_after(error: BaseException) -> float:
         return 0.0
 
 
-def ask_for(address: Address, begin: int, end: int) -> Response:
+def ask_for(address: Address, begin: int, end: int) -> Steps[Response]:
     """Request the bytes from *begin* to *end*, and return the response."""
-    return address.request({"Accept-Encoding": "identity", "Range": f"bytes={begin}-{end - 1}"})
+    return address.ask({"Accept-Encoding": "identity", "Range": f"bytes={begin}-{end - 1}"})
 
 
 def range_of(response: Response, begin: int) -> Version | None:
@@ -379,10 +410,9 @@ def encoding_of(response: Response) -> str:
     return ", ".join(value.strip() for value in values if value.strip().lower() not in _AS_THEY_ARE)
 
 
-def check_body(response: Response, name: str, version: Version | None = NOT_ENCODED) -> None:
+def check_body(response: Response, name: str, version: Version | None = NOT_ENCODED) -> Steps[None]:
     """Raise OpenError for a body with another encoding than *version*, ConnectionError if it broke off."""
-    # http.client accepts truncated headers, but then no body follows.
-    if response.length != 0 and not response.peek():
+    if response.length is None and not (yield from response.begin()):
         raise ConnectionError("the answer broke off before its first byte")
     encoding = encoding_of(response)
     if encoding and version is not None and encoding != version.encoding:

@@ -68,6 +68,19 @@ class SharedBytes:
         finally:
             self._release(number + 1)
 
+    def claim(self, number: int) -> bool:
+        """Return whether a piece is missing, and no other process fetches it; then this one has to, until ``leave``."""
+        if self._found(number + 1) or not self._lock_row(number + 1):
+            return False
+        if self._found(number + 1):
+            self._release(number + 1)
+            return False
+        return True
+
+    def leave(self, number: int) -> None:
+        """End the claim to a piece; ``hold`` ends it, too."""
+        self._release(number + 1)
+
     def drop(self, number: int) -> None:
         """Forget a piece: it is fetched again, into other memory, since processes may still read this one."""
         self._write(number + 1, 0, 0, 0)
@@ -122,14 +135,17 @@ class SharedBytes:
     def _acquire(self, row: int) -> bool:
         """Lock a row; return False if another process, which may be stopped, has it for too long."""
         end = monotonic() + self._remote.timeout
-        while True:
-            try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, ROW.size * row)
-                return True
-            except (BlockingIOError, PermissionError):
-                if monotonic() >= end:
-                    return False
+        while not (is_locked := self._lock_row(row)) and monotonic() < end:
             sleep(PAUSE)
+        return is_locked
+
+    def _lock_row(self, row: int) -> bool:
+        """Lock a row, and return True, unless another process has it."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, ROW.size * row)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
 
     def _release(self, row: int) -> None:
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, ROW.size * row)

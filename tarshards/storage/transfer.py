@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager, suppress
 from hashlib import blake2b
 from itertools import pairwise
 from threading import Lock
@@ -13,12 +13,11 @@ from time import monotonic
 from typing import Any
 
 from tarshards.errors import OpenError
-from tarshards.parallel.calls import DaemonThreads, settled
 from tarshards.parallel.forks import PerProcess
-from tarshards.parallel.signals import defer_signals
 from tarshards.storage import connections, traffic, tuning
 from tarshards.storage.cache import Block, BlockCache
 from tarshards.storage.connections import Origin, Response, StalledError
+from tarshards.storage.location import Location
 from tarshards.storage.ranges import Ranges
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.requests import (
@@ -32,7 +31,8 @@ from tarshards.storage.requests import (
     no_range,
     range_of,
 )
-from tarshards.storage.streams import encoded, read_at_most
+from tarshards.storage.streams import BUFFER, PIECE, encoded
+from tarshards.storage.wire import Steps, calling, drop, loading_threads, run, start
 
 HEAD = 1024  # bytes at the beginning of a file that are fetched with its metadata
 
@@ -48,41 +48,45 @@ class Transfer:
         self.name: str = address.name
         self.begin = self.position = begin
         self.end = end
-        self.is_dropped: bool = False
         self._response = response
-        self._buffer: memoryview | None = None
-        self._patience = Patience(address, lambda: self.is_dropped)
+        self._buffer = memoryview(b"")
+        self._patience = Patience(address)
 
-    def open(self) -> None:
+    def open(self) -> Steps[None]:
         """Send the first request."""
-        self._patience.attempt(self._begin, self._offset)
+        yield from self._patience.repeat(self._begin, self._offset)
 
     def read(self, size: int) -> bytes:
         """Return at least one byte and at most *size*; none at the end."""
-        if self._buffer is None:
-            self._buffer = memoryview(bytearray(tuning.PIECE))
-        view = self._buffer[: size if self.end is None else min(size, self.end - self.position)]
-        return bytes(view[: self._readinto(view)])
+        size = min(size, BUFFER) if self.end is None else min(size, BUFFER, self.end - self.position)
+        if not self._buffer:
+            self._buffer = memoryview(bytearray(BUFFER))
+        view = self._buffer[:size]
+        return bytes(view[: run(self._read_into(view))])
 
-    def fill(self, view: memoryview) -> None:
-        """Fill *view*, or as much of it as there are bytes up to *end*."""
-        done = 0
-        while done < len(view) and self.position != self.end and not self._share(view[done:]):
-            done += self._readinto(view[done : done + tuning.PIECE])
+    def fill(self, view: memoryview) -> Steps[int]:
+        """Fill *view*, or as much of it as there are bytes up to *end*; return their number."""
+        begin = self.position
+        while (done := self.position - begin) < len(view) and self.position != self.end:
+            if not (yield from self._share(view[done:])) and not (yield from self._read_into(view[done:])):
+                break
         if self.position == self.end:
             self.close()
+        return self.position - begin
 
-    def _share(self, view: memoryview) -> bool:
+    def _share(self, view: memoryview) -> Steps[bool]:
         """Fill *view* over other connections, if that is faster; return whether it did."""
+        yield from ()
         return False
 
-    def _readinto(self, view: memoryview) -> int:
-        return self._patience.attempt(lambda: self._receive(view), self._offset) if len(view) else 0
+    def _read_into(self, view: memoryview) -> Steps[int]:
+        return (yield from self._patience.repeat(lambda: self._receive(view), self._offset)) if len(view) else 0
 
-    def _receive(self, view: memoryview) -> int:
+    def _receive(self, view: memoryview) -> Steps[int]:
         """Read the next bytes into *view*, advance the position by their number, and return it."""
         try:
-            count = (self._response or self._begin()).readinto(view)
+            response = self._response or (yield from self._begin())
+            count = yield from response.receive(view)
             if not count and self.end is not None:
                 raise ConnectionError(f"the answer ended before its {self.end} bytes")
         except BaseException:
@@ -91,11 +95,11 @@ class Transfer:
         self.position += count
         return count
 
-    def _begin(self) -> Response:
-        self._response = self._connect()
+    def _begin(self) -> Steps[Response]:
+        self._response = yield from self._connect()
         return self._response
 
-    def _connect(self) -> Response:
+    def _connect(self) -> Steps[Response]:
         """Return a response that begins at *position*."""
         raise NotImplementedError
 
@@ -108,13 +112,6 @@ class Transfer:
             self._response.close()
             self._response = None
 
-    def drop(self) -> None:
-        """Make a thread that waits for the body fail soon."""
-        self.is_dropped = True
-        response = self._response
-        if response is not None:
-            response.abort()
-
     def error(self, reason: str) -> OpenError:
         return OpenError(reason, url=self.name, offset=self._offset())
 
@@ -122,25 +119,31 @@ class Transfer:
 class WholeTransfer(Transfer):
     """A whole file; its length may be unknown, and its server need not support ranges."""
 
-    def __init__(self, address: Address, response: Response | None = None):
-        super().__init__(address, 0, None)
-        self.version: Version | None = None
-        if response is not None:
-            self._response = self._checked(response)
+    version: Version | None = None
 
-    def _connect(self) -> Response:
+    def __init__(self, address: Address):
+        super().__init__(address, 0, None)
+
+    def _connect(self) -> Steps[Response]:
         headers = {"Accept-Encoding": "identity"}
         if self.position:
             validator = self.version and self.version.validator
             if validator is None:
                 raise self.error("broke off, and cannot be resumed: the server sent no ETag and no Last-Modified")
             headers |= {"Range": f"bytes={self.position}-", "If-Range": validator}
-        return self._checked(self.address.request(headers))
+        response = yield from self.address.ask(headers)
+        yield from self._check(response)
+        return response
 
-    def _checked(self, response: Response) -> Response:
-        """Return *response*, advanced to the position, if it is of the same version; else raise OpenError."""
+    def take(self, response: Response) -> Steps[None]:
+        """Read the first response, which was asked for elsewhere."""
+        yield from self._check(response)
+        self._response = response
+
+    def _check(self, response: Response) -> Steps[None]:
+        """Advance *response* to the position, if it is of the same version; else raise OpenError, and close it."""
         try:
-            check_body(response, self.name, self.version)
+            yield from check_body(response, self.name, self.version)
             if self.version is None:
                 if response.status != 200:
                     raise self.error(f"unexpected status {response.status}")
@@ -156,29 +159,27 @@ class WholeTransfer(Transfer):
             elif Version.of(response, -1 if response.length is None else response.length) != self.version:
                 raise self.error(CHANGED)
             else:
-                self._skip(response)
+                yield from self._skip(response)
         except BaseException:
             response.close()
             raise
-        return response
 
-    def _skip(self, response: Response) -> None:
+    def _skip(self, response: Response) -> Steps[None]:
         """Skip the bytes before the position: the server supports no ranges and sends the whole body again."""
-        skipped = 0
+        skipped, passed = 0, memoryview(bytearray(BUFFER))
         while skipped < self.position:
-            data = response.read(min(self.position - skipped, 1 << 16))
-            if not data:
+            count = yield from response.receive(passed[: self.position - skipped])
+            if not count:
                 raise ConnectionError("the answer ended again before the bytes that were read already")
-            skipped += len(data)
+            skipped += count
 
 
 class RangeTransfer(Transfer):
     """The bytes of a file from *begin* to *end*, of *version*, or else of the version of the first response."""
 
     end: int
-    large: LargeRequest | None = None
+    slot: Slot | None = None
     _moves = 0
-    _parts: _RangeTransfers | None = None
 
     def __init__(
         self, address: Address, begin: int, end: int, version: Version | None, response: Response | None = None
@@ -188,41 +189,35 @@ class RangeTransfer(Transfer):
         if response is not None:
             response.leaves_stalled = True
 
-    def _share(self, view: memoryview) -> bool:
-        if self.large is None or self.version is None:
+    def _share(self, view: memoryview) -> Steps[bool]:
+        if self.slot is None or self.version is None or len(view) < 2 * tuning.INITIAL_WINDOW:
             return False
-        if len(view) < 2 * tuning.INITIAL_WINDOW or not self.large.is_late(len(view)):
+        if not self.slot.is_late(len(view)):
             return False
         self.close()
         count = max(1, self.address.location.remote.connections // 2)
-        # Separate threads: all the others may be waiting for bytes that are fetched here.
-        threads = connections.fetching_threads(count, "parts")
         size = max(tuning.INITIAL_WINDOW, -(-len(view) // count))
-        self._parts = _RangeTransfers(self.address, self.position, view, self.version, size, threads)
-        if self.is_dropped:
-            self._parts.drop()
-        self._parts.wait(self.version)
+        parts = _Parts(self.address, self.position, view, self.version, size, are_admitted=True)
+        try:
+            yield from parts.settle(self.version)
+        finally:
+            parts.drop()
         self.position += len(view)
         return True
 
-    def drop(self) -> None:
-        super().drop()
-        if self._parts is not None:
-            self._parts.drop()
-
-    def _receive(self, view: memoryview) -> int:
+    def _receive(self, view: memoryview) -> Steps[int]:
         try:
-            return super()._receive(view)
+            return (yield from super()._receive(view))
         except StalledError:
             self._moves += 1
             traffic.count("retries")
-            return self._receive(view)
+            return (yield from self._receive(view))
 
-    def _connect(self) -> Response:
-        response = ask_for(self.address, self.position, self.end)
+    def _connect(self) -> Steps[Response]:
+        response = yield from ask_for(self.address, self.position, self.end)
         response.leaves_stalled = self._moves < tuning.MOVES
         try:
-            check_body(response, self.name, self.version)
+            yield from check_body(response, self.name, self.version)
             found = range_of(response, self.position)
             if found is None:
                 is_other = self.version is not None and Version.of(response, self.version.size) != self.version
@@ -237,10 +232,10 @@ class RangeTransfer(Transfer):
         return response
 
 
-class _RangeTransfers:
-    """Transfers that fill *view* with the bytes of a file from *begin* on; *threads* fetch *size* bytes each.
+class _Parts:
+    """Works that fill *view* with the bytes of a file from *begin* on, *size* bytes each.
 
-    Without a *version*, the file may end before the view does.
+    Without a *version*, the file may end before the view does. They wait until they are admitted, unless they are.
     """
 
     def __init__(
@@ -250,148 +245,271 @@ class _RangeTransfers:
         view: memoryview,
         version: Version | None,
         size: int,
-        threads: DaemonThreads,
+        *,
+        are_admitted: bool = False,
     ):
         cuts = [*range(0, len(view), size), len(view)]
         self._transfers = [RangeTransfer(address, begin + a, begin + b, version) for a, b in pairwise(cuts)]
         views = [view[a:b] for a, b in pairwise(cuts)]
-        self._futures = [threads.submit(transfer.fill, part) for transfer, part in zip(self._transfers, views)]
+        self._works = [start(_fill(each, part, are_admitted)) for each, part in zip(self._transfers, views)]
 
-    def wait(self, version: Version) -> None:
+    def settle(self, version: Version) -> Steps[None]:
         """Wait for the parts that the file has; raise the error of one that cannot be read, or of another version."""
-        try:
-            for transfer, future in zip(self._transfers, self._futures):
-                if transfer.begin < version.size:
-                    settled(future).result()
-                    if transfer.version != version:
-                        raise transfer.error(CHANGED)
-        except BaseException:
-            self.drop()
-            raise
+        for transfer, work in zip(self._transfers, self._works):
+            if transfer.begin < version.size:
+                yield work
+                work.result()
+                if transfer.version != version:
+                    raise transfer.error(CHANGED)
 
     def drop(self) -> None:
         """Stop fetching the parts."""
-        for transfer, future in zip(self._transfers, self._futures):
-            with defer_signals():
-                cancelled = future.cancel()
-            if not cancelled:
-                transfer.drop()
+        for work in self._works:
+            if not work.done():
+                drop(work)
 
 
-def begin_transfer(
-    address: Address, size: int, is_over: Callable[[], bool] | None = None
-) -> WholeTransfer | RangeTransfer:
+def _fill(transfer: RangeTransfer, view: memoryview, is_admitted: bool) -> Steps[None]:
+    slot = None if is_admitted else (yield from admit(transfer.address, len(view), is_awaited=True))
+    try:
+        yield from transfer.fill(view)
+    finally:
+        transfer.close()
+        if slot is not None:
+            slot.leave()
+
+
+class Slot:
+    """The right to have one of the requests of a process to a server under way: for *size* bytes, at most *most*."""
+
+    def __init__(self, gate: Gate, size: int, most: int, soonest: float):
+        self._gate = gate
+        self._soonest = soonest
+        self.most = most
+        self.is_large = size >= tuning.LARGE
+        self.most_large: int = most if soonest > tuning.FAR else max(1, most // 2)
+        self._time, self._rest, self.size = monotonic(), size, size
+        self.begun = self._time
+
+    def is_late(self, rest: int) -> bool:
+        """Return whether idle connections would bring the *rest* of a large request much sooner.
+
+        An epoch ends with its slowest request: the connection resends lost packets one after the other, while other
+        connections are idle.
+        """
+        took, came = monotonic() - self._time, self._rest - rest
+        if not self.is_large or took < max(tuning.LATE, 2 * self._soonest):
+            return False
+        self._time, self._rest = self._time + took, rest
+        pace, others = took / max(came, 1), self._gate.pace
+        are_idle = 2 * self._gate.large <= self.most_large
+        return are_idle and pace > 2 * others > 0 and rest * pace > max(tuning.LATE, 5 * self._soonest)
+
+    def leave(self) -> None:
+        self._gate.leave(self)
+
+
+class Gate:
+    """The requests of a process to one server: as many as there may be connections are under way, others wait in order.
+
+    Those whose reader waits for them come before those that are made ahead. Large requests to a near server use half of
+    the connections, which fill the link; more would overflow its buffers. *pace* is the mean of large requests that
+    ended, in seconds a byte.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._count, self.large = 0, 0
+        self.pace = 0.0
+        self._waiting: list[deque[tuple[Slot, Future[None]]]] = [deque(), deque()]  # awaited ones first
+
+    def enter(self, slot: Slot, is_awaited: bool) -> Steps[None]:
+        """Wait until the request of *slot* may be sent."""
+        with self._lock:
+            if self._admit(slot):
+                return
+            admitted: Future[None] = Future()
+            waiting = self._waiting[not is_awaited]
+            waiting.append((slot, admitted))
+        try:
+            yield admitted
+        except BaseException:
+            with self._lock:
+                is_waiting = (slot, admitted) in waiting
+                if is_waiting:
+                    waiting.remove((slot, admitted))
+            if not is_waiting:
+                slot.leave()
+            raise
+        slot.begun = slot._time = monotonic()
+
+    def _admit(self, slot: Slot) -> bool:
+        if self._count >= slot.most or (slot.is_large and self.large >= slot.most_large):
+            return False
+        self._count += 1
+        self.large += slot.is_large
+        return True
+
+    def leave(self, slot: Slot) -> None:
+        with self._lock:
+            self._count -= 1
+            if slot.is_large:
+                self.large -= 1
+                pace = (monotonic() - slot.begun) / slot.size
+                self.pace += (pace - self.pace) / 8 if self.pace else pace
+            admitted = []
+            for waiting in self._waiting:
+                for pair in [pair for pair in waiting if self._admit(pair[0])]:
+                    waiting.remove(pair)
+                    admitted.append(pair[1])
+        for each in admitted:
+            each.set_result(None)
+
+
+_gates: PerProcess[dict[Origin, Gate]] = PerProcess(lambda: defaultdict(Gate))
+
+
+def admit(address: Address, size: int, *, is_awaited: bool = False) -> Steps[Slot]:
+    """Wait until a request for *size* bytes may be sent; return its slot, which ``leave`` frees."""
+    url = yield from address.find_url()
+    gate = _gates()[Origin.of(url)]
+    slot = Slot(gate, size, address.location.remote.connections, connections.soonest(url))
+    yield from gate.enter(slot, is_awaited)
+    return slot
+
+
+def begin_transfer(address: Address, size: int) -> Steps[WholeTransfer | RangeTransfer]:
     """Open the first *size* bytes of a file, or the whole file if ranges of it cannot be read.
 
     Ranges can be read if the server supports them and sends a validator, which shows that other ranges are of the same
-    version. No more retries are made once *is_over* returns True.
+    version.
     """
-    patience = Patience(address, is_over)
 
-    def begin() -> WholeTransfer | RangeTransfer:
+    def begin() -> Steps[WholeTransfer | RangeTransfer]:
         try:
-            response = ask_for(address, 0, size)
+            response = yield from ask_for(address, 0, size)
         except StatusError as error:
             if error.code not in (400, 416, 501):  # an empty file has no ranges
                 raise
-            response = address.request({"Accept-Encoding": "identity"})
+            response = yield from address.ask({"Accept-Encoding": "identity"})
         if response.status == 206:
             version = range_of(response, 0)
             if version is not None and version.validator is not None:
                 try:
-                    check_body(response, address.name, None)
+                    yield from check_body(response, address.name, None)
                 except BaseException:
                     response.close()
                     raise
                 return RangeTransfer(address, 0, min(size, version.size), version, response)
             response.close()
-            response = address.request({"Accept-Encoding": "identity"})
-        return WholeTransfer(address, response)
+            response = yield from address.ask({"Accept-Encoding": "identity"})
+        whole = WholeTransfer(address)
+        yield from whole.take(response)
+        return whole
 
-    return patience.attempt(begin)
+    return (yield from Patience(address).repeat(begin))
 
 
-def read_whole(address: Address, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
+def read_whole(address: Address, most: int, allocate: Callable[[int], Any] = bytearray) -> Steps[Any]:
     """Return the bytes of a file, no more than *most*, in a buffer from ``allocate(size)`` if their number is known.
 
     A long file is fetched in parts over several connections. The parts wait for a connection in the order of the
     readers, so that files read one after the other arrive in that order.
     """
     try:
-        return _read_parts(address, most, allocate)
+        return (yield from _read_parts(address, most, allocate))
     except OpenError as error:
         if error.reason != CHANGED:
             raise
     with closing(WholeTransfer(address)) as transfer:
-        transfer.open()
-        refuse_encoded(transfer)
-        return read_at_most(transfer, most, tuning.PIECE)
+        yield from transfer.open()
+        return (yield from _read_all(transfer, most))
+
+
+def _read_all(transfer: WholeTransfer, most: int) -> Steps[bytes]:
+    refuse_encoded(transfer.version, transfer.name)
+    pieces, held = [], 0
+    while held < most:
+        view = memoryview(bytearray(min(PIECE, most - held)))
+        done = yield from transfer.fill(view)
+        pieces.append(view[:done])
+        held += done
+        if done < len(view):
+            break
+    return b"".join(pieces)
 
 
 @contextmanager
-def _sharing_idle(address: Address) -> Iterator[Callable[[], int]]:
+def _sharing_idle(url: str) -> Iterator[Callable[[], int]]:
     """Count a reader of a whole file; yield a function that returns its share of the idle connections."""
-    key = Origin.of(address.read_url)
+    key = Origin.of(url)
     lock, readers = _whole_readers()
     with lock:
         readers[key] += 1
     try:
-        yield lambda: connections.spare(address.read_url) // readers[key]
+        yield lambda: connections.spare(url) // readers[key]
     finally:
         with lock:
             readers[key] -= 1
 
 
-_whole_readers: PerProcess[tuple[threading.Lock, Counter[Origin]]] = PerProcess(lambda: (threading.Lock(), Counter()))
+_whole_readers: PerProcess[tuple[Any, Counter[Origin]]] = PerProcess(lambda: (Lock(), Counter()))
 
 
-def _read_parts(address: Address, most: int, allocate: Callable[[int], Any]) -> Any:
+def _read_parts(address: Address, most: int, allocate: Callable[[int], Any]) -> Steps[Any]:
     """Return the bytes as ``read_whole`` does; raise OpenError if the file changes while it is read.
 
     Readers share the idle connections. Small parts over many connections arrive soonest, as each is slow at its start.
     If the file has a share of several connections, each requests a part before the size of the file is known.
     """
-    soonest = connections.soonest(address.read_url)
+    url = yield from address.find_url()
+    soonest = connections.soonest(url)
     part, window = (4 if soonest > tuning.FAR else 1) * tuning.FIRST, tuning.INITIAL_WINDOW
-    share = min(tuning.PARTS_AHEAD, connections.take_share(address.read_url))
-    threads = connections.fetching_threads(address.location.remote.connections, "parts of files")
-    with _sharing_idle(address) as idle, ExitStack() as stack:
+    share = min(tuning.PARTS_AHEAD, connections.take_share(url))
+    with _sharing_idle(url) as idle, ExitStack() as stack:
         first = part
         if max(share, idle()) > 1:
             first = 3 * window if soonest and share == 1 else window  # a used connection brings more at once
         guess = memoryview(bytearray((share - 1) * window))
-        guessed = _RangeTransfers(address, first, guess, None, window, threads)
+        guessed = _Parts(address, first, guess, None, window)
         stack.callback(guessed.drop)
-        beginning, version = stack.enter_context(_beginning(address, first, most))
-        if isinstance(beginning, bytes):
-            return beginning
+        slot = yield from admit(address, first, is_awaited=True)
+        is_admitted = stack.enter_context(ExitStack())
+        is_admitted.callback(slot.leave)
+        beginning = yield from begin_transfer(address, first)
+        is_admitted.callback(beginning.close)
+        if isinstance(beginning, WholeTransfer):
+            return (yield from _read_all(beginning, most))
+        refuse_encoded(beginning.version, address.name)
+        version = beginning.version
+        assert version is not None
         buffer = allocate(min(version.size, most))
         view = memoryview(buffer)
         known = min(first + len(guess), len(view))
         size = max(window, min(part, -(-(len(view) - known) // max(1, idle()))))
-        parts = _RangeTransfers(address, known, view[known:], version, size, threads)
+        parts = _Parts(address, known, view[known:], version, size)
         stack.callback(parts.drop)
-        beginning.fill(view[:first])
-        guessed.wait(version)
+        yield from beginning.fill(view[:first])
+        is_admitted.close()
+        yield from guessed.settle(version)
         view[first:known] = guess[: max(0, known - first)]
-        parts.wait(version)
+        yield from parts.settle(version)
     return buffer
 
 
-@contextmanager
-def _beginning(address: Address, size: int, most: int) -> Iterator[tuple[RangeTransfer | bytes, Version]]:
-    """Open the first *size* bytes of a file; yield the transfer and the version of the file.
+def find_address(location: Location) -> Steps[Address | None]:
+    """Return what ``Location.address`` does; a store may be asked for it."""
+    if location.family == "fsspec_":
+        return (yield from calling(location.address))
+    return location.address()
 
-    If ranges of the file cannot be read, yield all its bytes instead of a transfer, no more than *most*.
-    """
-    with closing(begin_transfer(address, size)) as beginning:
-        refuse_encoded(beginning)
-        version = beginning.version
-        assert version is not None
-        if isinstance(beginning, WholeTransfer):
-            yield read_at_most(beginning, most, tuning.PIECE), version
-        else:
-            yield beginning, version
+
+def hold_ahead(location: Location, limit: int) -> Steps[Any]:
+    """Return what ``Location.hold`` does; a thread waits only for stores that are not read over our own connections."""
+    address = yield from find_address(location)
+    if address is None or location.remote.cache_dir is not None:
+        return (yield from calling(location.hold, limit, bytearray, threads=loading_threads()))
+    return location.check_length((yield from read_whole(address, limit + 1)), limit)
 
 
 def hold_whole(address: Address, most: int, allocate: Callable[[int], Any] = bytearray) -> Any:
@@ -401,112 +519,84 @@ def hold_whole(address: Address, most: int, allocate: Callable[[int], Any] = byt
     the validator, a time in seconds, is the same.
     """
     if address.location.remote.cache_dir is None:
-        return read_whole(address, most, allocate)
-    with _beginning(address, HEAD, most) as (beginning, version):
-        if isinstance(beginning, bytes):
-            return beginning
+        return run(read_whole(address, most, allocate))
+    with closing(run(begin_transfer(address, HEAD))) as beginning:
+        if isinstance(beginning, WholeTransfer):
+            return run(_read_all(beginning, most))
+        refuse_encoded(beginning.version, address.name)
         head = bytearray(min(beginning.end, most))
-        beginning.fill(memoryview(head))
+        run(beginning.fill(memoryview(head)))
+    version = beginning.version
+    assert version is not None
     size = min(version.size, most)
     cached = cached_block(address, 0, size, version)
     if size == len(head):
         return bytes(head)
+
+    def fetch() -> bytearray:
+        return head + run(read_range(address, len(head), size, version))[0]
+
     try:
         if cached is None:
-            return bytes(head + read_range(address, len(head), size, version)[0])
+            return bytes(fetch())
         cache, block = cached
         named = blake2b(block.digest.encode() + head, digest_size=16).hexdigest()
-        held = cache.hold(block._replace(digest=named), lambda: head + read_range(address, len(head), size, version)[0])
+        held = cache.hold(block._replace(digest=named), fetch)
         return bytes(held) if isinstance(held, memoryview) else held
     except OpenError as error:
         if error.reason != CHANGED:
             raise
-        return read_whole(address, most, allocate)
+        return run(read_whole(address, most, allocate))
 
 
-def read_range(address: Address, begin: int, end: int, version: Version | None = None) -> tuple[bytearray, Version]:
+def read_range(
+    address: Address, begin: int, end: int, version: Version | None = None
+) -> Steps[tuple[memoryview, Version]]:
     """Return the bytes from *begin* to *end*, or to the end of the file, and their version.
 
-    Raises OpenError if their version is not *version*, or if the server supports no ranges.
+    They may be encoded. Raises OpenError if their version is not *version*, or if the server supports no ranges.
     """
     transfer = RangeTransfer(address, begin, end, version)
-    with large_request(address, end - begin) as transfer.large:
-        try:
-            transfer.open()
-            refuse_encoded(transfer)
-            buffer = bytearray(transfer.end - begin)
-            transfer.fill(memoryview(buffer))
-        finally:
-            transfer.close()
+    transfer.slot = slot = yield from admit(address, end - begin)
+    try:
+        yield from transfer.open()
+        buffer = memory(transfer.end - begin)
+        yield from transfer.fill(buffer)
+    finally:
+        transfer.close()
+        slot.leave()
     assert transfer.version is not None
     return buffer, transfer.version
 
 
-@contextmanager
-def large_request(address: Address, size: int) -> Iterator[LargeRequest | None]:
-    """Wait until a request for *size* bytes may be sent, and count it while it is under way; yield None if it is small.
+class _Memory(bytearray):
+    """Memory that is received into again when nothing refers to it, since the system clears new pages."""
 
-    Large requests to a near server use half of the connections, which fill the link; more would overflow its buffers.
-    Small requests, and those to a far server, need all connections.
-    """
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        if 0 < len(self) <= LONGEST_FREE and len(_free) < MOST_FREE:
+            _free.append(self)
+
+
+_free: list[_Memory] = []
+MOST_FREE, LONGEST_FREE = 32, 2 * tuning.REQUEST  # pieces of memory that are kept, and bytes of one
+
+
+def memory(size: int) -> memoryview:
+    """Return *size* bytes of memory, with any content."""
     if size < tuning.LARGE:
-        yield None
-        return
-    remote, url = address.location.remote, address.read_url
-    soonest = connections.soonest(url)
-    most = remote.connections if soonest > tuning.FAR else max(1, remote.connections // 2)
-    under_way = _large_requests()[Origin.of(url)]
-    with under_way.lock:
-        under_way.changed.wait_for(lambda: under_way.count < most)
-        under_way.count += 1
-    try:
-        begun = monotonic()
-        yield LargeRequest(under_way, most, size, soonest)
-        under_way.end((monotonic() - begun) / size)
-    finally:
-        with under_way.lock:
-            under_way.count -= 1
-            under_way.changed.notify()
-
-
-class _LargeRequests:
-    """The large requests of a process to one server; *pace* is the mean of those that ended, in seconds per byte."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)
-        self.pace = 0.0
-
-    def end(self, pace: float) -> None:
-        """Add the pace of a request that has ended."""
-        self.pace += (pace - self.pace) / 8 if self.pace else pace
-
-
-class LargeRequest:
-    """One of at most *most* large requests, for *size* bytes; the fastest response took *soonest* seconds."""
-
-    def __init__(self, under_way: _LargeRequests, most: int, size: int, soonest: float):
-        self._under_way, self._most = under_way, most
-        self._soonest = soonest
-        self._time, self._rest = monotonic(), size
-
-    def is_late(self, rest: int) -> bool:
-        """Return whether idle connections would bring the *rest* much sooner.
-
-        An epoch ends with its slowest request: the connection resends lost packets one after the other, while other
-        connections are idle.
-        """
-        took, came = monotonic() - self._time, self._rest - rest
-        if took < max(tuning.LATE, 2 * self._soonest):
-            return False
-        self._time, self._rest = self._time + took, rest
-        pace, others = took / max(came, 1), self._under_way.pace
-        are_idle = 2 * self._under_way.count <= self._most
-        return are_idle and pace > 2 * others > 0 and rest * pace > max(tuning.LATE, 5 * self._soonest)
-
-
-_large_requests: PerProcess[dict[Origin, _LargeRequests]] = PerProcess(lambda: defaultdict(_LargeRequests))
+        return memoryview(bytearray(size))
+    for number in range(len(_free) - 1, -1, -1):
+        with suppress(IndexError):  # another thread took it
+            found = _free.pop(number)
+            if size <= len(found) <= size + size // 4:
+                return memoryview(found)[:size]
+            _free.append(found)
+    if len(_free) == MOST_FREE:
+        with suppress(IndexError):
+            _free.pop(0).clear()
+    return memoryview(_Memory(-(-size // BUFFER) * BUFFER))[:size]
 
 
 def through_cache(address: Address, begin: int, end: int, version: Version, fetch: Callable[[], bytearray]) -> Any:
@@ -533,10 +623,10 @@ def cached_block(address: Address, begin: int, end: int, version: Version) -> tu
     return cache, Block(path, validator, version.size, begin, end - begin, address.digest)
 
 
-def refuse_encoded(transfer: WholeTransfer | RangeTransfer) -> None:
-    """Raise OpenError if the server has encoded the bytes of *transfer*."""
-    if transfer.version is not None and transfer.version.encoding:
-        raise encoded(transfer.version.encoding, transfer.name, ", or stream a shard (index=False)")
+def refuse_encoded(version: Version | None, name: str) -> None:
+    """Raise OpenError if the server has encoded the bytes of a file."""
+    if version is not None and version.encoding:
+        raise encoded(version.encoding, name, ", or stream a shard (index=False)")
 
 
 class RemoteRanges(Ranges):
@@ -548,14 +638,14 @@ class RemoteRanges(Ranges):
     def __init__(self, address: Address, size: int | None = None):
         self._address = address
         self.name: str = address.name
-        self._head: bytes | bytearray = b""
+        self._head: Any = b""
         self._lock, self._asking = PerProcess(Lock), PerProcess(Lock)
         self._version: Version | None = None
         self.size = self._open() if size is None else size
 
     def _open(self) -> int:
-        self._head, version = read_range(self._address, 0, HEAD)
-        self._version = version
+        self._head, version = run(read_range(self._address, 0, HEAD))
+        self._keep(version)
         return version.size
 
     def read(self, offset: int, size: int) -> bytes:
@@ -564,23 +654,33 @@ class RemoteRanges(Ranges):
     def hold(self, offset: int, size: int) -> Any:
         return self._get(offset, size, held_by_cache)
 
-    def _get(self, offset: int, size: int, from_cache: Callable[..., Any]) -> Any:
-        if offset < 0 or offset + size > self.size:
-            raise OpenError(f"no {size} bytes at offset {offset} of {self.size}", url=self.name)
+    def take(self, offset: int, size: int) -> Steps[Any]:
+        if self._address.location.remote.cache_dir is not None:
+            return (yield from super().take(offset, size))
+        self._check(offset, size)
         if not size or offset + size <= len(self._head):
             return self._head[offset : offset + size]
-        if self._address.location.remote.cache_dir is not None:
-            with self._asking():
-                if self._version is None:
-                    self._keep(read_range(self._address, 0, 1)[1])  # it is part of the key of a block
-        version = self._version
-        if version is None:
-            data, version = read_range(self._address, offset, offset + size)
-            self._keep(version)
-            return data
+        data, version = yield from read_range(self._address, offset, offset + size, self._version)
+        self._keep(version)
+        return data
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset < 0 or offset + size > self.size:
+            raise OpenError(f"no {size} bytes at offset {offset} of {self.size}", url=self.name)
+
+    def _get(self, offset: int, size: int, from_cache: Callable[..., Any]) -> Any:
+        self._check(offset, size)
+        if not size or offset + size <= len(self._head):
+            return self._head[offset : offset + size]
+        if self._address.location.remote.cache_dir is None:
+            return run(self.take(offset, size))
+        with self._asking():
+            if (version := self._version) is None:
+                version = run(read_range(self._address, 0, 1))[1]
+                self._keep(version)  # it is part of the key of a block
         end = offset + size
         return from_cache(
-            self._address, offset, end, version, lambda: read_range(self._address, offset, end, version)[0]
+            self._address, offset, end, version, lambda: run(read_range(self._address, offset, end, version))[0]
         )
 
     def drop(self, offset: int, size: int) -> None:
@@ -590,7 +690,8 @@ class RemoteRanges(Ranges):
                 cached[0].drop(cached[1])
 
     def _keep(self, version: Version) -> None:
-        """Require that all bytes read are of *version*, and set ``size`` to its size."""
+        """Require that all bytes read are of *version*, as they are stored, and set ``size`` to its size."""
+        refuse_encoded(version, self.name)
         with self._lock():
             if self._version is None:
                 self.size: int = version.size

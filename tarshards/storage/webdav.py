@@ -17,6 +17,7 @@ from tarshards.storage.manifest import MAX_BYTES
 from tarshards.storage.redaction import without_userinfo
 from tarshards.storage.requests import PASSING, Address, Patience, StatusError, check_body, status_of
 from tarshards.storage.streams import BUFFER
+from tarshards.storage.wire import run
 
 QUESTION = b'<?xml version="1.0"?><propfind xmlns="DAV:"><prop><resourcetype/></prop></propfind>'
 HEADERS = {"Depth": "1", "Content-Type": "application/xml", "Content-Length": str(len(QUESTION))}
@@ -70,7 +71,7 @@ def _list(folder: Location, pattern: Location) -> set[tuple[str, bool]]:
         with response:
             if response.status != 207:
                 return f"{response.status} {response.reason}"
-            check_body(response, folder.name)
+            run(check_body(response, folder.name))
             return set(_names(_entries(response, folder), folder))
 
     found = Patience(address).attempt(ask)

@@ -97,7 +97,7 @@ def begin_all(blocks: Blocks) -> list[SampleBlock]:
     begun = []
     while (block := blocks.next()) is not None:
         block.settle()
-        block.future = object()
+        block.work = object()
         begun.append(block)
     return begun
 
@@ -252,14 +252,14 @@ def test_array_loader(site, folder, threads):
 def test_a_block_whose_samples_have_all_been_read_takes_no_memory(site, monkeypatch):
     """Not even one that was read before its turn, and is still in the queue behind one that does not fit."""
     held, shards = {}, IndexedShards(urls(site)).shards
-    fetch_samples = OpenShard.fetch
+    hold = OpenShard.hold
 
-    def fetch_and_note(opened, *arguments, **options):
-        found = fetch_samples(opened, *arguments, **options)
+    def hold_and_note(opened, *arguments):
+        found = hold(opened, *arguments)
         held[opened.name[-5]] = [weakref.ref(members) for members in found]
         return found
 
-    monkeypatch.setattr(OpenShard, "fetch", fetch_and_note)
+    monkeypatch.setattr(OpenShard, "hold", hold_and_note)
     upcoming = [(np.repeat(np.arange(SHARDS), 3), np.tile([5, 70, 140], SHARDS))]
     budget = 4 * int(shards.sizes.max()) // SAMPLES  # one block, of three samples
     with closing(BlockFetcher(shards, upcoming, block=None, reach=100, budget=budget)) as reader:

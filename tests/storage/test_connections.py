@@ -5,8 +5,6 @@ What has stalled comes over another connection.
 
 from __future__ import annotations
 
-import http.client
-import io
 import random
 import socket
 import ssl
@@ -17,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import accumulate
+from typing import Any
 
 import pytest
 from leftovers import wait_until
@@ -28,6 +27,7 @@ from tarshards.storage.location import Location
 from tarshards.storage.remote import Remote
 from tarshards.storage.requests import Address, Version
 from tarshards.storage.transfer import read_range
+from tarshards.storage.wire import Steps, run
 from tarshards.testing.faulty_server import Answer, Server
 from tarshards.testing.faulty_server import serving as misbehaving
 
@@ -66,7 +66,7 @@ def answering(
 
 def read(url: str, size: int, timeout: float) -> list[bytes]:
     """Return what each call of ``read`` returns."""
-    with connections.request("GET", url, {}, timeout=timeout) as response:
+    with run(connections.request("GET", url, {}, timeout=timeout)) as response:
         portions = []
         while data := response.read(size):
             portions.append(data)
@@ -105,8 +105,8 @@ def test_small_reads_lose_nothing_of_what_came_with_the_headers():
 def read_into(url: str, size: int, timeout: float) -> bytes:
     """Return the body, read into memory of *size* bytes again and again."""
     body, view = bytearray(), memoryview(bytearray(size))
-    with connections.request("GET", url, {}, timeout=timeout) as response:
-        while count := response.readinto(view):
+    with run(connections.request("GET", url, {}, timeout=timeout)) as response:
+        while count := run(response.receive(view)):
             body += view[:count]
     return bytes(body)
 
@@ -132,8 +132,7 @@ def test_the_end_of_a_body_is_not_awaited_together_with_more(certificate, sizes,
 
 @pytest.mark.parametrize("size", [1 << 18, 1000])
 def test_a_body_that_was_buffered_with_its_headers(monkeypatch, certificate, size):
-    """Since Python 3.14 the buffer holds more than is read at once."""
-    monkeypatch.setattr(io, "DEFAULT_BUFFER_SIZE", 1 << 17)
+    monkeypatch.setattr(connections, "ROOM", 1 << 17)
     body = random.Random(0).randbytes(100_000)
     with answering(body, pause=0, certificate=certificate) as url:
         assert read_into(url, size, timeout=1) == body
@@ -193,13 +192,13 @@ def read_beginning(server: Server, *, beside: bool, timeout: float) -> bytes:
 
     def read_others() -> None:
         while not ended.wait(0.01):
-            read_range(address, SIZE, 4 * SIZE)
+            run(read_range(address, SIZE, 4 * SIZE))
 
     thread = threading.Thread(target=read_others)
     if beside:
         thread.start()
     try:
-        return bytes(read_range(address, 0, SIZE, Version(4 * SIZE, '"v1"', ""))[0])
+        return bytes(run(read_range(address, 0, SIZE, Version(4 * SIZE, '"v1"', "")))[0])
     finally:
         ended.set()
         if beside:
@@ -237,9 +236,9 @@ def slow():
 def read_after_others(server: Server, connections: int, *answers: Answer) -> bytes:
     """Read the whole file, as *answers* bring it, after it was read before."""
     address = Address(Location(f"{server.url}/shard.tar", Remote(retries=0, connections=connections)))
-    read_range(address, 0, 4 * SIZE)
+    run(read_range(address, 0, 4 * SIZE))
     server.play(*answers, body=server.body, default=server.default)
-    return bytes(read_range(address, 0, 4 * SIZE, Version(4 * SIZE, '"v1"', ""))[0])
+    return bytes(run(read_range(address, 0, 4 * SIZE, Version(4 * SIZE, '"v1"', "")))[0])
 
 
 SLOW = Answer(end="keep", pace=SIZE // 16, pause=0.02)
@@ -271,13 +270,14 @@ def test_a_part_of_the_rest_fails(slow, answer):
 @pytest.fixture
 def opened(monkeypatch):
     """The connections that were opened."""
-    connect, found = http.client.HTTPConnection.connect, []
+    connect, found = connections._connect, []
 
-    def noting(connection: http.client.HTTPConnection) -> None:
-        connect(connection)
+    def noting(*arguments: Any) -> Steps[connections.Connection]:
+        connection = yield from connect(*arguments)
         found.append(connection)
+        return connection
 
-    monkeypatch.setattr(http.client.HTTPConnection, "connect", noting)
+    monkeypatch.setattr(connections, "_connect", noting)
     yield found
     connections._pool().close()
 
@@ -295,11 +295,11 @@ def test_a_connection_that_was_idle_for_long_is_closed_and_not_used_again(long, 
     clock = time.monotonic()
     monkeypatch.setattr(connections, "monotonic", lambda: clock)
     for _ in range(2):
-        with connections.request("HEAD", f"{long.url}/shard.tar", {}) as response:
+        with run(connections.request("HEAD", f"{long.url}/shard.tar", {})) as response:
             assert response.read(1) == b""
         clock += pause
     assert len(opened) == 1 + (pause >= tuning.IDLE)
-    assert [connection.sock is None for connection in opened] == [True, False][-len(opened) :]
+    assert [connection.is_open for connection in opened] == [False, True][-len(opened) :]
 
 
 def test_connections_that_were_idle_for_long_are_closed_though_nobody_asks_for_them(slow, opened, monkeypatch):
@@ -308,15 +308,15 @@ def test_connections_that_were_idle_for_long_are_closed_though_nobody_asks_for_t
     monkeypatch.setattr(connections, "monotonic", lambda: clock)
     with misbehaving(Server(default=Answer(end="keep"))) as other:
         for url in (other.url, slow.url):
-            with connections.request("HEAD", f"{url}/shard.tar", {}) as response:
+            with run(connections.request("HEAD", f"{url}/shard.tar", {})) as response:
                 assert response.read(1) == b""
             clock += 2 * tuning.IDLE
-        assert [connection.sock is None for connection in opened] == [True, False]
+        assert [connection.is_open for connection in opened] == [False, True]
 
 
 def open_ahead(server: Server, count: int, files: int = 0) -> Location:
     """Open idle connections, which the next *files* files share, and return the location of the file."""
-    connections.connect_ahead(server.url, count, files=files, connections=32, timeout=5)
+    connections.connect_ahead(server.url, count, files=files, timeout=5)
     assert connections.spare(server.url) == count
     wait_until(lambda: len(connections._pool()._idle.get(connections._key_of(server.url), ())) == count)
     return Location(f"{server.url}/shard.tar.index", Remote(retries=0, connections=count))
@@ -466,11 +466,11 @@ def test_a_part_that_was_requested_before_the_size_was_known_matters_only_if_it_
 def test_connections_that_cannot_be_opened_are_left_to_requests(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    connections.connect_ahead(url, 3, connections=4, timeout=5)
+    connections.connect_ahead(url, 3, timeout=5)
     wait_until(lambda: connections.spare(url) == 0)
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("http_proxy", "http://:80")
-    connections.connect_ahead(url, 3, connections=4, timeout=5)
+    connections.connect_ahead(url, 3, timeout=5)
     with pytest.raises(OpenError, match="proxy"):
         Location(f"{url}/a.tar.index").read()
 
@@ -551,5 +551,5 @@ def test_interim_answers_of_any_kind_are_passed_over():
 def test_a_slow_body_in_chunks_has_all_the_time_it_needs():
     chunks = [b"4\r\n", b"body", b"\r\n"] * 5 + [b"0\r\n", b"\r\n"]
     served = answering(b"", *chunks, pause=0.1, framing="Transfer-Encoding: chunked")
-    with served as url, connections.request("GET", url, {}, timeout=0.5) as response:
+    with served as url, run(connections.request("GET", url, {}, timeout=0.5)) as response:
         assert b"".join(iter(lambda: response.read(100), b"")) == b"body" * 5

@@ -5,6 +5,7 @@ import gzip
 import random
 import subprocess
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from tarshards.storage.connections import Origin
 from tarshards.storage.location import Location
 from tarshards.storage.opening import open_shard, open_url
 from tarshards.storage.remote import Remote
+from tarshards.storage.wire import Steps
 from tarshards.testing.faulty_server import Answer, Server, serving
 
 BODY = random.Random(0).randbytes(200_000)
@@ -203,9 +205,19 @@ def test_passing_statuses_are_tried_again(server, status):
     assert len(server.requests) == 3
 
 
+def noted(pauses: list[float]) -> Callable[[float], Steps[None]]:
+    """Return what notes each pause instead of making it."""
+
+    def pausing(seconds: float) -> Steps[None]:
+        yield from ()
+        pauses.append(seconds)
+
+    return pausing
+
+
 def test_retry_after_is_heeded(server, monkeypatch):
     pauses = []
-    monkeypatch.setattr(requests, "sleep", pauses.append)
+    monkeypatch.setattr(requests, "pausing", noted(pauses))
     date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 20))
     waits = [("Retry-After", "7")], [("Retry-After", date)], [("Retry-After", "86400")], [("Retry-After", "soon")]
     busy = [Answer(status="503 Busy", headers=tuple(headers)) for headers in waits]
@@ -218,7 +230,7 @@ def test_retry_after_is_heeded(server, monkeypatch):
 
 def test_pauses_grow(server, monkeypatch):
     pauses = []
-    monkeypatch.setattr(requests, "sleep", pauses.append)
+    monkeypatch.setattr(requests, "pausing", noted(pauses))
     monkeypatch.setattr(tuning, "PAUSE", 1.0)
     with pytest.raises(OpenError):
         fetch(server.play(body=BODY, default=Answer(cut=0)), retries=9)

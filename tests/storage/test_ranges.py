@@ -72,15 +72,15 @@ def test_a_server_that_fails_for_a_while(tmp_path, monkeypatch):
     (tmp_path / "a.tar").write_bytes(DATA)
     with serving(tmp_path) as site:
         ranges = Location.of(f"{site.url}/a.tar").ranges()
-        request, calls = ranges._address.request, []
+        ask, calls = ranges._address.ask, []
 
         def sometimes(headers):
             calls.append(headers)
             if len(calls) < 3:
                 raise ConnectionResetError("reset by peer")
-            return request(headers)
+            return (yield from ask(headers))
 
-        monkeypatch.setattr(ranges._address, "request", sometimes)
+        monkeypatch.setattr(ranges._address, "ask", sometimes)
         assert ranges.read(2000, 3000) == DATA[2000:5000]
         assert len(calls) == 3
 

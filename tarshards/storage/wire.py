@@ -1,0 +1,211 @@
+"""Work that waits for sockets, as steps: a generator that yields what it waits for.
+
+``run`` makes steps in the calling thread. ``start`` makes them in the one thread that a process has for all works under
+way, which receives what comes for any of them by one kernel (``kernels/_wire.c``). So steps must not wait in any other
+way: ``calling`` lets another thread call a function that may.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from functools import partial
+from select import POLLIN
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+from tarshards import kernels
+from tarshards.parallel.calls import DaemonThreads, settled
+from tarshards.parallel.forks import PerProcess
+from tarshards.parallel.signals import TICK, defer_signals
+
+T = TypeVar("T")
+
+STREAM: int = kernels.wire.STREAM
+LOADERS = 8  # threads that load indexes, and read and write blocks of a cache
+LONGEST = 3600.0  # seconds that a call of the kernel lasts, at most
+
+
+class Wait(NamedTuple):
+    """A socket, the events to wait for, and a place for what is received, if any; until a time of ``monotonic``.
+
+    The steps get what ``kernels.wire.receive`` returns for it, or None if nothing has come until then. Without a socket
+    (the descriptor -1) it is a pause.
+    """
+
+    descriptor: int
+    events: int
+    place: memoryview | None
+    until: float
+
+
+Steps = Generator["Wait | Future[Any]", Any, T]  # the next step is made when the future is done, and gets None
+
+
+class Work(Future[T]):
+    """Steps that the thread of this process makes, and their result."""
+
+    def __init__(self, steps: Steps[T]):
+        super().__init__()
+        self.set_running_or_notify_cancel()  # only ``drop`` cancels it
+        self.steps = steps
+
+
+def run(steps: Steps[T]) -> T:
+    """Make *steps* in this thread; return their result, or raise their exception."""
+    try:
+        value: Any = None
+        while True:
+            wait = steps.send(value)
+            value = settled(wait) and None if isinstance(wait, Future) else _await(wait)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
+
+
+def _await(wait: Wait) -> int | None:
+    while True:
+        left = min(wait.until - monotonic(), TICK)  # a signal that comes just before the call takes effect after it
+        if found := kernels.wire.receive([wait], max(0, int(1000 * left) + 1)):
+            return found[0][1]
+        if monotonic() >= wait.until:
+            return None
+
+
+def start(steps: Steps[T], ended: Callable[[Future[T]], object] | None = None) -> Work[T]:
+    """Begin to make *steps* in the thread of this process; *ended* is called when they have ended, or were dropped."""
+    work = Work(steps)
+    if ended is not None:
+        work.add_done_callback(ended)
+    with defer_signals():
+        _wire().resume(work)
+    return work
+
+
+def drop(work: Work[Any]) -> None:
+    """End the steps of *work* soon, wherever they are; its result is then a CancelledError."""
+    with defer_signals():
+        _wire().resume(work, is_dropped=True)
+
+
+def results(works: Iterable[Steps[T]], window: int) -> Iterator[T]:
+    """Yield the results of works in order, while up to *window* are under way."""
+    begun: deque[Work[T]] = deque()
+    try:
+        for steps in works:
+            begun.append(start(steps))
+            if len(begun) >= window:
+                yield settled(begun.popleft()).result()
+        while begun:
+            yield settled(begun.popleft()).result()
+    finally:
+        for work in begun:
+            drop(work)
+
+
+def calling(function: Callable[..., T], *arguments: Any, threads: DaemonThreads | None = None) -> Steps[T]:
+    """Call a function that may wait, in another thread, and return its result."""
+    future = (threads or _callers()).submit(function, *arguments)
+    yield future
+    return future.result()
+
+
+def soon(function: Callable[[], object]) -> None:
+    """Have another thread call a short function."""
+    _callers().submit(function)
+
+
+def pausing(seconds: float) -> Steps[None]:
+    yield Wait(-1, 0, None, monotonic() + seconds)
+
+
+def loading_threads() -> DaemonThreads:
+    """Return the threads for calls that may wait for the steps of other works, for files, or for other processes."""
+    return _loaders()
+
+
+_loaders = PerProcess(lambda: DaemonThreads(LOADERS, "tarshards-load"))
+
+#: Threads for short calls that never wait for the steps of another work: names of hosts, and credentials.
+_callers = PerProcess(lambda: DaemonThreads(2, "tarshards-call"))
+
+
+class _Wire:
+    """The thread that makes the steps of works, and what these wait for."""
+
+    def __init__(self) -> None:
+        self._resumed: deque[tuple[Work[Any], bool]] = deque()  # by any thread
+        self._waits: dict[Work[Any], Wait] = {}
+        self._bell, self._ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ringer.setblocking(False)
+        self._rests = False  # whether the thread has to be rung for
+        threading.Thread(target=self._serve, name="tarshards-wire", daemon=True).start()
+
+    def resume(self, work: Work[Any], *_: Any, is_dropped: bool = False) -> None:
+        """Let the thread make the next step of *work*, or its last."""
+        self._resumed.append((work, is_dropped))
+        if self._rests:
+            self._rests = False
+            with suppress(BlockingIOError):
+                self._ringer.send(b"\0")
+
+    def _serve(self) -> None:
+        bell = Wait(self._bell.fileno(), POLLIN, None, 0.0)
+        while True:
+            while self._resumed:
+                work, is_dropped = self._resumed.popleft()
+                if is_dropped:
+                    self._end(work)
+                elif not work.done():
+                    self._step(work, None)
+            self._rests = True
+            works = list(self._waits)
+            waits = [*self._waits.values(), bell]
+            left = LONGEST if len(waits) == 1 else min(waits[:-1], key=_until).until - monotonic()
+            milliseconds = 0 if self._resumed else max(0, int(1000 * min(left, LONGEST)) + 1)
+            found = kernels.wire.receive(waits, milliseconds)
+            self._rests = False
+            for number, value in found:
+                if number < len(works):
+                    self._step(works[number], value)
+                else:
+                    with suppress(BlockingIOError):
+                        self._bell.recv(64)
+            del works, waits
+            now = monotonic()
+            for work in [work for work, wait in self._waits.items() if wait.until <= now]:
+                self._step(work, None)
+
+    def _step(self, work: Work[Any], value: int | None) -> None:
+        self._waits.pop(work, None)
+        try:
+            wait = work.steps.send(value)
+        except StopIteration as end:
+            work.set_result(end.value)
+        except BaseException as error:
+            work.set_exception(error)
+        else:
+            if isinstance(wait, Future):
+                wait.add_done_callback(partial(self.resume, work))
+            else:
+                self._waits[work] = wait
+
+    def _end(self, work: Work[Any]) -> None:
+        self._waits.pop(work, None)
+        if not work.done():
+            work.steps.close()
+            work.set_exception(CancelledError())
+
+
+def _until(wait: Wait) -> float:
+    return wait.until
+
+
+_wire = PerProcess(_Wire)
