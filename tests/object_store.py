@@ -95,13 +95,13 @@ class ObjectStore:
 
 
 @contextmanager
-def serving() -> Iterator[ObjectStore]:
-    """Serve an empty S3; skip the test where moto is not installed."""
+def serving(store: ObjectStore | None = None) -> Iterator[ObjectStore]:
+    """Serve an empty S3, by *store* if it is given; skip the test where moto is not installed."""
     moto = pytest.importorskip("moto.server", reason="moto is not installed")
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
-    store = ObjectStore()
+    store = store or ObjectStore()
     app = store.wrapped(moto.DomainDispatcherApplication(moto.create_backend_app))
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=moto.MotoRequestHandler)
     store.url = f"http://127.0.0.1:{server.server_port}"

@@ -186,7 +186,7 @@ class Requests:
 
     renews = False
 
-    def renew(self) -> None: ...
+    def renew(self, is_expired: bool) -> None: ...
 
     def attempt(self, action: Callable[[], T]) -> T:
         """Call *action* and return its result; retry transient failures until *is_over* returns True.
@@ -226,6 +226,9 @@ def may_pass(exc: Exception) -> bool:
 # Objects that are read over our own connections.
 
 
+_reconnecting = PerProcess(Lock)
+
+
 class StoreAddress(Address):
     """The URL and headers by which a store serves an object; they are renewed before they expire."""
 
@@ -249,7 +252,7 @@ class StoreAddress(Address):
     def is_known(self) -> bool:  # type: ignore[override]
         return monotonic() < self._until
 
-    def renew(self) -> None:
+    def renew(self, is_expired: bool) -> None:
         with self._lock():
             self._ask()
 
@@ -282,9 +285,24 @@ class S3Address(StoreAddress):
     def __init__(self, location: Location, **operation: Any):
         super().__init__(location)
         self._operation = operation
+        self._session: Any = None  # of s3fs, which has read the credentials that signed
+
+    def renew(self, is_expired: bool) -> None:
+        """Sign again; if the credentials have expired, let s3fs find them again: their file may be a new one.
+
+        botocore renews those of roles by itself, by their time.
+        """
+        if is_expired:
+            store, _ = find_store(self.location)
+            with _reconnecting():
+                if store.session is self._session:  # else another has done it
+                    Requests(self.location).attempt(lambda: store.connect(refresh=True))
+        super().renew(is_expired)
 
     def sign(self, store: Any, path: str) -> tuple[str, dict[str, str], float]:
-        return store.sign(path, expiration=EXPIRY, **self._operation), {}, EXPIRY / 2
+        url = store.sign(path, expiration=EXPIRY, **store.req_kw, **self._operation)
+        self._session = store.session
+        return url, {"x-amz-request-payer": "requester"} if store.req_kw else {}, EXPIRY / 2
 
 
 class GsAddress(StoreAddress):
@@ -647,7 +665,7 @@ class S3Upload(Upload):
                 with address.request(headers, method="PUT", body=io.BytesIO(data)) as response:
                     return response.headers.get("ETag")
             except StatusError as error:
-                if error.code == 400:  # the body arrived incomplete, altered, or too slowly
+                if error.code == 400 and not error.is_expired:  # the body arrived incomplete, altered, or too slowly
                     raise ConnectionError(str(error)) from error
                 raise
 

@@ -51,6 +51,7 @@ PAGE = "the server sent a page of HTML instead of this file, which is taken as m
 _MOST_SAID = 1 << 12  # bytes of a refusal's body that are read
 _REASONS = ("Code", "Message", "Details", "AuthenticationErrorDetail")  # the last two are Google's and Azure's
 _LONGEST_REASON = 300  # characters
+_EXPIRED = "ExpiredToken"  # what S3's begins with
 
 CHANGED = "changed while it was read"
 NO_RANGES = "the server serves no ranges, which random access requires"
@@ -62,13 +63,22 @@ _T = TypeVar("_T")
 
 
 class StatusError(OSError):
-    """A response whose status is not 2xx; *code* is that status."""
+    """A response whose status is not 2xx; *code* is that status.
+
+    *is_expired* says that the server refuses credentials because they have expired, as S3 does with status 400.
+    """
 
     def __init__(self, response: Response):
         super().__init__(f"{response.status} {response.reason}")
         self.code: int = response.status
         self.reason: str = response.reason
         self.headers: Any = response.headers
+        self.is_expired: bool = False
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether other credentials may be accepted."""
+        return self.code in (401, 403) or self.is_expired
 
 
 class Version(NamedTuple):
@@ -128,8 +138,8 @@ class Address:
     renews = False
     is_known = True  # whether ``target`` does not wait
 
-    def renew(self) -> None:
-        """Renew credentials that were refused."""
+    def renew(self, is_expired: bool) -> None:
+        """Renew credentials that were refused, perhaps as expired."""
 
     def find_url(self) -> Steps[str]:
         """Return ``read_url``."""
@@ -208,6 +218,7 @@ class Address:
                 error = StatusError(response)
                 said = yield from response.beginning(_MOST_SAID)
                 if response.status >= 400 and (reason := _said_in(said, url, sent)):
+                    error.is_expired = reason.startswith(_EXPIRED)
                     error.add_note(reason)
                 raise error
             if method == "GET" and self.location.base.endswith(_NEVER_PAGES) and (yield from _is_page(response)):
@@ -300,7 +311,7 @@ class Renewable(Protocol):
     location: Location
     renews: bool
 
-    def renew(self) -> None: ...
+    def renew(self, is_expired: bool) -> None: ...
 
 
 class Patience:
@@ -329,9 +340,9 @@ class Patience:
             except OpenError:  # not transient
                 raise
             except (OSError, http.client.HTTPException, *_MALFORMED) as error:
-                if getattr(error, "code", None) in (401, 403) and not self._renewed and self.address.renews:
+                if isinstance(error, StatusError) and error.is_refusal and not self._renewed and self.address.renews:
                     self._renewed = True
-                    yield from calling(self.address.renew)
+                    yield from calling(self.address.renew, error.is_expired)
                     continue
                 self.failures += 1
                 if not _may_pass(error) or self.failures > self.location.remote.retries or self._ends():
