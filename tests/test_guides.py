@@ -184,6 +184,15 @@ def test_lightning(follow, run, tmp_path):
     assert re.search(r"^48 steps, ", done.stdout, re.MULTILINE), done.stderr
 
 
+@pytest.mark.interop
+def test_masks(follow):
+    folder = Path(sys.prefix, "imgaug")  # where `make test-interop` downloads the package
+    if not folder.exists():
+        pytest.skip("imgaug is not downloaded")
+    printed = follow("masks.md", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(folder))
+    assert re.search(r"^4 steps, loss [\d.]+; \d+ of 16 boxes in the last crops$", printed, re.MULTILINE)
+
+
 def test_disks_and_nodes(follow):
     printed = follow("disks-and-nodes.md")
     assert re.search(r"the consumer alone takes [\d,]+ samples/s, [\d.]+ MB/s; [\d.]+ threads feed it", printed)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from quokka import Quokka
 from with_torch import needs_torch
 
 from tarshards import ShardWriter
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 OURS, THEIRS = ROOT / "examples", Path(__file__).with_name("twins")
 LINES = {
     "images": ["images-{0..3}.tar"],
+    "masks": ["quokka-{0..3}.tar"],
     "pairs": ["images-{0..3}.tar"],
     "text": ["text-{0..1}.tar", "state.pt"],
     "sound": ["sounds-{0..1}.tar"],
@@ -53,6 +55,16 @@ def shards(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def photos(shards) -> Path:
+    """The folder, where the photo with its mask, boxes and keypoints is in other shards."""
+    sample = Quokka().sample()
+    with ShardWriter(shards / "quokka-{shard}.tar", max_samples=16) as writer:
+        for i in range(64):
+            writer.write({"__key__": f"{i:02d}"} | sample)
+    return shards
+
+
 def run(program: Path, shards: Path, *more: str) -> str:
     words = [sys.executable, str(program), *LINES[program.stem], *more]
     if program.stem == "images":
@@ -70,6 +82,10 @@ def test_an_example_is_no_longer_than_its_twin(name):
 
 def test_images(shards):
     assert len(re.findall(r"rank [01], epoch [01]: 4 steps, loss \d", run(OURS / "images.py", shards))) == 4
+
+
+def test_masks(photos):
+    assert re.match(r"4 steps, loss [\d.]+; \d+ of 16 boxes in the last crops", run(OURS / "masks.py", photos))
 
 
 def test_pairs(shards):
@@ -93,8 +109,14 @@ def test_evaluation(shards):
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_the_twin_does_the_same(shards, name):
+def test_the_twin_does_the_same(shards, name, request, monkeypatch):
     pytest.importorskip("wids" if name == "evaluation" else "webdataset")
+    if name == "masks":
+        request.getfixturevalue("photos")
+        folder = Path(sys.prefix, "torchvision")  # where `make test-interop` installs it
+        if not folder.exists():
+            pytest.skip("torchvision is not installed")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
     if name == "sound":
         pytest.importorskip("soundfile"), pytest.importorskip("soxr")
     assert run(THEIRS / f"{name}.py", shards, *(["128"] if name == "images" else []))

@@ -61,6 +61,44 @@ def translate(batch: Batch, rng: np.random.Generator, *, field: str, most: int, 
     return {**batch, field: padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]}
 
 
+def move_points(batch: Batch, rng: np.random.Generator, *, field: str, affine: str) -> Batch:
+    """Move positions by the maps in *affine*, of ``readers.affine``: x, y are the first two numbers of the last axis.
+
+    *field* has an array of shape (n, ..., 2 or more), or the (values, offsets) of ``ragged``. Other numbers, such as a
+    visibility, stay. Positions outside of the crop come to lie outside of the image.
+
+    >>> batch = {"points": np.array([[[4.0, 2.0, 1.0]]]), "map": np.array([[[-0.5, 0, 10], [0, 0.5, 0]]])}
+    >>> move_points(batch, np.random.default_rng(0), field="points", affine="map")["points"].tolist()
+    [[[8.0, 1.0, 1.0]]]
+    """
+    return _with_values(batch, field, affine, _moved)
+
+
+def move_boxes(batch: Batch, rng: np.random.Generator, *, field: str, affine: str, image: str) -> Batch:
+    """Move boxes (left, top, right, bottom) by the maps in *affine*, and cut them to the sides of the field *image*.
+
+    *field* has an array of shape (n, ..., 4), or the (values, offsets) of ``ragged``. No box is left out: one that lies
+    outside of the crop has no area, since its sides are on a border of the image. The images are of one size, channels
+    first or last.
+
+    >>> batch = {"boxes": np.array([[[4.0, 2, 30, 6]]]), "map": np.array([[[-0.5, 0, 10], [0, 0.5, 0]]])}
+    >>> batch["jpg"] = np.zeros((1, 5, 10, 3))
+    >>> move_boxes(batch, np.random.default_rng(0), field="boxes", affine="map", image="jpg")["boxes"].tolist()
+    [[[0.0, 1.0, 8.0, 3.0]]]
+    """
+    _, *sides, channels = _images(batch, image).shape
+    height, width = sides if channels in (1, 3, 4) else (sides[1], channels)
+
+    def moved(boxes: np.ndarray, maps: np.ndarray) -> np.ndarray:
+        if boxes.shape[-1] != 4:
+            raise ValueError(f"{field}: boxes of four numbers are wanted, not arrays of shape {boxes.shape}")
+        corners = _moved(boxes.reshape(*boxes.shape[:-1], 2, 2), maps)
+        ends = np.concatenate([corners.min(axis=-2), corners.max(axis=-2)], axis=-1)
+        return ends.clip(0, np.array([width, height, width, height], np.float32))
+
+    return _with_values(batch, field, affine, moved)
+
+
 def mixup(batch: Batch, rng: np.random.Generator, *, field: str, label: str, classes: int, alpha: float = 1.0) -> Batch:
     """Mix each sample with another of the batch, in a share drawn from Beta(*alpha*, *alpha*): images and labels.
 
@@ -135,6 +173,25 @@ def module(batch: Batch, rng: np.random.Generator, *, field: str, module: Callab
     with torch.no_grad(), Seeded(int(rng.integers(1 << 62))):
         made = own_module(module)(torch.from_numpy(np.ascontiguousarray(batch[field])))
     return {**batch, field: made.numpy()}
+
+
+def _with_values(batch: Batch, field: str, affine: str, function: Callable[..., np.ndarray]) -> Batch:
+    """Return the batch with ``function(values, maps)`` of a field; each row of values has the map of its sample."""
+    value, maps = batch[field], batch[affine]
+    if isinstance(value, tuple):
+        values, offsets = value
+        return {**batch, field: (function(values, np.repeat(maps, np.diff(offsets), axis=0)), offsets)}
+    if not isinstance(value, np.ndarray):
+        cure = "readers.array() reads arrays of one shape, and readers.ragged() of any length"
+        raise ValueError(f"{field}: an array is wanted, not a {type(value).__name__}; {cure}")
+    return {**batch, field: function(value, maps)}
+
+
+def _moved(points: np.ndarray, maps: np.ndarray) -> np.ndarray:
+    moved = np.array(points, np.float32)
+    maps = maps.reshape(len(maps), *[1] * (moved.ndim - 2), 2, 3)
+    moved[..., :2] = (maps[..., :2] @ moved[..., :2, None])[..., 0] + maps[..., 2]
+    return moved
 
 
 def _images(batch: Batch, field: str) -> np.ndarray:

@@ -104,6 +104,21 @@ def decode_image(data: bytes, imagespec: str, exif_transpose: bool = False) -> A
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1) if mode != "L" else pixels))
 
 
+def decode_mask(data: bytes) -> np.ndarray:
+    """Return the number of each pixel of a mask, of shape (height, width): its grey level, or its index in a palette.
+
+    Raises ValueError for colours, and an error for damaged and truncated images.
+    """
+    import numpy as np
+
+    _verify_png(data)
+    image = open_image(data)
+    _check_pixels(*image.size)
+    if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
+        raise ValueError(f"colours (mode {image.mode}) are no numbers of pixels: a mask is grey, or has a palette")
+    return np.asarray(image)
+
+
 IMAGES = SpecFamily(
     "imagespec",
     "images",

@@ -1,7 +1,8 @@
 """Readers: they turn the bytes of a field into its part of a batch, for an ArrayLoader or a ShardLoader.
 
 - ``reader``: ``Reader``, the interface; ``parsed``: numbers, text, JSON, any function; ``arrays``: arrays of one shape
-- ``images``: decoded, cropped, resized and normalized; ``crops``: the part that is taken; ``draws``: random numbers
+- ``images``: decoded, cropped, resized and normalized; ``masks``: what lies beside an image
+- ``crops``: the part of an image that is taken; ``draws``: random numbers
 - ``sounds``: decoded, resampled, mixed, cropped and padded; ``videos``: clips of frames, resized (may be removed)
 """
 
@@ -14,12 +15,14 @@ from tarshards.errors import shortened
 from tarshards.loaders.arrays.readers.arrays import array, ragged
 from tarshards.loaders.arrays.readers.draws import draws_of
 from tarshards.loaders.arrays.readers.images import image
+from tarshards.loaders.arrays.readers.masks import affine, mask
 from tarshards.loaders.arrays.readers.parsed import bytes_, decoded, floating, integer, json, text, using
 from tarshards.loaders.arrays.readers.reader import ArrayReader, Reader
 
 __all__ = [
     "ArrayReader",
     "Reader",
+    "affine",
     "array",
     "bytes_",
     "decoded",
@@ -28,6 +31,7 @@ __all__ = [
     "image",
     "integer",
     "json",
+    "mask",
     "ragged",
     "reader_of",
     "text",

@@ -65,6 +65,22 @@ def random_resized(
     return boxes
 
 
+def affine_maps(boxes: np.ndarray, flips: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the maps from positions in images to those in the batch, for boxes resized to *sizes* (height, width).
+
+    >>> affine_maps(np.array([[2, 1, 18, 9]]), np.array([1]), np.array([[4, 8]])).tolist()
+    [[[-0.5, 0.0, 9.0], [0.0, 0.5, -0.5]]]
+    """
+    left, top, right, bottom = boxes.T.astype(np.float64)
+    height, width = np.broadcast_to(sizes, (len(boxes), 2)).T
+    maps = np.zeros((len(boxes), 2, 3), np.float32)
+    across, down = width / (right - left), height / (bottom - top)
+    maps[:, 0, 0] = np.where(flips, -across, across)
+    maps[:, 0, 2] = np.where(flips, width + left * across, -left * across)
+    maps[:, 1, 1], maps[:, 1, 2] = down, -top * down
+    return maps
+
+
 def _middle(heights: np.ndarray, widths: np.ndarray, ratio: tuple[float, float]) -> np.ndarray:
     """Return the largest boxes in the middle, in whole pixels, whose aspects are the images', clipped to *ratio*."""
     w = np.clip(np.rint(heights * ratio[1]), 1, widths)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -77,6 +77,15 @@ class View:
         return np.array([255 * std, mean / std], np.float32)
 
 
+class ImageSizes(NamedTuple):
+    """Height and width of images, after they are turned; *are_jpegs* says which a kernel may decode."""
+
+    sizes: np.ndarray
+    orientations: np.ndarray
+    are_jpegs: np.ndarray
+    failed: dict[int, DecodeError]
+
+
 class RawImages(Rows):
     """Pixels of one shape, as raw bytes or .npy; one call of a kernel resizes many."""
 
@@ -97,6 +106,11 @@ class RawImages(Rows):
         """Return an array of images."""
         height, width, channels = self.pixels
         return np.empty((count, *self.view.shape(self.view.size or (height, width), channels)), self.view.dtype)
+
+    def sizes_of(self, payloads: Payloads) -> ImageSizes:
+        """Return the size of each image, which is that of the first."""
+        count = len(payloads)
+        return ImageSizes(np.tile(self.pixels[:2], (count, 1)), np.ones(count, np.int64), np.zeros(count, bool), {})
 
     def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
         """Resize the images, or copy them if their size is unchanged."""
@@ -129,10 +143,9 @@ class EncodedImages(Reader):
             return [None] * count
         return np.empty((count, *self.view.shape(self.view.size, 3)), self.view.dtype)
 
-    def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
-        """Decode the crop of each image, no larger than needed, into its row: JPEGs together, others one by one."""
-        view = self.view
-        headers = jpeg.read_headers(payloads, view.exif_transpose)
+    def sizes_of(self, payloads: Payloads) -> ImageSizes:
+        """Read the size of each image from its header; an image whose header cannot be read has failed."""
+        headers = jpeg.read_headers(payloads, self.view.exif_transpose)
         sizes, failed = headers[:, :2].astype(np.int64), dict[int, DecodeError]()
         orientations = np.ones(len(payloads), np.int64)
         are_jpegs = (sizes[:, 0] > 0) & (sizes.prod(axis=1) <= _most_pixels())
@@ -140,11 +153,17 @@ class EncodedImages(Reader):
         for i in np.flatnonzero(~are_known).tolist():
             payload = payloads[i]
             try:
-                if view.exif_transpose:
+                if self.view.exif_transpose:
                     orientations[i] = read_orientation(payload)
                 sizes[i] = _turned(sizes[i] if are_jpegs[i] else _size_of(payload), orientations[i])
             except Exception as exc:
                 failed[i] = failure(exc)
+        return ImageSizes(sizes, orientations, are_jpegs, failed)
+
+    def read(self, batch: Batch, payloads: Payloads, draws: np.ndarray) -> dict[int, DecodeError]:
+        """Decode the crop of each image, no larger than needed, into its row: JPEGs together, others one by one."""
+        view = self.view
+        sizes, orientations, are_jpegs, failed = self.sizes_of(payloads)
         boxes = view.boxes(sizes[:, 0], sizes[:, 1], draws)
         flips = crops.flips_of(draws, view.flip)
         rows = batch if view.size is not None else self._rows(batch, sizes, failed)
