@@ -73,9 +73,16 @@ def _of_classes(viewed: ViewedShards, field: str, numbers: np.ndarray | None) ->
     name = field if field.isidentifier() else f"fields[{field!r}]"
     bars = [
         {"label": str(value), "count": count, "query": {"where": f"{name} == {value!r}"} if value is not None else {}}
-        for value, count in counts.most_common(BARS)
+        for value, count in _most_common(counts)
     ]
     return {"bars": bars, "samples": len(chosen), "total": total, "values": len(counts)}
+
+
+def _most_common(counts: Counter[Any]) -> list[tuple[Any, int]]:
+    """Return the most common values with their counts, numbers in their order and others by their counts."""
+    found = counts.most_common(BARS)
+    numbers = [(value, count) for value, count in found if isinstance(value, int | float)]
+    return sorted(numbers) + [each for each in found if each not in numbers]
 
 
 def _of_values(values: np.ndarray, name: str, total: int) -> dict[str, Any]:
@@ -93,7 +100,7 @@ def _of_values(values: np.ndarray, name: str, total: int) -> dict[str, Any]:
     counts = Counter(values.tolist())
     bars = [
         {"label": str(value), "count": count, "query": {"where": f"{name} == {value!r}"}}
-        for value, count in counts.most_common(BARS)
+        for value, count in _most_common(counts)
     ]
     return {"bars": bars, **about, "values": len(counts)}
 

@@ -11,13 +11,14 @@ from tarshards.samples.codecs.image import open_image
 from tarshards.view.media_types import BYTES, media_type
 
 THUMBNAIL = 240  # pixels
+MOST_THUMBNAIL = 1024
 TINY = 48  # pictures up to this size stay unchanged; the page enlarges them with square pixels
 MAX_PIXELS = 1 << 26  # 8192 x 8192; an image has at most as many bytes as they take
 _decoding = BoundedSemaphore(2)  # each takes up to 4 * MAX_PIXELS bytes
 
 
-def thumbnail(field: str, data: bytes) -> tuple[str, bytes]:
-    """Return an image at most THUMBNAIL pixels wide and high, and its media type.
+def thumbnail(field: str, data: bytes, pixels: int = THUMBNAIL) -> tuple[str, bytes]:
+    """Return an image at most this many pixels wide and high, and its media type.
 
     Raises DecodeError for an image of more than MAX_PIXELS, and what the decoder raises.
     """
@@ -29,7 +30,7 @@ def thumbnail(field: str, data: bytes) -> tuple[str, bytes]:
         picture = Image.new("RGB", decoded.size, "white")
         picture.paste(decoded, mask=decoded)
         kind = "png" if max(picture.size) <= TINY else "jpeg"
-        picture.thumbnail((THUMBNAIL, THUMBNAIL))
+        picture.thumbnail((pixels, pixels))
         file = BytesIO()
         picture.save(file, kind)
     return f"image/{kind}", file.getvalue()

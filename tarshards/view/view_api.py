@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
-from tarshards.errors import SampleError
+from tarshards.errors import SampleError, TarshardsError
 from tarshards.samples.lines import escape
 from tarshards.samples.member_file import MemberFile
 from tarshards.view.damage_map import damage_map
 from tarshards.view.histograms import histogram, suggestions
-from tarshards.view.pictures import MAX_PIXELS, thumbnail, whole_picture
+from tarshards.view.pictures import MAX_PIXELS, MOST_THUMBNAIL, thumbnail, whole_picture
 from tarshards.view.queries import Queries, Query
 from tarshards.view.viewed_shards import ViewedShards, parse_number
 
@@ -46,6 +47,7 @@ class ViewApi:
             self.picture,
             self.field,
             self.keys,
+            self.names,
             self.histogram,
             self.shards,
             self.damage,
@@ -97,11 +99,13 @@ class ViewApi:
         return {"numbers": numbers[:1000]}
 
     def picture(self, parameters: Parameters) -> Answer:
-        """Return an image in a format that browsers show; with *small*, a thumbnail."""
+        """Return an image in a format that browsers show; with *pixels*, a thumbnail whose longer side has as many."""
         field, file = text_in(parameters, "field"), self._file(parameters)
         if file.size > 4 * MAX_PIXELS:
             raise SampleError(f"an image of {file.size:,} bytes is not shown", field=field)
-        return (thumbnail if "small" in parameters else whole_picture)(field, bytes(file))
+        if "pixels" not in parameters:
+            return whole_picture(field, bytes(file))
+        return thumbnail(field, bytes(file), max(1, min(number_in(parameters, "pixels"), MOST_THUMBNAIL)))
 
     def field(self, parameters: Parameters) -> Answer:
         """Return a field unchanged."""
@@ -120,14 +124,19 @@ class ViewApi:
         return "text/plain; charset=utf-8", "".join(f"{line}\n" for line in lines).encode()
 
     def histogram(self, parameters: Parameters) -> Answer:
-        """Return the bars of one histogram; without *of*, the names of all possible histograms."""
-        if "of" in parameters:
-            query = Query.of(parameters)
-            return histogram(self.viewed, parameters["of"], self.queries.all(query) if query else None)
+        """Return the bars of one histogram, over all samples or those of a query."""
+        query = Query.of(parameters)
+        return histogram(self.viewed, text_in(parameters, "of"), self.queries.all(query) if query else None)
+
+    def names(self, parameters: Parameters) -> Answer:
+        """Return the fields of the first shard that has samples, the columns, and the histograms of these."""
         self.viewed.extend(1)
         first = next((shard for shard in range(self.viewed.known_shards) if self.viewed.count(shard)), None)
         fields = [] if first is None else self.viewed.index(first).fields
-        return {"of": suggestions(fields, self._columns()), "fields": fields}
+        columns: list[str] = []
+        with suppress(TarshardsError, ImportError):  # what uses a column says what is wrong with it
+            columns = self._columns()
+        return {"fields": fields, "columns": columns, "histograms": suggestions(fields, columns)}
 
     def _columns(self) -> list[str]:
         from tarshards.index.columns import ShardColumns

@@ -27,8 +27,24 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
+def until(page: Page, expression: str) -> None:
+    """Wait until an expression holds; the policy of the page forbids that it does so itself."""
+    end = time.monotonic() + SOON / 1000
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, expression
+        time.sleep(0.02)
+
+
+def show(page: Page, url: str) -> None:
+    """Go to a sample in tarview, and wait until its fields are there."""
+    page.goto("about:blank")
+    page.goto(url)
+    page.wait_for_selector("[data-shown]")
+
+
 def cards(page: Page) -> list[str]:
     """Return the keys of the samples in sight in tarview's grid, in their order, once all are there."""
+    time.sleep(0.05)  # scrolling takes a frame
     every = "all.map(card => [Number(card.dataset.position), card.querySelector('b')?.textContent])"
     found: list[tuple[int, str | None]] = [(0, None)]
     end = time.monotonic() + SOON / 1000

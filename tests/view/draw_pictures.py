@@ -78,7 +78,9 @@ def write(folder: str) -> None:
             writer.write(scene(number))
     with ShardWriter(f"{folder}/media-%03d.tar", max_samples=10) as writer:
         writer.write({"__key__": "bell", "wav": sound(), "txt": "four strokes of a bell"})
-        writer.write({"__key__": "noise", "mp4": videos.written(count=60, size=(240, 320)), "cls": 1})
+        times = np.linspace(0, 6, 72, dtype=np.float32)[:, None]
+        turns = {"joints.npy": np.sin(times * np.linspace(1, 3, 6, dtype=np.float32))}
+        writer.write({"__key__": "noise", "mp4": videos.written(count=60, size=(240, 320)), "cls": 1, **turns})
     damaged = Path(folder, "scenes-002.tar")
     data = bytearray(damaged.read_bytes())
     for begin, size in ((400_000, 6000), (1_500_000, 40_000)):
@@ -112,6 +114,9 @@ def main(*names: str) -> None:
 
         epoch = json.dumps({"seed": 7, "epoch": 2, "rank": 1, "ranks": 4, "batch_size": 16})
         draw("images", "scenes-{000..003}.tar", "")
+        draw("table", "scenes-{000..003}.tar", "#view=table&shown=jpg,txt,cls,json")
+        draw("curves", "media-000.tar", "#sample=1", "canvas.curves", show="[aria-label=mp4]",
+             viewport={"width": 900, "height": 760})  # fmt: skip
         draw("sample", "scenes-{000..003}.tar", "#sample=4", "text=mask.png over it", show="[aria-label=jpg]")
         draw("audio", "media-000.tar", "#sample=0")
         draw("video", "media-000.tar", "#sample=1", show="[aria-label=mp4]")

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 
+import numpy as np
 import pytest
 from programs import need
 
@@ -51,7 +52,8 @@ ROUTES = {
     "field=jpg": "this page has no field=; open the shards with tarview",
     "shard=5": "this page has no shard=; open the shards with tarview",
     "filter=cls": "the address has filter=, which is none of match, field, where, sizes, shard, duplicates, order, "
-    "step, epoch, show, begin, check, key, sample, position",
+    "step, epoch, show, begin, check, key, sample, position, view, shown",
+    "view=table&shown=jpg": None,
     "__proto__=1": "the address has __proto__=, which is none of ",
     "toString=1": "the address has toString=, which is none of ",
 }
@@ -99,16 +101,85 @@ console.log(JSON.stringify(told));
     ],
 )
 def test_a_card_shows_text_whatever_its_extension(tmp_path, name, data, seen):
+    found = run(tmp_path, f"""
+import {{ preview, setTypes }} from "./values.js";
+setTypes({{ jpg: "image/jpeg" }});
+console.log(JSON.stringify(preview({{ name: "{name}", size: {len(data)} }}, new Uint8Array({list(data)}), 80)));
+""")  # fmt: skip
+    assert found == seen
+
+
+def run(folder, program):
+    """Return what a program prints as JSON; it may import the modules of the page."""
     need("node")
     for module in MODULES:
-        (tmp_path / module).write_text(FILES[module].read_text())
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-    (tmp_path / "try.js").write_text(
-        'import { preview, setTypes } from "./values.js";\nsetTypes({ jpg: "image/jpeg" });\n'
-        f'console.log(preview({{ name: "{name}", size: {len(data)} }}, new Uint8Array({list(data)})));\n'
-    )
-    done = subprocess.run(["node", tmp_path / "try.js"], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == (seen + "\n", "")
+        (folder / module).write_text(FILES[module].read_text())
+    (folder / "package.json").write_text('{"type": "module"}')
+    (folder / "program.js").write_text(program)
+    done = subprocess.run(["node", folder / "program.js"], capture_output=True, text=True)
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+TEXTS = {
+    "": {},
+    "part1/00007": {"match": "part1/00007"},
+    "cls == 3": {"where": "cls == 3"},
+    'json["ok"] and has("jpg") order:-size': {"where": 'json["ok"] and has("jpg")', "order": "-size"},
+    'key:"a b" cls > 2': {"match": "a b", "where": "cls > 2"},
+    "has:seg.png same:key": {"field": "seg.png", "duplicates": "key"},
+    "shard:3 size:jpg:0-9": {"shard": "3", "sizes": "jpg:0-9"},
+    'txt[:3] == "key:x y"': {"where": 'txt[:3] == "key:x y"'},
+    "not ok": {"where": "not ok"},
+    "ok": {"match": "ok"},
+    "it's": {"match": "it's"},
+    "key:a=b": {"match": "a=b"},
+    'key:"#1"': {"match": "#1"},
+}
+
+
+def test_the_text_of_the_query_box_stands_for_a_query(tmp_path):
+    queries = [*TEXTS.values(), {"where": "ok"}, {"match": 'a "b"\\'}, {"match": "order:key"}, {"order": "size:a b"}]
+    read, written = run(tmp_path, f"""
+import {{ formatQuery, parseQuery }} from "./query_text.js";
+const again = (query) => parseQuery(formatQuery(query));
+console.log(JSON.stringify([{json.dumps(list(TEXTS))}.map(parseQuery), {json.dumps(queries)}.map(again)]));
+""")  # fmt: skip
+    assert read == list(TEXTS.values())
+    assert written == [query if query != {"where": "ok"} else {"where": "(ok)"} for query in queries]
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("c", ["cls"]),
+        ("cls == 1 and wi", ["width"]),
+        ("has:s", ["seg.png", "cls"]),
+        ("order:-wi", ["-width"]),
+        ("same:", ["key", "content"]),
+        ('json["c', []),
+        ("2d", ['fields["2d.npy"]']),
+        ("k", ["key:", "key"]),
+        ("wid(h", ["has(", "width"]),
+    ],
+)
+def test_the_query_box_completes_what_exists(tmp_path, text, options):
+    names = {"fields": ["jpg", "seg.png", "cls", "2d.npy"], "columns": ["width"]}
+    found = run(tmp_path, f"""
+import {{ complete }} from "./query_text.js";
+console.log(JSON.stringify(complete({json.dumps(text)}, {len(text)}, {json.dumps(names)}, () => true).options));
+""")  # fmt: skip
+    assert [name for name, _ in found] == options
+
+
+def test_the_powers_of_a_window_are_those_of_numpy(tmp_path):
+    samples = np.random.default_rng(0).normal(size=512)
+    found = run(tmp_path, f"""
+import {{ powersOf }} from "./sounds.js";
+console.log(JSON.stringify([...powersOf(Float64Array.from({samples.tolist()}))]));
+""")  # fmt: skip
+    expected = np.abs(np.fft.rfft(samples * (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(512) / 512)))) ** 2
+    np.testing.assert_allclose(found, expected[:256], rtol=1e-4, atol=1e-4)
 
 
 def test_the_modules_are_javascript(tmp_path):

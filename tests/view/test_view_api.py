@@ -39,7 +39,10 @@ KEYS = [sample(number)["__key__"] for number in range(60)]
 
 
 def keys(api, begin=0, count=100, **query):
-    return [row["key"] for row in api.rows({"begin": str(begin), "count": str(count), **query})["rows"]]
+    found = {"done": False, "rows": []}
+    while not found["done"] and len(found["rows"]) < count:  # each request searches for a short time
+        found = api.rows({"begin": str(begin), "count": str(count), **query})
+    return [row["key"] for row in found["rows"]]
 
 
 def test_all_samples_come_in_their_order(api):
@@ -96,6 +99,13 @@ def test_what_a_condition_cannot_judge_is_counted(tmp_path):
     assert "b" in found["reason"]
 
 
+def test_a_search_says_how_far_it_has_come(api):
+    found = api.rows({"begin": str(10**7), "count": "0", "where": "cls == 1"})
+    assert [found[name] for name in ("total", "done", "searched", "of", "rows")] == [12, True, 60, 60, []]
+    found = api.rows({"begin": str(10**7), "count": "0", "where": "cls == 1", "shard": "2"})
+    assert (found["total"], found["searched"], found["of"]) == (4, 20, 20)
+
+
 def test_order(api):
     assert keys(api, order="key") == sorted(KEYS)
     assert keys(api, order="-key") == sorted(KEYS, reverse=True)
@@ -124,7 +134,8 @@ def test_a_column_orders_and_filters_without_reading(tmp_path):
     found = api.rows({"begin": "0", "count": "100", "where": "1 / score >= 2"})  # the first has a score of 0
     assert ([row["key"] for row in found["rows"]], found["failed"]) == (KEYS[1:51], 1)
     assert "float division by zero" in found["reason"]
-    assert api.histogram({})["of"][:3] == ["class:cls", "column:width", "column:score"]
+    assert api.names({})["histograms"][:3] == ["class:cls", "column:width", "column:score"]
+    assert api.names({})["columns"] == ["width", "score"]
     bars = api.histogram({"of": "column:score"})["bars"]
     assert sum(bar["count"] for bar in bars) == 60
     for bar in bars:
@@ -172,7 +183,7 @@ def test_queries_that_are_none_are_refused(api, query):
 NO_NUMBERS = ["-1", "NaN", "1e3", "1.5", "+1", " 1", "1_0", "٣", "²", "9" * 5000, "null"]
 NUMBERS = [("rows", "begin"), ("rows", "count"), ("rows", "shard"), ("rows", "step"), ("keys", "shard")]
 NUMBERS += [("histogram", "shard"), ("sample", "number"), ("field", "number"), ("picture", "number")]
-NUMBERS += [("shards", "begin"), ("shards", "count"), ("damage", "shard")]
+NUMBERS += [("picture", "pixels"), ("shards", "begin"), ("shards", "count"), ("damage", "shard")]
 GIVEN = {"begin": "0", "count": "2", "number": "0", "field": "jpg", "of": "class:cls"}
 
 
@@ -418,7 +429,7 @@ def test_show_serves_a_frame_and_the_ledger(tmp_path):
 
 
 def test_pictures_are_small_and_of_few_pixels(api, monkeypatch):
-    kind, data = api.picture({"number": "0", "field": "jpg", "small": "1"})
+    kind, data = api.picture({"number": "0", "field": "jpg", "pixels": "240"})
     assert kind == "image/jpeg"
     assert np.frombuffer(data, "u1")[:2].tobytes() == b"\xff\xd8"
     assert api.picture({"number": "0", "field": "seg.png"})[0] == "image/png"

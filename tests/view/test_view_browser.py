@@ -8,7 +8,6 @@ import os
 import resource
 import socket
 import subprocess
-import time
 import wave
 from contextlib import contextmanager, suppress
 
@@ -16,8 +15,7 @@ import numpy as np
 import pytest
 import videos
 from programs import find, need
-from rigs import browser
-from rigs.browser import SOON
+from rigs.browser import cards, show, until
 from shard_rig import HOSTILE, get, sample, serving, write_set
 
 from tarshards import ShardWriter, TarWriter
@@ -31,51 +29,9 @@ pytestmark = pytest.mark.interop
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    need("chromium")
-    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with browser.chromium() as each:
-        yield each
-
-
-@pytest.fixture
-def page(chromium):
-    """A page in which no error may go unnoticed, and no dialog open."""
-    page = chromium.new_page(viewport={"width": 1100, "height": 720})
-    page.set_default_timeout(SOON)
-    problems = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("dialog", lambda dialog: problems.append(dialog.message))
-    yield page
-    page.close()
-    assert problems == []
-
-
-@pytest.fixture(scope="module")
 def server(tmp_path_factory):
     with serving(write_set(tmp_path_factory.mktemp("set"))) as server:
         yield server
-
-
-def until(page, expression):
-    """Wait until an expression holds; the policy of the page forbids the test to do that in the page."""
-    end = time.monotonic() + SOON / 1000
-    while not page.evaluate(expression):
-        assert time.monotonic() < end, expression
-        time.sleep(0.02)
-
-
-def cards(page):
-    """Return the keys of the cards in sight, in their order, once all are there."""
-    time.sleep(0.05)  # scrolling takes a frame
-    return browser.cards(page)
-
-
-def show(page, url):
-    """Go to a sample, and wait until its fields are there."""
-    page.goto("about:blank")
-    page.goto(url)
-    page.wait_for_selector("[data-shown]")
 
 
 def test_a_grid_of_many_samples_scrolls_to_its_end_in_bounded_memory(page, tmp_path):
@@ -141,8 +97,8 @@ def test_filters_have_links_and_go_by_the_keyboard(page, server):
     page.keyboard.press("ArrowRight")
     until(page, "document.querySelector('h2')?.textContent === 'part2/00008'")
     page.keyboard.press("Escape")
-    page.fill("[name=where]", "cls == 3")
-    page.press("[name=where]", "Enter")
+    page.fill("[name=query]", "cls == 3")
+    page.press("[name=query]", "Enter")
     until(page, "/12 samples/.test(document.querySelector('.status').textContent)")
     expected = [sample(number)["__key__"] for number in range(3, 60, 5)]
     assert cards(page) == expected[: len(cards(page))]
@@ -150,8 +106,8 @@ def test_filters_have_links_and_go_by_the_keyboard(page, server):
     page.goto("about:blank")
     page.goto(link)
     assert cards(page)[0] == expected[0]
-    page.fill("[name=where]", "cls ==")
-    page.press("[name=where]", "Enter")
+    page.fill("[name=query]", "cls ==")
+    page.press("[name=query]", "Enter")
     asked = []
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_selector(".status.error")
@@ -164,7 +120,7 @@ def test_filters_have_links_and_go_by_the_keyboard(page, server):
 def test_going_back_from_a_sample_finds_the_place_in_the_grid(page, server):
     page.goto(server.url)
     cards(page)
-    page.eval_on_selector(".scroller", "each => each.scrollTop = 1500")
+    page.eval_on_selector(".scroller", "each => each.scrollTop = 1524")
     before = cards(page)
     page.click(f".card[aria-label='{before[3]}'] b")
     page.wait_for_selector("[data-shown]")

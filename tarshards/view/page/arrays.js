@@ -1,5 +1,6 @@
-// Arrays in numpy's format: as a heat map or picture, and as a histogram.
+// Arrays in numpy's format: as curves or a heat map, and as a histogram.
 
+import { colourOf, drawCurves, histogramOf, limits, lineColour } from "./charts.js";
 import { button, counted, element } from "./dom.js";
 
 const READERS = {
@@ -18,8 +19,9 @@ const READERS = {
 };
 const MOST = 1 << 22; // elements that are looked at
 const WIDEST = 512; // pixels of a heat map
-const BARS = 48;
-const COLOURS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]]; // viridis
+const SHOWN = [640, 320]; // pixels to which a small one is enlarged
+const LEAST_ROWS = 8; // of curves
+const MOST_CURVES = 16;
 
 function half(bits) {
   const exponent = (bits >> 10) & 31;
@@ -64,49 +66,69 @@ function readNpy(bytes) {
   return { ...header, values, total };
 }
 
-function colour(share) {
-  const at = Math.min(Math.max(share, 0), 1) * (COLOURS.length - 1);
-  const low = Math.min(Math.floor(at), COLOURS.length - 2);
-  return COLOURS[low].map((value, part) => Math.round(value + (at - low) * (COLOURS[low + 1][part] - value)));
+/** Return how an array lies in its values as curves over its first axis, null for one that is none. */
+export function seriesOf({ shape, isFortran }) {
+  const [rows, columns = 1] = shape;
+  if (shape.length < 1 || shape.length > 2 || rows < LEAST_ROWS || columns < 1 || columns > MOST_CURVES || rows < 2 * columns) return null;
+  return { rows, columns, place: (row, column) => (isFortran ? column * rows + row : row * columns + column) };
 }
 
-function limits(values) {
-  let [least, most] = [Infinity, -Infinity];
-  for (const value of values) {
-    if (Number.isFinite(value)) {
-      least = Math.min(least, value);
-      most = Math.max(most, value);
-    }
-  }
-  return [least, most];
+/** Draw the curves of an array in *bytes* into *canvas*; return whether it has any. */
+export function drawArray(canvas, bytes) {
+  const { found, series } = curvesIn(bytes);
+  if (series) drawCurves(canvas, series, limits(found.values));
+  return series !== null;
 }
 
-/** Return an element that shows an array in *bytes*. */
-export function showArray(bytes) {
+function curvesIn(bytes) {
   const found = readNpy(bytes);
+  const place = found.values.length === found.total ? seriesOf(found) : null;
+  const series = place && { ...place, at: (row, column) => found.values[place.place(row, column)] };
+  return { found, series };
+}
+
+/** Return an element that shows an array in *bytes*; curves follow the *clock*. */
+export function showArray(bytes, clock) {
+  const { found, series } = curvesIn(bytes);
   const [least, most] = limits(found.values);
   const about = `${found.type} ${found.shape.join(" x ") || "scalar"}, ${counted(found.total, "element")}`;
   const range = found.values.length ? `, from ${Number(least.toPrecision(6))} to ${Number(most.toPrecision(6))}` : "";
   const first = [...found.values.slice(0, 64)].map((value) => Number(value.toPrecision(6))).join(" ");
   const shown = element("div", { class: "array" }, element("p", {}, about + range));
-  const plane = planeOf(found);
-  if (plane && least < most) {
-    shown.append(heatMap(found, plane, least, most));
-    if (plane.planes > 1) {
-      let number = 0;
-      const label = element("span", {}, ` plane 0 of ${plane.planes} `);
-      const turn = (step) => {
-        number = (number + step + plane.planes) % plane.planes;
-        label.textContent = ` plane ${number} of ${plane.planes} `;
-        shown.querySelector("canvas").replaceWith(heatMap(found, { ...plane, number }, least, most));
-      };
-      shown.append(element("p", {}, button("◀", () => turn(-1), { "aria-label": "plane before" }), label,
-        button("▶", () => turn(1), { "aria-label": "next plane" })));
-    }
-  }
+  const plane = series ? null : planeOf(found);
+  if (series && least < most) shown.append(curves(series, [least, most], clock));
+  if (plane && least < most) shown.append(...planes(found, plane, least, most));
   if (found.values.length > 8 && least < most) shown.append(histogramOf(found.values, least, most));
-  shown.append(element("pre", {}, first + (found.values.length > 64 ? " …" : "")));
+  shown.append(element("pre", { tabindex: 0 }, first + (found.values.length > 64 ? " …" : "")));
   return shown;
+}
+
+function curves(series, range, clock) {
+  const canvas = element("canvas", { width: 800, height: 200, role: "img", "aria-label": "curves over the first axis", class: "curves" });
+  drawCurves(canvas, series, range);
+  const names = Array.from({ length: series.columns }, (_, column) => {
+    const sign = element("span", { class: "sign" });
+    sign.style.background = lineColour(column);
+    return [sign, ` ${column} `];
+  });
+  return element("div", {}, clock.over(canvas), element("p", { class: "legend", hidden: series.columns < 2 }, ...names.flat()));
+}
+
+/** Return the heat map of a plane, and buttons for the others. */
+function planes(found, plane, least, most) {
+  let map = heatMap(found, plane, least, most);
+  if (plane.planes < 2) return [map];
+  let number = 0;
+  const label = element("span", {}, ` plane 0 of ${plane.planes} `);
+  const turn = (step) => {
+    number = (number + step + plane.planes) % plane.planes;
+    label.textContent = ` plane ${number} of ${plane.planes} `;
+    const next = heatMap(found, { ...plane, number }, least, most);
+    map.replaceWith(next);
+    map = next;
+  };
+  return [map, element("p", {}, button("◀", () => turn(-1), { "aria-label": "plane before" }), label,
+    button("▶", () => turn(1), { "aria-label": "next plane" }))];
 }
 
 /** Return how the last two axes of an array lie in its values, null for fewer. */
@@ -124,33 +146,21 @@ function heatMap({ values }, plane, least, most) {
   const scale = Math.max(1, Math.ceil(Math.max(plane.rows, plane.columns) / WIDEST));
   const [height, width] = [Math.ceil(plane.rows / scale), Math.ceil(plane.columns / scale)];
   const canvas = element("canvas", { width, height, role: "img", "aria-label": "heat map" });
-  if (Math.max(width, height) <= 64) canvas.classList.add("tiny");
+  const factor = Math.floor(Math.min(SHOWN[0] / width, SHOWN[1] / height));
+  if (factor > 1) {
+    canvas.classList.add("tiny");
+    canvas.style.width = `${factor * width}px`;
+  }
   const context = canvas.getContext("2d");
   const image = context.createImageData(width, height);
   for (let y = 0; y < height; y += 1) {
     for (let x = 0; x < width; x += 1) {
       const at = (y * scale * plane.columns + x * scale) * plane.step + plane.number * plane.size;
       const value = values[at];
-      const rgb = Number.isFinite(value) ? colour((value - least) / (most - least)) : [255, 0, 255];
+      const rgb = Number.isFinite(value) ? colourOf((value - least) / (most - least)) : [255, 0, 255];
       image.data.set([...rgb, 255], (y * width + x) * 4);
     }
   }
   context.putImageData(image, 0, 0);
-  return canvas;
-}
-
-function histogramOf(values, least, most) {
-  const counts = new Array(BARS).fill(0);
-  for (const value of values) {
-    if (Number.isFinite(value)) counts[Math.min(BARS - 1, Math.floor(((value - least) / (most - least)) * BARS))] += 1;
-  }
-  const highest = Math.max(...counts);
-  const canvas = element("canvas", { width: BARS * 6, height: 60, role: "img", "aria-label": "histogram of values" });
-  const context = canvas.getContext("2d");
-  context.fillStyle = "#3b82c4";
-  counts.forEach((count, at) => {
-    const height = Math.max(count ? 1 : 0, (60 * count) / highest);
-    context.fillRect(at * 6, 60 - height, 5, height);
-  });
   return canvas;
 }

@@ -59,6 +59,40 @@ export function fromBase64(text) {
 /** Let the browser save bytes as a file. */
 export function save(name, parts, type = "text/plain") {
   const url = URL.createObjectURL(new Blob(parts, { type }));
-  element("a", { href: url, download: name }).click();
+  saveUrl(name, url);
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** Let the browser save what is at an address of this page. */
+export function saveUrl(name, url) {
+  element("a", { href: url, download: name }).click();
+}
+
+/** Return a button that does something which may fail, and says for a moment that it is *done*, or why not. */
+export function doing(text, done, act, attributes = {}) {
+  const made = button(text, async () => {
+    try {
+      await act();
+      made.textContent = done;
+    } catch (error) {
+      made.textContent = line(error.message);
+    }
+    setTimeout(() => { made.textContent = text; }, 2000);
+  }, attributes);
+  return made;
+}
+
+/** Put text into the clipboard, also on a page without https, where browsers have no API for it. */
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = element("textarea", { class: "unseen", "aria-hidden": "true" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const isCopied = document.execCommand("copy");
+    area.remove();
+    if (!isCopied) throw new Error("the browser does not allow it");
+  }
 }

@@ -19,6 +19,10 @@ export class EmbeddedSource {
     return { total: chosen.length, done: true, rows: chosen.slice(begin, begin + count) };
   }
 
+  async names() {
+    return { fields: [...new Set(this.samples.flatMap((row) => row.fields.map((field) => field.name)))], columns: [] };
+  }
+
   async sample(number) {
     if (!this.samples[number]) throw new Error(`there is no sample ${number} on this page`);
     return { ...this.samples[number], total: this.samples.length };

@@ -1,34 +1,40 @@
-// Fields of a sample: text, JSON as a tree, arrays, sound, video, and bytes in hexadecimal digits.
+// Fields of a sample: each by its kind; text, JSON as a tree, and bytes in hexadecimal digits.
 
 import { showArray } from "./arrays.js";
 import { button, counted, element, inBytes, line, visible } from "./dom.js";
 import { showImage } from "./images.js";
 import { unpack } from "./msgpack.js";
+import { showAudio } from "./sounds.js";
 import { decompressed, decodeText, isText, kindOf } from "./values.js";
+import { showVideo } from "./videos.js";
 
 const FIRST = 1 << 16; // bytes of a text or of other bytes that are shown first
 const WHOLE = 1 << 24; // bytes of a JSON value or array that are read
 const ENTRIES = 200; // of a list or object in a tree that are shown first
-const SAMPLES = 1 << 24; // bytes of sound whose wave form is drawn
-const LONGEST = 900; // seconds of such sound
 
-/** Return an element that shows a field. */
-export async function showField(sample, field, source, options) {
+/** Return an element that shows a field; what has a time follows the *clock*. */
+export async function showField(sample, field, source, clock) {
   const kind = kindOf(field.name);
   try {
     if (!field.size) return element("p", {}, "empty");
-    if (kind === "image") return await showImage(sample, field, source, options);
-    if (kind === "audio") return await showAudio(sample, field, source);
-    if (kind === "video") return await showVideo(sample, field, source);
+    if (kind === "image") return await showImage(sample, field, source);
+    if (kind === "audio") return await showAudio(sample, field, source, clock);
+    if (kind === "video") return await showVideo(sample, field, source, clock);
     const limit = ["json", "msgpack", "array"].includes(kind) ? WHOLE : FIRST;
     const bytes = await decompressed(field, await source.bytes(sample, field, 0, limit), limit);
     if (kind === "json" && bytes.length < WHOLE) return showJson(decodeText(bytes));
     if (kind === "msgpack") return showTree(unpack(bytes));
-    if (kind === "array") return showArray(bytes);
+    if (kind === "array") return showArray(bytes, clock);
     return await showBytes(sample, field, source, bytes);
   } catch (error) {
     return element("div", {}, element("p", { class: "error" }, line(error.message)), await raw(sample, field, source));
   }
+}
+
+/** Return the text of a field, to be copied; null for a field that is none. */
+export async function textOf(sample, field, source) {
+  if (!["text", "json"].includes(kindOf(field.name)) || field.size > WHOLE) return null;
+  return decodeText(await decompressed(field, await source.bytes(sample, field, 0, WHOLE), WHOLE));
 }
 
 async function raw(sample, field, source) {
@@ -109,55 +115,4 @@ function leaf(value) {
   if (value instanceof Uint8Array) return element("code", {}, counted(value.length, "byte"));
   if (typeof value === "string") return element("span", { class: "string" }, `"${visible(value)}"`);
   return element("code", {}, String(value));
-}
-
-async function showAudio(sample, field, source) {
-  const url = await source.mediaUrl(sample, field);
-  const player = element("audio", { controls: true, preload: "metadata", src: url, "aria-label": line(field.name) });
-  const canvas = element("canvas", { width: 800, height: 96, role: "img", "aria-label": "wave form", class: "wave" });
-  const shown = element("div", {}, player, canvas, element("p", {}));
-  player.addEventListener("error", () => { shown.lastChild.textContent = "the browser does not play it"; });
-  player.addEventListener("loadedmetadata", async () => {
-    shown.lastChild.textContent = `${player.duration.toFixed(2)} s`;
-    if (field.size > SAMPLES || !(player.duration <= LONGEST)) return;
-    try {
-      const bytes = await source.bytes(sample, field, 0, field.size);
-      const sound = await new OfflineAudioContext(1, 1, 8000).decodeAudioData(bytes.buffer);
-      drawWave(canvas, sound.getChannelData(0));
-      shown.lastChild.textContent += `, ${counted(sound.numberOfChannels, "channel")}`;
-      canvas.dataset.drawn = "1";
-    } catch (error) {
-      shown.lastChild.textContent += `, no wave form: ${line(error.message)}`;
-    }
-  });
-  canvas.addEventListener("click", (event) => {
-    player.currentTime = (event.offsetX / canvas.clientWidth) * player.duration;
-  });
-  return shown;
-}
-
-function drawWave(canvas, samples) {
-  const context = canvas.getContext("2d");
-  context.fillStyle = "#3b82c4";
-  const { width, height } = canvas;
-  for (let x = 0; x < width; x += 1) {
-    let [least, most] = [0, 0];
-    const [begin, end] = [x, x + 1].map((at) => Math.floor((at * samples.length) / width));
-    for (let at = begin; at < end; at += Math.max(1, Math.floor((end - begin) / 256))) {
-      least = Math.min(least, samples[at]);
-      most = Math.max(most, samples[at]);
-    }
-    context.fillRect(x, ((1 - most) * height) / 2, 1, Math.max(1, ((most - least) * height) / 2));
-  }
-}
-
-async function showVideo(sample, field, source) {
-  const url = await source.mediaUrl(sample, field);
-  const note = element("p", {});
-  const player = element("video", {
-    controls: true, preload: "metadata", src: url, "aria-label": line(field.name),
-    loadedmetadata: () => { note.textContent = `${player.videoWidth}x${player.videoHeight}, ${player.duration.toFixed(2)} s`; },
-    error: () => { note.textContent = "the browser does not play it"; },
-  });
-  return element("div", {}, player, note);
 }

@@ -2,17 +2,19 @@
 
 import { element } from "./dom.js";
 
-const HEIGHT = 236; // pixels of a card with its gap; style.css has the same
-const WIDTH = 200; // the least
 const TALLEST = 8_000_000; // pixels; browsers stop somewhere above 16 million
 const PAGE = 48; // samples that are asked for at once
 const PAGES = 40; // that are held
+const HEADER = 28; // pixels of a table's header
 const REST = 40; // milliseconds after which scrolling has come to rest
 
 export class Grid {
-  /** *load(begin, count, signal)* returns rows, *card(row, position)* an element; *report* gets what is known, or an error. */
-  constructor({ load, card, report, open, mark }) {
-    Object.assign(this, { load, card, report, open, mark });
+  /** *load(begin, count, signal)* returns rows, *card(row, width)* an element; *report* gets what is known, or an error.
+   *
+   * *look* has the least width and the height of a card with its *gap*; without a width, each is a row.
+   */
+  constructor({ load, card, report, open, mark, look }) {
+    Object.assign(this, { load, card, report, open, mark, look, header: null });
     this.layer = element("div", { class: "layer" });
     this.spacer = element("div", { class: "spacer" }, this.layer);
     this.scroller = element("div", {
@@ -32,29 +34,51 @@ export class Grid {
     this.failed = new Set(); // pages that are not asked for again before one scrolls
     [this.total, this.done, this.top, this.active, this.expected] = [total, false, 0, 0, 0];
     this.generation = (this.generation ?? 0) + 1;
-    this.layer.replaceChildren();
+    this.layer.replaceChildren(...(this.header ? [this.header] : []));
     this.scroller.scrollTop = 0;
     this.#resize();
+  }
+
+  /** Show samples in another way: a table has a *header*, and may be wider than what is in sight. */
+  setLook(look, header = null, width = 0) {
+    Object.assign(this, { look, header, width });
+    this.refresh();
+    this.#resize();
+    this.show(this.active);
   }
 
   // Where it stands: *top* is in pixels of the whole grid, which may be taller than what the browser scrolls.
 
   get columns() {
-    return Math.max(1, Math.floor(this.scroller.clientWidth / WIDTH));
+    return this.look.width ? Math.max(1, Math.floor(this.scroller.clientWidth / this.look.width)) : 1;
   }
 
   get height() {
-    return Math.ceil(this.total / this.columns) * HEIGHT;
+    return Math.ceil(this.total / this.columns) * this.look.height;
+  }
+
+  /** Pixels of the samples in sight, without the header. */
+  get #view() {
+    return this.scroller.clientHeight - this.#above;
+  }
+
+  get #above() {
+    return this.header ? HEADER : 0;
   }
 
   get #scale() {
-    const view = this.scroller.clientHeight;
-    const scrolled = Math.min(this.height, TALLEST) - view;
-    return scrolled > 0 ? Math.max(1, (this.height - view) / scrolled) : 1;
+    const scrolled = Math.min(this.height, TALLEST) - this.#view;
+    return scrolled > 0 ? Math.max(1, (this.height - this.#view) / scrolled) : 1;
   }
 
   #resize() {
-    this.spacer.style.height = `${Math.min(this.height, TALLEST)}px`;
+    if (this.scroller.clientWidth !== this.laidOut && this.scroller.clientWidth) {
+      this.laidOut = this.scroller.clientWidth; // what a card shows depends on its width
+      this.cards.forEach((card) => card.remove());
+      this.cards.clear();
+    }
+    this.spacer.style.height = `${Math.min(this.height, TALLEST) + this.#above}px`;
+    this.spacer.style.width = this.header ? `max(100%, ${this.width}px)` : "";
     this.layer.style.height = `${this.scroller.clientHeight}px`;
     this.moveTo(this.top);
   }
@@ -62,7 +86,7 @@ export class Grid {
   /** Scroll to a height of the whole grid. */
   moveTo(top) {
     if (top !== this.top) this.failed.clear();
-    this.top = Math.max(0, Math.min(top, this.height - this.scroller.clientHeight));
+    this.top = Math.max(0, Math.min(top, this.height - this.#view));
     this.scroller.scrollTop = this.top / this.#scale;
     this.expected = this.scroller.scrollTop;
     this.#render();
@@ -71,9 +95,8 @@ export class Grid {
   /** Bring a sample, by its position, into sight, and make it the active one. */
   show(position) {
     this.active = Math.max(0, Math.min(position, this.total - 1));
-    const top = Math.floor(this.active / this.columns) * HEIGHT;
-    const view = this.scroller.clientHeight;
-    if (top < this.top || top + HEIGHT > this.top + view) this.moveTo(top - (view - HEIGHT) / 2);
+    const top = Math.floor(this.active / this.columns) * this.look.height;
+    if (top < this.top || top + this.look.height > this.top + this.#view) this.moveTo(top - (this.#view - this.look.height) / 2);
     else this.#render();
   }
 
@@ -93,7 +116,7 @@ export class Grid {
 
   #key(event) {
     const { columns } = this;
-    const rows = Math.max(1, Math.floor(this.scroller.clientHeight / HEIGHT));
+    const rows = Math.max(1, Math.floor(this.#view / this.look.height));
     const steps = {
       ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns,
       PageUp: -columns * rows, PageDown: columns * rows, Home: -Infinity, End: Infinity,
@@ -143,35 +166,47 @@ export class Grid {
   /** Draw cards again that have changed otherwise. */
   refresh() {
     this.cards.clear();
-    this.layer.replaceChildren();
+    this.layer.replaceChildren(...(this.header ? [this.header] : []));
     this.#render();
+  }
+
+  /** Note how many samples are known now, although none of them was asked for. */
+  grow({ total, done }) {
+    [this.total, this.done] = [total, done];
+    this.#resize();
   }
 
   #render() {
     const { columns } = this;
-    const first = Math.floor(this.top / HEIGHT) * columns;
-    const end = Math.min(this.total, (Math.floor((this.top + this.scroller.clientHeight) / HEIGHT) + 1) * columns);
+    const { height, gap } = this.look;
+    const first = Math.floor(this.top / height) * columns;
+    const end = Math.min(this.total, (Math.floor((this.top + this.#view) / height) + 1) * columns);
+    if (!this.scroller.clientWidth) { // it is hidden
+      this.#want(first, end);
+      return;
+    }
     for (const [position, card] of this.cards) {
       if (position < first || position >= end || (card.dataset.empty && this.row(position))) {
         card.remove();
         this.cards.delete(position);
       }
     }
-    const width = this.scroller.clientWidth / columns;
+    const width = (this.header ? this.layer.clientWidth : this.scroller.clientWidth) / columns;
     for (let position = first; position < end; position += 1) {
-      const card = this.cards.get(position) ?? this.#make(position);
-      card.style.width = `${width - 12}px`;
-      const y = Math.floor(position / columns) * HEIGHT - this.top;
-      card.style.transform = `translate(${(position % columns) * width + 6}px, ${y + 6}px)`;
+      const card = this.cards.get(position) ?? this.#make(position, width - gap);
+      card.style.width = `${width - gap}px`;
+      card.style.height = `${height - gap}px`;
+      const y = Math.floor(position / columns) * height - this.top + this.#above;
+      card.style.transform = `translate(${(position % columns) * width + gap / 2}px, ${y + gap / 2}px)`;
       card.classList.toggle("active", position === this.active);
     }
     this.scroller.setAttribute("aria-activedescendant", `sample-${this.active}`);
     this.#want(first, end);
   }
 
-  #make(position) {
+  #make(position, width) {
     const row = this.row(position);
-    const card = row ? this.card(row, position) : element("div", { class: "card", "data-empty": "1" }, `${position}`);
+    const card = row ? this.card(row, width) : element("div", { class: "card", "data-empty": "1" }, `${position}`);
     card.dataset.position = position;
     card.id = `sample-${position}`;
     card.setAttribute("role", "option");

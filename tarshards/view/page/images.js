@@ -5,10 +5,11 @@ import { decodeText, kindOf } from "./values.js";
 
 const BOXES = ["boxes", "bboxes", "bbox", "box", "annotations", "objects", "detections"];
 const READ = 1 << 22; // bytes of a JSON field that are searched for boxes
+const options = { exif: false }; // of all images
 const COLOURS = ["#e6194b", "#3cb44b", "#ffe119", "#4363d8", "#f58231", "#911eb4", "#42d4f4", "#f032e6"];
 
 /** Return an image, with switches for its orientation, and for the masks and boxes that the sample has. */
-export async function showImage(sample, field, source, options) {
+export async function showImage(sample, field, source) {
   const image = element("img", { alt: line(field.name), class: options.exif ? "exif" : "" });
   const frame = element("div", { class: "picture" }, image);
   const note = element("span", {});

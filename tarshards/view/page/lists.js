@@ -4,6 +4,7 @@ import { counted, element, fill, inBytes, line } from "./dom.js";
 import { linkTo } from "./route.js";
 
 const PAGE = 200;
+const LEGEND = [["whole", "members"], ["gap", "gap: no valid members"], ["error", "error"], ["warning", "warning"]];
 
 /** Fill *host* with the list of shards; *shard*, the number of one, is checked. */
 export async function showShards(host, source, { begin = 0, check }) {
@@ -15,7 +16,7 @@ export async function showShards(host, source, { begin = 0, check }) {
     element("td", {}, element("a", { href: linkTo({ show: "shards", begin, check: shard.number }) }, "check"))));
   const map = element("div", { "aria-live": "polite" });
   const next = begin + PAGE < found.total ? element("a", { href: linkTo({ show: "shards", begin: begin + PAGE }) }, "more shards") : null;
-  fill(host, element("nav", {}, element("a", { href: "#" }, "back")), element("h2", {}, counted(found.total, "shard")), map,
+  fill(host, element("nav", {}, element("a", { href: linkTo({}) }, "back")), element("h2", {}, counted(found.total, "shard")), map,
     element("table", {}, element("thead", {}, element("tr", {}, ...["shard", "samples", "size", ""].map((name) => element("th", {}, name)))),
       element("tbody", {}, ...rows)), next);
   if (check === undefined) return;
@@ -32,17 +33,18 @@ function damageMap({ size, gaps, findings, whole, lost }) {
   const bar = element("div", { class: "damage", role: "img", "aria-label": `${counted(gaps.length, "gap")} in ${inBytes(size)}` });
   const mark = (begin, end, kind, title) => {
     const mark = element("span", { class: kind, title });
-    mark.style.left = `${(100 * begin) / Math.max(size, 1)}%`;
+    mark.style.left = `min(calc(100% - 3px), ${(100 * begin) / Math.max(size, 1)}%)`;
     mark.style.width = `max(3px, ${(100 * (end - begin)) / Math.max(size, 1)}%)`;
     bar.append(mark);
   };
-  for (const gap of gaps) mark(gap.begin, gap.end, "gap", `${gap.begin} to ${gap.end}: ${line(gap.reason)}`);
   for (const { offset, severity, reason } of findings) if (offset !== null) mark(offset, offset, severity, `${offset}: ${line(reason)}`);
+  for (const gap of gaps) mark(gap.begin, gap.end, "gap", `${gap.begin} to ${gap.end}: ${line(gap.reason)}`);
   const items = findings.map((finding) => element("li", { class: finding.severity },
-    `${finding.severity}: ${finding.kind}: `, finding.offset === null ? "" : `offset ${finding.offset.toLocaleString("en")}: `,
+    element("span", { class: `sign ${finding.severity}` }, finding.severity), ` ${finding.kind}: `, finding.offset === null ? "" : `offset ${finding.offset.toLocaleString("en")}: `,
     finding.key ? element("a", { href: linkTo({ key: finding.key }) }, line(finding.key)) : "", ` ${line(finding.reason)}`));
   return element("section", { class: "field", "aria-label": "damage" },
     element("p", {}, `${inBytes(size)}: ${counted(whole, "whole sample")}, ${counted(lost, "lost sample")}, ${counted(gaps.length, "gap")}`), bar,
+    element("p", { class: "legend" }, ...LEGEND.flatMap(([kind, text]) => [element("span", { class: `sign ${kind}` }), ` ${text} `])),
     items.length ? element("ul", {}, ...items) : element("p", {}, "nothing was found"));
 }
 
@@ -53,7 +55,7 @@ export async function showLedger(host, source) {
     element("td", {}, line(entry.shard ?? "")), element("td", {}, entry.offset === null || entry.offset === undefined ? "" : String(entry.offset)),
     element("td", {}, entry.key ? element("a", { href: linkTo({ key: entry.key }) }, line(entry.key)) : ""),
     element("td", {}, line(entry.field ?? "")), element("td", {}, line(entry.reason ?? ""))));
-  host.replaceChildren(element("nav", {}, element("a", { href: "#" }, "back")), element("h2", {}, `${counted(total, "entry")} of the ledger`),
+  host.replaceChildren(element("nav", {}, element("a", { href: linkTo({}) }, "back")), element("h2", {}, `${counted(total, "entry")} of the ledger`),
     element("table", {}, element("thead", {}, element("tr", {}, ...["shard", "offset", "key", "field", "reason"].map((name) => element("th", {}, name)))),
       element("tbody", {}, ...rows)));
 }

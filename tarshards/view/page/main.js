@@ -1,18 +1,22 @@
 // The page: which view the address names, the grid, the selection, and the keyboard.
 
-import { makeCard } from "./card.js";
+import { inOrder, LOOKS, makeCard, makeHeader, makeRow, tableWidth } from "./card.js";
 import { button, counted, element, line, save } from "./dom.js";
 import { EmbeddedSource } from "./embedded_source.js";
-import { makeEpoch, makeFilter, makeHistograms } from "./filters.js";
+import { makeFieldMenu, makeViews } from "./look.js";
 import { Grid } from "./grid.js";
 import { showLedger, showShards } from "./lists.js";
-import { checkQuery, go, numberOf, queryOf, route } from "./route.js";
+import { makeEpoch, makeHistograms } from "./panels.js";
+import { makeQueryBox } from "./query_box.js";
+import { checkQuery, go, linkTo, numberOf, queryOf, route, shownFields } from "./route.js";
 import { showSample } from "./sample.js";
 import { ServerSource } from "./server_source.js";
 import { StaticSource } from "./static_source.js";
+import { Status } from "./status.js";
 import { setTypes } from "./values.js";
 
 const MOST_MARKED = 100_000;
+const MOST_FOUND = 1_000_000; // samples in which a whole key is looked up: that reads all keys
 const SOURCES = { server: ServerSource, embedded: EmbeddedSource, static: StaticSource };
 
 const config = JSON.parse(document.getElementById("config").textContent);
@@ -20,22 +24,35 @@ setTypes(config.types);
 const source = new SOURCES[config.transport](config);
 const marked = new Map(); // keys of the selected samples, by their numbers
 let query = {};
+let look = null; // what the address says of how samples are shown
+let view = "medium";
+let columns = []; // fields of the table
 let about = { name: "", total: 0, done: false };
 
-const status = element("p", { class: "status", role: "status" });
+const status = new Status((begin, count) => source.rows(query, begin, count), (found) => grid.grow(found));
 const selection = element("span", { class: "selection" });
 const detail = element("section", { class: "detail", hidden: true, "aria-label": "sample" });
-const filter = makeFilter(source, (text) => (/^#\d+$/.test(text) ? go({ ...query, sample: text.slice(1) }) : go({ key: text })));
+const box = makeQueryBox(source, async (key) => source.offers.has("queries") && about.total <= MOST_FOUND && (await source.find(key)).length > 0);
+const views = makeViews(Object.keys(LOOKS));
+const menu = makeFieldMenu(source);
 const epoch = makeEpoch();
 const grid = new Grid({
   load: async (begin, count, signal) => {
     checkQuery(query, source.offers);
     return source.rows(query, begin, count, signal);
   },
-  card: (row) => makeCard(row, source, marked.has(row.number)),
-  report: (found) => tell(found),
+  card: (row, width) => {
+    const options = { source, isMarked: marked.has(row.number), look: LOOKS[view], width };
+    return view === "table" ? makeRow(row, { ...options, fields: columns }) : makeCard(row, { ...options, chosen: shownFields() });
+  },
+  report: (found) => {
+    if (found.error) status.fail(found.error);
+    else if (!status.isSearching) status.tell(found);
+    if (!found.error) epoch.report(found);
+  },
   open: (row, position) => go({ ...query, sample: row.number, position }),
   mark,
+  look: LOOKS[view],
 });
 
 function lay() {
@@ -44,30 +61,31 @@ function lay() {
   if (source.offers.has("histograms")) panels.append(makeHistograms(source));
   if (source.offers.has("epochs")) panels.append(epoch.panel);
   const links = element("nav", { "aria-label": "lists" });
-  if (source.offers.has("shards")) links.append(element("a", { href: "#show=shards" }, "shards"), " ");
-  const ledger = element("a", { href: "#show=ledger", hidden: true }, "ledger");
-  links.append(ledger);
+  const shards = source.offers.has("shards") ? element("a", {}, "shards") : null;
+  const keys = source.offers.has("keys") ? element("a", { download: "keys.txt" }, "all keys") : null;
+  const ledger = element("a", { hidden: true });
+  links.append(...[shards, keys, ledger].filter(Boolean));
   const main = element("main", {}, grid.scroller, detail);
-  document.body.append(element("header", {}, title, links, filter.form, status, selection), element("div", { class: "body" }, panels, main));
+  document.body.append(element("header", {}, title, box.form, links, views.element, menu.element, status.element, selection), element("div", { class: "body" }, panels, main));
   panels.hidden = !panels.childElementCount;
-  return { title, ledger };
+  return { title, shards, keys, ledger };
 }
 
-/** Say what is known of the samples that are shown. */
-function tell(found) {
-  if (found.error) {
-    status.textContent = found.error;
-    status.classList.add("error");
-    return;
+/** Show samples as the address says. */
+async function showLook() {
+  const wanted = JSON.stringify([views.chosen(), shownFields()]);
+  if (wanted === look) return;
+  look = wanted;
+  views.update();
+  menu.update();
+  const chosen = views.chosen();
+  if (chosen === "table") {
+    const { fields } = await source.names();
+    columns = shownFields().length ? shownFields() : inOrder(fields.map((name) => ({ name }))).map(({ name }) => name);
+    if (look !== wanted) return;
   }
-  status.classList.remove("error");
-  const words = [counted(found.total, "sample") + (found.done ? "" : " so far")];
-  if (!about.indexed) words.push("no index found: shards are indexed in memory as far as you scroll; `tarindex` makes indexes");
-  if (!found.done && found.searched) words.push(`${counted(found.searched, "sample")} searched`);
-  if (found.failed) words.push(`${found.failed.toLocaleString("en")} could not be judged: ${found.reason}`);
-  if (found.problems?.length) words.push(...found.problems.slice(0, 3));
-  status.textContent = line(words.join("; "));
-  epoch.report(found);
+  view = chosen;
+  grid.setLook(LOOKS[view], view === "table" ? makeHeader(columns) : null, tableWidth(columns));
 }
 
 /** Select these samples; unless it *adds* them, those that are selected already are no longer. */
@@ -84,8 +102,7 @@ function tellSelection() {
   const keys = () => [...marked.values()].map((key) => `${escaped(key)}\n`);
   selection.replaceChildren(...(marked.size ? [
     `${counted(marked.size, "sample")} selected `, button("save keys", () => save("keys.txt", keys())),
-    button("none", () => { marked.clear(); tellSelection(); grid.refresh(); })] : []),
-  ...(source.offers.has("keys") ? [element("a", { href: source.keysUrl(query), download: "keys.txt" }, "all keys")] : []));
+    button("none", () => { marked.clear(); tellSelection(); grid.refresh(); })] : []));
 }
 
 /** Return a key as a line that `targrep --keys` reads. */
@@ -103,11 +120,14 @@ async function follow() {
   if (JSON.stringify(wanted) !== JSON.stringify(query)) {
     query = wanted;
     grid.reset(Object.keys(query).length ? 0 : about.total);
-    status.textContent = "…";
+    status.wait();
   }
-  filter.update();
+  box.update();
+  parts.shards?.setAttribute("href", linkTo({ show: "shards" }));
+  parts.keys?.setAttribute("href", source.keysUrl(query));
+  parts.ledger.setAttribute("href", linkTo({ show: "ledger" }));
+  showLook().catch((error) => status.fail(error.message));
   epoch.update();
-  tellSelection();
   const hasDetail = ["show", "key", "sample"].some((name) => entries[name] !== undefined);
   [detail.hidden, grid.scroller.hidden] = [!hasDetail, hasDetail];
   if (!hasDetail) {
@@ -166,7 +186,7 @@ function leave() {
 document.addEventListener("keydown", (event) => {
   if (event.target.matches("input, select, textarea, audio, video")) return;
   if (event.key === "/") {
-    filter.inputs.key.focus();
+    box.input.focus();
     event.preventDefault();
   } else if (!detail.hidden) {
     const labels = { ArrowLeft: 0, ArrowRight: 1 };
@@ -179,15 +199,14 @@ window.addEventListener("hashchange", follow);
 const parts = lay();
 source.about().then((found) => {
   about = found;
+  status.isIndexed = found.indexed;
   epoch.begin(found.state ?? null);
   document.title = `tarview: ${line(found.name)}`;
-  parts.title.textContent = line(found.name);
+  parts.title.textContent = line(found.name).replace(/^[^{]*\//, "");
+  parts.title.title = line(found.name);
   parts.ledger.hidden = !found.left_out;
   parts.ledger.textContent = `ledger (${found.left_out})`;
   grid.reset(found.total);
-  status.textContent = counted(found.total, "sample");
+  status.text.textContent = counted(found.total, "sample");
   return follow();
-}).catch((error) => {
-  status.textContent = line(error.message);
-  status.classList.add("error");
-});
+}).catch((error) => status.fail(error.message));

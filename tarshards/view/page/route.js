@@ -2,6 +2,7 @@
 
 export const QUERY = ["match", "field", "where", "sizes", "shard", "duplicates", "order", "step", "epoch"];
 const DETAIL = ["show", "begin", "check", "key", "sample", "position"]; // entries that choose a list or a sample
+const LOOK = ["view", "shown"]; // how the grid shows samples: each link keeps it
 
 /** Return the entries of the address. */
 export function route() {
@@ -10,13 +11,13 @@ export function route() {
 
 /** Return those entries that choose samples; unknown ones too, which *checkQuery* refuses. */
 export function queryOf(entries) {
-  return Object.fromEntries(Object.entries(entries).filter(([name, value]) => value && !DETAIL.includes(name)));
+  return Object.fromEntries(Object.entries(entries).filter(([name, value]) => value && !DETAIL.includes(name) && !LOOK.includes(name)));
 }
 
 /** Raise an error for a query that a page which *offers* these cannot answer. */
 export function checkQuery(query, offers) {
   for (const name of Object.keys(query)) {
-    if (!QUERY.includes(name)) throw new Error(`the address has ${name}=, which is none of ${[...QUERY, ...DETAIL].join(", ")}`);
+    if (!QUERY.includes(name)) throw new Error(`the address has ${name}=, which is none of ${[...QUERY, ...DETAIL, ...LOOK].join(", ")}`);
     if (!takes(name, offers)) throw new Error(`this page has no ${name}=; open the shards with tarview`);
   }
 }
@@ -33,9 +34,15 @@ export function numberOf(entries, name) {
   return text === undefined ? undefined : Number(text);
 }
 
-/** Return the link to these entries, without those that are empty. */
+/** Return the fields that the address chooses to be shown. */
+export function shownFields() {
+  return (route().shown ?? "").split(",").filter(Boolean).map(decodeURIComponent);
+}
+
+/** Return the link to these entries, without those that are empty; it keeps the look, unless it has another. */
 export function linkTo(entries) {
-  const given = Object.entries(entries).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const { view, shown } = route();
+  const given = Object.entries({ view, shown, ...entries }).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   return `#${new URLSearchParams(given)}`;
 }
 

@@ -1,7 +1,9 @@
 // Samples from the server of this page.
 
+import { saveUrl } from "./dom.js";
+
 export class ServerSource {
-  offers = new Set(["queries", "histograms", "epochs", "shards", "keys"]);
+  offers = new Set(["queries", "histograms", "epochs", "shards", "keys", "bytes"]);
 
   async ask(path, parameters = {}, signal = undefined) {
     const answer = await fetch(`${path}?${new URLSearchParams(parameters)}`, { signal });
@@ -40,9 +42,15 @@ export class ServerSource {
     return `field?${new URLSearchParams({ number: sample.number, field: field.name })}`;
   }
 
-  /** Return the address of a picture, which may be *small*. */
-  async pictureUrl(sample, field, small) {
-    const parameters = { number: sample.number, field: field.name, ...(small ? { small: 1 } : {}) };
+  /** Return the fields of the samples, their columns and the histograms that they have. */
+  names() {
+    this.known ??= this.ask("names");
+    return this.known;
+  }
+
+  /** Return the address of a picture, or of one with this many *pixels* on its longer side. */
+  async pictureUrl(sample, field, pixels = 0) {
+    const parameters = { number: sample.number, field: field.name, ...(pixels ? { pixels } : {}) };
     return `picture?${new URLSearchParams(parameters)}`;
   }
 
@@ -52,8 +60,12 @@ export class ServerSource {
   }
 
   async failure(sample, field) {
-    const answer = await fetch(await this.pictureUrl(sample, field, false));
+    const answer = await fetch(await this.pictureUrl(sample, field));
     return answer.ok ? "the browser does not show it" : (await answer.json()).error;
+  }
+
+  async download(sample, field, name) {
+    saveUrl(name, this.fieldUrl(sample, field));
   }
 
   keysUrl(query) {

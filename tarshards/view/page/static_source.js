@@ -1,6 +1,6 @@
 // Samples from shards on any web server with ranges: their indexes and members are read by the page itself.
 
-import { line } from "./dom.js";
+import { inBytes, line, save } from "./dom.js";
 import { checkPixels } from "./image_size.js";
 import { checkHeader, readIndex } from "./index_file.js";
 import { kindOf, typeOf } from "./values.js";
@@ -10,10 +10,11 @@ const HEAD = 256; // bytes of a field that are enough for a line of it
 const TOGETHER = 1 << 20; // bytes of consecutive samples that one request fetches
 const LARGEST = 1 << 28; // bytes of a member that is held whole
 const URLS = 256; // of members, that are held
+const SMALL = 1 << 24; // bytes of a video that is fetched for a card
 const SEARCHED = 100_000; // samples at once
 
 export class StaticSource {
-  offers = new Set(["fields"]);
+  offers = new Set(["fields", "bytes"]);
 
   constructor({ name, shards }) {
     [this.name, this.shards] = [name, shards];
@@ -84,12 +85,12 @@ export class StaticSource {
     }
     const rows = await Promise.all(numbers.map((number) => this.#row(number)));
     await this.#addHeads(rows, signal);
-    return { total, done, rows };
+    return { total, done, rows, searched: this.found?.searched, of: this.total };
   }
 
   async #search(query, most) {
     const asked = JSON.stringify(query);
-    if (this.found?.asked !== asked) this.found = { asked, numbers: [], next: 0 };
+    if (this.found?.asked !== asked) this.found = { asked, numbers: [], next: 0, searched: 0 };
     const { found } = this;
     let searched = 0;
     while (found.next < this.shards.length && found.numbers.length < most && searched < SEARCHED) {
@@ -103,6 +104,7 @@ export class StaticSource {
       });
       found.next += 1;
       searched += index.keys.length;
+      found.searched += index.keys.length;
     }
     return found;
   }
@@ -152,6 +154,12 @@ export class StaticSource {
     }));
   }
 
+  /** Return the fields of the first shard that has samples, and no columns. */
+  async names() {
+    const shard = this.shards.findIndex(({ samples }) => samples);
+    return { fields: shard < 0 ? [] : (await this.index(shard)).fields, columns: [] };
+  }
+
   async sample(number) {
     return { ...(await this.#row(number)), total: this.total };
   }
@@ -179,8 +187,14 @@ export class StaticSource {
     return this.#url(sample, field, checkPixels);
   }
 
-  async mediaUrl(sample, field) {
+  /** Return the address of sound or video, which is fetched whole; for a card only if it is small. */
+  async mediaUrl(sample, field, isForCard = false) {
+    if (isForCard && field.size > SMALL) throw new Error(`more than ${inBytes(SMALL)}`);
     return this.#url(sample, field, () => {});
+  }
+
+  async download(sample, field, name) {
+    save(name, [await this.bytes(sample, field, 0, field.size)], "application/octet-stream");
   }
 
   async #url(sample, field, check) {

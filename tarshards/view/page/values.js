@@ -51,7 +51,7 @@ export function decodeText(bytes) {
 }
 
 /** Return a line for the first bytes of a field. */
-export function preview(field, bytes, length = 80) {
+export function preview(field, bytes, length) {
   const kind = kindOf(field.name);
   const isWhole = bytes.length === field.size;
   try {
@@ -62,7 +62,7 @@ export function preview(field, bytes, length = 80) {
     }
     if (kind === "msgpack") return isWhole ? shorten(line(JSON.stringify(unpack(bytes), packed)), length) : "";
     if (kind === "text" || kind === "json" || (kind === "bytes" && isUtf8(bytes))) {
-      return shorten(line(decodeText(bytes).trim()), length) + (isWhole ? "" : "…");
+      return shorten(line(decodeText(bytes).trim().replace(/\s+/g, " ")), length) + (isWhole ? "" : "…");
     }
   } catch (error) {
     return `<${line(error.message)}>`;

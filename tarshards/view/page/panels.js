@@ -1,44 +1,9 @@
-// The bar with the filter, and the panels for histograms and for batches of an epoch.
+// The panels for histograms and for batches of an epoch.
 
 import { button, counted, element, line } from "./dom.js";
-import { go, queryOf, route, takes } from "./route.js";
+import { go, queryOf, route } from "./route.js";
 
-const INPUTS = [
-  ["key", "key", "go to a key or #number"],
-  ["match", "key has", "part of the key"],
-  ["field", "field", "has this field"],
-  ["where", "where", "cls > 3 and json[\"ok\"]"],
-  ["order", "order", "key, -size, size:jpg, COLUMN"],
-];
 const EPOCH = ["seed", "epoch", "rank", "ranks", "batch_size"];
-
-/** Return the form of the filter; *find* goes to a key or number. */
-export function makeFilter(source, find) {
-  const offered = INPUTS.filter(([name]) => name === "key" || takes(name, source.offers));
-  const inputs = Object.fromEntries(offered.map(([name, , hint]) => [name, element("input", { name, placeholder: hint, spellcheck: "false", autocomplete: "off" })]));
-  const form = element("form", { class: "filter", role: "search", "aria-label": "filter", submit: (event) => {
-    event.preventDefault();
-    if (inputs.key.value) {
-      find(inputs.key.value);
-      return;
-    }
-    const entries = Object.fromEntries(Object.entries(inputs).filter(([name]) => name !== "key").map(([name, input]) => [name, input.value]));
-    const { sizes, shard } = route();
-    go({ ...entries, sizes, shard, duplicates: duplicates?.value });
-  } }, ...offered.map(([name, label]) => element("label", {}, `${label} `, inputs[name])));
-  const duplicates = source.offers.has("queries") ? element("select", { name: "duplicates", "aria-label": "duplicates" },
-    ...["", "key", "content"].map((value) => element("option", { value }, value ? `same ${value}` : "all samples"))) : null;
-  if (duplicates) form.append(duplicates);
-  const rest = element("small", {}); // what other parts of the page have chosen
-  form.append(element("button", {}, "show"), button("clear", () => go({})), rest);
-  const update = () => {
-    const entries = route();
-    for (const [name, input] of Object.entries(inputs)) input.value = name === "key" ? "" : (entries[name] ?? "");
-    if (duplicates) duplicates.value = entries.duplicates ?? "";
-    rest.textContent = ["sizes", "shard", "step"].filter((name) => entries[name]).map((name) => `${name} ${line(entries[name])}`).join(", ");
-  };
-  return { form, inputs, update };
-}
 
 /** Return the panel of histograms, which is filled when it is opened. */
 export function makeHistograms(source) {
@@ -47,10 +12,10 @@ export function makeHistograms(source) {
   panel.addEventListener("toggle", async () => {
     if (!panel.open || inner.childElementCount) return;
     const bars = element("div", { class: "bars", "aria-live": "polite" });
-    const { of } = await source.ask("histogram");
+    const { histograms: of } = await source.names();
     const select = element("select", { "aria-label": "histogram of", change: () => draw(source, select.value, bars) },
       ...of.map((name) => element("option", { value: name }, line(name))));
-    inner.append(select, button("of the filter", () => draw(source, select.value, bars)), bars);
+    inner.append(select, button("of the query", () => draw(source, select.value, bars)), bars);
     if (of.length) await draw(source, of[0], bars);
   });
   return panel;
@@ -63,11 +28,13 @@ async function draw(source, of, host) {
     const highest = Math.max(1, ...found.bars.map((bar) => bar.count));
     host.replaceChildren(...found.bars.map((bar) => {
       const row = button("", () => go({ ...queryOf(route()), ...bar.query }), { class: "bar", title: "filter by it" });
-      const meter = element("meter", { min: 0, max: highest, value: bar.count, "aria-hidden": "true" });
-      row.append(element("span", {}, line(bar.label)), meter, element("span", {}, bar.count.toLocaleString("en")));
+      const length = element("span", { class: "length", "aria-hidden": "true" });
+      length.style.width = `${(100 * bar.count) / highest}%`;
+      row.append(length, element("span", {}, line(bar.label)), element("span", {}, bar.count.toLocaleString("en")));
       return row;
     }));
-    const part = found.samples < found.total ? `of ${counted(found.samples, "sample")}, evenly spaced` : "of all samples";
+    const all = counted(found.total, "sample");
+    const part = found.samples < found.total ? `of ${counted(found.samples, "sample")} of ${all}, evenly spaced` : `of ${all}`;
     const rest = found.values > found.bars.length ? `; ${counted(found.values, "value")} in all` : "";
     host.append(element("p", {}, part + rest));
   } catch (error) {
@@ -100,7 +67,7 @@ export function makeEpoch() {
   };
   const form = element("form", { submit: (event) => { event.preventDefault(); show(Number(step.value)); } },
     ...EPOCH.map((name) => element("label", {}, `${name.replace("_", " ")} `, inputs[name])),
-    element("label", {}, shuffle, " shuffle"), element("label", {}, "state ", file), loaded,
+    element("label", {}, "shuffle ", shuffle), element("label", {}, "state ", file), loaded,
     element("label", {}, "step ", step), element("button", {}, "show the batch"),
     button("◀", () => show(Number(step.value) - 1), { "aria-label": "batch before" }),
     button("▶", () => show(Number(step.value) + 1), { "aria-label": "next batch" }));
