@@ -1,6 +1,6 @@
 """Draw the plots of the report: one per task, with bars for medians and whiskers from slowest to fastest round.
 
-And the README's figure of a few of them.
+And the charts of README and docs, each of one row or table of the report.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ import math
 from html import escape
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from figures import OURS, TIMES, YES, Row, bests, groups, named
 
 BLUE, LIGHT, GREY, PALE, INK = "#1f5fa8", "#7ea6d3", "#9aa0a6", "#d8dadd", "#333333"
 
-#: The colours of the README's figure: text, quiet text, our bars, other bars.
-THEMES = {
-    "light": {"ink": "#1f2328", "quiet": "#59636e", "ours": BLUE, "theirs": "#c3cad2"},
-    "dark": {"ink": "#f0f6fc", "quiet": "#9198a1", "ours": "#58a6ff", "theirs": "#444c56"},
+#: The colours of a chart, light and dark: text, quiet text, our bars, other bars.
+COLOURS = {
+    "ink": ("#1f2328", "#f0f6fc"),
+    "quiet": ("#59636e", "#9198a1"),
+    "ours": (BLUE, "#58a6ff"),
+    "theirs": ("#c3cad2", "#444c56"),
 }
 FONT = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
+WIDTH, LETTER = 336, 6.9  # pixels: of a chart, two beside each other on a page of the site; of a letter, about
 
 NOTE = (
     "Medians; whiskers from the slowest to the fastest round;\n"
@@ -28,31 +31,38 @@ NOTE = (
 )
 
 
-def overview(panels: dict[str, list[tuple[str, float, str]]], note: str, theme: str) -> str:
-    """Return an SVG of these panels, two in a row, each of bars: a name, a rate, and what is written behind the bar."""
-    colours, names, longest, wide, step = THEMES[theme], 92, 230, 450, 22
-    drawn, top = [], 20
+class Bar(NamedTuple):
+    """A bar of a chart: its name, how long it is, what is written behind it, and whether it is ours."""
 
-    def text(x: float, y: float, words: str, colour: str, **more: str) -> None:
-        options = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
-        drawn.append(f'<text x="{x:.0f}" y="{y}" fill="{colours[colour]}"{options}>{escape(words)}</text>')
+    name: str
+    length: float
+    words: str
+    ours: bool
 
-    for pair in (list(panels.items())[first : first + 2] for first in range(0, len(panels), 2)):
-        for left, (title, bars) in zip((0, wide), pair):
-            text(left, top, title, "ink", font_weight="600")
-            most = max(rate for _, rate, _ in bars)
-            for place, (name, rate, words) in enumerate(bars):
-                x, y, length = left + names, top + 12 + step * place, max(2, longest * rate / most)
-                shade, colour = ("ink", "ours") if name == OURS else ("quiet", "theirs")
-                text(x - 8, y + 13, name, shade, text_anchor="end")
-                box = f'x="{x}" y="{y + 1}" width="{length:.1f}" height="{step - 6}" rx="2"'
-                drawn.append(f'<rect {box} fill="{colours[colour]}"/>')
-                text(x + length + 8, y + 13, words, shade)
-        top += 12 + step * max(len(bars) for _, bars in pair) + 36
-    text(0, top - 8, note, "quiet", font_size="12")
-    size = f'viewBox="0 0 {2 * wide - 60} {top}" width="{2 * wide - 60}" height="{top}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}" font-size="13" role="img">'
-    return "\n".join([head, f"<title>{escape(note)}</title>", *drawn, "</svg>"]) + "\n"
+
+def chart(title: str, bars: list[Bar], note: str) -> str:
+    """Return an SVG of bars, light or dark as the page that shows it."""
+    names = LETTER * max(len(bar.name) for bar in bars)
+    longest = WIDTH - names - 16 - LETTER * max(len(bar.words) for bar in bars)
+    most, step = max(bar.length for bar in bars), 22
+    light, dark = ("".join(f".{name}{{fill:{each[i]}}}" for name, each in COLOURS.items()) for i in (0, 1))
+    top = 32
+    size = f'viewBox="0 0 {WIDTH} {top + step * len(bars)}" width="{WIDTH}" height="{top + step * len(bars)}"'
+    drawn = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}" font-size="13" role="img">',
+        f"<title>{escape(title)}. {escape(note)}</title>",
+        f"<style>{light}@media(prefers-color-scheme:dark){{{dark}}}</style>",
+        f'<text x="0" y="20" class="ink" font-weight="600">{escape(title)}</text>',
+    ]
+    for place, bar in enumerate(bars):
+        y, wide = top + step * place, max(2, longest * bar.length / most)
+        shade, colour = ("ink", "ours") if bar.ours else ("quiet", "theirs")
+        drawn += [
+            f'<text x="{names:.0f}" y="{y + 13}" class="{shade}" text-anchor="end">{escape(bar.name)}</text>',
+            f'<rect x="{names + 8:.0f}" y="{y + 1}" width="{wide:.1f}" height="16" rx="2" class="{colour}"/>',
+            f'<text x="{names + wide + 16:.0f}" y="{y + 13}" class="{shade}">{escape(bar.words)}</text>',
+        ]
+    return "\n".join([*drawn, "</svg>"]) + "\n"
 
 
 def panel(axes: Any, title: str, rows: list[Row], task: str) -> None:

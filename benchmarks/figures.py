@@ -9,10 +9,10 @@ from statistics import median
 from typing import Any
 
 from environments import TASKS, all_peers
+from results import OURS
 from suite import PARTS
 
 Row = dict[str, Any]
-OURS = "tarshards"
 PYTHON, ROWS, UNINDEXED, PROCESSES = "transforms in Python", "rows", "un-indexed", "2 processes"
 FORMS = {OURS: "", "tarshards_rows": ROWS, "tarshards_loader": PYTHON, "tarshards_unindexed": UNINDEXED}
 PEERS = {peer.name: peer for peer in all_peers()}

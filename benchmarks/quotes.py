@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from measure import RESULTS
-from tables import ROOT, glance
+from results import Results, number
+from tables import CHARTS, ROOT
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 WIDTH = 120
@@ -21,47 +22,19 @@ QUOTE = re.compile(
 )
 
 
-class Results:
-    """A page of results: its sections, and the cells of their tables."""
-
-    def __init__(self, page: Path = RESULTS):
-        parts = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]
-        self.sections = dict(part.split("\n", 1) for part in parts)
-        self.summary = glance(page)
-
-    def found(self, section: str, pattern: str) -> str:
-        """Return what the group of a pattern matches in a section."""
-        match = re.search(pattern, self.sections[section], re.DOTALL)
-        if match is None:
-            raise LookupError(f"{section}: no {pattern}")
-        return match[1]
-
-    def date(self, section: str) -> str:
-        return self.found(section, r"(\d{4}-\d\d-\d\d)")
-
-    def cell(self, section: str, row: str, column: str, *, after: str = "") -> str:
-        """Return the cell of the first row that begins with these cells, in the tables that follow *after*."""
-        heads: list[str] = []
-        text = self.sections[section]
-        for line in text[text.index(after) :].splitlines():
-            cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
-            if not cells:
-                heads = []
-            elif not heads:
-                heads = cells
-            elif line.startswith(f"| {row} |"):
-                return cells[heads.index(column)]
-        raise LookupError(f"{section}: no row {row!r} with {column!r}")
-
-
-def number(cell: str) -> float:
-    return float(cell.strip("~* ").replace(",", ""))
-
-
 def measured(results: Results) -> str:
     """When the tables of docs/benchmarks.md were measured."""
     days = sorted({cells["measured"] for cells in results.summary.values()})
     return f"Measured on {days[0]}." if len(days) == 1 else f"Measured from {days[0]} to {days[-1]}."
+
+
+def shown(results: Results) -> str:
+    """What the two charts of the first page show."""
+    days = {results.summary[CHARTS[name][1]]["measured"] for name in ("crop-256", "read-2k")}
+    return (
+        "Samples per second of each library at its best on two cores, page cache warm; N x: tarshards is N times as "
+        f"fast (measured {' and '.join(sorted(days))})."
+    )
 
 
 def tools(results: Results) -> str:
@@ -220,7 +193,8 @@ def viewed(results: Results) -> str:
 
 
 QUOTES: dict[str, Callable[[Results], str]] = {
-    each.__name__: each for each in (measured, tools, dali, decoded, fed, trained, mapped, grown, columns, viewed)
+    each.__name__: each
+    for each in (measured, shown, tools, dali, decoded, fed, trained, mapped, grown, columns, viewed)
 }
 
 

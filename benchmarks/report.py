@@ -29,9 +29,10 @@ from figures import (
     speed,
 )
 from measure import RESULTS, SCATTER, about, put
+from results import glance
 from sets import CHECKED, LINKED, PART
 from suite import FRESH, LEAST, PARTS, ROOT
-from tables import glance, why
+from tables import why
 
 TITLES = {
     "stream": "Raw iteration by every peer",

@@ -1,7 +1,7 @@
 """Run all benchmarks, or those of one name; this is the program behind `make bench`.
 
 `make bench` runs the suite, the faults, the single programs and the report. Any run but smoke then writes the tables of
-docs/benchmarks.md, the README's figure, and what the README and the docs quote, from RESULTS.md.
+docs/benchmarks.md, the charts of the README and the docs, and what the README and the docs quote, from RESULTS.md.
 `make bench ONLY=NAME` runs one of them: core (the ratios that must not get worse; exit 1 if one falls short), smoke (a
 small, quick run of all but the single programs that only checks), suite, tables (the parts of the suite that
 docs/benchmarks.md shows, for the peers in them), faults, report, a task of the suite, a part of it such as

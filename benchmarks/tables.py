@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md and the figure of the README, from the summary in RESULTS.md.
+"""The tables of docs/benchmarks.md and the charts of README and docs, from RESULTS.md.
 
 Run as a program, it rewrites them.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
-from charts import THEMES, overview
+from charts import Bar, chart
 from measure import RESULTS
+from results import OURS, Results, number
 
 ROOT = RESULTS.parents[1]
-PAGE, IMAGES = ROOT / "docs/benchmarks.md", ROOT / "docs/images"
-OURS = "tarshards"
+PAGE, IMAGES = ROOT / "docs/benchmarks.md", ROOT / "docs/images/charts"
 COLUMNS = {  # what the page says -> peers, of whom the first that was measured is shown
     "webdataset": ("webdataset",),
     "FFCV": ("ffcv",),
@@ -24,63 +25,188 @@ COLUMNS = {  # what the page says -> peers, of whom the first that was measured 
     "Grain": ("grain",),
     "Lance": ("lance",),
 }
-ROWS = {  # what the page says -> a row of the summary
-    "2 KB, in order": "stream, raw-2k, in order",
-    "2 KB, in order, un-indexed": "stream, raw-2k, in order, un-indexed",
-    "2 KB, shuffled": "stream, raw-2k, shuffled",
-    "2 KB, shuffled, 2 worker processes": "stream, raw-2k, shuffled, 2 processes",
-    "2 KB, in order, rows": "stream, raw-2k, in order, rows",
-    "2 KB, shuffled, rows": "stream, raw-2k, shuffled, rows",
-    "200,000 of 2 KB, in order": "stream, raw-2k-200k, in order",
-    "200,000 of 2 KB, shuffled": "stream, raw-2k-200k, shuffled",
-    "200,000 of 2 KB, in order, rows": "stream, raw-2k-200k, in order, rows",
-    "200,000 of 2 KB, shuffled, rows": "stream, raw-2k-200k, shuffled, rows",
-    "5,000,000 of 2 KB, in order": "stream, raw-2k-5m, in order",
-    "5,000,000 of 2 KB, in order, un-indexed": "stream, raw-2k-5m, in order, un-indexed",
-    "5,000,000 of 2 KB, shuffled": "stream, raw-2k-5m, shuffled",
-    "five fields, 2.3 KB, in order": "stream, five, in order",
-    "five fields, 2.3 KB, in order, rows": "stream, five, in order, rows",
-    "200,000 of five fields, in order": "stream, five-200k, in order",
-    "200,000 of five fields, shuffled": "stream, five-200k, shuffled",
-    "110 KB, in order": "stream, raw-110k-10k, in order",
-    "110 KB, shuffled": "stream, raw-110k-10k, shuffled",
-    "110 KB, shuffled, 2 worker processes": "stream, raw-110k-10k, shuffled, 2 processes",
-    "110 KB, in order, rows": "stream, raw-110k-10k, in order, rows",
-    "110 KB, shuffled, rows": "stream, raw-110k-10k, shuffled, rows",
-    "1 MB, in order": "stream, raw-1m, in order",
-    "1 MB, in order, un-indexed": "stream, raw-1m, in order, un-indexed",
-    "1 MB, shuffled": "stream, raw-1m, shuffled",
-    "1 MB, shuffled, rows": "stream, raw-1m, shuffled, rows",
-    "93 float32, shuffled batches of 1,024": "arrays, otto, batches of 1,024",
-    "200,000 of these": "arrays, otto-200k, batches of 1,024",
-    "32 x 32 x 3, shuffled batches of 128": "arrays, cifar, batches of 128",
-    "200,000 of these images": "arrays, cifar-200k, batches of 128",
-    "JPEG 256 x 256, decoded": "decode, photos256",
-    "JPEG 500 x 375, decoded": "decode, photos500",
-    "JPEG 256 x 256, random resized crop to 224": "crop, photos256",
-    "training on these crops, ArrayLoader": "train, photos256-1k",
-    "training on these crops, ShardLoader, crops in Python": "train, photos256-1k, transforms in Python",
-    "2 KB, random access": "random, raw-2k",
-    "writing 2 KB": "write, raw-2k",
-    "indexing 2 KB": "index, raw-2k",
-    "first of 10,000 shuffled samples": "first, raw-2k",
-    "first of 20,000 in 10,000 shards": "first, shards-10k",
-    "the same, un-indexed": "first, shards-10k, un-indexed",
-    "next batch after resuming in mid-epoch": "resume, raw-2k",
+TABLES = {  # the first cell of a table's head -> its rows: what the page says, and a row of the summary
+    "JPEGs, samples per second": {
+        "256 x 256, decoded": "decode, photos256",
+        "500 x 375, decoded": "decode, photos500",
+        "256 x 256, random resized crop to 224": "crop, photos256",
+        "500 x 375, the same crop": "crop, photos500",
+        "training on crops of 256 x 256, ArrayLoader": "train, photos256-1k",
+        "the same, ShardLoader, crops in Python": "train, photos256-1k, transforms in Python",
+    },
+    "110 KB and 1 MB, samples per second": {
+        "110 KB, in order": "stream, raw-110k-10k, in order",
+        "110 KB, shuffled": "stream, raw-110k-10k, shuffled",
+        "110 KB, shuffled, 2 worker processes": "stream, raw-110k-10k, shuffled, 2 processes",
+        "1 MB, in order": "stream, raw-1m, in order",
+        "1 MB, in order, un-indexed": "stream, raw-1m, in order, un-indexed",
+        "1 MB, shuffled": "stream, raw-1m, shuffled",
+    },
+    "110 KB, page cache dropped, samples per second": {
+        "in order": "cold, raw-110k, in order",
+        "in order, un-indexed": "cold, raw-110k, in order, un-indexed",
+        "shuffled": "cold, raw-110k, shuffled",
+        "shuffled, un-indexed": "cold, raw-110k, shuffled, un-indexed",
+    },
+    "texts, samples per second": {
+        "in order": "stream, text, in order",
+        "in order, un-indexed": "stream, text, in order, un-indexed",
+        "shuffled": "stream, text, shuffled",
+        "shuffled, 2 worker processes": "stream, text, shuffled, 2 processes",
+    },
+    "2 KB, samples per second": {
+        "in order": "stream, raw-2k, in order",
+        "in order, un-indexed": "stream, raw-2k, in order, un-indexed",
+        "shuffled": "stream, raw-2k, shuffled",
+        "shuffled, 2 worker processes": "stream, raw-2k, shuffled, 2 processes",
+        "200,000, in order": "stream, raw-2k-200k, in order",
+        "200,000, shuffled": "stream, raw-2k-200k, shuffled",
+        "5,000,000, in order": "stream, raw-2k-5m, in order",
+        "5,000,000, in order, un-indexed": "stream, raw-2k-5m, in order, un-indexed",
+        "5,000,000, shuffled": "stream, raw-2k-5m, shuffled",
+        "five fields, in order": "stream, five, in order",
+        "200,000 of five fields, in order": "stream, five-200k, in order",
+        "200,000 of five fields, shuffled": "stream, five-200k, shuffled",
+    },
+    "arrays in batches, samples per second": {
+        "93 float32, batches of 1,024": "arrays, otto, batches of 1,024",
+        "200,000 of these": "arrays, otto-200k, batches of 1,024",
+        "32 x 32 x 3, batches of 128": "arrays, cifar, batches of 128",
+        "200,000 of these images": "arrays, cifar-200k, batches of 128",
+    },
+    "batches as rows, samples per second": {
+        "2 KB, in order": "stream, raw-2k, in order, rows",
+        "2 KB, shuffled": "stream, raw-2k, shuffled, rows",
+        "200,000 of 2 KB, in order": "stream, raw-2k-200k, in order, rows",
+        "200,000 of 2 KB, shuffled": "stream, raw-2k-200k, shuffled, rows",
+        "five fields, 2.3 KB, in order": "stream, five, in order, rows",
+        "texts, in order": "stream, text, in order, rows",
+        "texts, shuffled": "stream, text, shuffled, rows",
+        "110 KB, in order": "stream, raw-110k-10k, in order, rows",
+        "110 KB, shuffled": "stream, raw-110k-10k, shuffled, rows",
+        "110 KB, in order, page cache dropped": "cold, raw-110k, in order, rows",
+        "110 KB, shuffled, page cache dropped": "cold, raw-110k, shuffled, rows",
+        "1 MB, shuffled": "stream, raw-1m, shuffled, rows",
+    },
+    "written, samples per second": {
+        "2 KB": "write, raw-2k",
+        "110 KB": "write, raw-110k",
+    },
+    "indexed, samples per second": {
+        "2 KB": "index, raw-2k",
+        "110 KB": "index, raw-110k",
+    },
+    "time to a sample or batch": {
+        "first of 10,000 shuffled samples": "first, raw-2k",
+        "first of 20,000 in 10,000 shards": "first, shards-10k",
+        "the same, un-indexed": "first, shards-10k, un-indexed",
+        "next batch after resuming in mid-epoch": "resume, raw-2k",
+    },
+    "random access, samples per second": {
+        "2 KB": "random, raw-2k",
+        "110 KB": "random, raw-110k",
+    },
 }
-COLD = {
-    "in order": "cold, raw-110k, in order",
-    "in order, un-indexed": "cold, raw-110k, in order, un-indexed",
-    "in order, rows": "cold, raw-110k, in order, rows",
-    "shuffled": "cold, raw-110k, shuffled",
-    "shuffled, un-indexed": "cold, raw-110k, shuffled, un-indexed",
-    "shuffled, rows": "cold, raw-110k, shuffled, rows",
+MORE_COLUMNS = {  # of tables that compare with programs that are no loaders
+    "110 KB, page cache dropped, samples per second": {"cat": ("cat",)},
+    "indexed, samples per second": {"GNU tar": ("gnu_tar",), "tarfile": ("tarfile",)},
 }
-PANELS = {  # what the figure says -> a row of the summary
-    "2 KB samples, shuffled": "stream, raw-2k, shuffled",
-    "110 KB samples, shuffled, 2 worker processes": "stream, raw-110k-10k, shuffled, 2 processes",
-    "93 float32, shuffled batches of 1,024": "arrays, otto, batches of 1,024",
-    "JPEG 256 x 256, random resized crop to 224": "crop, photos256",
+COPIED = {  # the first cell of a table's head -> the section of the results that has it, what precedes it, columns
+    "behind a link of 80 MB/s, 50 ms": ("Remote", "**Other libraries, large samples", ["MB/s", "CPU s / GB"]),
+    "lengths packed into windows of 4,096": ("Packing", "", ["fill", "lengths a second"]),
+    "on one H100, 16 cores: JPEGs of 500 x 375, cropped to 224 x 224": (
+        "Images on a GPU",
+        "",
+        ["images/s", "`dali_loader` / this", "CPU us/image", "GPU memory, GiB"],
+    ),
+    "on one H100, 16 cores: a ResNet-50 that trains on these": (
+        "Training a ResNet-50 on a GPU",
+        "",
+        ["images/s", "range", "of the model's own rate"],
+    ),
+}
+
+
+class Copied(NamedTuple):
+    """A chart of a column of a table of the results: what it calls the rows of tarshards, and the others."""
+
+    title: str
+    section: str
+    after: str
+    column: str
+    ours: dict[str, str]
+    theirs: dict[str, str]
+
+
+CHARTS: dict[str, tuple[str, str] | Copied] = {  # a file -> a title and a row of the summary, or a table
+    "crop-256": ("JPEG 256 x 256, random resized crop to 224", "crop, photos256"),
+    "train": ("A small CNN that trains on such crops", "train, photos256-1k"),
+    "cold-110k": ("110 KB, shuffled, page cache dropped", "cold, raw-110k, shuffled"),
+    "read-110k": ("110 KB, shuffled, 2 worker processes", "stream, raw-110k-10k, shuffled, 2 processes"),
+    "link-110k": Copied(
+        "110 KB samples, MB/s of 80, round trip 50 ms",
+        "Remote",
+        "**Other libraries, large samples",
+        "MB/s",
+        {"tarshards, in order": "tarshards, stream", "tarshards, shuffled": "tarshards, planned, shuffled"},
+        {
+            "8 curls, bytes only": "8 curls",
+            "obstore, bytes only": "obstore, bytes only",
+            "webdataset, curl": "webdataset pipe:curl",
+            "s3torchconnector": "s3torchconnector, bytes only",
+            "litdata": "litdata",
+            "wids": "wids",
+            "HF datasets": "HF datasets",
+            "MDS": "mosaic streaming",
+        },
+    ),
+    "link-2k": Copied(
+        "2 KB samples, MB/s of 80, round trip 50 ms",
+        "Remote",
+        "**Other libraries, small samples",
+        "MB/s",
+        {"tarshards, in order": "tarshards, stream", "tarshards, shuffled": "tarshards, planned, shuffled"},
+        {"4 curls, bytes only": "4 curls", "webdataset, curl": "webdataset pipe:curl"},
+    ),
+    "text": ("Texts, shuffled", "stream, text, shuffled"),
+    "packing": Copied(
+        "Texts packed into rows: what is filled",
+        "Packing",
+        "",
+        "fill",
+        {"tarshards.pack": "tarshards.pack"},
+        {"binpacking": "binpacking", "next fit": "next fit", "padding": "padding"},
+    ),
+    "read-2k": ("2 KB, shuffled", "stream, raw-2k, shuffled"),
+    "arrays": ("93 float32, shuffled batches of 1,024", "arrays, otto, batches of 1,024"),
+    "write-2k": ("Writing 2 KB", "write, raw-2k"),
+    "write-110k": ("Writing 110 KB", "write, raw-110k"),
+    "first": ("Time to the first of 10,000 shuffled samples", "first, raw-2k"),
+    "resume": ("Time to the next batch after a resume", "resume, raw-2k"),
+    "gpu": Copied(
+        "JPEGs cropped beside one H100, images/s",
+        "Images on a GPU",
+        "",
+        "images/s",
+        {
+            "dali_loader, 16 threads": "`dali_loader`, `decoders.image_random_crop`, 16 threads",
+            "ShardLoader, 16 workers": "`ShardLoader`, 16 workers",
+            "ArrayLoader, 16 threads": "`ArrayLoader`, 16 threads",
+        },
+        {"DALI's reader, 16 threads": "DALI's `fn.readers.webdataset`, `decoders.image_random_crop`, 16 threads"},
+    ),
+    "gpu-training": Copied(
+        "A ResNet-50 that trains on these, images/s",
+        "Training a ResNet-50 on a GPU",
+        "",
+        "images/s",
+        {
+            "dali_loader, 4 threads": "`dali_loader`, 4 threads",
+            "ShardLoader, 16 workers": "`ShardLoader`, 16 workers",
+            "ArrayLoader, 16 threads": "`ArrayLoader`, 16 threads",
+        },
+        {"one constant batch": "one constant batch"},
+    ),
 }
 WHY = {  # a pattern of rows of the summary -> why tarshards may be slower there; the first that fits
     "decode, .*": "Decoding takes most of the time, and simplejpeg is a decoder alone.",
@@ -102,47 +228,29 @@ WHY = {  # a pattern of rows of the summary -> why tarshards may be slower there
     "train, .*": "The model takes most of the time; the loader's threads share the cores with it.",
 }
 BEHIND = "where tarshards is slower"  # the head of their table
-TABLES = {  # the first cell of a table's head -> its columns and rows
-    "samples per second": (COLUMNS, ROWS),
-    "110 KB samples per second, page cache dropped": (
-        {name: COLUMNS[name] for name in ("webdataset", "FFCV", "litdata", "MDS", "torch, files")} | {"cat": ("cat",)},
-        COLD,
-    ),
-}
-GPU = {  # the first cell of a table's head -> the section of the results that has its table
-    "on one H100, 16 cores: JPEGs of 500 x 375, cropped to 224 x 224": "Images on a GPU",
-    "on one H100, 16 cores: a ResNet-50 that trains on these": "Training a ResNet-50 on a GPU",
-}
-
-
-def glance(page: Path) -> dict[str, dict[str, str]]:
-    """Return the summary in a page of results: the cells of each row, by the names of their columns."""
-    text = page.read_text() if page.exists() else ""
-    found = re.search(
-        r"^## The suite at a glance\n.*?^\| \| ([^\n]*) \|\n\|[-|]+\n((?:\|[^\n]*\n)*)", text, re.M | re.S
-    )
-    if found is None:
-        return {}
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in found[2].splitlines()]
-    return {name: dict(zip(found[1].split(" | "), cells, strict=True)) for name, *cells in rows}
 
 
 def table(head: str, summary: dict[str, dict[str, str]]) -> list[str]:
-    """Return the lines of one of TABLES; rows that were not measured are left out."""
-    columns, rows = TABLES[head]
+    """Return the lines of one of TABLES, without rows and columns that were not measured."""
+    rows = {words: summary[name] for words, name in TABLES[head].items() if name in summary}
+    columns = {
+        name: [next((times(cells[peer]) for peer in peers if peer in cells), "") for cells in rows.values()]
+        for name, peers in {**COLUMNS, **MORE_COLUMNS.get(head, {})}.items()
+    }
+    columns = {name: cells for name, cells in columns.items() if any(cells)}
     lines = [f"| {head} | {OURS} | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
-    for words, name in rows.items():
-        if cells := summary.get(name):
-            shown = [next((times(cells[peer]) for peer in peers if peer in cells), "") for peers in columns.values()]
-            lines.append(f"| {words} | {cells[OURS]} | {' | '.join(shown)} |")
+    for place, (words, cells) in enumerate(rows.items()):
+        lines.append(f"| {words} | {cells[OURS]} | {' | '.join(column[place] for column in columns.values())} |")
     return lines
 
 
-def on_gpu(head: str, results: Path) -> list[str]:
-    """Return the lines of one of the tables of GPU: those of the section of the results, with this head."""
-    text = results.read_text() if results.exists() else ""
-    found = re.search(rf"^## {GPU[head]}\n.*?^\|[^|\n]*(\|[^\n]*\n(?:\|[^\n]*\n)*)", text, re.MULTILINE | re.DOTALL)
-    return [] if found is None else f"| {head} {found[1]}".splitlines()
+def copied(head: str, results: Results) -> list[str]:
+    """Return the lines of one of the tables of COPIED."""
+    section, after, columns = COPIED[head]
+    heads, *rows = results.table(section, after=after)
+    places = [heads.index(column) for column in columns]
+    lines = [f"| {head} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    return lines + [f"| {row[0]} | {' | '.join(row[place] for place in places)} |" for row in rows]
 
 
 def why(name: str) -> str:
@@ -162,13 +270,13 @@ def behind(summary: dict[str, dict[str, str]]) -> list[str]:
 
 def parts() -> list[tuple[str, str]]:
     """Return the tasks and sets of the tables."""
-    names = [name.split(", ")[:2] for _, rows in TABLES.values() for name in rows.values()]
+    names = [name.split(", ")[:2] for rows in TABLES.values() for name in rows.values()]
     return list(dict.fromkeys((task, data) for task, data in names))
 
 
 def peers() -> set[str]:
     """Return the peers in the tables."""
-    return {peer for columns, _ in TABLES.values() for each in columns.values() for peer in each}
+    return {peer for columns in (COLUMNS, *MORE_COLUMNS.values()) for each in columns.values() for peer in each}
 
 
 def times(cell: str) -> str:
@@ -177,33 +285,39 @@ def times(cell: str) -> str:
     return f"{found[1]}{found[2]} x{found[3]}" if found else ""
 
 
-def bars(cells: dict[str, str]) -> list[tuple[str, float, str]]:
-    """Return the rates in a row of the summary, the fastest first: peer, samples a second, words for the bar."""
-    ours = float(cells[OURS].strip("~").replace(",", ""))
-    found = [(OURS, ours, f"{cells[OURS]}/s")]
-    for name, peers in COLUMNS.items():
-        told = next((times(cells[peer]) for peer in peers if peer in cells), "")
-        if told:
-            found.append((name, ours / float(told.strip("*~ x").replace(",", "")), told.strip("*")))
-    return sorted(found, key=lambda bar: -bar[1])
+def bars(cells: dict[str, str]) -> list[Bar]:
+    """Return the bars of a row of the summary, the best first: of rates the longest, of times the shortest."""
+    takes_time = cells[OURS].endswith(" ms")
+    ours = number(cells[OURS].removesuffix(" ms"))
+    found = [Bar(OURS, ours, cells[OURS] if takes_time else f"{cells[OURS]}/s", True)]
+    for name, peers in {**COLUMNS, "cat": ("cat",)}.items():
+        if told := next((times(cells[peer]) for peer in peers if peer in cells), ""):
+            ratio = float(told.strip("*~ x").replace(",", ""))
+            found.append(Bar(name, ours * ratio if takes_time else ours / ratio, told.strip("*"), False))
+    return sorted(found, key=lambda bar: bar.length if takes_time else -bar.length)
 
 
-def figure(summary: dict[str, dict[str, str]], theme: str) -> str:
-    """Return the figure of the README, an SVG."""
-    rows = {words: summary[name] for words, name in PANELS.items() if name in summary}
-    days = sorted({cells["measured"] for cells in rows.values()})
-    note = (
-        "Samples a second, each library at its best on two cores, page cache warm. N x: tarshards is N times as fast. "
-        f"Measured {' to '.join(dict.fromkeys((days[0], days[-1])))}."
-    )
-    return overview({words: bars(cells) for words, cells in rows.items()}, note, theme)
+def figure(name: str, results: Results) -> str:
+    """Return one of CHARTS, an SVG."""
+    if isinstance(drawn := CHARTS[name], Copied):
+        bars_ = [
+            Bar(words, number(cell), cell, names is drawn.ours)
+            for names in (drawn.ours, drawn.theirs)
+            for words, row in names.items()
+            for cell in [results.cell(drawn.section, row, drawn.column, after=drawn.after)]
+        ]
+        note = f"Measured {results.date(drawn.section)}."
+        return chart(drawn.title, sorted(bars_, key=lambda bar: -bar.length), note)
+    title, row = drawn
+    note = f"N x: tarshards is N times as fast. Measured {results.summary[row]['measured']}."
+    return chart(title, bars(results.summary[row]), note)
 
 
-def main(results: Path = RESULTS, page: Path = PAGE, images: Path = IMAGES) -> None:
-    """Write the tables of the page, and the figure."""
-    summary, text = glance(results), page.read_text()
-    tables = {head: table(head, summary) for head in TABLES} | {BEHIND: behind(summary)}
-    tables |= {head: on_gpu(head, results) for head in GPU}
+def main(page: Path = PAGE, images: Path = IMAGES) -> None:
+    """Write the tables of the page, and the charts."""
+    results, text = Results(), page.read_text()
+    tables = {head: table(head, results.summary) for head in TABLES} | {BEHIND: behind(results.summary)}
+    tables |= {head: copied(head, results) for head in COPIED}
     for head, written in tables.items():
         lines = "\n".join(written) + "\n"
         text, found = re.subn(
@@ -212,8 +326,9 @@ def main(results: Path = RESULTS, page: Path = PAGE, images: Path = IMAGES) -> N
         if found != 1:
             raise SystemExit(f"{page.name} has {found} tables of {head!r}, not one")
     page.write_text(text)
-    for theme in THEMES:
-        (images / f"speed-{theme}.svg").write_text(figure(summary, theme))
+    images.mkdir(parents=True, exist_ok=True)
+    for name in CHARTS:
+        (images / f"{name}.svg").write_text(figure(name, results))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Build the documentation site; `make docs` runs this file.
 
-It stages the pages in build/docs: those of docs/ and of other folders, and the derived ones. Zensical builds them into
-site/, and MkDocs, whose successor it is, into build/mkdocs. Every link of both is then followed. site/ also gets the
-Markdown of each page beside it, and llms.txt, a list of them.
+It stages the pages in build/docs: those of docs/ and of other folders, notebooks with the outputs that they were saved
+with, and the derived ones. Zensical builds them into site/, and MkDocs, whose successor it is, into build/mkdocs. Every
+link of both is then followed. site/ also gets the Markdown of each page beside it, and llms.txt, a list of them.
+
+The url in setup.cfg tells where the repository and the site are. Without one the site has no links to either.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 from configparser import ConfigParser
 from html.parser import HTMLParser
 from importlib import import_module
+from importlib.metadata import metadata
 from os.path import normpath, relpath
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 import api_text
 import click
+import notebook_text
 import yaml
 
 import tarshards
@@ -32,7 +36,6 @@ ROOT = Path(__file__).parents[1]
 STAGED = ROOT / "build/docs"
 #: Pages that do not lie in docs/, and where they are staged.
 ELSEWHERE = {
-    "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CODE_OF_CONDUCT.md": "conduct.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -86,6 +89,7 @@ def pages() -> dict[Path, str]:
     """Return where each page of the repository is staged."""
     found = {path: str(path.relative_to(ROOT / "docs")) for path in sorted((ROOT / "docs").rglob("*.md"))}
     found |= {path: f"troubleshooting/{path.name}" for path in sorted(advice.PAGES.glob("*.md"))}
+    found |= {path: f"notebooks/{path.stem}.md" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
     return found | {ROOT / name: target for name, target in ELSEWHERE.items()}
 
 
@@ -101,6 +105,11 @@ def stage() -> None:
 
 def text_of(path: Path, target: str) -> str:
     """Return the text of the page *path* as it is staged at *target*."""
+    if path.suffix == ".ipynb":
+        text, images = notebook_text.read(path, lambda words: linked(words, path, target))
+        for name, data in images.items():
+            write(f"notebooks/{name}", data)
+        return text
     text = path.read_text()
     if target in UNSEARCHED:
         text = f"---\nsearch:\n  exclude: true\n---\n\n{text}"
@@ -109,10 +118,10 @@ def text_of(path: Path, target: str) -> str:
     return linked(text, path, target)
 
 
-def write(target: str, text: str) -> None:
+def write(target: str, content: str | bytes) -> None:
     path = STAGED / target
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def linked(text: str, path: Path, target: str) -> str:
@@ -127,6 +136,8 @@ def linked(text: str, path: Path, target: str) -> str:
         if url.scheme or not url.path:
             return link
         file = Path(normpath(path.parent / unquote(url.path)))
+        if file == ROOT / "README.md":
+            file = ROOT / "docs/index.md"
         if not file.exists():
             raise SiteError(f"{path.relative_to(ROOT)}: no such file: {link}")
         there = staged.get(file)
@@ -292,6 +303,7 @@ def setting(name: str) -> Any:
         """Reads mkdocs.yml without the objects of Python that it may name."""
 
     Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+    Loader.add_constructor("!ENV", lambda *_: None)
     return yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)[name]
 
 
@@ -313,18 +325,45 @@ def summary(text: str) -> str:
     return re.split(r"(?<=[.:])\s", words)[0].rstrip(":")
 
 
+def addresses() -> dict[str, str]:
+    """Return the variables of mkdocs.yml: the name with the version, and where repository and site are, if known."""
+    known = metadata("tarshards")
+    urls = dict(each.split(", ", 1) for each in known.get_all("Project-URL", ()))
+    found = {"DOCS_REPOSITORY": known.get("Home-page"), "DOCS_SITE": urls.get("Documentation")}
+    return {"DOCS_NAME": f"tarshards {known['Version']}"} | {name: url for name, url in found.items() if url}
+
+
+def check_addresses(site: Path, address: str | None) -> None:
+    """Raise SiteError unless the pages and the sitemap of a built site name their *address*, or none without one."""
+    wrong, pages = [], sorted(path.relative_to(site) for path in site.rglob("index.html"))
+    for page in pages:
+        told = re.findall(r'<link rel="canonical" href="([^"]*)"', (site / page).read_text())
+        if told != ([f"{address}{page}".removesuffix("index.html")] if address else []):
+            wrong.append(f"{page}: canonical {told}")
+    sitemap = site / "sitemap.xml"
+    listed = re.findall("<loc>(.*)</loc>", sitemap.read_text()) if sitemap.exists() else None
+    if sorted(listed or ()) != sorted(f"{address}{page}".removesuffix("index.html") for page in pages if address):
+        wrong.append(f"sitemap.xml: {listed}")
+    if wrong or (listed is None) is bool(address):
+        raise SiteError("\n".join([f"{site}: addresses that are wrong", *wrong]))
+
+
 def main() -> None:
     stage()
-    programs = Path(sys.executable).parent
+    programs, known = Path(sys.executable).parent, addresses()
+    # Without an address MkDocs, whose site nobody publishes, builds for another one, so that both ways are checked.
+    other = {"DOCS_REPOSITORY": "https://github.com/owner/name", "DOCS_SITE": "https://owner.github.io/name/"} | known
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    for command in (
-        [programs / "zensical", "build", "--clean", "--strict"],
-        [programs / "mkdocs", "build", "--clean", "--strict", "--quiet", "--site-dir", "build/mkdocs"],
+    for site, own, command in (
+        (ROOT / "site", known, ["zensical", "build", "--clean", "--strict"]),
+        (ROOT / "build/mkdocs", other, ["mkdocs", "build", "-q", "--clean", "--strict", "--site-dir", "build/mkdocs"]),
     ):
-        subprocess.run(command, cwd=ROOT, env=environment, check=True)
-    for site in (ROOT / "site", ROOT / "build/mkdocs"):
+        subprocess.run([programs / command[0], *command[1:]], cwd=ROOT, env=environment | own, check=True)
+        if "DOCS_SITE" not in own:
+            (site / "sitemap.xml").unlink()  # which has no addresses
         check(site)
         check_headings(site)
+        check_addresses(site, own.get("DOCS_SITE"))
     check_search(ROOT / "site")
     add_text(ROOT / "site")
 

@@ -17,6 +17,7 @@ FILES = sorted((BENCHMARKS / "peers").glob("[!_]*.py"))
 sys.path.append(str(BENCHMARKS))
 
 import chaos  # noqa: E402
+import charts  # noqa: E402
 import checks  # noqa: E402
 import conformance  # noqa: E402
 import cost  # noqa: E402
@@ -26,6 +27,7 @@ import measure  # noqa: E402
 import quotes  # noqa: E402
 import remote  # noqa: E402
 import report  # noqa: E402
+import results  # noqa: E402
 import resumes  # noqa: E402
 import run  # noqa: E402
 import sets  # noqa: E402
@@ -213,8 +215,8 @@ def test_rows_that_were_not_measured_now_stay_in_the_summary(tmp_path):
     for name in "raw-2k", "raw-110k":
         rows = [row("tarshards", "stream", shuffled=True), row("litdata", "stream", shuffled=True)]
         measure.put({"The suite at a glance": report.summary([measured("stream", name, rows)], page)}, page)
-    assert [*tables.glance(page)] == ["stream, raw-2k, shuffled", "stream, raw-110k, shuffled"]
-    assert tables.glance(page)["stream, raw-2k, shuffled"] == {
+    assert [*results.glance(page)] == ["stream, raw-2k, shuffled", "stream, raw-110k, shuffled"]
+    assert results.glance(page)["stream, raw-2k, shuffled"] == {
         "measured": "today",
         "tarshards": "10",
         "litdata": "1.00",
@@ -227,25 +229,35 @@ def test_what_the_page_shows_is_measured():
 
 
 def test_the_tables_of_the_page_are_those_of_the_results():
-    text, summary = tables.PAGE.read_text(), tables.glance(measure.RESULTS)
+    text, known = tables.PAGE.read_text(), results.Results()
     for lines in (
-        *(tables.table(head, summary) for head in tables.TABLES),
-        *(tables.on_gpu(head, measure.RESULTS) for head in tables.GPU),
-        tables.behind(summary),
+        *(tables.table(head, known.summary) for head in tables.TABLES),
+        *(tables.copied(head, known) for head in tables.COPIED),
+        tables.behind(known.summary),
     ):
         assert len(lines) > 3
-        assert "\n".join(lines) + "\n\n" in text, "make bench ONLY=report writes them"
+        assert "\n".join(lines) + "\n\n" in text, "python benchmarks/tables.py writes them"
 
 
-@pytest.mark.parametrize("theme", tables.THEMES)
-def test_the_figure_of_the_readme_is_that_of_the_results(theme):
-    drawn = tables.figure(tables.glance(measure.RESULTS), theme)
-    assert (tables.IMAGES / f"speed-{theme}.svg").read_text() == drawn, "make bench ONLY=report writes it"
-    ElementTree.fromstring(drawn)
-    assert drawn.count("<rect") > 3 * len(tables.PANELS)
+def test_the_charts_are_those_of_the_results_and_each_is_shown():
+    known, page = results.Results(), tables.PAGE.read_text()
+    assert {path.stem for path in tables.IMAGES.iterdir()} == {*tables.CHARTS}
+    for name in tables.CHARTS:
+        drawn = tables.figure(name, known)
+        assert (tables.IMAGES / f"{name}.svg").read_text() == drawn, "python benchmarks/tables.py writes them"
+        assert f"](images/charts/{name}.svg)" in page
+        assert len(ElementTree.fromstring(drawn).findall("{*}rect")) >= 3
 
 
-def test_bars_of_the_figure_are_rates():
+def test_nothing_in_a_chart_is_wider_than_it():
+    bars = [charts.Bar("a long name of a peer", 7, "1,234,567/s", True), charts.Bar("b", 1, "7 x", False)]
+    drawn = ElementTree.fromstring(charts.chart("Title", bars, "Measured today."))
+    assert drawn.get("width") == str(charts.WIDTH)
+    for box in drawn.findall("{*}rect"):
+        assert 0 < float(box.get("x")) + float(box.get("width")) < charts.WIDTH - 7 * len("7 x")
+
+
+def test_bars_of_a_chart_are_rates_or_times():
     cells = {
         "measured": "today",
         "tarshards": "~1,000",
@@ -254,17 +266,22 @@ def test_bars_of_the_figure_are_rates():
         "litdata": "2 (wrong)",
     }
     assert tables.bars(cells) == [
-        ("FFCV", 1250, "0.80 x"),
-        ("tarshards", 1000, "~1,000/s"),
-        ("webdataset", 250, "~4.0 x"),
+        ("FFCV", 1250, "0.80 x", False),
+        ("tarshards", 1000, "~1,000/s", True),
+        ("webdataset", 250, "~4.0 x", False),
+    ]
+    assert tables.bars(cells | {"tarshards": "2.0 ms"}) == [
+        ("FFCV", 1.6, "0.80 x", False),
+        ("tarshards", 2, "2.0 ms", True),
+        ("webdataset", 8, "~4.0 x", False),
     ]
 
 
 def test_the_figures_of_readme_and_docs_are_those_of_the_results():
-    results, used = quotes.Results(), set()
+    known, used = results.Results(), set()
     for path in quotes.pages():
         text = path.read_text()
-        assert quotes.quoted(text, results) == text, f"{path}: make bench ONLY=report writes them"
+        assert quotes.quoted(text, known) == text, f"{path}: make bench ONLY=report writes them"
         names = [found["name"] for found in quotes.QUOTE.finditer(text)]
         assert len(names) == text.count("<!--figures:"), path
         used |= {*names}
@@ -275,13 +292,14 @@ def test_a_quote_has_the_cell_of_the_results_and_their_date(tmp_path):
     page = tmp_path / "RESULTS.md"
     lines = ["2 cores; 2026-01-02", "", "**few**", "", "| | rate |", "|---|---|", "| a | ~1,000 |", "", "**many**"]
     measure.put({"Tools": [*lines, "", "| | rate |", "|---|---|", "| a | 2 |"]}, page)
-    results = quotes.Results(page)
-    assert results.cell("Tools", "a", "rate") == "~1,000"
-    assert quotes.number("~1,000") == 1000
-    assert results.cell("Tools", "a", "rate", after="**many**") == "2"
-    assert results.date("Tools") == "2026-01-02"
+    known = results.Results(page)
+    assert known.cell("Tools", "a", "rate") == "~1,000"
+    assert results.number("~1,000") == 1000
+    assert known.cell("Tools", "a", "rate", after="**many**") == "2"
+    assert known.table("Tools", after="**few**") == [["", "rate"], ["a", "~1,000"]]
+    assert known.date("Tools") == "2026-01-02"
     with pytest.raises(LookupError, match="no row 'b'"):
-        results.cell("Tools", "b", "rate")
+        known.cell("Tools", "b", "rate")
 
 
 def test_rows_whose_rounds_differ_are_marked():

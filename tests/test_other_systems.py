@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,19 @@ def mask(owner, name, answer=None):
 
 mask(builtins, "open"), mask(os, "listdir"), mask(os, "statvfs"), mask(os.path, "isdir", False)
 """
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("target", ["aarch64-macos", "x86_64-macos", "x86_64-linux-musl", "aarch64-linux-musl"])
+def test_kernels_compile_for(target, tmp_path):
+    """With zig, which has the headers of these systems; nothing runs."""
+    pytest.importorskip("ziglang", reason="ziglang is not installed")
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-Wall", "-Wextra", "-Werror"]
+    command += ["-DPy_LIMITED_API=0x030B0000", "-isystem", sysconfig.get_path("include")]
+    command += ["-c", "-o", tmp_path / "kernel.o"]
+    for kernel in sorted((ROOT / "tarshards/kernels").glob("*.c")):
+        done = subprocess.run([*command, kernel], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import tarshards
 pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[1]
-README, TOUR = ROOT / "README.md", ROOT / "docs/tour.md"
+README, TOUR, FRONT = ROOT / "README.md", ROOT / "docs/tour.md", ROOT / "docs/index.md"
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -34,19 +34,51 @@ def run_shell(page: Path, folder: Path, path: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_readme_is_short_and_begins_with_the_two_commands():
-    text = README.read_text()
-    assert len(text.splitlines()) <= 130
-    assert re.search(r"^[^#\s].*", text, re.MULTILINE)[0] == "```"
-    assert [line.split("  ")[0] for line in text.splitlines()[3:5]] == ["make demo", "make test"]
+#: What README and the first page of the site show, in this order.
+FIRST = [
+    r"^tarshards stores datasets in plain tar files",
+    r"^!\[.*\]\(\S*images/charts/crop-256\.svg\)\n!\[.*\]\(\S*images/charts/read-2k\.svg\)\n",
+    r"^```\npip install tarshards +#.*\npip install 'tarshards\[torch\]' +#.*\n```\n",
+    r"^```python\n",
+    r"\n\[!\[.*\]\(\S*view/images\.png\)\]",
+    r"^```\nmake demo +#.*\nmake test +#.*\n```\n",
+    r"images/pipeline-narrow\.svg",
+]
 
 
-@pytest.mark.parametrize("picture", ["pipeline", "speed"])
-def test_pictures_are_the_same_in_light_and_dark(picture):
-    texts = [(ROOT / f"docs/images/{picture}-{theme}.svg").read_text() for theme in ("light", "dark")]
-    assert texts[0] != texts[1]
-    assert len({re.sub(r"#[0-9a-f]{6}", "", text) for text in texts}) == 1, "but for their colours"
-    assert all(f"docs/images/{picture}-{theme}.svg" in README.read_text() for theme in ("light", "dark"))
+@pytest.mark.parametrize("page", [README, FRONT], ids=["readme", "site"])
+def test_the_first_pages_show_in_order_what_it_is_and_how_to_begin(page):
+    text = page.read_text()
+    assert len(text.splitlines()) <= 140
+    places = [re.search(pattern, text, re.MULTILINE) for pattern in FIRST]
+    assert all(places)
+    assert places == sorted(places, key=lambda found: found.start())
+    assert text[: places[-2].end()].count("\n") <= 60, "the commands of a clone are near the top"
+
+
+def test_the_first_pages_have_the_same_program_and_the_same_commands():
+    told = [re.findall(r"```\w*\n.*?```", page.read_text(), re.DOTALL)[:3] for page in (README, FRONT)]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/install.md", "docs/start.md"])
+def test_there_is_one_way_to_install(page):
+    text = (ROOT / page).read_text()
+    commands = {line.partition(" #")[0].strip() for line in re.findall(r"^pip install .*", text, re.MULTILINE)}
+    assert commands - {"pip install tarshards"} >= {"pip install 'tarshards[torch]'"}
+    others = {line for line in commands if not re.match(r"pip install '?tarshards(\[torch\]'|$)", line)}
+    assert not others or page == "docs/install.md"
+    if page != "docs/index.md":
+        assert "https://pytorch.org/get-started/locally/" in text
+
+
+def test_the_program_of_the_first_page_closes_its_ledger(tmp_path):
+    """It needs no torch."""
+    program = "import sys\nsys.modules['torch'] = None\n" + blocks(FRONT, "python")[0]
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, warnings_of(done.stderr)) == (0, "")
+    assert done.stdout.startswith("epoch 0: 8000 planned = 8000 delivered\n")
 
 
 @needs_torch
@@ -54,7 +86,8 @@ def test_training_in_the_readme(tmp_path, python_with_torch):
     (tmp_path / "train.py").write_text("".join(blocks(README, "python")))
     done = subprocess.run([python_with_torch, "-W", "error", "train.py"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, warnings_of(done.stderr)) == (0, "")
-    assert done.stdout.startswith(f"{8000 - 4096} samples were left\n")
+    assert done.stdout.startswith("epoch 0: 8000 planned = 8000 delivered\n")
+    assert f"\n{8000 - 4096} samples were left\n" in done.stdout
     assert "\nepoch 0: 8000 planned = 4096 before + 3904 delivered\n" in done.stdout
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import base64
+import json
 import re
 import sys
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "docs"))
 import build_site  # noqa: E402
 import error_messages  # noqa: E402
+import notebook_text  # noqa: E402
 from tool_lines import command_of  # noqa: E402
 
 pytestmark = pytest.mark.docs
@@ -114,6 +118,84 @@ def test_a_link_to_nothing_is_found(tmp_path, body, wrong):
         with pytest.raises(build_site.SiteError) as caught:
             build_site.check(tmp_path)
         assert str(caught.value).splitlines()[1:] == wrong
+
+
+def test_notebooks_are_pages_with_the_outputs_that_they_were_saved_with(staged):
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        text = (staged / f"notebooks/{path.stem}.md").read_text()
+        cells = json.loads(path.read_text())["cells"]
+        outputs = [output for cell in cells for output in cell.get("outputs", ())]
+        shown = re.findall(r"^!\[[^\]]*\]\((\S+)\)$", text, re.MULTILINE)
+        assert len(shown) == sum(
+            not notebook_text.IMAGES.keys().isdisjoint(output.get("data", ())) for output in outputs
+        )
+        for name in shown:
+            data = (staged / "notebooks" / name).read_bytes()
+            assert data.startswith((b"\x89PNG", b"\xff\xd8")), name
+        assert sum(map(len, ((staged / "notebooks" / name).read_bytes() for name in shown))) < 300_000
+        for output in outputs:
+            assert "".join(output.get("text", ())).replace("\r\n", "\n").rstrip("\n") in text
+        assert len(text) < 80_000
+
+
+def test_cells_of_a_notebook(tmp_path):
+    def image(data: bytes) -> str:
+        return base64.b64encode(data).decode()
+
+    outputs = [
+        {"output_type": "stream", "text": ["a\r\n", "```\n"]},
+        {"output_type": "display_data", "data": {"image/png": image(b"longer"), "image/jpeg": image(b"jpg")}},
+        {"output_type": "execute_result", "data": {"text/plain": ["7"]}},
+        {"output_type": "display_data", "data": {"text/markdown": "| a |", "text/plain": "x"}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "text"]},
+        {"cell_type": "code", "source": "!tarcat a.tar", "outputs": []},
+        {"cell_type": "code", "source": ["1 +\n", "6"], "outputs": outputs},
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    text, images = notebook_text.read(tmp_path / "a.ipynb", str.upper)
+    parts = ["# TITLE\nTEXT", "```bash\n!tarcat a.tar\n```", "```python\n1 +\n6\n```", "````text\na\n```\n````"]
+    parts += ["![What the cell above shows](a-1.jpg)", "```text\n7\n```", "| a |"]
+    assert text == "\n\n".join(parts) + "\n"
+    assert images == {"a-1.jpg": b"jpg"}
+
+
+def test_the_site_leads_to_the_addresses_in_the_metadata_and_to_none_without(monkeypatch):
+    told = Message()
+    told["Version"] = "1.2"
+    monkeypatch.setattr(build_site, "metadata", lambda name: told)
+    assert build_site.addresses() == {"DOCS_NAME": "tarshards 1.2"}
+    told["Home-page"] = "https://github.com/owner/name"
+    told["Project-URL"] = "Documentation, https://owner.github.io/name/"
+    assert build_site.addresses() == {
+        "DOCS_NAME": "tarshards 1.2",
+        "DOCS_REPOSITORY": "https://github.com/owner/name",
+        "DOCS_SITE": "https://owner.github.io/name/",
+    }
+    used = re.findall(r"!ENV \[?(\w+)", (ROOT / "mkdocs.yml").read_text())
+    assert sorted(used) == sorted(build_site.addresses())
+
+
+@pytest.mark.parametrize("address", [None, "https://owner.github.io/name/"])
+def test_wrong_addresses_of_pages_and_of_the_sitemap_are_found(tmp_path, address):
+    other = "https://elsewhere/" if address else "https://owner.github.io/name/"
+
+    def write(address: str | None, listed: str | None) -> None:
+        canonical = f'<link rel="canonical" href="{address}a/">' if address else ""
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / "a/index.html").write_text(f"<head>{canonical}</head>")
+        (tmp_path / "sitemap.xml").unlink(missing_ok=True)
+        if listed is not None:
+            (tmp_path / "sitemap.xml").write_text(f"<urlset>{listed}</urlset>")
+
+    right = f"<loc>{address}a/</loc>" if address else None
+    write(address, right)
+    build_site.check_addresses(tmp_path, address)
+    for wrong in (other, right), (address, "<loc>https://elsewhere/</loc>"), (address, "" if address is None else None):
+        write(*wrong)
+        with pytest.raises(build_site.SiteError, match="addresses that are wrong"):
+            build_site.check_addresses(tmp_path, address)
 
 
 def test_text_of_each_page_is_beside_it_and_listed(staged, tmp_path, monkeypatch):
